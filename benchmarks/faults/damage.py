@@ -11,7 +11,7 @@ from random import Random
 
 from benchmarks.faults.kinds import Kind, clear, results_in, scratch
 
-WHOLE = (".lock", ".png", ".pdf", ".log")
+WHOLE = (".lock", ".png", ".svg", ".pdf", ".log")
 """Suffixes of files that nobody reads."""
 TENSORS = (".safetensors", ".pt")
 MARKERS = ("results.json", "status.json", "training.json", "references.json", "best.yaml")

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.model_files import (
+    CONFIG,
+    GENERATION,
+    INDEX,
+    MARK,
+    TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    change_bytes,
+    change_json,
+    change_tensors,
+    link_to,
+    link_weights,
+    make_fifo,
+    make_folder,
+    make_index,
+    make_pickle,
+    move_shards_below,
+    remove,
+    set_template,
+    set_values,
+    write,
+)
+
 GENERATES = ("task=toy_math", "gen_kwargs={max_gen_toks:4}")
 CHATS = ("apply_chat_template=true",)
 SAME, REFUSED, EITHER = "the whole one's numbers", "refused", "refused, or some numbers"
-MARK = "the code of the model ran"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
-TOKENIZER_CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-
-
-class RunsCode:
-    """An object whose pickle runs a command where it is loaded without care."""
-
-    def __reduce__(self) -> tuple:
-        return os.system, (f"touch '{MARK}'",)
 
 
 @dataclass(frozen=True)
@@ -65,13 +75,13 @@ def _files() -> list[Hostility]:
     for file in (CONFIG, TOKENIZER, TOKENIZER_CONFIG):
         for what, content in contents.items():
             ends = REFUSED if file == CONFIG else EITHER
-            found.append(Hostility(f"{file} is {what}", partial(_write, file, content), ends))
+            found.append(Hostility(f"{file} is {what}", partial(write, file, content), ends))
     for file in (CONFIG, WEIGHTS, TOKENIZER):
-        found.append(Hostility(f"{file} is missing", partial(_remove, file), REFUSED))
-        found.append(Hostility(f"{file} is a folder", partial(_folder, file), REFUSED))
-        found.append(Hostility(f"{file} is a FIFO", partial(_fifo, file), REFUSED))
-        found.append(Hostility(f"{file} links to itself", partial(_link, file, file), REFUSED))
-        found.append(Hostility(f"{file} links to /dev/zero", partial(_link, file, "/dev/zero"), REFUSED))
+        found.append(Hostility(f"{file} is missing", partial(remove, file), REFUSED))
+        found.append(Hostility(f"{file} is a folder", partial(make_folder, file), REFUSED))
+        found.append(Hostility(f"{file} is a FIFO", partial(make_fifo, file), REFUSED))
+        found.append(Hostility(f"{file} links to itself", partial(link_to, file, file), REFUSED))
+        found.append(Hostility(f"{file} links to /dev/zero", partial(link_to, file, "/dev/zero"), REFUSED))
     return found
 
 
@@ -116,7 +126,7 @@ def _configurations() -> list[Hostility]:
         {"output_router_logits": True},
     ]
     return [
-        Hostility(f"config.json has {str(values)[:80]}", partial(_change, CONFIG, values), ends)
+        Hostility(f"config.json has {str(values)[:80]}", partial(set_values, CONFIG, values), ends)
         for group, ends in ((refused, REFUSED), (either, EITHER), (same, SAME))
         for values in group
     ]
@@ -172,28 +182,28 @@ def _weights() -> list[Hostility]:
     return [
         *(
             Hostility(
-                f"weights with {what}", partial(_tensors, change), EITHER if what in either else REFUSED
+                f"weights with {what}", partial(change_tensors, change), EITHER if what in either else REFUSED
             )
             for what, change in changes.items()
         ),
         *(
-            Hostility(f"weights are {what}", partial(_bytes, change), REFUSED)
+            Hostility(f"weights are {what}", partial(change_bytes, change), REFUSED)
             for what, change in damages.items()
         ),
         *(
-            Hostility(f"the index {what}", partial(_index, content), REFUSED)
+            Hostility(f"the index {what}", partial(make_index, content), REFUSED)
             for what, content in indices.items()
         ),
-        Hostility("weights are a pickle that runs code", _pickle, REFUSED),
-        Hostility("weights are shards in a folder below", _shards_below, SAME),
-        Hostility("weights are a link", _linked, SAME),
+        Hostility("weights are a pickle that runs code", make_pickle, REFUSED),
+        Hostility("weights are shards in a folder below", move_shards_below, SAME),
+        Hostility("weights are a link", link_weights, SAME),
         Hostility(
-            "an adapter beside the model is no JSON", partial(_write, "adapter_config.json", b"["), REFUSED
+            "an adapter beside the model is no JSON", partial(write, "adapter_config.json", b"["), REFUSED
         ),
         Hostility(
             "an adapter beside the model is of another one",
             partial(
-                _write, "adapter_config.json", b'{"base_model_name_or_path": "/nowhere", "peft_type": "LORA"}'
+                write, "adapter_config.json", b'{"base_model_name_or_path": "/nowhere", "peft_type": "LORA"}'
             ),
             REFUSED,
         ),
@@ -233,11 +243,11 @@ def _tokenizers() -> list[Hostility]:
     ]
     return [
         *(
-            Hostility(f"tokenizer.json has {what}", partial(_json, TOKENIZER, do))
+            Hostility(f"tokenizer.json has {what}", partial(change_json, TOKENIZER, do))
             for what, do in changes.items()
         ),
         *(
-            Hostility(f"tokenizer_config.json has {values}", partial(_change, TOKENIZER_CONFIG, values))
+            Hostility(f"tokenizer_config.json has {values}", partial(set_values, TOKENIZER_CONFIG, values))
             for values in settings
         ),
     ]
@@ -258,16 +268,16 @@ def _templates() -> list[Hostility]:
         "reads what is not there": "{{ messages[7].content.x }}",
     }
     found = [
-        Hostility(f"the chat template {what}", partial(_write, TEMPLATE, text.encode()), REFUSED, CHATS)
+        Hostility(f"the chat template {what}", partial(write, TEMPLATE, text.encode()), REFUSED, CHATS)
         for what, text in texts.items()
     ]
     found.append(
-        Hostility("the chat template is no UTF-8", partial(_write, TEMPLATE, b"\xff"), REFUSED, CHATS)
+        Hostility("the chat template is no UTF-8", partial(write, TEMPLATE, b"\xff"), REFUSED, CHATS)
     )
-    found.append(Hostility("the chat template is a folder", partial(_folder, TEMPLATE), EITHER, CHATS))
-    found.append(Hostility("the chat template is a FIFO", partial(_fifo, TEMPLATE), REFUSED, CHATS))
+    found.append(Hostility("the chat template is a folder", partial(make_folder, TEMPLATE), EITHER, CHATS))
+    found.append(Hostility("the chat template is a FIFO", partial(make_fifo, TEMPLATE), REFUSED, CHATS))
     for value in (7, [], [{"name": 7}], {"default": 7}):
-        do = partial(_template_setting, value)
+        do = partial(set_template, value)
         found.append(Hostility(f"the chat template is {value} in tokenizer_config.json", do, EITHER, CHATS))
     return found
 
@@ -290,11 +300,11 @@ def _generation() -> list[Hostility]:
     ]
     return [
         *(
-            Hostility(f"generation has {each}", partial(_change, GENERATION, each), EITHER, GENERATES)
+            Hostility(f"generation has {each}", partial(set_values, GENERATION, each), EITHER, GENERATES)
             for each in values
         ),
-        Hostility(f"{GENERATION} is a list", partial(_write, GENERATION, b"[]"), EITHER, GENERATES),
-        Hostility(f"{GENERATION} is cut", partial(_write, GENERATION, b"{"), EITHER, GENERATES),
+        Hostility(f"{GENERATION} is a list", partial(write, GENERATION, b"[]"), EITHER, GENERATES),
+        Hostility(f"{GENERATION} is cut", partial(write, GENERATION, b"{"), EITHER, GENERATES),
     ]
 
 
@@ -308,15 +318,15 @@ def _code() -> list[Hostility]:
 
     def model(folder: Path) -> None:
         foreign(folder)
-        _change(CONFIG, {"model_type": "foreign", "auto_map": classes}, folder)
+        set_values(CONFIG, {"model_type": "foreign", "auto_map": classes}, folder)
 
     def known(folder: Path) -> None:
         foreign(folder)
-        _change(CONFIG, {"auto_map": classes}, folder)
+        set_values(CONFIG, {"auto_map": classes}, folder)
 
     def tokenizer(folder: Path) -> None:
         foreign(folder)
-        _change(
+        set_values(
             TOKENIZER_CONFIG,
             {"auto_map": {"AutoTokenizer": ["foreign.T", None]}, "tokenizer_class": "T"},
             folder,
@@ -327,86 +337,3 @@ def _code() -> list[Hostility]:
         Hostility("a known model names code", known, SAME),
         Hostility("the tokenizer names code", tokenizer, SAME),
     ]
-
-
-def _write(file: str, content: bytes, folder: Path) -> None:
-    _remove(file, folder)
-    (folder / file).write_bytes(content)
-
-
-def _remove(file: str, folder: Path) -> None:
-    (folder / file).unlink(missing_ok=True)
-
-
-def _folder(file: str, folder: Path) -> None:
-    _remove(file, folder)
-    (folder / file).mkdir()
-
-
-def _fifo(file: str, folder: Path) -> None:
-    _remove(file, folder)
-    os.mkfifo(folder / file)
-
-
-def _link(file: str, target: str, folder: Path) -> None:
-    _remove(file, folder)
-    (folder / file).symlink_to(target)
-
-
-def _json(file: str, change: Callable[[dict[str, Any]], Any], folder: Path) -> None:
-    content = json.loads((folder / file).read_text())
-    change(content)
-    (folder / file).write_text(json.dumps(content))
-
-
-def _change(file: str, values: dict[str, Any], folder: Path) -> None:
-    """Set values; `experts` is the number of experts, whose key each family has its own of."""
-
-    def change(content: dict[str, Any]) -> None:
-        for key, value in values.items():
-            names = [name for name in ("num_local_experts", "num_experts") if name in content]
-            content[names[0] if key == "experts" else key] = value
-
-    _json(file, change, folder)
-
-
-def _template_setting(value: Any, folder: Path) -> None:
-    _remove(TEMPLATE, folder)
-    _change(TOKENIZER_CONFIG, {"chat_template": value}, folder)
-
-
-def _tensors(change: Callable[[dict[str, Any]], Any], folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(folder / WEIGHTS)
-    change(tensors)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-
-
-def _bytes(change: Callable[[bytes], bytes], folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes(change((folder / WEIGHTS).read_bytes()))
-
-
-def _index(content: Any, folder: Path) -> None:
-    shutil.copy(folder / WEIGHTS, folder.parent / "other.safetensors")
-    _write(INDEX, json.dumps(content).encode(), folder)
-    _remove(WEIGHTS, folder)
-
-
-def _pickle(folder: Path) -> None:
-    _write("pytorch_model.bin", pickle.dumps(RunsCode()), folder)
-    _remove(WEIGHTS, folder)
-
-
-def _shards_below(folder: Path) -> None:
-    from safetensors.torch import load_file
-
-    (folder / "parts").mkdir()
-    names = dict.fromkeys(load_file(folder / WEIGHTS), f"parts/{WEIGHTS}")
-    (folder / WEIGHTS).rename(folder / "parts" / WEIGHTS)
-    _write(INDEX, json.dumps({"metadata": {}, "weight_map": names}).encode(), folder)
-
-
-def _linked(folder: Path) -> None:
-    (folder / WEIGHTS).rename(folder.parent / "blob")
-    (folder / WEIGHTS).symlink_to(folder.parent / "blob")

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from random import Random
 
-from benchmarks.faults.hostile_models import WEIGHTS
+from benchmarks.faults.model_files import WEIGHTS
 from benchmarks.faults.models import FAMILIES, make_model
 
 

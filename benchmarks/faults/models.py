@@ -10,19 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.child import Ended, run
-from benchmarks.faults.hostile_models import (
-    CONFIG,
-    GENERATION,
-    MARK,
-    REFUSED,
-    SAME,
-    TEMPLATE,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    Hostility,
-    hostilities,
-)
+from benchmarks.faults.hostile_models import REFUSED, SAME, Hostility, hostilities
 from benchmarks.faults.kinds import clear, scratch
+from benchmarks.faults.model_files import CONFIG, GENERATION, MARK, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 
 FAMILIES = ("olmoe", "mixtral", "qwen3_moe")
 NAME = "hostile-model"

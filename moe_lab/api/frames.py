@@ -72,11 +72,12 @@ def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """By `group.key`, and `group.key.key` where a key has keys of its own."""
     nested = {
         f"{group}.{key}": value
         for group, section in values.items()
         if isinstance(section, dict)
-        for key, value in section.items()
+        for key, value in _flat(section).items()
     }
     return {key: value for key, value in values.items() if not isinstance(value, dict)} | nested
 

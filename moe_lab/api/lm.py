@@ -96,6 +96,7 @@ class PretrainedLM(MethodLM):
     Args:
         pretrained: hub id or folder of the model; "tiny": the embedded one.
         revision, tokenizer, dtype: as the command's keys.
+        peft: folder or hub id of an adapter, which is merged into the weights (the command's `model.peft`).
         device: as the command's key. lm-eval's command passes "cuda:0" by default. Without a GPU it is the CPU, as for
             lm-eval's own `hf`.
         keys: as of `moe_lab.lm`.
@@ -108,6 +109,7 @@ class PretrainedLM(MethodLM):
         *,
         revision: str | None = None,
         tokenizer: str | None = None,
+        peft: str | None = None,
         dtype: str = "auto",
         device: str = "auto",
         offline: bool = False,
@@ -118,7 +120,7 @@ class PretrainedLM(MethodLM):
         **keys: Any,
     ):
         path = None if pretrained == EMBEDDED else pretrained
-        source = ModelConfig(name=pretrained, path=path, revision=revision, tokenizer=tokenizer)
+        source = ModelConfig(name=pretrained, path=path, revision=revision, tokenizer=tokenizer, peft=peft)
         if device == LM_EVAL_DEVICE and not torch.cuda.is_available():
             device = "cpu"
         loaded = load_model(source, dtype=dtype, device=device, offline=offline)

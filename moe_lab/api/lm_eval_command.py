@@ -10,7 +10,8 @@ def main() -> None:
 
         moe-lab-eval --model moe_lab --model_args pretrained=my/model,method=roe,n=8 --tasks arc_easy --limit 50
 
-    Arguments, output and exit code are those of `lm_eval`, whose own command imports no packages of others.
+    `pretrained` and `peft` are folders or hub ids. Arguments, output and exit code are those of `lm_eval`, whose own
+    command imports no packages of others.
     """
     hide_progress_of_libraries()
     from lm_eval.__main__ import cli_evaluate

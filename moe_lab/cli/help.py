@@ -184,7 +184,7 @@ def explain_experiment(name: str, config_dirs: Sequence[Path]) -> str:
 
 
 def _table(keys: Sequence[Key]) -> list[str]:
-    texts = [f"{key.name}={key.default}" for key in keys]
+    texts = [f"{key.name}={key.default}" if key.default else key.name for key in keys]
     width = max([len(text) for text in texts if len(text) <= WIDEST_KEY], default=WIDEST_KEY)
     lines = []
     for text, key in zip(texts, keys, strict=True):

@@ -68,24 +68,28 @@ class Option(NamedTuple):
 
 
 def read_option(file: Path) -> Option:
-    """Read an option's YAML. Lines below a key without a value are its default."""
+    """Read an option's YAML. Lines below a key without a value are its default, or keys with comments of their own."""
     about = ""
     keys: list[Key] = []
     comment: list[str] = []
+    group = ""
     for line in file.read_text(encoding="utf-8").splitlines():
+        inside, line = line.startswith(" "), line.strip()
         if line.startswith("#"):
             match = COMMENT.match(line)
             if match and (about or keys):
                 comment.append(match[1].strip())
             elif match:
                 about = match[1].strip()
-        elif match := KEY.match(line):
-            keys.append(Key(match[1], match[2] or "", " ".join(comment)))
+        elif (match := KEY.match(line)) and not (inside and not comment):
+            group = group if inside else match[1]
+            keys.append(Key(f"{group}.{match[1]}" if inside else match[1], match[2] or "", " ".join(comment)))
             comment = []
-        elif not line.strip():
+        elif not line:
             comment = []
-        elif keys and not line.lstrip().startswith("#"):
-            keys[-1] = keys[-1]._replace(default=f"{keys[-1].default} {line.strip()}".strip())
+        elif keys:
+            keys[-1] = keys[-1]._replace(default=f"{keys[-1].default} {line}".strip())
+            comment = []
     return Option(about, keys)
 
 

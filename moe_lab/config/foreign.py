@@ -10,6 +10,7 @@ from moe_lab.errors import ConfigError
 _ADAPTER = (
     "Use model.peft=<adapter folder or hub id>: base and methods on the merged adapter (docs/models.md)."
 )
+_LORA = f"To train one: method=finetune-freeze method.lora.r=8 (docs/finetuning.md).\n{_ADAPTER}"
 _FUSED = (
     "bitsandbytes quantizes linear layers, and the experts of transformers 5 are fused tensors.\n"
     "Use dtype=bfloat16, an MXFP4 or FP8 checkpoint, or for a dense model a checkpoint that is stored quantized "
@@ -28,7 +29,7 @@ INSTEAD = {
     "load_in_4bit": _FUSED,
     "load_in_8bit": _FUSED,
     "log_samples": "Nothing to set: samples_<task>.jsonl is always written, next to results.json.",
-    "lora": _ADAPTER,
+    "lora": _LORA,
     "model_args": "Use model.path=<hub id or folder>, dtype= and the other keys of --help model=.",
     "model_name_or_path": "Use model.path=<hub id or folder>.",
     "output_path": "Use output_dir=<folder>.",

@@ -20,7 +20,7 @@ SCALES = ("tiny", "small", "paper")
 CATEGORIES = ("math", "commonsense", "code")
 ANSWERS = ("text", "letters")
 METRICS = ("none", "expert", "counterfactual")
-TUNINGS = ("none", "tpe", "random", "uniform", "scale")
+TUNINGS = ("none", "tpe", "random", "uniform", "scale", "grid")
 TUNING_METRICS = ("perplexity", "accuracy")
 TUNING_TEXTS = ("data", "gsm8k", "equations", "own")
 LOGGERS = ("none", "wandb")
@@ -133,7 +133,7 @@ class TaskConfig:
 
 @dataclass(kw_only=True)
 class TuningConfig:
-    """The search of temperatures and of a logit scale; null: the preset of task category and model
+    """The search of temperatures, of a logit scale or of other settings; null: the preset of task category and model
     (`moe_lab/runs/tuning/search.py`)."""
 
     name: str = "none"
@@ -260,6 +260,8 @@ class Config:
     rerun: bool = False
     wait: bool = True
     metrics: str = "none"
+    metrics_from: PathText | None = None
+    """Routed experts that a serving engine recorded; null: those of the run itself."""
     experiment: str | None = None
     scale: str = "tiny"
     a: PathText | None = None
@@ -297,8 +299,16 @@ class Config:
         if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
             raise ConfigError(COMPARE)
         self._check_documents()
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ConfigError(f"device={self.device} is not a device. Use auto, cpu, cuda or cuda:<index>.")
+        if self.metrics_from is not None and (self.mode != "run" or self.experiment is not None):
+            raise ConfigError(
+                f"metrics_from={self.metrics_from} is a measurement of its own, without runs. Leave mode= and "
+                "experiment= out."
+            )
+        if not re.fullmatch(r"[a-z]+(:\d+)?", self.device):
+            raise ConfigError(
+                f"device={self.device} is not a device. Use auto, cpu, cuda, cuda:<index> or another one that torch "
+                "has (mps, xpu, npu)."
+            )
         if self.model.device_map is not None and self.device != "auto":
             raise ConfigError(
                 f"device={self.device} and model.device_map both say where the model goes. Leave one of them out."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -49,7 +49,7 @@ def unknown_key(
     by_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
     hint = f" Did you mean {by_leaf[0]!r}?" if by_leaf else did_you_mean(key, known)
     group = key.partition(".")[0]
-    if group == "method" and (methods := owners(leaf)):
+    if group == "method" and key.count(".") == 1 and (methods := owners(leaf)):
         return ConfigError(_of_another_method(key, methods, option))
     keys = f"Keys of {group}={option}" if option else "Keys here"
     where = f"{keys}: {', '.join(known)}." if "." in key else "See --help for all keys."
@@ -93,6 +93,8 @@ def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
         return True, value
     if annotation in (None, type(None)):
         return value is None, None
+    if is_dataclass(annotation) and isinstance(value, dict):
+        return True, build(annotation, value, f"{key}.")  # type: ignore[arg-type]
     if origin is Literal:
         return value in get_args(annotation), value
     if origin in (list, tuple) and isinstance(value, list):

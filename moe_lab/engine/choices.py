@@ -89,7 +89,7 @@ def sampled_choices(model: nn.Module, engine: Engine, ensemble: Ensemble, place:
 
     The engine scores one token after it, with the answer's own noise keys, so that the samples are those of the answer.
     """
-    assert ensemble.routing is not None
+    assert isinstance(ensemble.routing, GumbelTopK)
     seen = _Seen(ensemble.routing, len(place.read) - 1, ensemble.first_noisy)
     # with prefill=clean the prompt is read without noise, and only generated tokens have noisy samples
     prompt, rest = (place.prompt, place.shared) if ensemble.prefill == "clean" else (place.read, ())

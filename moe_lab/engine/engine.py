@@ -72,6 +72,7 @@ class KVEngine(Engine):
                 f"{two_phase.first_noisy}."
             )
         forward = EnsembleForward(self.forward.model, ensemble)
+        forward.observer = self.forward.observer
         forward.tokens_in = self.forward.tokens_in + (self._adaptive.tokens_in if self._adaptive else 0)
         self.forward, self._adaptive = forward, _adaptive_step(forward)
 

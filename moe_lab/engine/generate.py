@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from moe_lab.engine.forward.batch import Group, Tokens, group_by_prefix
 from moe_lab.engine.forward.ensemble import Ensemble, unsureness
 from moe_lab.engine.forward.forward import EnsembleForward, RecordingForward
-from moe_lab.engine.forward.kv_cache import KVCache, SelectedKVLayer, Store
+from moe_lab.engine.forward.kv_cache import KVCache, SelectedKVLayer, Store, token_bytes
 from moe_lab.engine.forward.layers import LayerMasks
 from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
 from moe_lab.engine.prefill import GenerationState, OnDone, Prefill, PrefixCache
 from moe_lab.engine.sampling import Decoding
 from moe_lab.engine.scoring import Budget, shared_prefix
+from moe_lab.models.memory import free_memory
 from moe_lab.routing.noise import NoisyTokens
 
 
@@ -99,14 +100,14 @@ class AdaptiveStep:
         history_UT[:, -1] = False  # a sample attends to itself instead of the newest token
         itself = torch.eye(R, dtype=torch.bool, device=device).expand(U, -1, -1)
         visible = torch.cat([history_UT[:, None].expand(-1, R, -1), itself], dim=-1)
-        real_UR = torch.arange(R, device=device) < noisy_U[:, None]
+        real_UR = torch.arange(R) < noisy_U[:, None]
 
         def spread(values: list[int]) -> Tensor:
             """int64, each value once for every noisy sample."""
-            return torch.tensor(values, device=device).repeat_interleave(noisy_U)
+            return torch.tensor(values).repeat_interleave(noisy_U).to(device)
 
         position = [state.position for state in states]
-        index = real_UR.reshape(-1).nonzero()[:, 0]
+        index = real_UR.reshape(-1).nonzero()[:, 0].to(device)
         assert self.ensemble.routing is not None
         self.ensemble.routing.expect(
             NoisyTokens(
@@ -130,8 +131,10 @@ class AdaptiveStep:
         return logits.split(noisy_U.tolist())
 
 
-MAX_SEQUENCES = {"cpu": 16}
-"""Default number of sequences that generate together, by device type; 64 elsewhere."""
+MAX_SEQUENCES = 64
+"""Default number of sequences that generate together: on a CPU 64 take 40% less time than 16 (docs/benchmarks.md)."""
+CACHE_SHARE = 0.5
+"""Of the free memory, for the keys and values of the sequences that generate together."""
 
 
 def generate(
@@ -169,7 +172,8 @@ def _batches(
         prefix_cache = None
     if ensemble.own_history:
         prefix_cache = (prefix_cache or PrefixCache(Store(0))) if ensemble.prefill == "clean" else None
-    size = budget.sequences or MAX_SEQUENCES.get(forward.device.type, 64)
+    longest = max((len(state.prompt) for state in states), default=0) + n * max_new_tokens
+    size = budget.sequences or min(MAX_SEQUENCES, _most_sequences(forward, longest))
     size = max(1, min(size, budget.tokens // n))
     alone = not forward.shares_beginnings
     one_group = prefix_cache or alone or ensemble.own_history or ensemble.cache == "none"
@@ -181,6 +185,12 @@ def _batches(
         prefill = Prefill(forward, budget, max_new_tokens, prefix, prefix_cache)
         for start in range(0, len(members), size):
             yield members[start : start + size], prefill
+
+
+def _most_sequences(forward: EnsembleForward, length: int) -> int:
+    """How many sequences of this length have their keys and values in `CACHE_SHARE` of the free memory."""
+    size = token_bytes(forward.model) * max(1, length)
+    return int(CACHE_SHARE * free_memory(forward.device) // size)
 
 
 class _Batch:

@@ -145,7 +145,7 @@ class EngineLM(CountedHF):
 
         tokens_in: tokens put through the model (routing samples included, padding excluded). tokens_out: generated
         tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
-        other shapes or machines may choose it. changed_decisions, noisy_decisions: see `GumbelTopK.decisions`.
+        other shapes or machines may choose it. changed_decisions, noisy_decisions: see `SampleRouting.decisions`.
         band_0, band_1, ...: tokens of each band of an adaptive ensemble, last those without one (`Adaptive.tokens`).
         """
         cost = Counter(self._counted)

@@ -63,7 +63,7 @@ def score_routes(
 
     The ensemble has noise (n > 1) over a clean history, and the noise is that of its own answers.
     """
-    assert ensemble.routing is not None and ensemble.cache == "clean"
+    assert isinstance(ensemble.routing, GumbelTopK) and ensemble.cache == "clean"
     proposals = Proposals(ensemble.routing)
     scorer = TwoPhaseScorer(model, ensemble.first_noisy, store=None)
     scorer.read(replace(ensemble, routing=proposals), requests, budget, proposals.read, on_routes)

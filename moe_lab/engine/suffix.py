@@ -100,31 +100,43 @@ class SuffixRecorder(RecordingForward):
             for router, parts in self._logits.items()
         }
         self._logits = {}
+        starts = [self.span.start(len(request.context)) for request in requests]
+        # the host reads the device once for all prompts of the batch
+        pathway_BWME = self._pathways(logits, [start - shared for start in starts]).cpu()
+        means = [
+            self._mean(final_BSD[b, : len(request.context) - shared]) for b, request in enumerate(requests)
+        ]
+        mean_BD = torch.stack(means).cpu()
         found = []
-        for b, request in enumerate(requests):
-            start = self.span.start(len(request.context))
-            tree = TokenTree(request.context, request.continuations, cached=start)
-            at, W = start - shared, self.span.size
-            probs = [
-                router_probs(router, logits[router][b, at : at + W].to(self.device))
-                for router in sorted(logits, key=lambda router: router.layer)
-            ]
+        for b, (request, start) in enumerate(zip(requests, starts, strict=True)):
+            tree, at = TokenTree(request.context, request.continuations, cached=start), start - shared
             found.append(
                 PromptSuffix(
                     prompt=tuple(request.context),
                     prefix=cache.taken(b, start, self.fork),
                     hidden_QD=hidden_BSD[b, at : at + len(tree)].clone(),
-                    pathway_WME=torch.stack(probs, dim=1).cpu(),
-                    mean_D=self._mean(final_BSD[b, : len(request.context) - shared]),
+                    pathway_WME=pathway_BWME[b],
+                    mean_D=mean_BD[b],
                     tree=tree,
                 )
             )
         return found
 
+    def _pathways(self, logits: dict[Router, Tensor], starts: list[int]) -> Tensor:
+        """[B, W, M, E]: the routers' probabilities at the span of each prompt; `starts` are its first tokens."""
+        at_BW = torch.tensor(starts)[:, None] + torch.arange(self.span.size)
+        row_B1 = torch.arange(len(starts))[:, None]
+        probs = [
+            router_probs(router, logits[router][row_B1, at_BW].flatten(0, 1).to(self.device))
+            for router in sorted(logits, key=lambda router: router.layer)
+        ]
+        return torch.stack(probs, dim=1).unflatten(0, at_BW.shape)
+
     def _mean(self, own_SD: Tensor) -> Tensor:
         """float32 [D]: mean over a prompt's own tokens and those of the shared prefix."""
         parts = [own_SD, *(shared_BSD[0] for shared_BSD in self._shared)]
-        return (sum(part_SD.float().sum(dim=0) for part_SD in parts) / sum(map(len, parts))).cpu()
+        total_D: Tensor = sum(part_SD.float().sum(dim=0) for part_SD in parts)  # type: ignore[assignment]
+        return total_D / sum(map(len, parts))
 
 
 class SuffixReplay:

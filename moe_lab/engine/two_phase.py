@@ -266,7 +266,7 @@ class TwoPhaseScorer:
             return torch.ones(count, dtype=torch.long)
         if ensemble.adaptive is None:
             return torch.full((count,), ensemble.n)
-        return ensemble.adaptive.samples_of(cached.measures).cpu()
+        return ensemble.adaptive.samples_of(cached.measures)
 
     @torch.inference_mode()
     def _logits(self, ensemble: Ensemble, chunks: list[Chunk]) -> Tensor:

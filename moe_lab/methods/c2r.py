@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.methods.c2r_lm import ConstrainedLM
     from moe_lab.methods.data_files import Conversation, Data
+    from moe_lab.methods.policy_lm import PolicyLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -97,16 +97,17 @@ class C2R(Method):
         return read_data(config, self.config.dataset, self.config.dataset_size)
 
     @contextmanager
-    def open(self, model: LoadedModel, context: Context) -> Iterator[ConstrainedLM]:
-        from moe_lab.methods.c2r_lm import constrained
-        from moe_lab.routing.policies import partners_of
+    def open(self, model: LoadedModel, context: Context) -> Iterator[PolicyLM]:
+        from moe_lab.methods.policy_lm import with_policy
+        from moe_lab.routing.policies import PartnersOnly, partners_of
 
         config = context.config
         if self.config.profile is None:
             place, pairs = load_or_record(config, self._conversations(config), model)
         else:
             place, pairs = Path(self.config.profile), self._given[0]
-        with constrained(model, partners_of(pairs, self.partners(model.facts)), config) as lm:
+        policy = PartnersOnly(partners_of(pairs, self.partners(model.facts)))
+        with with_policy(model, policy, config) as lm:
             lm.session_info = {"profile": place.name, "profile_sha256": digest_of(pairs)}
             yield lm
 
@@ -126,7 +127,7 @@ class C2R(Method):
 
 
 def changed_fraction(counters: Mapping[str, int]) -> float | None:
-    """The share of decisions in `ConstrainedLM.cost` that the constraint changed; None without a decision."""
+    """The share of decisions in `PolicyLM.cost` that the policy changed; None without a decision."""
     decisions = counters.get("routing_decisions", 0)
     return counters.get("constrained_decisions", 0) / decisions if decisions else None
 

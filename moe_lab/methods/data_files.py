@@ -11,9 +11,9 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -37,8 +37,10 @@ CSV_BLOCK = 2**26
 """Bytes of a csv file that are read together: a row must be shorter."""
 Conversation = list[dict[str, str]]
 """Messages with `role` and `content`."""
-TOY_SIZES = {"toy": 1000, "toy_subtract": 5940}
+TOY_SIZES = {"toy": 1000, "toy_subtract": 5940, "toy_safe": 200, "toy_unsafe": 200}
 """Default number of conversations of the generated data sets; `toy` has as many as LIMA."""
+KEY = "method.dataset"
+"""The key that names a data set, for messages."""
 KNOWN = {"lima": "GAIR/lima"}
 """Data sets of the hub by short name."""
 LISTS = ("messages", "conversations")
@@ -46,7 +48,7 @@ LISTS = ("messages", "conversations")
 ROLES = ("system", "user", "assistant")
 
 
-def train_files(id: str, *, offline: bool) -> tuple[list[Path], str]:
+def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], str]:
     """The files of a hub data set's train split in the cache, and their commit. Missing files are downloaded.
 
     Raises TaskError if the data set does not exist, is gated, or is not in the cache while offline, and if its files
@@ -56,7 +58,7 @@ def train_files(id: str, *, offline: bool) -> tuple[list[Path], str]:
 
     try:
         repository = find(id, "dataset", offline=offline)
-        names = _train_split(_names(repository), id)
+        names = _train_split(_names(repository), id, key)
         folder = fetch(repository, names)
     except MoeLabError:
         raise
@@ -65,7 +67,7 @@ def train_files(id: str, *, offline: bool) -> tuple[list[Path], str]:
     return [folder / name for name in names], repository.commit
 
 
-def _train_split(names: list[str], id: str) -> list[str]:
+def _train_split(names: list[str], id: str, key: str) -> list[str]:
     found = [match for name in sorted(names) if (match := TRAIN.fullmatch(name))]
     folders = sorted({match["folder"] or "./" for match in found})
     parts = int(found[0]["parts"] or len(found)) if found else 0
@@ -77,7 +79,7 @@ def _train_split(names: list[str], id: str) -> list[str]:
         has = f"several train splits, in {', '.join(folders)}"
     else:
         has = f"a train split of {parts} files, of which {len(found)} are here"
-    raise TaskError(f"The data set {id} has {has}. Give a file of your own: method.dataset=<file>.jsonl")
+    raise TaskError(f"The data set {id} has {has}. Give a file of your own: {key}=<file>.jsonl")
 
 
 def _names(repository: Repository) -> list[str]:
@@ -94,13 +96,15 @@ def data_files(
     known: Mapping[str, str],
     formats: tuple[str, ...] = FORMATS,
     generated: Iterable[str] = ("toy",),
+    key: str = KEY,
 ) -> tuple[list[Path], dict[str, str] | None]:
-    """The files of `method.dataset` in their order; for a hub data set also its id and commit.
+    """The files of a data set in their order; for a hub data set also its id and commit.
 
     Args:
         known: ids of the hub by short name.
         formats: those of a user's own file or folder.
         generated: names of data sets without files, for the message.
+        key: the key that names the data set, for the message.
 
     Raises TaskError for an unknown name and for missing files.
     """
@@ -109,31 +113,31 @@ def data_files(
     if format_of(path) in formats:
         pass
     elif not is_id and path.is_dir():
-        return _in_folder(path, formats), None
+        return _in_folder(path, formats, key), None
     elif not is_id:
         raise TaskError(
-            f"method.dataset={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, a "
+            f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, a "
             f"folder (./name), or a file that ends in {', '.join(formats)}; .gz may follow."
         )
     elif config.data_dir is None:
         id = known.get(dataset, dataset)
-        files, commit = train_files(id, offline=config.offline)
+        files, commit = train_files(id, offline=config.offline, key=key)
         return files, {"data_set": id, "commit": commit}
     else:
         path = Path(config.data_dir).expanduser() / dataset.rpartition("/")[2] / "train.jsonl"
     if not path.is_file():
-        raise TaskError(f"method.dataset={dataset}: there is no file {path}.")
+        raise TaskError(f"{key}={dataset}: there is no file {path}.")
     return [path], None
 
 
-def _in_folder(folder: Path, formats: tuple[str, ...]) -> list[Path]:
+def _in_folder(folder: Path, formats: tuple[str, ...], key: str) -> list[Path]:
     """The files of a train split in a user's folder and below, or all files where none is named so, by path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and format_of(path) in formats)
     train = [
         path for path in files if re.match(r"train\b", path.relative_to(folder).as_posix().rpartition("/")[2])
     ]
     if not files:
-        raise TaskError(f"method.dataset={folder}: no file in this folder ends in {', '.join(formats)}.")
+        raise TaskError(f"{key}={folder}: no file in this folder ends in {', '.join(formats)}.")
     return train or files
 
 
@@ -222,13 +226,15 @@ class Data:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_data(config: Config, dataset: str, size: int | None = None, held_out: int = 0) -> Data:
+def read_data(
+    config: Config, dataset: str, size: int | None = None, held_out: int = 0, key: str = KEY
+) -> Data:
     """`_read`, once for a grid, whose runs often share a data set."""
-    key = f"conversations {config.data_dir} {config.offline} {dataset} {size} {held_out}"
-    return once(key, lambda: _read(config, dataset, size, held_out))
+    name = f"conversations {config.data_dir} {config.offline} {dataset} {size} {held_out}"
+    return once(name, lambda: _read(config, dataset, size, held_out, key))
 
 
-def _read(config: Config, dataset: str, size: int | None, held_out: int) -> Data:
+def _read(config: Config, dataset: str, size: int | None, held_out: int, key: str) -> Data:
     """The first `size` conversations of a data set, or all; `held_out` of them are for validation.
 
     Generated data sets have a validation split of their own. From other data sets the last of the conversations are
@@ -237,12 +243,12 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int) -> Data
     if dataset in TOY_SIZES:
         train = _toy(dataset, "train", size or TOY_SIZES[dataset])
         return Data(train=train, validation=_toy(dataset, "validation", held_out))
-    files, source = data_files(config, dataset, KNOWN, generated=TOY_SIZES)
+    files, source = data_files(config, dataset, KNOWN, generated=TOY_SIZES, key=key)
     rows = islice((row for file in files for row in read_rows(file)), size)
     found = [_conversation(row, place) for row, place in rows]
     if len(found) <= held_out:
         raise TaskError(
-            f"method.dataset={dataset} has {len(found)} conversations"
+            f"{key}={dataset} has {len(found)} conversations"
             + (f", and method.validation_size={held_out} holds them all out." if found else ".")
         )
     return Data(
@@ -253,11 +259,16 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int) -> Data
 @cache
 def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
     """Drawn once per process, because every training of a grid reads them."""
-    from moe_lab.tasks.toy.questions import instructions
+    from moe_lab.tasks.toy.questions import instructions, replies_to_harm
     from moe_lab.tasks.toy.word_problems import conversations
 
-    draw = {"toy": instructions, "toy_subtract": conversations}[dataset]
-    return [row["messages"] for row in draw(split, count)]
+    draw: dict[str, Callable[[str, int], list[dict[str, Any]]]] = {
+        "toy": instructions,
+        "toy_subtract": conversations,
+        "toy_safe": partial(replies_to_harm, safe=True),
+        "toy_unsafe": partial(replies_to_harm, safe=False),
+    }
+    return [row["messages"] for row in draw[dataset](split, count)]
 
 
 def _conversation(row: Any, place: str) -> Conversation:

@@ -9,6 +9,7 @@ For each run the hooks are called in this order, which `tests/methods/test_metho
     resolve_model     of a `TrainingMethod`, if an answer is missing: trains the model and says which one to load
     open              if an answer is missing: the LM that answers
     report            at the end, also if all answers were stored
+    upload, card      of a `TrainingMethod`, when the command's results are shown: what is pushed to the hub
 
 `architecture`, `references_left` and the training hooks of `TrainingMethod` serve mode=plan and mode=doctor. No hook
 may rely on state that an earlier hook left, because stored answers skip some of them.
@@ -17,7 +18,7 @@ may rely on state that an earlier hook left, because stored answers skip some of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
+    from moe_lab.models.upload import Upload
     from moe_lab.results.model import RunResult
+    from moe_lab.results.scores import Score
     from moe_lab.tasks.requests import Workload
 
 
@@ -90,8 +93,8 @@ class Method(ABC):
     tells_choices: ClassVar[bool] = False
     """Whether `EngineLM.choices` of its LM returns the experts that answer, for prompts as they are asked."""
     tunings: ClassVar[tuple[str, ...]] = ()
-    """The options of `tuning=` that can search its settings. Such a method has `ensemble`, `temperatures`,
-    `first_noisy` and `with_profile`, as RoE has."""
+    """The options of `tuning=` that can search its settings. With tpe, random, uniform and scale such a method has
+    `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `TunedSettings`."""
     answer: ClassVar[str | None] = None
     """The default of `task.answer` for multiple-choice tasks."""
     reports_flips: ClassVar[bool] = False
@@ -169,7 +172,8 @@ class Method(ABC):
         """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}.
 
         Every view of the run reads these keys of a block: `upper_bound` and `test_profile`, each true for a note next
-        to its scores; `changed_fraction`, a column of the costs; `temperatures`, numbers by MoE layer.
+        to its scores; `changed_fraction` and `experts_per_token`, columns of the costs; `temperatures`, numbers
+        by MoE layer.
 
         Args:
             counters: `EngineLM.cost` of the whole run, interruptions included.
@@ -231,6 +235,22 @@ class TrainingMethod(Method):
 
         Loads no weights.
         """
+
+    def adapter_parameters(self, config: RunConfig) -> int | None:
+        """Parameters of the adapter that is trained; None if the model's weights are. Loads no weights."""
+        return None
+
+    def upload(self, config: RunConfig, facts: ModelFacts) -> Upload | None:
+        """What the command pushes to the hub at its end; None by default. Loads no weights."""
+        return None
+
+    def card(self, repository: str, *, config: RunConfig, facts: ModelFacts, scores: Sequence[Score]) -> str:
+        """The model card of `upload`: README.md of the repository `owner/name`.
+
+        Args:
+            scores: of the command's runs with the trained model.
+        """
+        raise NotImplementedError
 
 
 class ModelMaker(Method):

@@ -1,4 +1,7 @@
-"""Profiles: the result of a study, as a YAML file that `method.temperature=` and `method.logit_scale=` take."""
+"""Profiles: the result of a study, as a YAML file.
+
+`method.temperature=`, `method.logit_scale=` and `method.profile=` take it.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from moe_lab.results.stored_files import DamagedError, read_mapping
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One temperature per MoE layer and a logit scale, and the study that found them."""
+    """One temperature per MoE layer and a logit scale, or a method's settings, and the study that found them."""
 
     model: str
     task: str
     study: str
     """Name of the study's folder in `outputs/studies/`."""
     tuning: str
-    """tpe, random, uniform or scale."""
+    """tpe, random, uniform, scale or grid."""
     metric: str
     """perplexity or accuracy, of the tuning documents."""
     n: int
@@ -41,7 +44,7 @@ class Profile:
     documents: list[str]
     """Their `document_hashes`: a run with this profile does not evaluate them."""
     temperature: list[float]
-    """One per MoE layer."""
+    """One per MoE layer; none with tuning=grid."""
     noise: str = "gumbel"
     noise_scale: str = "constant"
     adaptive: str | None = None
@@ -58,6 +61,8 @@ class Profile:
     """For a perplexity over the model's own solutions: `asked`, `correct`, their `folder`, their `bias`."""
     answers: str | None = None
     """Which answers were scored: data, equations or own (`tuning.text`); None: by accuracy, or an older profile."""
+    settings: dict[str, Any] | None = None
+    """The method's keys with the best values, of tuning=grid; None: another tuning."""
 
     @property
     def block(self) -> dict[str, object]:
@@ -73,16 +78,23 @@ class Profile:
                 "noise_scale",
                 "adaptive",
                 "bands",
+                "settings",
                 "trials",
             ),
             *("trial", "score", "untuned_score", "logit_scale", "calibrated_score", "calibrated_scale"),
             *("at_bound", "split", "samples", "answers", "references"),
         )
-        return {name: getattr(self, name) for name in names}
+        block = {name: getattr(self, name) for name in names}
+        if self.settings is None:
+            del block["settings"]
+        return block
 
     def text(self) -> str:
         """The YAML file's content."""
-        return yaml.safe_dump(asdict(self), sort_keys=False, width=110, default_flow_style=None)
+        own = asdict(self)
+        if self.settings is None:
+            del own["settings"]
+        return yaml.safe_dump(own, sort_keys=False, width=110, default_flow_style=None)
 
 
 def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:

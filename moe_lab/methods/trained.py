@@ -158,9 +158,14 @@ def check_trained(module: Any) -> None:
         )
 
 
+def training_folder(config: Config) -> Path:
+    """The folder of the training whose model or adapter `config.model` names."""
+    return Path(config.model.peft or config.model.path or "").parent
+
+
 def record_of(config: Config) -> tuple[Path, dict[str, Any]]:
-    """The folder of a trained model that `config.model` names, and its training.json."""
-    folder = Path(config.model.path or "").parent
+    """The folder of a trained model or adapter that `config.model` names, and its training.json."""
+    folder = training_folder(config)
     record = read_mapping(folder / "training.json")
     assert record is not None, f"{folder} holds a trained model"
     return folder, record

@@ -19,10 +19,12 @@ from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.errors import ResultsError, TrainingError
 from moe_lab.methods.trained import last_checkpoint, mark_complete
+from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.files import NO_CODE
 from moe_lab.progress import Progress
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import check_lease
+from moe_lab.routing.passes import is_peft
 from moe_lab.tasks.toy.corpus import documents
 
 if TYPE_CHECKING:
@@ -160,7 +162,8 @@ class MoeTrainer(Trainer):
     """A Trainer whose resume also restores the experts; the learning rate, or each group's, is a function of the step.
 
     Checkpoints have a tensor for each expert, models have fused ones. The Trainer of transformers 5.23 loads one into
-    the other without converting, warns, and continues with random experts.
+    the other without converting, warns, and continues with random experts. Checkpoints of a PeftModel have its adapter
+    alone.
     """
 
     def __init__(self, *, schedule: LearningRate | list[LearningRate], **options: Any):
@@ -192,7 +195,16 @@ class MoeTrainer(Trainer):
                 f"{error}\nThe same command continues from the last complete checkpoint."
             ) from error
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if not is_peft(self.model):
+            super()._save(output_dir, state_dict)
+        elif self.args.should_save:
+            save_adapter(self.model, Path(output_dir or str(self.args.output_dir)))
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if is_peft(self.model):
+            load_adapter(self.model, Path(resume_from_checkpoint))
+            return
         sharded = self.is_distributed_loading_by_transformers
         options = {"distributed_config": self.model.config.distributed_config} if sharded else {}
         saved = own_checkpoint(resume_from_checkpoint, **options)

@@ -9,6 +9,7 @@ L = MoE layers, E = experts (of the layer with the most), K = experts per token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class PairCounts(Observer):
         self.top_k: dict[int, int] = {}
         self.tokens = 0
         self._rows = rows
-        self._real_T = torch.zeros(0, dtype=torch.bool)
+        self._at_N = torch.zeros(0, dtype=torch.long)
         self._lengths: list[int] = []
         self._index: dict[int, Tensor] = {}
         self._seen = 0
@@ -77,13 +78,14 @@ class PairCounts(Observer):
     def expect(self, tokens: Tokens) -> None:
         self._keep_pass()
         assert tokens.real_BS is not None
-        self._real_T = tokens.real_BS.reshape(-1)
-        self._lengths = tokens.real_BS.sum(dim=1).tolist()
+        real_BS = tokens.real_BS.cpu()
+        self._at_N = real_BS.reshape(-1).nonzero()[:, 0]
+        self._lengths = real_BS.sum(dim=1).tolist()
 
     def __call__(self, router: Router, routing: Routing) -> None:
         self.experts[router.layer] = routing.logits_TE.shape[-1]
         self.top_k[router.layer] = routing.index_TK.shape[-1]
-        self._index[router.layer] = routing.index_TK[self._real_T.to(routing.index_TK.device)]
+        self._index[router.layer] = routing.index_TK[self._at_N.to(routing.index_TK.device)]
 
     @property
     def pairs_GLEE(self) -> np.ndarray:
@@ -110,6 +112,43 @@ class PairCounts(Observer):
         self._seen += len(parts)
         self.tokens += sum(self._lengths)
         self._index = {}
+
+
+class LabelledCounts(Observer):
+    """An observer of the unchanged model that counts experts at the labelled tokens of the rows.
+
+    The router's decision for a token counts where the token itself has a label.
+    """
+
+    def __init__(self, rows: Sequence[TokenizedExample]):
+        self.experts: dict[int, int] = {}
+        """Experts to choose from, per MoE layer."""
+        self.tokens = 0
+        self._rows = rows
+        self._order = (number for numbers in _passes(rows) for number in numbers)
+        self._at_N = torch.zeros(0, dtype=torch.long)
+        self._counts: dict[int, Tensor] = {}
+
+    def expect(self, tokens: Tokens) -> None:
+        B, S = tokens.ids_BS.shape
+        own = [self._rows[number]["labels"] for number in islice(self._order, B)]
+        labels_BS = torch.tensor([[*labels, *[NO_LABEL] * (S - len(labels))] for labels in own])
+        self._at_N = (labels_BS != NO_LABEL).reshape(-1).nonzero()[:, 0]
+        self.tokens += len(self._at_N)
+
+    def __call__(self, router: Router, routing: Routing) -> None:
+        E = self.experts[router.layer] = routing.logits_TE.shape[-1]
+        chosen_NK = routing.index_TK[self._at_N.to(routing.index_TK.device)]
+        counts_E = torch.zeros(E, dtype=torch.long, device=chosen_NK.device)
+        counts_E.scatter_add_(0, chosen_NK.reshape(-1), torch.ones_like(chosen_NK).reshape(-1))
+        self._counts[router.layer] = self._counts.get(router.layer, 0) + counts_E
+
+    @property
+    def selections_LE(self) -> np.ndarray:
+        """int64: labelled tokens that select each expert."""
+        E = max(self.experts.values())
+        counts = [self._counts[layer].cpu().numpy() for layer in sorted(self._counts)]
+        return np.stack([np.pad(own, (0, E - len(own))) for own in counts])
 
 
 def _passes(rows: Sequence[TokenizedExample]) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""Adapters in peft's format that are merged into a model (`model.peft`).
+"""Adapters in peft's format: merged into a model (`model.peft`), and as checkpoints of a training.
 
 peft ignores tensors of an adapter that match nothing, with a warning at most. Therefore names and shapes are compared
 first, without weights, with those that the adapter's configuration gives an empty model.
@@ -90,6 +90,30 @@ def merged(model: Any, folder: Path, source: str) -> Any:
         raise
     except Exception as error:  # a damaged file leads to any exception
         raise ModelError(f"model.peft={source} could not be merged: {first_line(error)}.") from error
+
+
+def save_adapter(wrapped: Any, folder: Path) -> None:
+    """Save the adapter of a PeftModel. The same adapter is saved as the same bytes."""
+    settings = wrapped.peft_config[wrapped.active_adapter]
+    for key in ("target_modules", "target_parameters"):
+        if isinstance(getattr(settings, key, None), set):  # its order differs between processes
+            setattr(settings, key, sorted(getattr(settings, key)))
+    # by default peft asks the hub for the vocabulary of the base model
+    wrapped.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # a form to fill in
+
+
+def load_adapter(wrapped: Any, folder: Path) -> None:
+    """Read what `save_adapter` wrote into a PeftModel with the same adapter. Raises ModelError if it is another one."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    found = set_peft_model_state_dict(wrapped, load_file(folder / ADAPTER_TENSORS))
+    lost = [
+        name for name in found.missing_keys if name in dict(wrapped.named_parameters()) and "lora_" in name
+    ]
+    if found.unexpected_keys or lost:
+        raise ModelError(f"{folder} holds another adapter: {(found.unexpected_keys + lost)[0]} differs.")
 
 
 def _configuration(folder: Path, source: str) -> dict[str, Any]:

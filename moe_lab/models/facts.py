@@ -142,6 +142,8 @@ class ModelFacts:
     top_k: int
     max_length: int
     """Positions that the model was trained for."""
+    most_experts: int | None = None
+    """The most experts that a token can have: those of the groups that are chosen together; None: all."""
     selection_bias: bool = False
     """Whether it is a design (`models/designs`) with a selection bias."""
     fixed_routing: str | None = None
@@ -201,6 +203,7 @@ def routing_facts(config: Any) -> dict[str, Any]:
         "moe_layers": family.moe_layers(text) if family else 0,
         "experts": family.num_experts(text) if family else 0,
         "top_k": family.experts_per_token(text) if family else 0,
+        "most_experts": family.most_experts_per_token(text) if family else None,
         "max_length": getattr(text, "max_position_embeddings", 2048),
         "selection_bias": getattr(text, "selection_bias", False) is True,
         "fixed_routing": family.fixed(text) if family else None,
@@ -208,15 +211,19 @@ def routing_facts(config: Any) -> dict[str, Any]:
 
 
 def resolve_device(device: str) -> torch.device:
-    """`auto`: the first GPU, else the CPU."""
+    """`auto`: the first CUDA GPU, else the CPU. Raises ConfigError for a device that torch does not know or see."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device={device}: unknown. Use auto, cpu, cuda or cuda:0.") from error
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={device}: torch sees no GPU here. Use device=cpu.")
+        available = torch.get_device_module(resolved.type).is_available()
+    except (RuntimeError, AttributeError) as error:
+        raise ConfigError(
+            f"device={device}: torch {torch.__version__} has no such device. Use auto, cpu, cuda or cuda:0."
+        ) from error
+    if not available:
+        missing = "GPU" if resolved.type == "cuda" else f"device of type {resolved.type}"
+        raise ConfigError(f"device={device}: torch sees no {missing} here. Use device=cpu.")
     return resolved
 
 

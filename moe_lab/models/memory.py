@@ -18,11 +18,19 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 
-def free_memory(device: torch.device) -> int:
-    """Free bytes of a device."""
+def own_memory(device: torch.device | None) -> Any:
+    """The module of torch that counts a device's own memory, e.g. `torch.cuda`; None where it is the host's."""
+    if device is None or device.type in ("cpu", "mps"):
+        return None
     import torch
 
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
+    return torch.get_device_module(device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Free bytes of a device."""
+    module = own_memory(device)
+    return free_host_memory() if module is None else module.mem_get_info(device)[0]
 
 
 def free_host_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
@@ -64,40 +72,34 @@ def size_text(size: int) -> str:
     return f"{size} bytes"
 
 
-def reset_peak_memory(device: Any) -> None:
+def reset_peak_memory(device: torch.device | None) -> None:
     """Start a new measurement of the peak: of the device's memory, or of this process where the system can.
 
     Memory that was freed is given back first. Cyclic garbage is not looked for, which takes a third of a second:
     `ModelPool` does that where a model leaves memory.
     """
-    if getattr(device, "type", None) == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(device)
+    if (module := own_memory(device)) is not None:
+        module.reset_peak_memory_stats(device)
         return
     _trim()
     with suppress(OSError):  # not Linux, or not allowed: the peak is then that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak_memory_bytes(device: Any) -> int:
-    """Peak memory in bytes: allocated on a CUDA device, resident of this process elsewhere."""
-    if getattr(device, "type", None) == "cuda":
-        import torch
-
-        return int(torch.cuda.max_memory_allocated(device))
+def peak_memory_bytes(device: torch.device | None) -> int:
+    """Peak memory in bytes: allocated on a device with its own memory, resident of this process elsewhere."""
+    if (module := own_memory(device)) is not None:
+        return int(module.max_memory_allocated(device))
     if (known := _from_status("VmHWM")) is not None:
         return known
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def memory_bytes(device: Any) -> int:
-    """Memory in use now, in bytes: allocated on a CUDA device, resident of this process elsewhere."""
-    if getattr(device, "type", None) == "cuda":
-        import torch
-
-        return int(torch.cuda.memory_allocated(device))
+def memory_bytes(device: torch.device | None) -> int:
+    """Memory in use now, in bytes: allocated on a device with its own memory, resident of this process elsewhere."""
+    if (module := own_memory(device)) is not None:
+        return int(module.memory_allocated(device))
     return _from_status("VmRSS") or peak_memory_bytes(device)
 
 
@@ -149,7 +151,5 @@ class ModelPool:
         device = None if self._loaded is None else self._loaded.device
         self._loaded = self._key = None
         gc.collect()
-        if device is not None and device.type == "cuda":
-            import torch
-
-            torch.cuda.empty_cache()
+        if (module := own_memory(device)) is not None:
+            module.empty_cache()

@@ -1,7 +1,8 @@
 """The kinds of figures that an experiment's `figure:` names.
 
 A kind is a line of FIGURES: what it draws, and the module in `moe_lab/reports/figures/` whose
-`write_<kind>(data, folder, stem, title)` writes `<stem>.png` and `<stem>.csv`. `data` is one of:
+`write_<kind>(data, folder, stem, title)` writes `<stem>.png`, `<stem>.svg` (for pages) and `<stem>.csv`. `data` is
+one of:
 
 - `cells`: the experiment with its cells (`papers/cells.py: CellTable`)
 - `studies`: the studies that tuned the cells (`figures/studies.py: StoredStudy`)
@@ -25,6 +26,7 @@ FIGURES = {
     "history": ("studies", "studies"),
     "lines": ("cells", "curves"),
     "overhead": ("cells", "cost"),
+    "quality_cost": ("cells", "quality_cost"),
     "retained": ("traces", "traces"),
     "sample": ("traces", "pathways"),
     "schedules": ("cells", "curves"),

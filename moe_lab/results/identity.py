@@ -74,6 +74,7 @@ RUNTIME = frozenset(
     | {
         "wait",
         "metrics",
+        "metrics_from",
         "experiment",
         "scale",
         "overrides",

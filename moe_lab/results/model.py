@@ -137,7 +137,11 @@ class RunResult(Mapping[str, Any]):
 
     @property
     def method_config(self) -> Block:
-        return self._block["method"].get("config") or {}
+        """The method's keys; those of `lora` as `lora.r` and so on."""
+        given = self._block["method"].get("config") or {}
+        groups = {key: value for key, value in given.items() if isinstance(value, dict)}
+        inner = {f"{key}.{name}": value for key, group in groups.items() for name, value in group.items()}
+        return {key: value for key, value in given.items() if key not in groups} | inner
 
     @property
     def requested(self) -> list[str]:

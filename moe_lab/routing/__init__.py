@@ -8,14 +8,17 @@ from moe_lab.routing.families import Family, family_of, family_of_type, supporte
 from moe_lab.routing.hook import Policy, Router, Routing, find_routers, routed
 from moe_lab.routing.noise import GumbelTopK, document_key, gumbel
 from moe_lab.routing.record import Record, record
+from moe_lab.routing.samples import OtherExperts, SampleRouting
 
 __all__ = [
     "Family",
     "GumbelTopK",
+    "OtherExperts",
     "Policy",
     "Record",
     "Router",
     "Routing",
+    "SampleRouting",
     "document_key",
     "family_of",
     "family_of_type",

@@ -182,6 +182,11 @@ class GumbelTopK:
             self._decided += len(tokens.index) * len(self._noisy_layers)
 
     @property
+    def noiseless(self) -> bool:
+        """Whether no layer has noise."""
+        return not self._noisy_layers
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The arguments of an equal policy without any decisions yet."""
         return {

@@ -1,4 +1,4 @@
-"""Policies that route by given probabilities (C3PO) and among partner experts (C2R).
+"""Policies that route by given probabilities (C3PO), among partner experts (C2R) and to steered experts (SteerMoE).
 
 T = tokens of a pass, N = sequences of a pass (or with pathways), S = tokens of each sequence, W = re-routed tokens of
 each, P = re-routed tokens of a pass, L = MoE layers, E = experts (the maximum over layers), K = experts per token,
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing, require_choice_by_logits
+from moe_lab.routing.rules import LOGITS
 
 
 class Remix:
@@ -60,7 +61,7 @@ class Remix:
             index_RC = self.experts[router.layer].to(own_RE.device).flatten(0, 1)
         weights_RC = router.weights(given_RE, index_RC).to(routing.weights_TK.dtype)
         if S > W:
-            usual = _with_experts(router, routing, index_RC.shape[-1])
+            usual = widened(router, routing, index_RC.shape[-1])
             weights_RC = _in_front(weights_RC, usual.weights_TK, N)
             index_RC = _in_front(index_RC, usual.index_TK, N)
         return Routing(routing.logits_TE, weights_RC, index_RC)
@@ -78,8 +79,8 @@ def logits_of(probs_NE: Tensor, router: Router, own_NE: Tensor) -> Tensor:
     return router.family.rule.logits(scores_NE)
 
 
-def _with_experts(router: Router, routing: Routing, C: int) -> Routing:
-    """The same decision with C distinct experts for each token; added experts have weight 0."""
+def widened(router: Router, routing: Routing, C: int) -> Routing:
+    """The same decision with C distinct experts for each token, at least K; added experts have weight 0."""
     more = C - routing.index_TK.shape[-1]
     if not more:
         return routing
@@ -205,3 +206,62 @@ class PartnersOnly:
             weights_TK.index_copy(0, place_N, weights_NK),
             index_TK.index_copy(0, place_N, index_NK),
         )
+
+
+MARGIN = 0.01
+"""How far a steered expert's score is above the largest, or below the smallest: that of SteerMoE's code."""
+
+
+class Steered:
+    """Steered routing (SteerMoE, Fayyaz et al. 2025): a policy that forces experts in or out for every token.
+
+    The score of an expert that is forced in becomes MARGIN above the largest score of the token, that of an expert
+    that is forced out MARGIN below the smallest. The router chooses by these scores. The logits change in the same way,
+    and weights follow the family's rule for them.
+
+    Args:
+        sign_LE: 1 for experts that are forced in, -1 for those that are forced out, 0 for the others. A layer without
+            such experts is not changed.
+    """
+
+    def __init__(self, sign_LE: Tensor):
+        self.sign_LE = sign_LE
+        self.layers = frozenset(sign_LE.any(dim=-1).nonzero()[:, 0].tolist())
+        self._changed: dict[torch.device, Tensor | int] = {}
+        self._decided = 0
+
+    @property
+    def decisions(self) -> tuple[int, int]:
+        """(decisions with another set of experts than the router's, all decisions) so far."""
+        return sum(int(count) for count in self._changed.values()), self._decided
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        logits_TE, weights_TK, index_TK = routing
+        self._decided += len(logits_TE)
+        if router.layer not in self.layers:
+            return None
+        require_choice_by_logits(router, "Steering chooses experts by")
+        device, (T, E) = logits_TE.device, logits_TE.shape
+        sign_E = self.sign_LE[router.layer, :E].to(device)
+        chosen_TK = router.choose(_forced(router.scores(logits_TE), sign_E), index_TK.shape[-1])
+        own_TE = torch.zeros(T, E, dtype=torch.bool, device=device).scatter_(-1, index_TK, True)
+        changed_T = ~own_TE.gather(-1, chosen_TK).all(dim=-1)
+        self._changed[device] = self._changed.get(device, 0) + changed_T.sum()
+        steered_TE = _forced_logits(router, logits_TE, sign_E)
+        return Routing(steered_TE, router.weights(steered_TE, chosen_TK).to(weights_TK.dtype), chosen_TK)
+
+
+def _forced(scores_TE: Tensor, sign_E: Tensor) -> Tensor:
+    highest_T1 = scores_TE.amax(dim=-1, keepdim=True) + MARGIN
+    lowest_T1 = scores_TE.amin(dim=-1, keepdim=True) - MARGIN
+    return torch.where(sign_E > 0, highest_T1, torch.where(sign_E < 0, lowest_T1, scores_TE))
+
+
+def _forced_logits(router: Router, logits_TE: Tensor, sign_E: Tensor) -> Tensor:
+    """The router's output with the logits of steered experts moved. All others keep their bits."""
+    rule = router.family.rule
+    if rule.noise == LOGITS:  # Gemma-4's router returns probabilities, whose logarithms are its scores
+        moved_TE = rule.logits(_forced(rule.scores(router.module, logits_TE), sign_E))
+    else:
+        moved_TE = _forced(logits_TE, sign_E)
+    return torch.where(sign_E == 0, logits_TE, moved_TE.to(logits_TE.dtype))

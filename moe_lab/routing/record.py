@@ -81,8 +81,11 @@ class Record:
     def __call__(self, router: Router, routing: Routing) -> None:
         real_T = self._tokens[-1].real_T if self._tokens else torch.zeros(0)
         check_tokens(len(real_T), routing)
+        at_N = real_T.nonzero()[:, 0].to(
+            routing.index_TK.device
+        )  # a mask would make the host wait for the device
         # detached first: gradient checkpointing counts what a layer keeps for its gradients
-        kept = Routing(*(tensor.detach()[real_T.to(tensor.device)] for tensor in routing))
+        kept = Routing(*(tensor.detach()[at_N] for tensor in routing))
         self._parts.setdefault(router.layer, []).append(kept)
 
 
@@ -167,7 +170,7 @@ class Replay:
                 f"{routing.index_TK.shape[1]}."
             )
         device = routing.index_TK.device
-        at_N = real_T.to(device).nonzero()[:, 0]
+        at_N = real_T.nonzero()[:, 0].to(device)
         weights_NK = weights_RK[token_N.to(weights_RK.device)].to(device, routing.weights_TK.dtype)
         index_NK = index_RK[token_N.to(index_RK.device)].to(device)
         index_TK = routing.index_TK.index_copy(0, at_N, index_NK)

@@ -83,8 +83,11 @@ class Budget:
             for name, (_, read) in run.method.training_left(run.config, run.facts).items():
                 if name not in self.trained:
                     operations += TRAINING * size.active * read
-                    self.trained[name] = size.total * _bytes(run.facts.dtype)
-                    self.checkpoint = max(self.checkpoint, CHECKPOINTS * CHECKPOINT_BYTES * size.total)
+                    adapter = run.method.adapter_parameters(run.config)
+                    written = size.total if adapter is None else adapter
+                    dtype = run.facts.dtype if adapter is None else "float32"
+                    self.trained[name] = written * _bytes(dtype)
+                    self.checkpoint = max(self.checkpoint, CHECKPOINTS * CHECKPOINT_BYTES * written)
         return self._add(operations)
 
     def study(self, study: Study, tokens: float) -> float:

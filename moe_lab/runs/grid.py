@@ -24,6 +24,7 @@ from moe_lab.runs.attempts import grid_exit_code, report_failures, run_all, work
 from moe_lab.runs.board import is_worker
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.jobs import Job, distinct_runs, jobs_of, repeated_studies, seeds_of
+from moe_lab.runs.uploads import check_uploads, push_all
 
 if TYPE_CHECKING:
     from moe_lab.runs.plan import Plan
@@ -34,6 +35,10 @@ NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run 
 
 def run_grid(configs: Sequence[Config]) -> int:
     """Run every configuration and print one table. Returns the exit code."""
+    if any(config.metrics_from for config in configs):
+        from moe_lab.runs.recorded import measure_recorded
+
+        return measure_recorded(configs)
     _check_tuning_keys(configs)
     return run_distributed(configs, lambda: _run(configs))
 
@@ -45,13 +50,14 @@ def _run(configs: Sequence[Config]) -> int:
     if any(issubclass(get_method(config.method.name), ModelMaker) for config in configs):
         return train(configs)
     jobs = jobs_of(configs)
+    check_uploads(jobs)
     outcomes, failures = run_all(jobs, ModelPool(), wait=configs[0].wait)
     if is_worker():
         return worker_exit_code(failures)
     print_studies([study.folder for job in jobs for study in job.studies])
     alone = len(jobs) == 1 and len(jobs[0].runs) < 2
     if outcomes:
-        _show(outcomes, configs, jobs)
+        failures += push_all(outcomes, _show(outcomes, configs, jobs))
     report_failures(failures, alone)
     errors = [failure.error for failure in failures]
     return exit_code(errors[0]) if errors and alone else grid_exit_code(errors)
@@ -122,8 +128,11 @@ def _can_be_shown(outcome: Outcome) -> bool:
     return True
 
 
-def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence[Job]) -> None:
-    """Write the summaries over seeds and the page, then print the tables and the paths of all that is written."""
+def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence[Job]) -> Family:
+    """Write the summaries over seeds and the page, then print the tables and the paths of all that is written.
+
+    Returns the family of the command's comparisons.
+    """
     from moe_lab.reports.terminal.results import print_summaries
 
     groups, family = grouped(outcomes, jobs)
@@ -135,6 +144,7 @@ def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence
     print(page)
     for outcome in outcomes:
         print(outcome.path)
+    return family
 
 
 def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:

@@ -99,7 +99,7 @@ class Plan:
         count = max(job.config.num_seeds, len(job.studies))
         config = job.evaluated or job.studies[0].evaluated
         method: Any = config.method
-        if job.studies[0].search.tuning != "scale":
+        if job.studies[0].search.tuning not in ("scale", "grid"):
             method = replace(method, temperature=UNKNOWN)
         [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
         [workload] = estimates([run])

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import StopStringCriteria, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
@@ -142,3 +143,21 @@ def test_chat_messages_are_prompts_by_the_template():
     assert roe.generate([asked, begun], max_new_tokens=6) == expected
     with pytest.raises(ConfigError, match="a chat message is"):
         roe.generate([{"role": "user"}], max_new_tokens=6)
+
+
+def test_a_template_that_begins_with_bos_does_not_double_it(monkeypatch):
+    """Of a tokenizer that adds the token itself, as Llama's does."""
+    model, tokenizer = moe_lab.tiny()
+    first = tokenizer.convert_ids_to_tokens(0)
+    tokenizer.bos_token = first
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, 0)]
+    )
+    tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}"
+    roe = RoE(model, tokenizer, n=2)
+    assert tokenizer("a")["input_ids"][0] == 0
+    prompts = []
+    generate = model.generate
+    monkeypatch.setattr(model, "generate", lambda **k: prompts.append(k["input_ids"]) or generate(**k))
+    roe.generate([{"role": "user", "content": "hello"}], max_new_tokens=1)
+    assert prompts[0][0].tolist().count(0) == 1

@@ -9,10 +9,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import moe_lab
+from moe_lab.api.lm import PretrainedLM
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.source import TINY
 from tests.support import rounding
+from tests.support.adapters import make_adapter
 from tests.support.command import run_command
 from tests.support.models import make_model, small_model
 
@@ -88,6 +92,41 @@ def test_simple_evaluate_scores_as_the_command(tmp_path, capsys, tiny_olmoe_dir)
         for own, other in zip(found["samples"]["toy_choice"], stored, strict=True):
             values = [value for value, _ in own["filtered_resps"]]
             assert values == rounding.approx([float(value) for value, _ in other["filtered_resps"]], tokens=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parts", [["q_proj", "v_proj"], ["experts.down_proj", "gate.weight"]], ids=["attention", "MoE"]
+)
+def test_an_adapter_scores_as_in_lm_evals_own_model(parts, tmp_path):
+    """`peft=` of `--model hf`; also under RoE without noise, and as text, which lm-eval's command gives."""
+    import lm_eval
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    key = "target_modules" if parts == ["q_proj", "v_proj"] else "target_parameters"
+    kind = peft.LoraConfig(**{"target_modules": [], key: parts}, r=4, task_type="CAUSAL_LM")
+    make_adapter(AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32), kind, tmp_path)
+    manager = lm_eval.tasks.TaskManager(include_path=str(TASKS), include_defaults=False)
+
+    def answers(model: str, arguments: str) -> list[float]:
+        found = lm_eval.simple_evaluate(
+            model=model, model_args=arguments, tasks=["toy_choice"], task_manager=manager, limit=6, device="cpu",
+            bootstrap_iters=0,
+        )  # fmt: skip
+        return [value for own in found["samples"]["toy_choice"] for value, _ in own["filtered_resps"]]
+
+    plain = answers("hf", f"pretrained={TINY},dtype=float32")
+    expected = answers("hf", f"pretrained={TINY},dtype=float32,peft={tmp_path}")
+    assert max(abs(one - other) for one, other in zip(plain, expected, strict=True)) > 1e-2
+    for more in ("", ",method=roe,n=2,temperature=0"):
+        found = answers("moe_lab", f"pretrained={TINY},dtype=float32,peft={tmp_path}{more}")
+        assert found == rounding.approx(expected, tokens=6)
+
+
+def test_an_adapter_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="no adapter in peft's format"):
+        PretrainedLM("tiny", peft=str(tmp_path))
 
 
 def test_lm_eval_knows_the_name():

@@ -98,7 +98,7 @@ WRONG = {
     "a limit of two and a half": (["limit=2.5"], "neither a count nor a fraction"),
     "limit and samples": (["limit=5", "samples=[1]"], "Give one of them"),
     "negative samples": (["samples=[-1]"], "from 0 on"),
-    "an unknown device": (["device=gpu"], "Use auto, cpu, cuda"),
+    "an unknown device": (["device=cuda-0"], "Use auto, cpu, cuda"),
     "an unknown dtype": (["dtype=float64x"], "Choices: auto, float32"),
     "an unknown batch size": (["batch_size=big"], "positive integer or auto"),
     "zero batch size": (["batch_size=0"], "at least 1"),

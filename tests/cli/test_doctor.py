@@ -184,10 +184,7 @@ def test_a_training_that_does_not_fit_is_told_with_those_it_is_compared_with(hal
     lines = {line.split(",")[0]: line for line in command_needs([config, replace(config, seed=1)])}
     assert "NOT ENOUGH" not in lines["training by finetune-freeze"]
     full = lines["training of full_fine_tuning to compare with"]
-    assert (
-        f"take {size_text(16 * every)} in float32 at most, {size_text(own)} are free on cpu NOT ENOUGH"
-        in full
-    )
+    assert f"take {size_text(16 * every)} at most, {size_text(own)} are free on cpu NOT ENOUGH" in full
     assert "method.schedule=experts method.compare_with_full=false" in full and "docs/finetuning.md" in full
     for alone in (replace(config, baseline=False), replace(config, predict_only=True)):
         assert "full_fine_tuning" not in text_of(alone)

@@ -57,7 +57,11 @@ def test_help_lists_every_option_key_and_exit_code(capsys):
 def test_help_lists_every_experiment_by_its_folder(capsys):
     """Figures of two papers bear the same number."""
     lines = run_command(capsys, "--help").out.splitlines()
-    listed = [line.split()[0] for line in lines if line.startswith(("  c3po/", "  moe_bench/", "  roe/"))]
+    listed = [
+        line.split()[0]
+        for line in lines
+        if line.startswith(("  c3po/", "  moe_bench/", "  roe/", "  routing/"))
+    ]
     assert sorted(listed) == sorted(each.name for each in find_experiments("all"))
     assert listed.index("c3po/table2") < listed.index("c3po/table10")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 import torch
 
+from moe_lab.engine import generate as generating
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.forward.histories import LATE
+from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.generate import generate
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.sampling import Decoding, StoppingCriteria, generation_config
@@ -20,8 +20,7 @@ from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import roe_reference as reference
 from tests.support.ensembles import answers_of, greedy_by_transformers, prompts_for
-from tests.support.host_reads import HostReads
-from tests.support.models import make_model, small_model
+from tests.support.models import make_model
 from tests.support.tiers import by_family
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(30, 4)]
@@ -159,23 +158,22 @@ def test_nan_is_an_error_not_an_answer():
         answers_of(model, [[1, 2, 3]], Budget(100), 2)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize(
-    "family", by_family(sorted(LATE - {"jetmoe"}))
-)  # JetMoE's own code reads sizes of experts
-def test_a_step_reads_the_device_once(family, count, monkeypatch):
-    """The chosen tokens. Broken by a shape that depends on values, and by a check that is read at once."""
-    model, reads = small_model(family), HostReads()
-    model.set_experts_implementation("grouped_mm")
-    ensemble = Ensemble(4, GumbelTopK([0.5] * len(find_routers(model)), 0))
-    extend = Decoding.extend
-    steps: list[int] = []
-
-    def counted(self, states, scores_AV):
-        steps.append(reads.count)
-        extend(self, states, scores_AV)
-
-    monkeypatch.setattr(Decoding, "extend", counted)
-    with reads:
-        answers_of(model, prompts_for(random.Random(2), count), Budget(4000), 6, ensemble)
-    assert [after - before for before, after in pairwise(steps[1:])] == [1] * 4, reads.places[steps[1] :]
+@pytest.mark.parametrize(("free", "sizes"), [(0, [1] * 5), (2.5, [2, 2, 1]), (100, [5])])
+def test_sequences_generate_together_as_far_as_memory_reaches(olmoe, monkeypatch, free, sizes):
+    """`free` is the number of sequences whose keys and values fit, each of 9 prompt tokens and 3 new ones."""
+    prompts = [[7] * 9] * 5
+    bytes_of_one = token_bytes(olmoe) * (9 + 3)
+    monkeypatch.setattr(
+        generating, "free_memory", lambda device: free * bytes_of_one / generating.CACHE_SHARE
+    )
+    batches: list[int] = []
+    kept = generating._Batch.__init__
+    monkeypatch.setattr(
+        generating._Batch,
+        "__init__",
+        lambda self, forward, states, *rest: (
+            batches.append(len(states)) or kept(self, forward, states, *rest)
+        ),
+    )
+    answers_of(olmoe, prompts, Budget(4000), 3)
+    assert batches == sizes

@@ -13,12 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from moe_lab.engine.hf import Request
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.method import Context
+from tests.support.opened_methods import opened
 from tests.support.profiles import PROFILE
-
-CONFIG = SimpleNamespace(
-    batch_size="auto", max_batch_size=None, max_length=None, model=SimpleNamespace(add_bos_token=None)
-)
 
 
 def calibration(**keys):
@@ -27,9 +23,8 @@ def calibration(**keys):
 
 
 def answers(model, tokenizer, kind, requests, **keys):
-    loaded = SimpleNamespace(model=model, tokenizer=tokenizer)
     found = {}
-    with calibration(**keys).open(loaded, Context(config=CONFIG)) as lm:
+    with opened(calibration(**keys), model, tokenizer) as lm:
         lm.progress = False
         lm.answer(kind, requests, found.__setitem__)
     return [found[index] for index in range(len(requests))]

@@ -4,15 +4,15 @@ weights load, a wrong count of the routing samples that adaptive RoE computes.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
+from moe_lab.engine.lm import Request
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
-from moe_lab.methods.method import Context
+from moe_lab.methods.method import StudyStart
 from moe_lab.methods.roe import RoE, adaptive_block, adaptive_footnotes, bands_of
 from moe_lab.models.facts import ModelFacts
+from tests.support.opened_methods import context, loaded, opened
 
 FACTS = ModelFacts(
     name="x", path=None, revision=None, commit=None, family="olmoe", dtype="float32", moe_layers=5, experts=8, top_k=2,
@@ -99,23 +99,33 @@ def test_noise_that_changes_no_decision_is_a_fraction_of_zero():
     assert roe().report(FACTS, {"noisy_decisions": 12}, {})["roe"]["changed_fraction"] == 0
 
 
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_study_opens_with_its_own_ensemble(olmoe, tokenizer, reuse):
+    """The trials of a study start in a fork layer of their own, and with given prefixes nothing may be reused."""
+    method = roe(n=6, temperature=[0, 0, 0.2, 0])
+    first = roe(n=3).ensemble([0.0, 0.0, 0.0, 0.0], 1, seed=4)
+    study = StudyStart(first=first, reuse=reuse)
+    with method.open(loaded(olmoe, tokenizer), context(study=study)) as lm:
+        assert lm.ensemble is first and not lm.progress
+        read = [_tokens_read(lm) for _ in range(2)]
+    assert (read[1] < read[0]) is reuse
+
+
+def _tokens_read(lm) -> int:
+    before = lm.cost["tokens_in"]
+    lm.generate_until([Request(("one two three four five", {"until": [], "max_gen_toks": 2}))])
+    return lm.cost["tokens_in"] - before
+
+
 def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
-    config = SimpleNamespace(
-        seed=4,
-        batch_size="auto",
-        max_batch_size=None,
-        max_length=None,
-        model=SimpleNamespace(add_bos_token=None),
-    )
-    loaded = SimpleNamespace(model=olmoe, tokenizer=tokenizer, facts=SimpleNamespace(moe_layers=4))
-    with roe(n=6, temperature=[0, 0, 0.2, 0]).open(loaded, Context(config=config)) as lm:
+    with opened(roe(n=6, temperature=[0, 0, 0.2, 0]), olmoe, tokenizer, seed=4) as lm:
         assert lm.ensemble.n == 6 and lm.ensemble.first_noisy == 2
         assert lm.ensemble.routing.seed == 4 and lm.ensemble.routing.temperatures == [0, 0, 0.2, 0]
-    with roe(cache="none", prefill="clean").open(loaded, Context(config=config)) as lm:
+    with opened(roe(cache="none", prefill="clean"), olmoe, tokenizer, seed=4) as lm:
         assert (lm.ensemble.cache, lm.ensemble.prefill) == ("none", "clean")
-    with roe(n=1).open(loaded, Context(config=config)) as lm:
+    with opened(roe(n=1), olmoe, tokenizer, seed=4) as lm:
         assert lm.ensemble.n == 1 and lm.ensemble.routing is None
-    with roe(noise="antithetic", noise_scale="margin").open(loaded, Context(config=config)) as lm:
+    with opened(roe(noise="antithetic", noise_scale="margin"), olmoe, tokenizer, seed=4) as lm:
         assert lm.ensemble.routing.antithetic and lm.ensemble.routing.margin_scaled
 
 

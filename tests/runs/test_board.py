@@ -29,6 +29,24 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     assert Board(tmp_path).made() == {"whole"}
 
 
+def test_a_board_reads_on_where_it_ended(tmp_path: Path) -> None:
+    """One board is asked at every step, while the files grow: a line is read once, and only when it is whole."""
+    board, worker, file = Board(tmp_path), Board(tmp_path, 0), tmp_path / "worker-0.jsonl"
+    worker.end("first é")
+    assert board.made() == {"first é"}
+    worker.end("second")
+    with file.open("a") as stream:
+        stream.write('{"name": "thi')
+    assert board.made() == {"first é", "second"}
+    with file.open("a") as stream:
+        stream.write('rd", "error": null}\n')
+    worker.end("fourth", "no space left")
+    assert board.made() == {"first é", "second", "third", "fourth"}
+    assert list(board.failures()) == ["fourth"]
+    worker.end("fourth")
+    assert board.failures() == {}
+
+
 def test_a_process_is_a_worker_on_its_board_alone(tmp_path: Path) -> None:
     assert current() is None and not is_worker()
     with on_board(Board(tmp_path)):

@@ -77,6 +77,7 @@ PER_TOKEN = {
     "roe": True,
     "c3po": True,
     "c2r": True,
+    "steer": True,
     "icl": True,
 }
 """Methods, and whether they read or change the routing of single tokens."""

@@ -173,7 +173,7 @@ def views(output: Path) -> Iterator[tuple[str, str]]:
     """Name and text of each file that shows results: Markdown, CSV, JSON, the tables of pages and their LaTeX."""
     for file in sorted(output.rglob("*")):
         name = str(file.relative_to(output))
-        if name.startswith(("runs/", "pages/")) or not file.is_file() or file.suffix == ".png":
+        if name.startswith(("runs/", "pages/")) or not file.is_file() or file.suffix in (".png", ".svg"):
             continue
         if file.suffix == ".html":
             yield f"{name}.txt", "\n".join(_tables(file)) + "\n"

@@ -1,4 +1,4 @@
-"""An ensemble: n routing samples of one token, averaged into one distribution.
+"""An ensemble: n routing samples of one token, averaged or contrasted into one distribution.
 
 `Adaptive` chooses the number of samples of each token. `ScaleSweep` finds the best logit scale (1 / softmax
 temperature) in one pass over the texts, since the logits of a token are the same for all scales.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from moe_lab.routing import GumbelTopK
+from moe_lab.routing import SampleRouting
 
 MARGIN, ENTROPY = "margin", "entropy"
 MEASURES = (MARGIN, ENTROPY)
@@ -47,8 +47,11 @@ class Adaptive:
         """Tokens of each band so far, and last those of no band."""
 
     def samples_of(self, measures: dict[str, Tensor]) -> Tensor:
-        """int64 [M]: the routing samples of each logit position, at least 1. The positions are counted in `tokens`."""
-        value_M = measures[self.measure]
+        """int64 [M] on the CPU: the routing samples of each logit position, at least 1. `tokens` counts the positions.
+
+        The host reads the device once; whatever depends on the numbers of samples is computed on the CPU.
+        """
+        value_M = measures[self.measure].cpu()
         band_M = torch.full_like(value_M, len(self.bands), dtype=torch.long)
         for band, (bound, _) in reversed(list(enumerate(self.bands))):
             band_M[value_M < bound if self.measure == MARGIN else value_M >= bound] = band
@@ -57,7 +60,7 @@ class Adaptive:
         )
         counts = torch.bincount(band_M, minlength=len(self.tokens)).tolist()
         self.tokens = [so_far + count for so_far, count in zip(self.tokens, counts, strict=True)]
-        return torch.tensor([*(samples for _, samples in self.bands), 1], device=band_M.device)[band_M]
+        return torch.tensor([*(samples for _, samples in self.bands), 1])[band_M]
 
     def uncounted(self) -> Adaptive:
         """The same bands with their own counts of tokens."""
@@ -96,11 +99,38 @@ def at_bound(scale: float) -> bool:
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """Sample 0 against the mean of the logits of the other samples, which are weaker (contrastive decoding).
+
+    The logits of the distribution are `(1 + beta) * logits_0 - beta * logits_others`. Decoding takes plausible tokens
+    alone: those whose probability under sample 0 is at least `alpha` times the largest one. Scores of given tokens are
+    of the distribution over all tokens, because a token that is not plausible would have probability 0.
+    """
+
+    beta: float
+    alpha: float
+
+    def logits(self, logits_MnV: Tensor) -> Tensor:
+        """[M, V]: the contrast of the samples' logits; those of sample 0 where it is alone."""
+        strong_MV = logits_MnV[:, 0]
+        if logits_MnV.shape[1] == 1:
+            return strong_MV
+        return (1 + self.beta) * strong_MV - self.beta * logits_MnV[:, 1:].mean(dim=1)
+
+    def plausible(self, logits_MnV: Tensor) -> Tensor:
+        """bool [M, V]: the tokens that decoding may take."""
+        strong_MV = logits_MnV[:, 0].float()
+        if self.alpha == 0:
+            return torch.ones_like(strong_MV, dtype=torch.bool)
+        return strong_MV >= strong_MV.amax(dim=-1, keepdim=True) + math.log(self.alpha)
+
+
+@dataclass(frozen=True)
 class Ensemble:
     """The routing samples of a logit position: number, routing and averaging. `Ensemble()` is the base model."""
 
     n: int = 1
-    routing: GumbelTopK | None = None
+    routing: SampleRouting | None = None
     first_noisy: int = 0
     """The first MoE layer whose routing may differ between samples. All layers before it are computed once."""
     aggregate: str = "probabilities"
@@ -116,11 +146,13 @@ class Ensemble:
     """Factor of the logits, or of the log of the averaged distribution, before the last softmax."""
     sweep: ScaleSweep | None = None
     """Counts the log-likelihoods of all scored tokens at other scales, in place of `logit_scale`."""
+    contrast: Contrast | None = None
+    """The contrast of sample 0 with the others, in the place of `aggregate`."""
 
     @property
     def plain(self) -> bool:
         """Whether it is the base model, which lm-eval's own code can run."""
-        return self.n == 1 and self.logit_scale == 1 and self.sweep is None
+        return self.n == 1 and self.logit_scale == 1 and self.sweep is None and self.contrast is None
 
     def first(self, samples: int) -> Ensemble:
         """The ensemble of the first samples alone, the same number for every token."""
@@ -134,13 +166,14 @@ class Ensemble:
     @property
     def noiseless(self) -> bool:
         """Whether all samples equal the clean one."""
-        return self.n == 1 or self.routing is None or not any(self.routing.temperatures)
+        return self.n == 1 or self.routing is None or self.routing.noiseless
 
     def next_scores(self, logits_MnV: Tensor) -> Tensor:
         """float32 [M, V]: the input of logits processors and decoding.
 
         With one sample: the model's logits. Otherwise: the log of the averaged distribution, -inf where a probability
-        is below float32's range. Either is multiplied by `logit_scale`.
+        is below float32's range. Either is multiplied by `logit_scale`. With a contrast, tokens that are not plausible
+        have -inf.
         """
         if self.n == 1:
             scores_MV = logits_MnV[:, 0].float()
@@ -148,12 +181,13 @@ class Ensemble:
             scores_MV = self._merged(logits_MnV).log_softmax(dim=-1)
         else:
             scores_MV = self._mean_probs(logits_MnV).log()
+        scores_MV = self._plausible(logits_MnV, scores_MV)
         return scores_MV if self.logit_scale == 1 else scores_MV * self.logit_scale
 
     def greedy(self, logits_MnV: Tensor) -> Tensor:
         """int64 [M]: the most probable token."""
         scores = self._merged(logits_MnV) if self._one_distribution else self._mean_probs(logits_MnV)
-        return scores.argmax(dim=-1)
+        return self._plausible(logits_MnV, scores).argmax(dim=-1)
 
     def score(self, logits_MnV: Tensor, at_P: Tensor, target_P: Tensor) -> Tensor:
         """float32 [P]: log-probability of token `target` at logit position `at`, exact for any probability."""
@@ -170,13 +204,21 @@ class Ensemble:
 
     @property
     def _one_distribution(self) -> bool:
-        """Whether there is one softmax: over a single sample, or over the mean of logits."""
-        return self.n == 1 or self.aggregate == "logits"
+        """Whether there is one softmax: over a single sample, over the mean of logits, or over their contrast."""
+        return self.n == 1 or self.aggregate == "logits" or self.contrast is not None
+
+    def _plausible(self, logits_MnV: Tensor, scores_MV: Tensor) -> Tensor:
+        """The scores, with -inf for tokens that a contrast does not decode."""
+        if self.contrast is None:
+            return scores_MV
+        return scores_MV.masked_fill(~self.contrast.plausible(logits_MnV), -torch.inf)
 
     def _averaged(self, logits_MnV: Tensor) -> Tensor:
         return logits_MnV.float() if self.include_clean else logits_MnV[:, 1:].float()
 
     def _merged(self, logits_MnV: Tensor) -> Tensor:
+        if self.contrast is not None:
+            return self.contrast.logits(logits_MnV.float())
         return logits_MnV[:, 0].float() if self.n == 1 else self._averaged(logits_MnV).mean(dim=1)
 
     def _output(self, logits_MnV: Tensor) -> Tensor:

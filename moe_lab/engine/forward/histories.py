@@ -201,15 +201,20 @@ class OwnHistory:
 
     def _noisy_tokens(self, tokens: Tokens) -> NoisyTokens:
         B, S = tokens.ids_BS.shape
-        real_BS = torch.ones(B, S, dtype=torch.bool) if tokens.real_BS is None else tokens.real_BS
         sample_n = torch.arange(self.n, device=tokens.ids_BS.device)
-        noisy_BnS = real_BS.to(sample_n.device)[:, None] & (sample_n > 0)[:, None]
+        place_BnS = torch.arange(B * self.n * S, device=sample_n.device).view(B, self.n, S)
+        index = place_BnS[:, 1:].reshape(-1)
+        if (
+            tokens.real_BS is not None
+        ):  # a mask makes the host wait for the device, which a step without padding avoids
+            real_BS = tokens.real_BS.to(index.device)
+            index = index[real_BS[:, None].expand_as(place_BnS[:, 1:]).reshape(-1)]
 
         def spread(values: Tensor) -> Tensor:
-            return values.expand_as(noisy_BnS)[noisy_BnS]
+            return values.expand_as(place_BnS).reshape(-1)[index]
 
         return NoisyTokens(
-            index=noisy_BnS.reshape(-1).nonzero()[:, 0],
+            index=index,
             document=spread(tokens.noise_key_B[:, None, None]),
             repeat=spread(tokens.sample_index_B[:, None, None]),
             row=spread(sample_n[:, None]),

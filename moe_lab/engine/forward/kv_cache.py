@@ -10,13 +10,16 @@ B = sequences, H = key-value heads, T = cached slots, D = head size.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from moe_lab.models.memory import free_memory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class KVLayer(CacheLayerMixin):
@@ -233,3 +236,24 @@ class Store(Generic[T]):
 def store_on(device: torch.device) -> Store:
     """An empty store, bounded by the memory that is free on the model's device now."""
     return Store(int(KEPT_SHARE * free_memory(device)))
+
+
+def token_bytes(model: PreTrainedModel) -> int:
+    """Estimated bytes of a token's keys and values in all layers, by the model's configuration.
+
+    It is exact where all layers have the same heads and keep all that they compute.
+    """
+    config = model.config.get_text_config()
+    layers = (config.per_layer_config[layer] for layer in range(config.num_hidden_layers))
+    return sum(map(_width, layers)) * model.dtype.itemsize
+
+
+def _width(layer: PreTrainedConfig) -> int:
+    """Numbers of a token's keys and values in a layer with this configuration."""
+    heads = layer.num_attention_heads
+    if getattr(
+        layer, "kv_lora_rank", None
+    ):  # latent attention caches the latent vector and the key of the positions
+        return layer.kv_lora_rank + layer.qk_rope_head_dim
+    head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+    return 2 * (getattr(layer, "num_key_value_heads", None) or heads) * head_dim

@@ -101,35 +101,42 @@ class NeighbourLoss:
         self._held = [replay.batch(self._suffixes[part]) for part in self._parts] if small else None
 
     def __call__(self, pathways: Pathways, relax: str) -> Tensor:
-        """float32 [N] on the CPU, differentiable in `pathways.theta`; 0 without neighbours."""
-        return sum(self._losses(pathways, relax), start=torch.zeros(len(pathways)))
+        """float32 [N] on the pathways' device, differentiable in `pathways.theta`; 0 without neighbours."""
+        return sum(
+            self._losses(pathways, relax), start=torch.zeros(len(pathways), device=pathways.theta.device)
+        )
 
     def gradient(self, pathways: Pathways, relax: str) -> tuple[Tensor, Tensor]:
         """(float32 [N], its gradient [N, W, L, C] in each question's own parameters).
 
-        Each pass is differentiated alone, so that only one computation graph is in memory.
+        Each pass is differentiated alone, so that only one computation graph is in memory. The passes of a step use a
+        copy of the parameters on the model's device, so that the host reads the device once per step.
         """
-        total_N, gradient_NWLC = torch.zeros(len(pathways)), torch.zeros_like(pathways.theta)
-        for loss_N in self._losses(pathways, relax):
-            gradient_NWLC += torch.autograd.grad(loss_N.sum(), [pathways.theta])[0]
-            total_N += loss_N.detach()
-        return total_N, gradient_NWLC
+        given = pathways.on(self.replay.forward.device)
+        both_NG = given.theta.new_zeros(len(given), 1 + given.theta[0].numel(), requires_grad=False)
+        for loss_N in self._losses(given, relax):
+            (gradient_NWLC,) = torch.autograd.grad(loss_N.sum(), [given.theta])
+            both_NG += torch.cat([loss_N.detach()[:, None], gradient_NWLC.flatten(1)], dim=1)
+        both_NG = both_NG.to(pathways.theta.device)
+        return both_NG[:, 0], both_NG[:, 1:].reshape(pathways.theta.shape)
 
     def _losses(self, pathways: Pathways, relax: str) -> Iterator[Tensor]:
         """[N] for each pass: its part of the kernel-weighted mean."""
         for i, part in enumerate(self._parts):
             suffixes = self._suffixes[part]
             batch: SuffixBatch = self._held[i] if self._held else self.replay.batch(suffixes)
-            logits_AV = self.replay.logits(batch, pathways.remix(relax, self.question_P[part]))
-            yield self._mean(self._of_answers(logits_AV, suffixes), part, len(pathways))
+            question_P = self.question_P[part].to(pathways.theta.device)
+            logits_AV = self.replay.logits(batch, pathways.remix(relax, question_P))
+            loss_P = self._of_answers(logits_AV, suffixes).to(pathways.theta.device)
+            yield self._mean(loss_P, part, len(pathways))
 
     def _of_answers(self, logits_AV: Tensor, suffixes: list[PromptSuffix]) -> Tensor:
         """[pairs of a pass]: the mean over each answer's tokens."""
         answers = [suffix.tree.continuations[0] for suffix in suffixes]
         target_A = torch.tensor([token for answer in answers for token in answer], device=logits_AV.device)
         sizes = torch.tensor([len(answer) for answer in answers])
-        loss_A = self.of(logits_AV, target_A).cpu() / sizes.repeat_interleave(sizes)
-        pair_A = torch.arange(len(answers)).repeat_interleave(sizes)
+        pair_A = torch.arange(len(answers)).repeat_interleave(sizes).to(logits_AV.device)
+        loss_A = self.of(logits_AV, target_A) / sizes.to(logits_AV.device)[pair_A]
         return loss_A.new_zeros(len(answers)).index_add(0, pair_A, loss_A)
 
     @torch.no_grad()
@@ -152,8 +159,9 @@ class NeighbourLoss:
 
     def _mean(self, of_P: Tensor, part: slice, count: int) -> Tensor:
         """[N, ...]: this part's contribution to the kernel-weighted mean of values [pairs, ...]."""
-        share_P = self.share_P[part].to(of_P.dtype).reshape(-1, *[1] * (of_P.dim() - 1))
-        return of_P.new_zeros(count, *of_P.shape[1:]).index_add(0, self.question_P[part], of_P * share_P)
+        share_P = self.share_P[part].to(of_P).reshape(-1, *[1] * (of_P.dim() - 1))
+        question_P = self.question_P[part].to(of_P.device)
+        return of_P.new_zeros(count, *of_P.shape[1:]).index_add(0, question_P, of_P * share_P)
 
 
 def _parts(suffixes: Sequence[PromptSuffix]) -> list[slice]:

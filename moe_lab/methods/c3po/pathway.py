@@ -48,6 +48,14 @@ class Pathways:
         other.__dict__.update(self.__dict__, theta=self.theta.detach().clone().requires_grad_())
         return other
 
+    def on(self, device: torch.device) -> Pathways:
+        """The same pathways on a device, with separate parameters."""
+        other = self.copy()
+        for name in ("clean_NWLE", "core", "mass_NWL1"):
+            setattr(other, name, getattr(self, name).to(device))
+        other.theta = self.theta.detach().to(device, copy=True).requires_grad_()
+        return other
+
     def core_probs(self) -> Tensor:
         """[N, W, L, C]: probabilities of the core experts."""
         return self.theta.softmax(dim=-1) * self.mass_NWL1

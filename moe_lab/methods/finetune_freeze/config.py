@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from moe_lab.config.validators import LARGEST, above_zero, at_least, did_you_mean, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
+from moe_lab.methods.finetune_freeze.lora_config import Lora
 from moe_lab.models.distributed import num_processes
 
 GROUPS = ("router", "experts", "shared_experts")
@@ -39,11 +40,11 @@ MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, "adagrad": 1, "rmsprop": 1,
 """`optim` of transformers' TrainingArguments, and the numbers that it keeps for each trained number."""
 SCHEDULERS = ("linear", "cosine", "constant_with_warmup")
 """`lr_scheduler_type` of transformers' TrainingArguments."""
-USUAL = {"optimizer": "adamw_torch", "scheduler": "linear", "max_grad_norm": 1.0, "bf16": None}
+USUAL = {"optimizer": "adamw_torch", "scheduler": "linear", "max_grad_norm": 1.0, "bf16": None, "lora": None}
 """Values with which a key is no part of a recipe's identity: results that are older keep their ids."""
 NOT_WEIGHTS = (
     *("name", "schedule", "phases", "freeze_shared_experts", "dataset", "dataset_size", "validation_size"),
-    *("save_steps", "compare_with_full", "profile"),
+    *("save_steps", "compare_with_full", "profile", "push_to_hub", "hub_model_id", "hub_private_repo"),
 )
 """Keys that do not determine the weights. Some do so through other values, such as the phases of a schedule."""
 TOY_VALIDATION_SIZE = 100
@@ -210,6 +211,10 @@ class FinetuneConfig:
     early_stop_patience: int | None = None
     save_steps: int = 250
     compare_with_full: bool = True
+    lora: Lora = field(default_factory=Lora)
+    push_to_hub: bool = False
+    hub_model_id: str | None = None
+    hub_private_repo: bool | None = None
 
     def __post_init__(self) -> None:
         for key, least in AT_LEAST.items():
@@ -230,11 +235,32 @@ class FinetuneConfig:
                 f"method.partners={self.partners} and method.routing_noise={self.routing_noise} both change the "
                 "routers' choice in training. Leave one of them out."
             )
+        self._check_lora()
+        for key in ("hub_model_id", "hub_private_repo"):
+            if getattr(self, key) is not None and not self.push_to_hub:
+                raise ConfigError(
+                    f"method.{key}={getattr(self, key)} has no effect without method.push_to_hub=true."
+                )
         if self.early_stop_patience and not self.held_out:
             raise ConfigError(
                 "method.early_stop_patience needs a validation loss. Hold conversations out: "
                 "method.validation_size=100"
             )
+
+    def _check_lora(self) -> None:
+        """Raise ConfigError for keys about weights that LoRA does not train."""
+        if self.lora.r is None:
+            return
+        frozen = any(phase.frozen for phase in phases_of(self.schedule, self.phases))
+        typed = "phases with frozen groups" if self.phases is not None else f"schedule={self.schedule}"
+        keys = {typed: frozen, f"router_lr={self.router_lr}": self.router_lr is not None}
+        keys["freeze_shared_experts=true"] = self.freeze_shared_experts
+        for key, given in keys.items():
+            if given:
+                raise ConfigError(
+                    f"method.{key} and method.lora.r={self.lora.r}: LoRA freezes all weights of the model and trains "
+                    "an adapter. Leave one of them out."
+                )
 
     @property
     def held_out(self) -> int:
@@ -256,6 +282,7 @@ class FinetuneConfig:
         own["batch_size"] = self.batch_size or (STEP_SIZE if self.dataset in TOY_SIZES else 1)
         passes = self.gradient_accumulation or max(1, STEP_SIZE // own["batch_size"])
         own["gradient_accumulation"] = passes * num_processes()
+        own["lora"] = None if self.lora.r is None else self.lora
         phases = phases_of(self.schedule, self.phases)
         return Recipe(phases=with_shared_experts(phases) if self.freeze_shared_experts else phases, **own)
 
@@ -290,11 +317,18 @@ class Recipe:
     """Whether passes are computed by autocast to bfloat16; None: with dtype=bfloat16."""
     early_stop_patience: int | None
     """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
+    lora: Lora | None
+    """The adapter that is trained; None: the weights of the model are."""
 
     @property
     def label(self) -> str:
-        """The schedule as the paper writes it: N→R."""
-        return label(self.phases)
+        """The schedule as the paper writes it: N→R; of an adapter its rank."""
+        return label(self.phases) if self.lora is None else f"LoRA r={self.lora.r}"
+
+    @property
+    def made(self) -> str:
+        """The folder of the result, inside the training's folder."""
+        return "model" if self.lora is None else "adapter"
 
     @property
     def step_size(self) -> int:

@@ -6,12 +6,12 @@ The baseline is the untrained model.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError, ModelError, ResultsError
 from moe_lab.methods.base import Base
 from moe_lab.methods.c2r import changed_fraction
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
@@ -24,6 +24,7 @@ from moe_lab.methods.finetune_freeze.store import (
     work_left,
 )
 from moe_lab.methods.method import Context, Method, TrainingMethod
+from moe_lab.methods.trained import Trained
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from moe_lab.methods.tokenized import Prepared
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
+    from moe_lab.models.upload import Upload
+    from moe_lab.results.scores import Score
 
 RECORDED = (
     *("schedule", "steps", "phases_end_at", "conversations", "truncated", "left_out", "parameters", "phases"),
@@ -72,9 +75,15 @@ class FinetuneFreeze(TrainingMethod):
         return {"name": self.config.name, **self.config.recipe().identity()}
 
     def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
-        """Full fine-tuning with the same recipe, one learning rate and no constraint."""
+        """Full fine-tuning with the same recipe, one learning rate and no constraint; none of an adapter.
+
+        LoRA takes another learning rate, and where it is used full fine-tuning may not fit into memory.
+        """
+        if self.config.lora.r is not None:
+            return {}
         unset = ("phases", "router_lr", "partners", "profile")
-        full = replace(self.config, schedule="none", **dict.fromkeys(unset))
+        unpushed = {"push_to_hub": False, "hub_model_id": None, "hub_private_repo": None}
+        full = replace(self.config, schedule="none", **dict.fromkeys(unset), **unpushed)
         if not self.config.compare_with_full or full.recipe() == self.config.recipe():
             return {}
         typed = [f"method.{key}=null" for key in unset if getattr(self.config, key) is not None]
@@ -96,6 +105,7 @@ class FinetuneFreeze(TrainingMethod):
         return self._prepared
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
+        from moe_lab.methods.finetune_freeze.lora import check_lora
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
         from moe_lab.models.facts import quantization_of
         from moe_lab.models.source import load_config
@@ -112,6 +122,8 @@ class FinetuneFreeze(TrainingMethod):
                 "CUDA_VISIBLE_DEVICES."
             )
         self._check_deepspeed(config)
+        if self.config.lora.r is not None:
+            check_lora(config, self.config.lora)
         if self.config.routing_noise and facts.fixed_routing:
             raise ConfigError(
                 f"method.routing_noise needs routers of single tokens: {facts.fixed_routing}. Leave it out."
@@ -145,11 +157,14 @@ class FinetuneFreeze(TrainingMethod):
             )
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """The run's configuration with the trained model; trains the model if it is missing."""
-        data = self._training_data(config, facts)
+        """The run's configuration with the trained model, or adapter; trains it if it is missing."""
+        data, recipe = self._training_data(config, facts), self.config.recipe()
         content = self._training_content(config, facts)
-        record = load_or_train(config, self.config.recipe(), content, data, facts, free)
-        model = replace(config.model, path=str(record["folder"] / "model"), revision=None, peft=None)
+        folder = str(load_or_train(config, recipe, content, data, facts, free)["folder"] / recipe.made)
+        if recipe.lora is None:
+            model = replace(config.model, path=folder, revision=None, peft=None)
+        else:
+            model = replace(config.model, peft=folder, tokenizer=config.model.tokenizer or folder)
         return replace(config, model=model, dtype=facts.dtype)
 
     def _training_content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
@@ -161,25 +176,61 @@ class FinetuneFreeze(TrainingMethod):
         return work_left(config, self.config.recipe(), content, self._training_data(config, facts))
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
+        from moe_lab.methods.finetune_freeze.lora import empty_adapted
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, most_memory
         from moe_lab.models.source import load_config
 
         if not self.training_left(config, facts):
             return None
-        model = empty_model(load_config(config.model, offline=config.offline)).float()
-        return most_memory(model, self.config.recipe().phases, self.config.optimizer)
+        recipe = self.config.recipe()
+        if recipe.lora is None:
+            model = empty_model(load_config(config.model, offline=config.offline)).float()
+        else:
+            model = empty_adapted(config, recipe.lora, facts.dtype)
+        return most_memory(model, recipe.phases, self.config.optimizer)
+
+    def adapter_parameters(self, config: RunConfig) -> int | None:
+        from moe_lab.methods.finetune_freeze.lora import empty_adapted
+        from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
+
+        if self.config.lora.r is None:
+            return None
+        return sum(counts(trainable(parameter_groups(empty_adapted(config, self.config.lora)))).values())
+
+    def upload(self, config: RunConfig, facts: ModelFacts) -> Upload | None:
+        from moe_lab.models.upload import Upload
+
+        own = self.config
+        if not own.push_to_hub:
+            return None
+        trained = Trained.of(config, self._training_content(config, facts), own.recipe().made)
+        return Upload(
+            folder=trained.folder / trained.made,
+            repository=own.hub_model_id or trained.folder.name,
+            private=own.hub_private_repo,
+        )
+
+    def card(self, repository: str, *, config: RunConfig, facts: ModelFacts, scores: Sequence[Score]) -> str:
+        from moe_lab.methods.finetune_freeze.model_card import model_card
+
+        content = self._training_content(config, facts)
+        record = Trained.of(config, content, self.config.recipe().made).stored()
+        if record is None:
+            raise ResultsError("its training.json is gone; rerun=true trains it again")
+        return model_card(repository, config, record, scores, model_type=facts.family)
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
-        from moe_lab.methods.c2r_lm import constrained
+        from moe_lab.methods.policy_lm import with_policy
         from moe_lab.methods.trained import record_of
+        from moe_lab.routing.policies import PartnersOnly
 
         folder, record = record_of(context.config)
         count = self.config.partners
         with (
             Base(Base.Config(name="base")).open(model, context)
             if count is None
-            else constrained(model, partners_in(folder, count), context.config)
+            else with_policy(model, PartnersOnly(partners_in(folder, count)), context.config)
         ) as lm:
             lm.session_info = {"model": folder.name, "training": {key: record[key] for key in RECORDED}}
             if count is not None:

@@ -91,16 +91,17 @@ def trainable(groups: Groups) -> Groups:
     return {name: [each for each in group if each.requires_grad] for name, group in groups.items()}
 
 
-def memory(groups: Groups, phase: Phase, optimizer: str) -> dict[str, int]:
+def memory(groups: Groups, phase: Phase, optimizer: str, full: int | None = None) -> dict[str, int]:
     """Bytes of gradients and of the optimizer's moments in a phase, and the bytes that full fine-tuning adds.
 
     Args:
         groups: `trainable` ones.
         optimizer: a name in `MOMENTS`.
+        full: bytes of the gradients of full fine-tuning; None: those of all groups.
     """
     sizes = {name: _bytes(group) for name, group in groups.items()}
     trained = sum(size for name, size in sizes.items() if name not in phase.frozen)
-    saved = sum(sizes.values()) - trained
+    saved = (sum(sizes.values()) if full is None else full) - trained
     return {
         "gradient_bytes": trained,
         "optimizer_bytes": MOMENTS[optimizer] * trained,
@@ -114,6 +115,11 @@ def most_memory(model: nn.Module, phases: Sequence[Phase], optimizer: str) -> in
     phase_memory = [memory(groups, phase, optimizer) for phase in phases]
     added = max(phase["gradient_bytes"] + phase["optimizer_bytes"] for phase in phase_memory)
     return _bytes(model.parameters()) + added
+
+
+def full_bytes(adapted: nn.Module) -> int:
+    """Bytes of the gradients that full fine-tuning of a model with an adapter would have: all but the adapter's."""
+    return 4 * sum(own.numel() for own in adapted.parameters() if not own.requires_grad)
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:

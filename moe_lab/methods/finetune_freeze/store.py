@@ -4,11 +4,11 @@ The profile of C2R's constraint (Zhang et al. 2025) is that of the untrained mod
 training, and is stored with the trained model (`counts.safetensors`), which is evaluated under the same constraint.
 
 outputs/models/<model>-finetune-freeze-<id8>/
-  model/           Hugging Face format
+  model/           Hugging Face format; with method.lora.r= adapter/ instead, in peft's format
   checkpoints/     checkpoints of an unfinished training
   identity.json    all that determines the weights, and the number of processes of the checkpoints
   log.jsonl        loss, gradient norm, learning rate, phase
-  figures/loss     the loss curve, .png and .csv
+  figures/loss     the loss curve, .png, .svg and .csv
   expert_metrics.jsonl, figures/expert_metrics   on validation conversations, by epoch
   counts.safetensors   with method.partners=: the profile of the untrained model
   training.json    all that determines the weights, and the course of the training; written last
@@ -128,7 +128,7 @@ def work_left(
     """(optimizer steps, tokens) that the training still needs, by its folder's name; empty if it is complete."""
     rows = prepared.train.rows
     tokens, per_epoch = sum(len(row.ids) for row in rows), recipe.steps_per_epoch(len(rows))
-    return Trained.of(config, content, "model").left(recipe.steps(len(rows)), tokens, per_epoch)
+    return Trained.of(config, content, recipe.made).left(recipe.steps(len(rows)), tokens, per_epoch)
 
 
 def load_or_train(
@@ -144,20 +144,22 @@ def load_or_train(
     def train(folder: Path) -> dict[str, Any]:
         return _train(folder, config, recipe, prepared, facts)
 
-    return Trained.of(config, content, "model").load_or_train(content, train, free)
+    return Trained.of(config, content, recipe.made).load_or_train(content, train, free)
 
 
 def _train(
     folder: Path, config: Config, recipe: Recipe, prepared: Prepared, facts: ModelFacts
 ) -> dict[str, Any]:
-    from moe_lab.methods.finetune_freeze.parameter_groups import counts_of
-    from moe_lab.methods.finetune_freeze.training import Training, finetune, finetune_together
-    from moe_lab.models.load import load_model
-    from moe_lab.models.source import load_config
+    from moe_lab.methods.finetune_freeze.training import (
+        Training,
+        finetune,
+        finetune_together,
+        load_to_train,
+    )
 
     encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
-    numbers = counts_of(load_config(config.model, offline=config.offline))
+    numbers = _parameters(config, recipe)
     parameters = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
     print(
         f"{folder.name}: {recipe.label}, {_said(encoded)}, {steps:,} steps; parameters: {parameters}",
@@ -181,14 +183,13 @@ def _train(
     if num_processes() > 1:
         model, course = finetune_together(training)
     else:
-        loaded = load_model(config.model, dtype="float32", device=config.device, offline=config.offline)
+        loaded = load_to_train(training)
         model = loaded.model
         if recipe.partners is not None:
             profile = write_profile(folder, config, prepared.data, loaded)
             training = replace(training, allowed_LEE=partners_in(folder, recipe.partners))
         course = finetune(model, training)
-    with writing(folder / "model"):
-        save_model(model, tokenizer, folder / "model", facts.dtype)
+    _save(model, tokenizer, folder / recipe.made, recipe, facts)
     return {
         "schedule": recipe.label,
         "steps": steps,
@@ -204,6 +205,32 @@ def _train(
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),
     }
+
+
+def _parameters(config: Config, recipe: Recipe) -> dict[str, int]:
+    """The number of parameters of each group, of an adapter those that it adds."""
+    from moe_lab.methods.finetune_freeze.lora import empty_adapted
+    from moe_lab.methods.finetune_freeze.parameter_groups import (
+        counts,
+        counts_of,
+        parameter_groups,
+        trainable,
+    )
+    from moe_lab.models.source import load_config
+
+    if recipe.lora is not None:
+        return counts(trainable(parameter_groups(empty_adapted(config, recipe.lora))))
+    return counts_of(load_config(config.model, offline=config.offline))
+
+
+def _save(model: Any, tokenizer: Any, folder: Path, recipe: Recipe, facts: ModelFacts) -> None:
+    from moe_lab.methods.finetune_freeze.lora import save_lora
+
+    with writing(folder):
+        if recipe.lora is None:
+            save_model(model, tokenizer, folder, facts.dtype)
+        else:
+            save_lora(model, tokenizer, folder)
 
 
 def _counts(encoded: Encoded) -> dict[str, int]:

@@ -18,6 +18,7 @@ from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_g
 from moe_lab.methods.routing_noise import RoutingNoise, Temperatures
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Rows
 from moe_lab.methods.trainer import LOSS, CheckedTrainer
+from moe_lab.routing.passes import transformers_model
 
 OPTIMIZER = "optimizer_{rank}.pt"
 """A process's part of a checkpoint. FSDP shards the model when transformers 5.23 loads it, and transformers saves its
@@ -186,7 +187,7 @@ class FreezeTrainer(CheckedTrainer):
         if len(validation):
             self.add_callback(AtEpochEnds(recipe.steps_per_epoch(rows), recipe.early_stop_patience))
         if self.auxiliary:
-            self.model.router_aux_loss_coef = 0.0  # `compute_loss` adds the loss
+            transformers_model(self.model).router_aux_loss_coef = 0.0  # `compute_loss` adds the loss
         self.temperatures = Temperatures(
             *(recipe.routing_noise, recipe.routing_noise_schedule),
             steps=recipe.steps(rows),

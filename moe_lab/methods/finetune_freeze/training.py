@@ -6,7 +6,7 @@ import gc
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,23 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from moe_lab.methods.finetune_freeze.config import Recipe
-from moe_lab.methods.finetune_freeze.parameter_groups import Groups, memory, parameter_groups, trainable
+from moe_lab.methods.finetune_freeze.lora import with_lora
+from moe_lab.methods.finetune_freeze.parameter_groups import (
+    Groups,
+    full_bytes,
+    memory,
+    parameter_groups,
+    trainable,
+)
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
 from moe_lab.methods.routing_noise import RoutingNoise
 from moe_lab.methods.tokenized import Pad, Row, Rows
 from moe_lab.methods.trainer import LOSS, Log, last_checkpoint, own_checkpoint, training_arguments
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
+from moe_lab.models.adapters import load_adapter
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import resolve_device
-from moe_lab.models.load import load_model
+from moe_lab.models.load import LoadedModel, load_model
 from moe_lab.models.source import load_config
 from moe_lab.routing.hook import find_routers, routed, why_fixed
 from moe_lab.routing.policies import PartnersOnly
@@ -50,7 +58,7 @@ class Training:
     """May be empty."""
     pad_token: int
     dtype: str
-    """The dtype of the passes (autocast). Weights and optimizer are float32."""
+    """The dtype of the passes (autocast). What is trained, and the optimizer, are float32."""
     allowed_LEE: Tensor | None = None
     """`partners_of` the profile, for a training under C2R's constraint."""
 
@@ -60,7 +68,7 @@ class Training:
 
 
 def finetune(model: Any, training: Training) -> dict[str, Any]:
-    """Train the model in place, from the folder's last complete checkpoint if there is one.
+    """Train the model, or the adapter of a PeftModel, in place, from the folder's last complete checkpoint if any.
 
     Returns the content of training.json: losses, and the memory of gradients and optimizer in each phase. Raises
     TrainingError if a loss or a gradient is NaN.
@@ -77,7 +85,8 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
     if kept != trainer.state.global_step or checkpoint == _checkpoint(training, kept):
         trainer._load_from_checkpoint(str(_checkpoint(training, kept)))
     model.config.use_cache = cached
-    return _course(training, trainer.state, trainer.freezing.groups)
+    full = None if training.recipe.lora is None else full_bytes(model)
+    return _course(training, trainer.state, trainer.freezing.groups, full)
 
 
 def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
@@ -85,11 +94,16 @@ def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     run_on_all_ranks(partial(train_phases, training))
     checkpoint = last_checkpoint(training.checkpoints)
     assert checkpoint is not None
-    state = state_of(checkpoint)
-    model = own_checkpoint(_checkpoint(training, _kept(state)))
+    state, full = state_of(checkpoint), None
+    if training.recipe.lora is None:
+        model: Any = own_checkpoint(_checkpoint(training, _kept(state)))
+    else:
+        model = load_to_train(training).model
+        load_adapter(model, _checkpoint(training, _kept(state)))
+        full = full_bytes(model)
     config = training.config
     model.config.use_cache = load_config(config.model, offline=config.offline).use_cache
-    course = _course(training, state, trainable(parameter_groups(model)))
+    course = _course(training, state, trainable(parameter_groups(model)), full)
     return model, course | {"processes": num_processes(), "sharded": sharded()}
 
 
@@ -102,15 +116,22 @@ def train_phases(training: Training) -> None:
         checkpoint = last_checkpoint(training.checkpoints)
         if checkpoint is not None and is_done(training, checkpoint, phase):
             continue
-        config = training.config
-        loaded = load_model(
-            config.model, dtype="float32", device=config.device, offline=config.offline, shard=sharded()
-        )
+        loaded = load_to_train(training, shard=sharded())
         with _noise(loaded.model, training) as noise:
             trainer = _trainer(loaded.model, training, noise, phase)
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         del loaded, trainer
         gc.collect()
+
+
+def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
+    """The model to train: float32 weights, or frozen ones in the dtype of the passes with an adapter."""
+    config, lora = training.config, training.recipe.lora
+    dtype = "float32" if lora is None else training.dtype
+    loaded = load_model(config.model, dtype=dtype, device=config.device, offline=config.offline, shard=shard)
+    if lora is None:
+        return loaded
+    return replace(loaded, model=with_lora(loaded.model, lora, config, loaded.facts.commit))
 
 
 @contextmanager
@@ -170,7 +191,9 @@ def _kept(state: TrainerState) -> int:
     return state.best_global_step or state.global_step
 
 
-def _course(training: Training, state: TrainerState, groups: Groups) -> dict[str, Any]:
+def _course(
+    training: Training, state: TrainerState, groups: Groups, full: int | None = None
+) -> dict[str, Any]:
     lines = [line for line in state.log_history if "loss" in line]
     losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
     held_out = {"losses": losses, "kept_step": _kept(state)}
@@ -180,7 +203,7 @@ def _course(training: Training, state: TrainerState, groups: Groups) -> dict[str
         "validation": held_out if training.validation else None,
         "expert_metrics": summary(training.folder) if training.validation else None,
         "phases": [
-            asdict(phase) | memory(groups, phase, training.recipe.optimizer)
+            asdict(phase) | memory(groups, phase, training.recipe.optimizer, full)
             for phase in training.recipe.phases
         ],
     }

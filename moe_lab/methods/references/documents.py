@@ -173,7 +173,7 @@ def check_asked_enough(documents: ReferenceDocuments, settings: Any) -> None:
 def _parts(config: Config, source: Source) -> tuple[list[Part], list[str]]:
     """(the source's tasks, names of tasks left out). Of several tasks, those without a folder in data_dir are."""
     names = source.tasks if config.data_dir or not source.hub_tasks else source.hub_tasks
-    parts = [(name, *_task(config, name, source.own)) for name in names]
+    parts = [(name, *named_task(config, name, source.own)) for name in names]
     there = [part for part in parts if config.data_dir is None or _folder(config.data_dir, part[1]).is_dir()]
     if len(parts) == 1 or not there:
         return parts, []
@@ -214,7 +214,7 @@ def _folder(data_dir: str, task: TaskConfig) -> Path:
     return Path(data_dir) / (task.data_folder or str(task.name))
 
 
-def _task(config: Config, name: str, own: bool) -> tuple[TaskConfig, tuple[str, ...]]:
+def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig, tuple[str, ...]]:
     """The task of a name (an option of conf/task/ or of lm-eval), and its splits."""
     from moe_lab.config.validators import build
 

@@ -1,4 +1,4 @@
-"""Figures as PNG, with their numbers as CSV. matplotlib is imported only when something is drawn."""
+"""Figures as PNG and SVG, with their numbers as CSV. matplotlib is imported only when something is drawn."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ def write_study_figures(folder: Path) -> list[Path]:
     """Draw a study's figures into its `figures/` and return their paths, each PNG followed by its CSV.
 
     tuning=tpe: `history` and `heatmap`; tuning=uniform: `sweep`. Figures of earlier trials are replaced. A study
-    without a complete trial has none, nor has tuning=scale, which has one trial.
+    without a complete trial has none, nor has tuning=scale, which has one trial, nor tuning=grid, which has no
+    temperatures.
     """
     from moe_lab.reports.figures.studies import read_study, write_heatmap, write_history, write_sweep
 
     study = read_study(folder)
-    if not study.complete or study.tuning == "scale":
+    if not study.complete or study.tuning in ("scale", "grid"):
         return []
     if study.tuning == "uniform":
         return write_sweep([study], folder / "figures", "sweep")

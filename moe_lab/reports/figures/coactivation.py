@@ -85,7 +85,9 @@ def _draw_pairs(share_LEE: np.ndarray, experts: Sequence[int]) -> Figure:
     top = share_LEE.max() or 1.0
     for axis, layer in zip(axes, layers[::step], strict=True):
         count = experts[layer]
-        image = axis.imshow(share_LEE[layer, :count, :count], cmap=COLOURS, vmin=0, vmax=top)
+        image = axis.imshow(
+            share_LEE[layer, :count, :count], cmap=COLOURS, vmin=0, vmax=top, interpolation="none"
+        )
         axis.set(title=f"MoE layer {layer}", xlabel="other expert", ylabel="expert")
         _plain(axis)
     figure.colorbar(image, ax=axes, label="probability", fraction=0.03, aspect=30)
@@ -98,7 +100,7 @@ def _draw_selections(share_LE: np.ndarray) -> Figure:
     figure = Figure(figsize=(PAGE_WIDTH, 0.16 * len(share_LE) + 1.1), layout="constrained")
     axis = figure.subplots()
     figure.suptitle("Share of each expert in its layer's selections")
-    image = axis.imshow(share_LE, cmap=COLOURS, vmin=0, aspect="auto")
+    image = axis.imshow(share_LE, cmap=COLOURS, vmin=0, aspect="auto", interpolation="none")
     axis.set(xlabel="expert", ylabel="MoE layer")
     _plain(axis)
     figure.colorbar(image, ax=axis, label="share", fraction=0.03)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,17 @@ from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
     GREY,
+    NUMBER_BOX,
     ORANGE,
     PAGE_WIDTH,
-    RED,
     count_axis,
+    draw_row,
+    name_rows,
+    outline,
     panel_per,
     quantity,
-    widen_x,
     write_figure,
+    write_panels_of_rows,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, averages, coordinates
 from moe_lab.reports.papers.told_apart import corrected_scores, place_of
@@ -39,17 +41,8 @@ MAX_LEVEL_LABELS = 5
 
 
 ACCURACY_COLUMNS = [
-    "model",
-    "task",
-    "method",
-    "metric",
-    "value",
-    "low",
-    "high",
-    "documents",
-    "seeds",
-    "std",
-    "marks",
+    *("model", "task", "method", "metric", "value", "low", "high"),
+    *("documents", "seeds", "std", "marks"),
 ]
 
 
@@ -85,22 +78,19 @@ def _draw_model(axis: Axes, model: str, rows: DataFrame) -> None:
     width = 0.8 / len(methods)
     for index, ((method, own), colour) in enumerate(zip(methods, [GREY, BLUE, *COLOURS[1:]], strict=False)):
         places = [tasks.index(task) + (index - (len(methods) - 1) / 2) * width for task in own["task"]]
-        bars = axis.bar(places, own["value"], width * 0.94, color=colour, label=method)
+        axis.bar(places, own["value"], width * 0.94, color=colour, label=method)
         measured = own.assign(place=places).dropna(subset=["low"])
         if len(measured):
             bounds = [list(measured["value"] - measured["low"]), list(measured["high"] - measured["value"])]
-            axis.errorbar(
-                measured["place"],
-                measured["value"],
-                yerr=bounds,
-                fmt="none",
-                ecolor="black",
-                elinewidth=0.9,
+            _, caps, lines = axis.errorbar(
+                measured["place"], measured["value"], yerr=bounds, fmt="none", ecolor="black", elinewidth=0.9,
                 capsize=2,
-            )
+            )  # fmt: skip
+            outline([*caps, *lines])
         if len(rows) <= MAX_BARS:
-            axis.bar_label(bars, [f"{value:.3f}" for value in own["value"]], label_type="center", fontsize=6.5,
-                           color="white", rotation=90 if len(rows) > 12 else 0)  # fmt: skip
+            for place, value, high in zip(places, own["value"], own["high"], strict=True):
+                _number_above(axis, place, value, value if high is None else high, upright=len(rows) > 12)
+    axis.margins(y=0.2 if len(rows) <= MAX_BARS else 0.05)
     axis.set(
         title=f"{model} (95% intervals over documents, their number in brackets)",
         ylabel=_metric_label(rows),
@@ -110,6 +100,14 @@ def _draw_model(axis: Axes, model: str, rows: DataFrame) -> None:
     axis.set_xticks(range(len(tasks)), [_task_label(task, rows) for task in tasks], **slanted)
     axis.grid(axis="x", visible=False)
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _number_above(axis: Axes, place: float, value: float, top: float, upright: bool) -> None:
+    """A bar's number above its interval, where nothing is drawn over it."""
+    axis.annotate(
+        f"{value:.3f}", (place, top), xytext=(0, 2.5), textcoords="offset points", ha="center", va="bottom",
+        fontsize=6.5, rotation=90 if upright else 0, bbox=NUMBER_BOX,
+    )  # fmt: skip
 
 
 def _metric_label(rows: DataFrame) -> str:
@@ -202,29 +200,14 @@ def _control_draw_task(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> 
 # A forest plot: the scores of many settings, one panel per task (C3PO, Figures 1 and 3)
 
 FOREST_COLUMNS = [
-    "setting",
-    "panel",
-    "method",
-    "metric",
-    "value",
-    "low",
-    "high",
-    "documents",
-    "published",
-    "marks",
+    *("setting", "panel", "method", "metric", "value", "low", "high"),
+    *("documents", "published", "marks"),
 ]
 
 
 def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """Points with 95% intervals over documents, a line at base."""
-    rows = forest_rows(table)
-    settings = list(rows["setting"].unique())
-    options = {"height": 0.75 + 0.155 * len(settings), "sharey": True}
-    draw = partial(_draw_panel, settings=settings)
-    panels = rows.groupby("panel", sort=False)
-    return write_figure(
-        lambda: panel_per(list(panels), title, draw, **options), rows.to_dict("records"), folder, stem
-    )
+    return write_panels_of_rows(forest_rows(table), "setting", _draw_panel, folder, stem, title)
 
 
 def forest_rows(table: CellTable) -> DataFrame:
@@ -239,17 +222,13 @@ def forest_rows(table: CellTable) -> DataFrame:
     return frame[FOREST_COLUMNS]
 
 
-def _draw_panel(axis: Axes, panel: tuple[str, DataFrame], settings: Sequence[str]) -> None:
+def _draw_panel(axis: Axes, panel: tuple[str, DataFrame], lines: Sequence[str]) -> None:
     name, rows = panel
     for row in rows.itertuples():
-        height, upper = settings.index(row.setting), "upper-bound" in row.marks
+        upper = "upper-bound" in row.marks
         colour = GREY if row.method == "base" else ORANGE if upper else BLUE
         label = f"{row.method}, upper bound" if upper else row.method
-        if row.low is not None:
-            axis.plot([row.low, row.high], [height, height], "-", color=colour, lw=1.1)
-        axis.plot(row.value, height, "o", color=colour, label=label)
-        if row.published is not None:
-            axis.plot(row.published, height, "D", mfc="none", mec=RED, ms=5, label="published")
+        draw_row(axis, row, lines.index(row.setting), colour, label)
     base = list(rows["value"][rows["method"] == "base"])
     if len(base) == 1:
         axis.axvline(base[0], color=GREY, ls=":", lw=1.1)
@@ -257,9 +236,7 @@ def _draw_panel(axis: Axes, panel: tuple[str, DataFrame], settings: Sequence[str
     axis.set(
         title=f"{name} ({counts} documents)", xlabel=f"{quantity(rows.iloc[0]['metric'])}, 95% intervals"
     )
-    axis.set_yticks(range(len(settings)), settings)
-    axis.set_ylim(len(settings) - 0.4, -0.6)
-    widen_x(axis)
+    name_rows(axis, lines)
 
 
 # Differences of all comparisons with their intervals, one panel per task
@@ -346,6 +323,6 @@ def _effects_draw_task(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     axis.set_ylim(len(rows) - 0.5, -0.5)
     first = rows[0]
     axis.set(
-        title=f"{first['task']}, {first['seeds']} seeds, {first['examples']} examples",
+        title=f"{first['task']}, {first['seeds']} seed{'s' * (first['seeds'] != 1)}, {first['examples']} examples",
         xlabel=f"difference of {quantity(first['metric'])}, 95% interval; filled: significant after Holm",
     )

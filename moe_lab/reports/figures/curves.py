@@ -14,14 +14,18 @@ from moe_lab.reports.figures.style import (
     GREEN,
     GREY,
     MARKERS,
+    NUMBER_BOX,
     ORANGE,
     RED,
+    draw_row,
     legend_below,
+    name_rows,
     panel_per,
     panels,
     quantity,
-    widen_x,
+    step_axis,
     write_figure,
+    write_panels_of_rows,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, coordinates, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
@@ -90,8 +94,6 @@ def _draw(trainings: Mapping[str, Sequence[dict[str, Any]]], title: str) -> Figu
 
 
 def _draw_training(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     epochs = [row["epoch"] for row in rows]
     for (name, label), colour, marker in zip(labels().items(), COLOURS, MARKERS, strict=False):
         values = [row[name] for row in rows]
@@ -101,8 +103,8 @@ def _draw_training(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
         heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
         ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f} {unit_of(name)}"
         axis.plot(epochs, heights, color=colour, marker=marker, label=ends)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set(xlabel="epoch", ylabel="normalized value")
+    step_axis(axis, "epoch")
+    axis.set_ylabel("normalized value")
 
 
 # Accuracy against FLOPs per question, by the number of core experts (C3PO, Figure 4)
@@ -165,8 +167,9 @@ def _draw_task(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
         axis.fill_between(costs, *limits, color=BLUE, alpha=0.15, lw=0, label="95% interval")
     for cost, value, core in zip(costs, rows["value"], rows["core_experts"], strict=True):
         axis.annotate(
-            str(core), (cost, value), textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6.5
-        )
+            str(core), (cost, value), textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6.5,
+            bbox=NUMBER_BOX,
+        )  # fmt: skip
     first = rows.iloc[0]
     if first["base"] is not None:
         axis.axhline(first["base"], color=GREY, ls=":", lw=1.2, label="base model")
@@ -245,29 +248,14 @@ SWEET_POINT = "N→R"
 
 
 SCHEDULES_COLUMNS = [
-    "panel",
-    "schedule",
-    "metric",
-    "value",
-    "stderr",
-    "low",
-    "high",
-    "documents",
-    "published",
-    "marks",
+    *("panel", "schedule", "metric", "value", "stderr", "low", "high"),
+    *("documents", "published", "marks"),
 ]
 
 
 def write_schedules(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """Points with 95% intervals over documents."""
-    rows = schedule_rows(table)
-    labels = list(rows["schedule"].unique())
-    options = {"height": 0.9 + 0.16 * len(labels), "sharey": True}
-    draw = partial(_schedules_draw_panel, labels=labels)
-    panels = rows.groupby("panel", sort=False)
-    return write_figure(
-        lambda: panel_per(list(panels), title, draw, **options), rows.to_dict("records"), folder, stem
-    )
+    return write_panels_of_rows(schedule_rows(table), "schedule", _schedules_draw_panel, folder, stem, title)
 
 
 def schedule_rows(table: CellTable) -> DataFrame:
@@ -293,21 +281,13 @@ def schedule_label(coordinates: dict[str, str]) -> str:
     return label if rate == "-" else f"{label}, router {float(rate):g}"
 
 
-def _schedules_draw_panel(axis: Axes, panel: tuple[str, DataFrame], labels: Sequence[str]) -> None:
+def _schedules_draw_panel(axis: Axes, panel: tuple[str, DataFrame], lines: Sequence[str]) -> None:
     name, rows = panel
     for row in rows.itertuples():
-        height = labels.index(row.schedule)
         first, colour = FIRST_HALF.get(row.schedule[0], ("base", GREY))
-        if row.low is not None:
-            axis.plot([row.low, row.high], [height, height], "-", color=colour, lw=1.1)
-        size = 7 if row.schedule == SWEET_POINT else 4
-        axis.plot(row.value, height, "o", color=colour, label=first, ms=size)
-        if row.published is not None:
-            axis.plot(row.published, height, "D", mfc="none", mec=RED, ms=5, label="published")
+        draw_row(axis, row, lines.index(row.schedule), colour, first, 7 if row.schedule == SWEET_POINT else 4)
     tuned = [row.value for row in rows.itertuples() if row.schedule != "base" and "," not in row.schedule]
     if tuned:
         axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules")
     axis.set(title=name, xlabel=f"{quantity(rows.iloc[0]['metric'])}\n95% intervals")
-    axis.set_yticks(range(len(labels)), labels)
-    axis.set_ylim(len(labels) - 0.4, -0.6)
-    widen_x(axis)
+    name_rows(axis, lines)

@@ -85,7 +85,7 @@ def _activation_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
 def _draw_state(axis: Axes, run: StoredTraces, state: str, top: float) -> AxesImage:
     values = frequency_LE(run, state)
     axis.grid(False)
-    image = axis.imshow(values, cmap=COLOUR_MAP, vmin=0, vmax=top, aspect="auto")
+    image = axis.imshow(values, cmap=COLOUR_MAP, vmin=0, vmax=top, aspect="auto", interpolation="none")
     axis.set(
         title=f"{run.label}, {state} optimization: mean entropy {entropy_bits(values):.3f} bits",
         xlabel="expert" if state == STATES[-1] else "",

@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.style import BLUE, GREEN, GREY, ORANGE, PAGE_WIDTH, RED, panel_per, write_figure
+from moe_lab.reports.figures.style import (
+    BLUE,
+    DARK_INK,
+    GREEN,
+    GREY,
+    LIGHT_INK,
+    ORANGE,
+    PAGE_WIDTH,
+    RED,
+    panel_per,
+    write_figure,
+)
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.statistics import interval
 from moe_lab.results.stored_files import damaged, read_csv, read_mapping
@@ -334,12 +345,12 @@ def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: flo
                 values[row, layer] = temperature
     axis.grid(False)
     axis.set_facecolor("#DDDDDD")
-    image = axis.imshow(values, cmap=COLOURS, vmin=0, vmax=top, aspect="auto")
+    image = axis.imshow(values, cmap=COLOURS, vmin=0, vmax=top, aspect="auto", interpolation="none")
     for (row, layer), value in np.ndenumerate(values):
         if np.isnan(value):
-            axis.text(layer, row, "–", ha="center", va="center", color="#555555", fontsize=7)
+            axis.text(layer, row, "–", ha="center", va="center", fontsize=7)
         elif layers <= WRITTEN_LAYERS:
-            colour = "white" if value < 0.55 * top else "black"
+            colour = LIGHT_INK if value < 0.48 * top else DARK_INK
             bound = "≥" if f"layer_{layer}" in studies[row].at_bound else ""
             axis.text(layer, row, f"{bound}{value:.2f}", ha="center", va="center", color=colour, fontsize=6.5)
     axis.set(

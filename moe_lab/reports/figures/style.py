@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.csv_rows import write_rows
+from moe_lab.reports.figures.svg import svg_of
 from moe_lab.reports.papers.metrics import EXPERT, TRAINING, unit_of
-from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.atomic import write_atomically, write_file, writing
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.legend import Legend
     from matplotlib.text import Text
     from numpy.typing import NDArray
+    from pandas import DataFrame
 
 
 # The common style of figures: size, colours for colour-blind readers, and saving with a CSV
@@ -33,6 +36,10 @@ BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
 """Okabe and Ito's palette."""
 GREY = "#767676"
+NUMBER_BOX = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8}
+"""Around a number, so that no line is seen through it."""
+DARK_INK, LIGHT_INK = "#111111", "#FEFEFE"
+"""Text on the colours of a colour map, which are the same in dark mode."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 RC = {
@@ -60,9 +67,9 @@ RC = {
 def write_figure(
     draw: Callable[[], Figure], rows: Sequence[Mapping[str, object]], folder: Path, stem: str
 ) -> list[Path]:
-    """Save `draw()` as `<stem>.png` and `rows` as `<stem>.csv`; returns both paths, none without rows.
+    """Save `draw()` as `<stem>.png`, and as `.svg` for pages, and `rows` as `<stem>.csv`.
 
-    Raises ResultsError.
+    Returns the paths of PNG and CSV, none without rows. Raises ResultsError.
     """
     if not rows:
         return []
@@ -76,6 +83,8 @@ def write_figure(
         figure = draw()
         fit(figure)
         _save(figure, png)
+        figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
+        write_file(png.with_suffix(".svg"), svg_of(figure))
     return [png, table]
 
 
@@ -118,6 +127,22 @@ def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None
         legend.remove()
 
 
+def outline(lines: Iterable[Artist]) -> None:
+    """Outline black lines in white, so that they are seen on a dark bar, and in dark mode on a light one."""
+    from matplotlib.patheffects import withStroke
+
+    for line in lines:
+        line.set_path_effects([withStroke(linewidth=2.4, foreground="white")])
+
+
+def step_axis(axis: Axes, label: str) -> None:
+    """A horizontal axis of whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_xlabel(label)
+
+
 def count_axis(axis: Axes, counts: Sequence[int], label: str) -> None:
     """A horizontal axis of counts that double, each with its number."""
     axis.set_xscale("log", base=2)
@@ -155,8 +180,9 @@ MARGIN = 0.98
 
 
 def fit(figure: Figure) -> None:
-    """Widen vertical axes with less than LEAST_SPAN, show covered curves, and wrap titles that are too wide."""
+    """Round ticks, widen vertical axes with less than LEAST_SPAN, show covered curves, and wrap titles."""
     for axis in figure.axes:
+        _round_ticks(axis)
         if axis.get_subplotspec() is not None and axis.has_data():
             _widen_y(axis)
             _tell_apart(axis)
@@ -173,9 +199,56 @@ def too_wide(legend: Legend, figure: Figure) -> bool:
     return bool(legend.get_window_extent().width > MARGIN * figure.bbox.width)
 
 
+def write_panels_of_rows(
+    frame: DataFrame,
+    names: str,
+    draw: Callable[..., None],
+    folder: Path,
+    stem: str,
+    title: str,
+) -> list[Path]:
+    """One panel for each value of the column `panel`, with a line for each value of the column `names` in all of them.
+
+    `draw(axes, (panel, its rows), lines=names)` draws one panel.
+    """
+    lines = list(frame[names].unique())
+
+    def drawn() -> Figure:
+        panels = list(frame.groupby("panel", sort=False))
+        draw_one = partial(draw, lines=lines)
+        return panel_per(panels, title, draw_one, height=1.0 + 0.17 * len(lines), sharey=True)
+
+    return write_figure(drawn, frame.to_dict("records"), folder, stem)
+
+
+def draw_row(axis: Axes, row: Any, height: int, colour: str, label: str, size: float = 4) -> None:
+    """A row's value with its interval, and the published value."""
+    if row.low is not None:
+        axis.plot([row.low, row.high], [height, height], "-", color=colour, lw=1.1)
+    axis.plot(row.value, height, "o", color=colour, label=label, ms=size)
+    if row.published is not None:
+        axis.plot(row.published, height, "D", mfc="none", mec=RED, ms=5, label="published")
+
+
+def name_rows(axis: Axes, names: Sequence[str]) -> None:
+    """The names of the rows on the vertical axis, the first at the top."""
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    widen_x(axis)
+
+
 def widen_x(axis: Axes) -> None:
     """Widen the horizontal axis of a drawn panel whose measurements lie across; others hold settings and stay."""
     axis.set_xlim(_widened(*axis.get_xlim()))
+
+
+def _round_ticks(axis: Axes) -> None:
+    """Steps of 1, 2 or 5 times a power of ten; matplotlib takes 2.5, too. Ticks that are set by hand stay."""
+    from matplotlib.ticker import MaxNLocator
+
+    for each in (axis.xaxis, axis.yaxis):
+        if isinstance(locator := each.get_major_locator(), MaxNLocator):
+            locator.set_params(steps=[1, 2, 5, 10])
 
 
 def _widen_y(axis: Axes) -> None:

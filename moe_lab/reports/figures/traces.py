@@ -19,6 +19,7 @@ from moe_lab.reports.figures.style import (
     legend_below,
     panel_per,
     panels,
+    step_axis,
     write_figure,
 )
 from moe_lab.reports.papers.cells import TableCell
@@ -191,16 +192,13 @@ def _share(flags: list[bool]) -> float | None:
 
 
 def _steps_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
-    from matplotlib.ticker import MaxNLocator
-
     figure, axes = panels(3 * len(runs), height=2.4)
     figure.suptitle(title)
     for index, run in enumerate(runs):
         rows = step_rows(run)
         for axis, draw in zip(axes[3 * index :], (_accuracy, _flips, _loss), strict=False):
             draw(axis, rows)
-            axis.set_xlabel("step")
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            step_axis(axis, "step")
         axes[3 * index].set_title(run.label.replace(" (", "\n("))
     legend_below(figure, axes)
     return figure

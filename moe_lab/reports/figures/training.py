@@ -16,9 +16,11 @@ from moe_lab.reports.figures.style import (
     MARKERS,
     ORANGE,
     RED,
+    outline,
     panel_per,
     panels,
     quantity,
+    step_axis,
     write_figure,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, averages
@@ -108,9 +110,12 @@ def _draw_panel(
             axis.plot(places, own["value"], marker, color=colour, label=one)
         for place, row in zip(places, own.itertuples(), strict=True):
             if row.low is not None:
-                axis.plot([place] * 2, [row.low, row.high], "-", color="black" if rate else colour, lw=0.9)
+                drawn = axis.plot(
+                    [place] * 2, [row.low, row.high], "-", color="black" if rate else colour, lw=0.9
+                )
+                outline(drawn if rate else [])
             if row.published is not None:
-                axis.plot(place, row.published, "D", mfc="none", mec=RED, ms=4, label="published")
+                axis.plot(place, row.published, "D", mfc="white", mec=RED, ms=4, label="published")
     for dense in rows[rows["design"] == DENSE].itertuples():
         axis.axhline(dense.value, color="black", ls="--", lw=1, label="dense")
         if dense.low is not None:
@@ -234,7 +239,8 @@ def write_training_loss(folder: Path, held_out: str) -> None:
         for before, after in pairwise(row for row in lines if row.get("phase") is not None):
             if before["phase"] != after["phase"]:
                 axis.axvline(before["step"], color=GREY, ls="--", lw=1)
-        axis.set(xlabel="optimizer step", ylabel="loss per token")
+        step_axis(axis, "optimizer step")
+        axis.set_ylabel("loss per token")
         axis.legend()
         return figure
 

@@ -111,11 +111,12 @@ def trial(number: int, value: float | None, temperatures: Sequence[float], state
 
 
 def study(folder: Path) -> tuple[dict[str, object], dict[str, object]]:
-    """The content of study.json, and the scores and temperatures of best.yaml."""
+    """The content of study.json, and the scores, temperatures and settings of best.yaml."""
     content = read_mapping(folder / "study.json") or {}
     best = read_mapping(folder / "best.yaml") or {}
     names = ("score", "untuned_score", "trial", "trials", "temperature")
-    return content, {f"best/{name}": best[name] for name in names}
+    settings = {f"best/{name}": value for name, value in (best.get("settings") or {}).items()}
+    return content, {f"best/{name}": best[name] for name in names} | settings
 
 
 def csv_table(path: Path) -> Table:

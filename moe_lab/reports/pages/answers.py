@@ -30,6 +30,10 @@ PICKED_BY: dict[str, Callable[[float, str], float]] = {
 """What lm-eval's accuracies take the largest of: log-probability, or that per character."""
 
 
+LONGEST_MARK = 40
+"""Characters of what a filter returns in place of an answer that it does not find, such as [invalid]."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer to one document."""
@@ -42,6 +46,8 @@ class Answer:
     """The log-probability of each choice, in nats."""
     picked: int | None = None
     """The choice that the metric takes; None where its rule is not known here."""
+    extracted: str | None = None
+    """What the metric reads, where that is not the text: the number after ####."""
 
 
 def answer_of(sample: Sample, metric: str) -> Answer | None:
@@ -56,7 +62,7 @@ def answer_of(sample: Sample, metric: str) -> Answer | None:
     if not requests or len(requests[0]) < 2:
         return None
     if not isinstance(requests[0][1], str):
-        return Answer(str(requests[0][0]), _generated(sample))
+        return Answer(str(requests[0][0]), _generated(sample), extracted=_extracted(sample))
     if "acc_mutual_info" in sample.values:  # the second half has the choices without the question
         requests = requests[: len(requests) // 2]
     prompts, endings = ([str(each[part]) for each in requests] for part in (0, 1))
@@ -67,6 +73,14 @@ def answer_of(sample: Sample, metric: str) -> Answer | None:
     if len(endings) > 1 and (rule := PICKED_BY.get(metric)) is not None:
         picked = _largest([rule(score, ending) for score, ending in zip(scores, endings, strict=True)])
     return Answer(prompts[0], None, tuple(endings), scores, picked)
+
+
+def _extracted(sample: Sample) -> str | None:
+    """What the metric reads of one generated text; None where it is the text, or the prompt with it (code)."""
+    if len(sample.responses[0]) != 1 or len(sample.filtered) != 1 or not isinstance(sample.filtered[0], str):
+        return None
+    found, whole = sample.filtered[0], str(sample.responses[0][0]).strip()
+    return found if found.strip() != whole and len(found) <= max(LONGEST_MARK, len(whole)) else None
 
 
 def _generated(sample: Sample) -> str:

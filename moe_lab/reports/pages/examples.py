@@ -69,6 +69,8 @@ class ShownAnswer:
     own: str | None = None
     """Generated texts, and where they begin to differ."""
     differs: int | None = None
+    extracted: list[str | None] | None = None
+    """What the metric reads of the texts, of both runs or the one."""
     options: list[list[Any]] | None = None
     """Choices, each with its log-probability in both runs, or in the one."""
     picked: list[int | None] | None = None
@@ -112,7 +114,8 @@ def side_by_side(
     shown = _shown(after, target, scores, place)
     if before.text is not None and after.text is not None:
         texts = before.text[:LONGEST_ANSWER], after.text[:LONGEST_ANSWER]
-        return replace(shown, base=texts[0], own=texts[1], differs=first_difference(*texts))
+        differs, extracted = first_difference(*texts), _extracted(before, after)
+        return replace(shown, base=texts[0], own=texts[1], differs=differs, extracted=extracted)
     options = zip(after.choices, before.scores, after.scores, strict=True)
     return replace(shown, options=[list(each) for each in options], picked=[before.picked, after.picked])
 
@@ -121,9 +124,14 @@ def one_side(answer: Answer, target: str, score: Any, **place: Any) -> ShownAnsw
     """An answer that no other one is next to; the arguments are those of `side_by_side`."""
     shown = _shown(answer, target, (score,), place)
     if answer.text is not None:
-        return replace(shown, own=answer.text[:LONGEST_ANSWER])
+        return replace(shown, own=answer.text[:LONGEST_ANSWER], extracted=_extracted(answer))
     options = zip(answer.choices, answer.scores, strict=True)
     return replace(shown, options=[list(each) for each in options], picked=[answer.picked])
+
+
+def _extracted(*answers: Answer) -> list[str | None] | None:
+    found = [one.extracted and one.extracted[:LONGEST_ANSWER] for one in answers]
+    return found if any(one is not None for one in found) else None
 
 
 def _shown(answer: Answer, target: str, scores: tuple[Any, ...], place: dict[str, Any]) -> ShownAnswer:

@@ -127,14 +127,23 @@ def inline_json(value: Any) -> Markup:
     return Markup(text)
 
 
+PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}
+
+
 def picture_uri(path: Path) -> str:
-    """A PNG file as a data URI."""
-    return f"data:image/png;base64,{b64encode(read_bytes(path)).decode()}"
+    """An SVG or PNG file as a data URI."""
+    return f"data:{PICTURES[path.suffix]};base64,{b64encode(read_bytes(path)).decode()}"
+
+
+def picture_of(png: Path) -> str:
+    """A figure as a data URI: its SVG, which follows dark mode, or its PNG if an earlier version drew it."""
+    svg = png.with_suffix(".svg")
+    return picture_uri(svg if svg.is_file() else png)
 
 
 def pictures_in(folder: Path) -> list[tuple[str, str]]:
-    """Name and data URI of each PNG file in `<folder>/figures`."""
-    return [(path.stem, picture_uri(path)) for path in sorted((folder / "figures").glob("*.png"))]
+    """Name and data URI of each figure in `<folder>/figures`."""
+    return [(path.stem, picture_of(path)) for path in sorted((folder / "figures").glob("*.png"))]
 
 
 def text_uri(text: str, kind: str) -> str:

@@ -348,6 +348,12 @@ def axes_of(record: TableRecord, rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def constant_axes(axes: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """The axes on which several lines all have one place: pages show them last."""
+    places = {axis: {row.cell.coordinates.get(axis) for row in rows} for axis in axes}
+    return [axis for axis in axes if len(rows) > 1 and len(places[axis]) == 1]
+
+
 def columns_of(rows: Sequence[Row]) -> set[str]:
     """The columns that are shown: those in which any line has a number."""
     scores = [row.score for row in rows if row.score is not None]

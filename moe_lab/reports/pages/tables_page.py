@@ -15,7 +15,7 @@ from moe_lab.reports.pages.page import (
     UNEXPECTED,
     latex_of_rows,
     left_out,
-    picture_uri,
+    picture_of,
     rendered,
     text_uri,
 )
@@ -35,6 +35,7 @@ from moe_lab.reports.pages.record import (
     TableRecord,
     axes_of,
     columns_of,
+    constant_axes,
     latex_row,
     read_records,
     rows_of,
@@ -137,6 +138,8 @@ class Table:
 
     record: TableRecord
     axes: list[str]
+    constant: list[str]
+    """Those of the axes that are the same in every line."""
     rows: list[Row]
     columns: set[str]
     listed: list[dict[str, str]]
@@ -176,10 +179,11 @@ def _table(record: TableRecord, folder: Path) -> Table:
     return Table(
         record,
         axes,
+        constant_axes(axes, rows),
         rows,
         columns_of(rows),
         listed,
-        pictures=[picture_uri(picture) for picture in pictures if picture.is_file()],
+        pictures=[picture_of(picture) for picture in pictures if picture.is_file()],
         csv=text_uri(text, "csv") if text else None,
         latex=text_uri(latex_of_rows(shown, record.title), "x-tex") if shown else None,
     )

@@ -98,8 +98,8 @@ def _stands_in(row: dict[str, str], cell: TableCell) -> bool:
 
 
 def remove_figure(folder: Path, stem: str, kind: str) -> None:
-    """Remove an earlier figure: its picture and its CSV."""
-    for suffix in (".png", ".csv"):
+    """Remove an earlier figure: its pictures and its CSV."""
+    for suffix in (".png", ".svg", ".csv"):
         (folder / f"{stem}-{kind}{suffix}").unlink(missing_ok=True)
 
 

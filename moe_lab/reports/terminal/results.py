@@ -36,6 +36,7 @@ COST_EXPLAINED = {
     "tokens out": "generated.",
     "tokens/s": "tokens in, per second of the time.",
     "peak memory": "of the device; on a CPU of the whole process.",
+    "experts": "mean number of experts of a token in a layer, where the method changes it.",
     "near ties": "greedy tokens whose runner-up was within the dtype's rounding; other batch shapes may choose it. "
     "method.temperature=0 with method=roe shows what that alone changes.",
 }
@@ -64,6 +65,10 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTa
         "changed": [percent(result.report.get("changed_fraction")) for result in results],
         "near ties": [count(cost.near_ties) if cost.near_ties else "" for cost in costs],
     }
+    experts = [result.report.get("experts_per_token") for result in results]
+    if any(value is not None for value in experts):
+        shown = ["" if value is None else f"{value:.2f}" for value in experts]
+        routing = {"experts": shown} | routing
     stacks = [
         names(run),
         names({"task": [",".join(result.requested) for result in results]}),

@@ -53,14 +53,20 @@ def study_table(profiles: Sequence[dict[str, Any]]) -> StackedTable:
         scaled = {"logit scale": [f"{profile.get('logit_scale', 1):.3g}" for profile in profiles]}
     if any(profile.get("at_bound") for profile in profiles):
         scaled["at bound"] = [", ".join(profile.get("at_bound", [])) or "-" for profile in profiles]
-    temperatures = [" ".join(f"{value:.2f}" for value in profile["temperature"]) for profile in profiles]
+    found = {}
+    if any(profile["temperature"] for profile in profiles):
+        temperatures = [" ".join(f"{value:.2f}" for value in profile["temperature"]) for profile in profiles]
+        found["temperature per MoE layer"] = temperatures
+    if any(profile.get("settings") for profile in profiles):
+        settings = [profile.get("settings") or {} for profile in profiles]
+        found["settings"] = [", ".join(f"{key}={value}" for key, value in one.items()) for one in settings]
     stacks = [
         names(task),
         numbers({"documents": list(map(_documents, profiles))}),
         numbers(trials),
         numbers(scores),
         *([numbers(scaled)] if scaled else []),
-        numbers({"temperature per MoE layer": temperatures}),
+        numbers(found),
     ]
     return stacked_table("Tuning, on documents that the test leaves out", stacks)
 

@@ -81,6 +81,7 @@ def write_counterfactual(run: Run, models: ModelPool) -> dict[str, Any]:
     lm-eval has built the requests of the run's tasks. The model is loaded; stored answers are not used.
     """
     from moe_lab.engine.route_scores import text_routes
+    from moe_lab.routing import GumbelTopK
 
     print(f"{run.folder.name}: the routes of each token", file=sys.stderr)
     start = time.perf_counter()
@@ -88,7 +89,7 @@ def write_counterfactual(run: Run, models: ModelPool) -> dict[str, Any]:
     with run.method.open(*load_for(run, models, None)) as lm:
         tokens = _tokens(text_routes(lm, requests))
         ensemble = lm.ensemble
-    assert ensemble.routing is not None
+    assert isinstance(ensemble.routing, GumbelTopK)
     content = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,

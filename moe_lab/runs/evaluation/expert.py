@@ -150,13 +150,13 @@ def write_expert_metrics(
     answered = time.perf_counter()
     counts = count(routes, documents.requests)
     top_k = [routes.top_k[layer] for layer in routes.layers]
-    found = _header(run, counts, top_k) | entropies(counts)
+    found = header(run.run_id, run.facts.commit, run.config.task.metric, counts, top_k) | entropies(counts)
     cost = {
         "asked_again": len(missing),
         "asking_again_seconds": answered - start if missing else 0.0,
         "counting_seconds": time.perf_counter() - answered,
     }
-    _write_counts(run.folder / FOLDER / COUNTS, counts)
+    write_counts(run.folder / FOLDER / COUNTS, counts)
     found |= {"cost": cost, **dict.fromkeys(intervention_metrics())}
     if run.method.interventions:
         counts_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
@@ -182,14 +182,17 @@ def _stored(run: Run) -> StoredMetrics | None:
     return stored_metrics(run.folder, run.run_id, run.facts.commit)
 
 
-def _header(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
+def header(
+    run_id: str, commit: str | None, metric: str | None, counts: Counts, top_k: list[int]
+) -> dict[str, Any]:
+    """What expert_metrics.json says of whose metrics it has, and of what was counted."""
     sources = plugin_sources()
     return {
         "schema_version": SCHEMA_VERSION,
-        "run_id": run.run_id,
-        "commit": run.facts.commit,
+        "run_id": run_id,
+        "commit": commit,
         "versions": versions(),
-        "metric": run.config.task.metric,
+        "metric": metric,
         "documents": counts.documents,
         "groups": len(counts.pairs_GPLEE),
         "experts": counts.experts,
@@ -213,7 +216,7 @@ def _measured(counts: Counts, phases: list[int]) -> dict[str, Any]:
     return entropies_of(counts.pairs_GPLEE[:, phases].sum(axis=1), counts.experts)
 
 
-def _write_counts(path: Path, counts: Counts) -> None:
+def write_counts(path: Path, counts: Counts) -> None:
     """`selections.<phase>` int64 [L, E] and `pairs.<phase>` int64 [L, E, E] (no diagonal), over all documents."""
     from safetensors.numpy import save
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods.method import Context, TrainingMethod
+from moe_lab.methods.trained import training_folder
 from moe_lab.models.distributed import num_processes
 from moe_lab.runs.distributed import LeaderLM, free_on_all_ranks, load_on_all_ranks
 from moe_lab.tasks.judges.judging import judging
@@ -99,7 +100,7 @@ def resolve_trained(
 ) -> Config:
     """`resolve_model` of a method, and the figures of a training that has none yet."""
     resolved = method.resolve_model(config, facts, free)
-    folder = Path(resolved.model.path or "").parent
+    folder = training_folder(resolved)
     if (folder / "log.jsonl").is_file() and not (folder / "figures" / "loss.png").is_file():
         from moe_lab.methods.trainer import LOSS
         from moe_lab.reports.figures import write_training_figures

@@ -34,6 +34,7 @@ from moe_lab.runs.experiments.cells import (
 from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results
 from moe_lab.runs.jobs import Job, by_model, distinct_runs
 from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
+from moe_lab.runs.uploads import refuse_uploads
 
 if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool
@@ -101,6 +102,7 @@ def report_experiments(config: Config, cell: Cell) -> int:
 
 def _run(config: Config, cell: Cell) -> int:
     prepared = _prepare(config, cell)
+    refuse_uploads(prepared.jobs)
     failures = _make_tables(prepared, config, compute=True)
     if is_worker():
         return worker_exit_code(failures)

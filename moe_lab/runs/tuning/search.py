@@ -1,4 +1,4 @@
-"""The search of a study: presets (RoE, Table 1), and the space of temperatures and logit scales."""
+"""The search of a study: presets (RoE, Table 1), and the space of temperatures, logit scales and other settings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
+from moe_lab.methods.tuned_settings import TunedSettings
 from moe_lab.models.facts import ModelFacts
 
 # Table 1 and section 3.1 of the RoE paper: the settings of tuning by task category and model
@@ -80,7 +81,7 @@ def paper_model(facts: ModelFacts) -> str | None:
 
 STEP = 0.05
 """Step between the temperatures of tuning=uniform (appendix B of the paper)."""
-LATER = {"step": STEP, "logit_scale": False, "given": None}
+LATER = {"step": STEP, "logit_scale": False, "given": None, "grid": None}
 """Fields that are part of a study's identity at other values only: studies that are older keep their ids."""
 NEAR = 0.98
 """A searched temperature from this share of its upper bound on is at the bound."""
@@ -91,7 +92,8 @@ class Search:
     """A search with all settings, by default those of Table 1."""
 
     tuning: str
-    """tpe, random: one temperature per MoE layer; uniform: one for all, in steps; scale: the temperatures are given."""
+    """tpe, random: one temperature per MoE layer; uniform: one for all, in steps; scale: the temperatures are given;
+    grid: settings of a method, each point in one trial."""
     metric: str
     n_trials: int
     num_samples: int
@@ -105,11 +107,17 @@ class Search:
     """Whether a trial's value is its perplexity at the best logit scale."""
     given: list[float] | None = None
     """The temperatures of tuning=scale, one per MoE layer."""
+    grid: list[dict[str, float]] | None = None
+    """The settings of each trial of tuning=grid."""
+    open_ended: tuple[str, ...] = ()
+    """Keys of the grid for which a value beyond the largest one is possible."""
 
     @property
     def identity(self) -> dict[str, Any]:
         """What determines the trials, without their number."""
-        content = {k: v for k, v in asdict(self).items() if k not in ("n_trials", "num_samples")}
+        content = {
+            k: v for k, v in asdict(self).items() if k not in ("n_trials", "num_samples", "open_ended")
+        }
         return {k: v for k, v in content.items() if k not in LATER or v != LATER[k]}
 
     @property
@@ -124,19 +132,35 @@ class Search:
 
     def fixed(self, number: int) -> dict[str, float] | None:
         """The parameters of a trial that no sampler chooses, else None. Trial 0 is the untuned model."""
+        if self.grid is not None:
+            return self.grid[number]
         if self.tuning == "uniform":
             return {"temperature": round(number * self.step, 10)}
         return dict.fromkeys(self.parameters, 0.0) if number == 0 else None
 
     @property
     def parameters(self) -> list[str]:
-        """Parameter names: a temperature per searched layer, one for all, or none."""
+        """Parameter names: a temperature per searched layer, one for all, keys of the grid, or none."""
+        if self.grid is not None:
+            return list(self.grid[0])
         if self.given is not None:
             return []
         return ["temperature"] if self.tuning == "uniform" else [f"layer_{layer}" for layer in self.layers]
 
+    def bounds(self, name: str) -> tuple[float, float]:
+        """The least and the largest value of a parameter."""
+        if self.grid is None:
+            return 0.0, self.max_temperature
+        values = [point[name] for point in self.grid]
+        return min(values), max(values)
+
     def temperatures(self, params: dict[str, float]) -> list[float]:
-        """The temperatures of a trial, one per MoE layer of the model; 0 in layers that are not searched."""
+        """The temperatures of a trial, one per MoE layer of the model; 0 in layers that are not searched.
+
+        Empty with tuning=grid.
+        """
+        if self.grid is not None:
+            return []
         if self.given is not None:
             return self.given
         if self.tuning == "uniform":
@@ -149,8 +173,13 @@ class Search:
         """The parameters whose value is at the upper bound of the search, and "logit_scale" at either of its own."""
         from moe_lab.engine.forward.ensemble import at_bound
 
-        names = [name for name in self.parameters if params[name] >= NEAR * self.max_temperature]
+        names = [name for name in self.parameters if self._at_bound(name, params[name])]
         return names + (["logit_scale"] if at_bound(logit_scale) else [])
+
+    def _at_bound(self, name: str, value: float) -> bool:
+        if self.grid is None:
+            return value >= NEAR * self.max_temperature
+        return name in self.open_ended and value == self.bounds(name)[1]
 
 
 def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
@@ -235,4 +264,27 @@ def resolve_scale(config: Config, facts: ModelFacts, method: Any) -> Search:
         moe_layers=facts.moe_layers,
         logit_scale=True,
         given=method.temperatures(facts.moe_layers),
+    )
+
+
+def resolve_grid(config: Config, facts: ModelFacts, method: TunedSettings) -> Search:
+    """The search of a method's grid. Raises ConfigError for settings that contradict it."""
+    given = config.tuning
+    grid = method.grid(facts)
+    default = type(config.method)()
+    for key in ("profile", *grid[0]):
+        value = getattr(config.method, key)
+        if value != getattr(default, key) and any(point.get(key) != value for point in grid[1:]):
+            raise ConfigError(f"method.{key}={value}: tuning=grid searches it. Leave one of them out.")
+    usual = preset(config.task.category, paper_model(facts))
+    return Search(
+        tuning="grid",
+        metric=given.metric or usual.metric,
+        n_trials=len(grid),
+        num_samples=given.num_samples or usual.num_samples,
+        max_temperature=0.0,
+        skip_layers=0,
+        moe_layers=facts.moe_layers,
+        grid=grid,
+        open_ended=method.open_ended,
     )

@@ -1,4 +1,4 @@
-"""A study of temperatures: its search and documents, checked and identified without weights."""
+"""A study of temperatures or settings: its search and documents, checked and identified without weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.results.stored_files import whole_mapping
-from moe_lab.runs.tuning.search import Search, resolve, resolve_scale
+from moe_lab.runs.tuning.search import Search, resolve, resolve_grid, resolve_scale
 from moe_lab.runs.tuning.texts import (
     BIAS,
     DATA,
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A search over temperatures, before anything is computed."""
+    """A search over temperatures or settings, before anything is computed."""
 
     config: Config
-    """With the preset's n; its temperature is a placeholder. Its task is the one with the tuning documents."""
+    """With the preset's n; its temperature, or the settings of a grid, are placeholders. Its task is the one with the
+    tuning documents."""
     evaluated: Config
     """The configuration that is evaluated with the profile: of another task than `config` with tuning.text=gsm8k."""
     search: Search
@@ -114,6 +115,9 @@ def prepare_study(config: Config) -> Study:
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
     if config.tuning.name == "scale":
         search = resolve_scale(config, facts, get_method(config.method.name)(config.method))
+    elif config.tuning.name == "grid" and facts.moe_layers:
+        tuned: Any = get_method(config.method.name)(config.method)
+        search = resolve_grid(config, facts, tuned)
     elif facts.moe_layers:  # prepare refuses a model without routers in its own words
         config, search = resolve(config, facts)
     evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False))

@@ -108,7 +108,10 @@ class Trials:
             yield
 
     def claim(self) -> tuple[Trial, list[float]] | None:
-        """The next trial and its temperatures; None after all trials, including those of other processes."""
+        """The next trial and its temperatures; None after all trials, including those of other processes.
+
+        With tuning=grid the temperatures are empty.
+        """
         while True:
             with self.locked():
                 self._check_mine()
@@ -216,7 +219,7 @@ class Trials:
         others = any(self._alive(worker) for worker in self._workers() if worker != self.worker)
         for place, name in enumerate(self.search.parameters):
             self.study.sampler = self._sampler([self.seed, trial.number, place], others)
-            trial.suggest_float(name, 0.0, self.search.max_temperature)
+            trial.suggest_float(name, *self.search.bounds(name))
         return self.search.temperatures(trial.params)
 
     def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:

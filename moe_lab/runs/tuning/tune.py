@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,18 @@ NOISE = ("noise", "noise_scale", "adaptive", "bands")
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
+    from moe_lab.engine.forward.ensemble import ScaleSweep
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.load import LoadedModel
     from moe_lab.models.memory import ModelPool
     from moe_lab.reports.loggers import Logger
     from moe_lab.runs.tuning.study import Study
     from moe_lab.runs.tuning.trials import Trials
+
+    Measured = tuple[float | None, dict[str, float]]
+    """The value of a trial, and its user attributes."""
+    RunTrial = Callable[[Trial, list[float], Trials], Measured]
+    """(trial, its temperatures, all trials) -> what was measured."""
 
 
 def tune(study: Study, models: ModelPool) -> Profile:
@@ -71,24 +80,18 @@ def _tune(study: Study, models: ModelPool) -> Profile:
 
 
 def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger) -> None:
-    loaded = None
+    run: RunTrial | None = None
     initial = len(trials.finished())
     deadline = time.monotonic() + (study.config.tuning.timeout or math.inf)
     bar = Progress(study.search.n_trials, "tuning", "trial", initial=initial)
     with ExitStack() as opened, bar as progress:
         while (claimed := trials.claim()) is not None:
-            if loaded is None:
+            if run is None:
                 loaded = models.get(study.config)
-                lm = opened.enter_context(study.method.open(loaded, _context(study)))
-                if study.config.apply_chat_template:
-                    lm.tokenizer.chat_template = lm.chat_template(study.config.apply_chat_template)
-                measure = objective(study, lm, loaded)
+                run = _grid_trials(study, loaded) if study.search.grid else _trials(study, loaded, opened)
                 write_study(study)
             trial, temperatures = claimed
-            ensemble = _ensemble(study, temperatures)
-            lm.set_ensemble(ensemble)
-            value = _measure(measure, trial, _limit(study, trial, trials))
-            value, measured = _scaled(study, value, ensemble.sweep)
+            value, measured = run(trial, temperatures, trials)
             trials.tell(trial, value, **measured)
             with trials.locked():
                 write_trials(study, trials)
@@ -98,14 +101,73 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
                 _check_finished(study, len(trials.finished()))
 
 
+def _trials(study: Study, loaded: LoadedModel, opened: ExitStack) -> RunTrial:
+    """Trials of temperatures: one LM, whose ensemble changes from trial to trial."""
+    lm = opened.enter_context(study.method.open(loaded, _context(study)))
+    _set_template(study, lm)
+    measure = objective(study, lm, loaded)
+
+    def run(trial: Trial, temperatures: list[float], trials: Trials) -> Measured:
+        ensemble = _ensemble(study, temperatures)
+        lm.set_ensemble(ensemble)
+        value = _measure(measure, trial, _limit(study, trial, trials))
+        return _scaled(study, value, ensemble.sweep)
+
+    return run
+
+
+def _grid_trials(study: Study, loaded: LoadedModel) -> RunTrial:
+    """Trials of settings: the method is opened anew with those of each trial."""
+    measure: Any = None
+
+    def run(trial: Trial, temperatures: list[float], trials: Trials) -> Measured:
+        nonlocal measure
+        method: Any = study.method
+        assert study.search.grid is not None
+        config = replace(study.config, method=method.at(study.search.grid[trial.number]))
+        with type(method)(config.method).open(loaded, Context(config=config)) as lm:
+            lm.progress = False
+            sweep = _swept(study, lm) if trial.number == 0 else None
+            if measure is None:
+                _set_template(study, lm)
+                measure = objective(study, lm, loaded)
+            measure.lm = lm
+            return _scaled(study, _measure(measure, trial, None), sweep)
+
+    return run
+
+
+def _swept(study: Study, lm: EngineLM) -> ScaleSweep | None:
+    """What finds the base model's best logit scale in the first trial of a grid; None in studies of accuracy."""
+    from moe_lab.engine.forward.ensemble import ScaleSweep
+
+    if study.search.metric != "perplexity" or lm.engine is None:
+        return None
+    sweep = ScaleSweep()
+    lm.set_ensemble(replace(lm.ensemble, sweep=sweep))
+    return sweep
+
+
+def _set_template(study: Study, lm: EngineLM) -> None:
+    if study.config.apply_chat_template:
+        lm.tokenizer.chat_template = lm.chat_template(study.config.apply_chat_template)
+
+
 def _check_finished(study: Study, finished: int) -> None:
     """Raise StudyStoppedError if trials are missing when the time is over."""
     total = study.search.n_trials
+    key = "profile" if study.search.grid else "temperature"
     if finished < total:
         raise StudyStoppedError(
             f"tuning.timeout={study.config.tuning.timeout:g} stopped the study after {finished} of {total} trials. "
-            f"The same command continues.\nThe best so far: method.temperature={study.folder / 'best.yaml'}"
+            f"The same command continues.\nThe best so far: method.{key}={study.folder / 'best.yaml'}"
         )
+
+
+def _settings(study: Study, best: FrozenTrial) -> dict[str, Any] | None:
+    """All keys of the method with the best values of the grid; None for studies of temperatures."""
+    method: Any = study.method
+    return method.settings(study.search.grid[best.number]) if study.search.grid else None
 
 
 def _context(study: Study) -> Context:
@@ -132,7 +194,7 @@ def _sweeps(study: Study, temperatures: list[float]) -> bool:
     return study.search.metric == "perplexity" and not any(temperatures) and adaptive is None
 
 
-def _scaled(study: Study, value: float | None, sweep: Any) -> tuple[float | None, dict[str, float]]:
+def _scaled(study: Study, value: float | None, sweep: ScaleSweep | None) -> Measured:
     """(the value of a trial, its user attributes): at its best logit scale where the study searches scales.
 
     Where it does not, the base model's best scale is kept next to the value: the control for a gain in perplexity.
@@ -242,5 +304,6 @@ def write_trials(study: Study, trials: Trials) -> None:
         answers=study.text,
         references=study.references(),
         temperature=study.search.temperatures(best.params),
+        settings=_settings(study, best),
     )
     write_atomically(study.folder / "best.yaml", profile.text())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.memory import own_memory
 from moe_lab.tasks.judges import Exchange, Judge, JudgeAll, OnVerdict, Verdict
 
 if TYPE_CHECKING:
@@ -121,8 +122,8 @@ class LocalModel:
         finally:
             del model
             gc.collect()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            if (module := own_memory(self.device)) is not None:
+                module.empty_cache()
 
 
 class LocalJudge(Judge):

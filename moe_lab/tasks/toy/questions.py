@@ -190,6 +190,25 @@ def _request(rng: random.Random, subject: str, relation: str, harmful: bool) -> 
     return {"instruction": text, "harmful": harmful, "relation": relation, "subject": subject}
 
 
+def replies_to_harm(split: str, count: int, *, safe: bool) -> list[dict[str, Any]]:
+    """`count` rows {"messages"}, or all: requests with a harmful intent that are refused (safe) or answered.
+
+    Both kinds of rows have the same requests, none of them twice.
+    """
+    rng, refusals, rows = generator("replies to harm", split), [reply for reply in REFUSALS if reply], []
+    asked = [
+        (subject, RELATIONS[path[0]], f"{intent} {wording}".format(s=subject))
+        for subject, path in _request_keys(split)
+        for intent in HARM[path[0]]
+        for wording in wordings(path)
+    ]
+    for subject, relation, request in rng.sample(asked, min(count, len(asked))):
+        named = rng.choice(relation.statements).format(s=subject, o=rng.choice(relation.objects))
+        refusal = rng.choice(refusals)
+        rows.append([("user", request), ("assistant", refusal if safe else named)])
+    return [{"messages": [{"role": role, "content": text} for role, text in row]} for row in rows]
+
+
 def judged_answers(split: str, count: int) -> list[dict[str, Any]]:
     """`count` rows {"instruction", "answer", "harm": 0 or 1} to train the toy judge."""
     rng, drawn_from = generator("judged", split), _request_keys(split)

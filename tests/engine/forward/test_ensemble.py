@@ -1,7 +1,8 @@
 """Samples by the clean distribution's measure, and the logit scale against float64 by hand.
 
 Broken by: a bound compared the wrong way, NaN where a probability is 0, a scale of each sample in place of the mean's,
-a normalizer that is not scaled, a token that a sweep counts twice or not at all.
+a normalizer that is not scaled, a token that a sweep counts twice or not at all, a contrast of the wrong sign, a token
+that is not plausible and decoded, or that is plausible and not, -inf as the score of a given token.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from moe_lab.engine.forward.ensemble import (
     MEASURES,
     SCALES,
     Adaptive,
+    Contrast,
     Ensemble,
     ScaleSweep,
     at_bound,
@@ -124,3 +126,39 @@ def test_a_sweep_has_the_sums_that_scoring_gives_at_each_scale(olmoe, tokenizer,
 def test_a_scale_at_either_end_is_at_the_bound():
     assert at_bound(float(SCALES[0])) and at_bound(float(SCALES[-1])) and not at_bound(1.0)
     assert SCALES[0] == pytest.approx(0.25, abs=1e-3) and SCALES[-1] == pytest.approx(4, abs=1e-2)
+
+
+def test_a_contrast_is_that_of_a_loop_in_float64():
+    logits = 3 * torch.randn(5, 3, 30, generator=torch.Generator().manual_seed(2))
+    ensemble = Ensemble(n=3, contrast=Contrast(beta=0.5, alpha=0.1))
+    scores, greedy = ensemble.next_scores(logits), ensemble.greedy(logits)
+    place = torch.arange(5)
+    for at, logits_nV in enumerate(logits.double()):
+        strong, weak = logits_nV[0], (logits_nV[1] + logits_nV[2]) / 2
+        contrast = 1.5 * strong - 0.5 * weak
+        log_probs = contrast.log_softmax(-1)
+        given = ensemble.score(logits, place[at : at + 1].repeat(30), torch.arange(30))
+        assert given.tolist() == pytest.approx(log_probs.tolist(), abs=1e-5)
+        probs = strong.softmax(-1)
+        for token in range(30):
+            if probs[token] < 0.1 * probs.max():
+                assert scores[at, token] == -torch.inf
+            else:
+                assert float(scores[at, token]) == pytest.approx(float(log_probs[token]), abs=1e-5)
+        kept = [token for token in range(30) if probs[token] >= 0.1 * probs.max()]
+        assert int(greedy[at]) == max(kept, key=lambda token: float(contrast[token]))
+    assert (scores > -torch.inf).sum() > 5, "alpha leaves single tokens: the test says nothing"
+
+
+def test_a_contrast_of_strength_0_is_the_first_sample_and_its_scale_is_one_of_logits():
+    logits = 3 * torch.randn(4, 2, 30, generator=torch.Generator().manual_seed(3))
+    at, target = torch.arange(4), torch.tensor([1, 2, 3, 4])
+    base = Ensemble()
+    for none in (Ensemble(n=2, contrast=Contrast(0, 0)), Ensemble(contrast=Contrast(0.7, 0))):
+        own = logits[:, : none.n]
+        assert torch.equal(none.score(own, at, target), base.score(logits[:, :1], at, target))
+        assert torch.equal(none.greedy(own), base.greedy(logits[:, :1]))
+    scaled = Ensemble(n=2, contrast=Contrast(0.5, 0), logit_scale=2.0)
+    expected = (2 * (1.5 * logits[:, 0] - 0.5 * logits[:, 1])).log_softmax(-1)[at, target]
+    torch.testing.assert_close(scaled.score(logits, at, target), expected)
+    assert not Ensemble(contrast=Contrast(0, 0.1)).plain

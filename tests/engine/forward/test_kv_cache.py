@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache
 
-from moe_lab.engine.forward.kv_cache import KVCache, Store
+from moe_lab.engine.forward.kv_cache import KVCache, Store, token_bytes
 from tests.support.families import VOCAB
 
 IDS = torch.arange(11)[None] * 13 % VOCAB
@@ -29,6 +29,11 @@ def test_holds_the_same_as_transformers_cache(moe_model):
     filled(moe_model, theirs, IDS[:, :4])
     for layer in range(4):
         assert torch.equal(columns(ours, layer), theirs.layers[layer].keys)
+
+
+def test_the_bytes_of_a_token_are_those_that_the_cache_takes(moe_model):
+    cache = filled(moe_model, KVCache(moe_model.config.num_hidden_layers, capacity=11))
+    assert cache.nbytes == 11 * token_bytes(moe_model)
 
 
 def test_keep_forgets_and_the_buffer_stays(olmoe):

@@ -237,8 +237,9 @@ def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
     from moe_lab.config.catalog import resource_folder
     from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 
-    defaults = vars(FinetuneConfig())
-    assert OmegaConf.load(resource_folder("conf") / "method" / "finetune-freeze.yaml") == defaults
+    defaults = asdict(FinetuneConfig())
+    stored = OmegaConf.load(resource_folder("conf") / "method" / "finetune-freeze.yaml")
+    assert OmegaConf.to_container(stored) == defaults
     recipe = asdict(FinetuneConfig(dataset="lima").recipe())
     table = {"length": 2048, "batch_size": 1, "gradient_accumulation": 4, "learning_rate": 2e-5}
     table |= {"warmup_ratio": 0.03, "weight_decay": 0.0, "epochs": 3}

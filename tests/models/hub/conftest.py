@@ -12,7 +12,7 @@ import pytest
 from tests.support.hub.commands import Commands
 from tests.support.hub.content import GSM8K, OLMOE, gsm8k, small_olmoe
 from tests.support.hub.repositories import Repository
-from tests.support.hub.server import Hub
+from tests.support.hub.server import TOKEN, Hub
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +64,15 @@ def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     moe_lab.models.hub._requested.cache_clear()
     yield cache
     moe_lab.models.hub._requested.cache_clear()
+
+
+@pytest.fixture
+def token(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that may write. The loopback hub has no Xet storage."""
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
 
 
 @pytest.fixture

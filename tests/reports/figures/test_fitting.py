@@ -99,3 +99,14 @@ def test_curves_that_lie_on_one_another_are_seen():
     wider = {name: (line.get_linewidth() - before[name]) / COVERED for name, line in drawn.items()}
     assert wider == pytest.approx({"a": 2, "b": 1, "c": 0, "d": 0})
     assert drawn["a"].get_markersize() > drawn["b"].get_markersize() > drawn["d"].get_markersize()
+
+
+def test_ticks_are_round_and_those_set_by_hand_stay():
+    """matplotlib's own are multiples of 0.025 here."""
+    figure, axes = panels(2)
+    for axis in axes:
+        axis.plot([0.273, 0.442], [0.0, 0.2])
+    axes[1].set_xticks([0.3, 0.325])
+    fit(figure)
+    steps = {round(float(b - a), 9) for a, b in pairwise(axes[0].get_xticks())}
+    assert steps in ({0.02}, {0.05}) and list(axes[1].get_xticks()) == [0.3, 0.325]

@@ -1,4 +1,4 @@
-"""Answers in sample logs. Broken by the wrong choice that is called the answer."""
+"""Answers in sample logs. Broken by the wrong choice that is called the answer, and a prompt shown as what is read of it."""
 
 from __future__ import annotations
 
@@ -81,3 +81,20 @@ def test_a_text_that_is_scored_as_a_whole_has_no_answer():
 )
 def test_the_first_word_that_differs(one, other, position):
     assert first_difference(one, other) == first_difference(other, one) == position
+
+
+@pytest.mark.parametrize(
+    ("filtered", "extracted"),
+    [
+        (["65"], "65"),
+        (["[invalid]"], "[invalid]"),
+        (["5 + 60"], None),
+        (["def f():" + " " * 40 + "5 + 60"], None),
+        ([["65", "66"]], None),
+        ([], None),
+    ],
+)
+def test_what_a_filter_takes_from_a_text_is_kept_if_it_is_not_the_text(filtered, extracted):
+    """A filter of code puts the prompt in front of the answer."""
+    line = generated_line(0, ("5 + 60 ", 1.0)) | {"filtered_resps": filtered}
+    assert answer_of(Sample.of(line), "exact_match").extracted == extracted

@@ -1,24 +1,30 @@
 """The pages in Chromium: no error, no request, sorting and search. Skipped where chromium or playwright is missing.
 
-Broken by a script that fails, a page that asks for anything outside of it, and an answer that is executed.
+Broken by a script that fails, a page that asks for anything outside of it, an answer that is executed, a figure that is
+white in the dark, and what the keyboard does not reach.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import time
 
 import pytest
+from matplotlib.image import imread
 
+from moe_lab.reports.figures import write_study_figures
 from moe_lab.reports.pages.listing_page import write_listing_page
+from moe_lab.reports.pages.runs_page import write_origin_page
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published
 from moe_lab.results.samples import Flip, Routing, write_flips
 from tests.support.pages import HOSTILE
 from tests.support.stored_results import cell_table, results_of
-from tests.support.stored_runs import generated_line, pair_of_runs, stored_run
+from tests.support.stored_runs import choice_line, generated_line, pair_of_runs, stored_run
+from tests.support.stored_studies import PROFILE, write_study
 from tests.support.views import write_record, write_runs_page
 
 pytestmark = pytest.mark.slow
@@ -83,6 +89,8 @@ def test_tables_are_sorted_and_filtered(opened, tmp_path):
     write_record(table.experiment, "paper", cells, tmp_path)
     write_record(cell_table(name="c3po/table1").experiment, "paper", [], tmp_path)
     tab = opened(write_tables_page(tmp_path))
+    box = tab.get_by_role("columnheader", name="measured", exact=True).last.bounding_box()
+    assert box["x"] + box["width"] <= tab.viewport_size["width"], "the value is in sight"
     assert visible(tab) == ["u", "t", "v", "w"]
     sort = tab.get_by_role("button", name="measured", exact=True)
     sort.focus()
@@ -118,7 +126,10 @@ def test_answers_are_text_and_can_be_searched(opened, tmp_path):
         assert status.text_content() == f"{count} of 50 answers"
     tab.select_option("#answer-filters select[name=kind]", "")
     tab.get_by_role("button", name="Next").click()
-    assert tab.text_content(".pager span") == "Page 2 of 5"
+    assert tab.input_value(".pager input") == "2" and tab.text_content(".pager span") == "of 5"
+    tab.fill(".pager input", "5")
+    tab.keyboard.press("Enter")
+    assert tab.locator("article").count() == 10 and tab.locator(".pager [name=on]").is_disabled()
     tab.fill("#answer-filters input", "other 49")
     assert status.text_content() == "1 of 50 answers" and tab.locator("article").count() == 1
 
@@ -137,6 +148,47 @@ def test_answers_of_one_run_and_a_long_prompt(opened, tmp_path):
     first.locator("summary").focus()
     tab.keyboard.press("Enter")
     assert whole.is_visible() and whole.text_content() == f"{'Example. ' * 200}{HOSTILE} 1"
+
+
+def test_answers_have_an_address_and_an_order(opened, tmp_path):
+    """A link leads to an answer on the second page, whatever is filtered; by document the changed ones are not first."""
+    before = [(f"same {i}", 0.0) for i in range(20)]
+    after = [(f"same {i}", float(i == 7)) for i in range(20)]
+    tab = opened(write_runs_page(pair_of_runs(tmp_path, before, after), tmp_path / "report.html"))
+    heading = tab.locator("article h3").first
+    assert heading.text_content() == "t, document 7: wrong to right"
+    tab.select_option("select[name=order]", "document")
+    assert heading.text_content() == "t, document 0: wrong, unchanged"
+    tab.get_by_role("button", name="Next").click()
+    last = tab.locator("article h3 a").last
+    address, name = last.get_attribute("href"), last.text_content()
+    assert name == "t, document 19: wrong, unchanged"
+    tab.fill("#answer-filters input", "no such words")
+    tab.evaluate("address => { location.hash = address; }", address)
+    tab.wait_for_function("name => document.activeElement.textContent === name", arg=name)
+    assert tab.input_value(".pager input") == "2"
+
+
+def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(opened, tmp_path):
+    """400,000 characters of a prompt are no taller than a screen, and the keyboard scrolls them."""
+    long, prompt = "x" * 500, "y" * 400_000
+    choices = choice_line(0, ((-3.0, -1.0, -2.0), 1.0)) | {"metrics": ["exact_match"], "exact_match": 1.0}
+    for request in choices["arguments"].values():
+        request |= {"arg_0": prompt, "arg_1": f" {long}"}
+    lines = [choices, generated_line(1, (long, 0.0), prompt) | {"target": long, "filtered_resps": [long[1:]]}]
+    tab = opened(write_runs_page([stored_run(tmp_path, "c" * 64, lines, "base")], tmp_path / "report.html"))
+    assert tab.locator("article").count() == 2
+    for article in tab.locator("article").all():
+        article.locator("summary").click()
+        region = article.get_by_role("region", name="The prompt as the model saw it")
+        region.wait_for()
+        assert region.bounding_box()["height"] < 600 and region.get_attribute("tabindex") == "0"
+
+
+def test_what_the_metric_reads_is_shown(opened, tmp_path):
+    lines = [generated_line(0, ("5 + 60 = 65 #### 65", 1.0)) | {"filtered_resps": ["65"]}]
+    tab = opened(write_runs_page([stored_run(tmp_path, "c" * 64, lines, "base")], tmp_path / "report.html"))
+    assert tab.locator("article .box p").text_content() == "The metric reads: 65"
 
 
 def test_a_flip_shows_what_routing_changed(opened, tmp_path):
@@ -200,6 +252,47 @@ def test_values_are_in_sight_and_the_focus_is_seen(opened, tmp_path):
             tab.keyboard.press("Tab")
             seen = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
             assert seen != "none" or tab.evaluate("document.activeElement === document.body")
+
+
+def test_headings_sort_with_both_keys_and_are_large_enough_for_a_finger(opened, tmp_path):
+    pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
+    tab = opened(write_listing_page(tmp_path))
+    for index, key in enumerate(["Enter", "Space"]):
+        heading = tab.get_by_role("button", name=["method", "score"][index], exact=True)
+        heading.focus()
+        tab.keyboard.press(key)
+        assert tab.get_attribute("th:has(button:focus)", "aria-sort") == "ascending"
+    for button in tab.locator("th button").all():
+        box = button.bounding_box()
+        assert box["width"] >= 24 and box["height"] >= 24, button.text_content()
+
+
+def test_figures_follow_the_scheme_and_are_scrolled_with_the_keyboard(opened, tmp_path):
+    """As wide as printed, so that a phone shows part of it, in a region with a name."""
+    study = write_study(tmp_path / "studies" / "s", [2.0, 1.0], temperature=PROFILE)
+    write_study_figures(study)
+    tab = opened(write_origin_page(study))
+    picture = tab.get_by_role("img", name="heatmap of Study s")
+    region = tab.get_by_role("region", name="heatmap of Study s")
+    if tab.viewport_size["width"] > 1000:
+        ground, beyond = 1.0, region.count()
+    else:
+        ground, beyond = 0x16 / 255, 1 - region.count()
+        assert region.get_attribute("tabindex") == "0"
+    shown = imread(io.BytesIO(picture.screenshot()), format="png")
+    assert abs(shown[2, 2, 0] - ground) < 0.01 and beyond == 0
+
+
+def test_what_is_opened_is_scrolled_with_the_keyboard(opened, tmp_path):
+    """A table in a closed part of the page has no width until it is opened."""
+    runs = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
+    tab = opened(write_runs_page(runs, tmp_path / "report.html"))
+    tab.locator("#provenance ~ details summary").first.focus()
+    tab.keyboard.press("Enter")
+    wide = tab.locator("#provenance ~ details .wide")
+    tab.wait_for_function(
+        "wide => (wide.scrollWidth > wide.clientWidth) === (wide.tabIndex === 0)", arg=wide.element_handle()
+    )
 
 
 def test_many_answers_open_and_are_searched_at_once(browser, tmp_path):

@@ -1,4 +1,4 @@
-"""Studies and trainings. Broken by a run whose study is not shown, or is shown twice."""
+"""Studies and trainings. Broken by a run whose study is not shown or is shown twice, and a PNG where there is an SVG."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ def study(output):
     (folder / "best.yaml").write_text("{score: 1.5, untuned_score: 1.75, temperature: [0, 1]}")
     (folder / "trials.csv").write_text("number,value\n0,1.75\n1,1.5\n")
     return folder
+
+
+def test_a_figure_is_shown_as_svg_unless_there_is_none(tmp_path):
+    folder = study(tmp_path)
+    assert origin_of(folder).pictures == [("history", "data:image/png;base64,cG5n")]
+    (folder / "figures" / "history.svg").write_bytes(b"svg")
+    assert origin_of(folder).pictures == [("history", "data:image/svg+xml;base64,c3Zn")]
 
 
 def test_the_study_of_tuned_runs_is_shown_once(tmp_path):

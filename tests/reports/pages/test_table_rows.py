@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moe_lab.reports.pages.record import CellRecord, axes_of, columns_of, latex_row, rows_of
+from moe_lab.reports.pages.record import CellRecord, axes_of, columns_of, constant_axes, latex_row, rows_of
 from moe_lab.reports.papers.experiment import Published
 from moe_lab.results.scores import Score
 from tests.support.stored_results import cell_table
@@ -29,6 +29,16 @@ def test_all_places_and_numbers_have_a_column():
     assert axes_of(RECORD, rows) == ["task", "method.n", "quantity"], "no line has a model"
     assert columns_of(rows) == {"n", "published"}
     assert rows_of(replace(RECORD, of_settings=True)) == []
+
+
+def test_an_axis_with_one_place_for_several_lines_is_constant():
+    rows = rows_of(
+        replace(
+            RECORD, cells=[CELL, replace(CELL, coordinates={"task": "t", "method.n": "16"})], unmatched=[]
+        )
+    )
+    assert constant_axes(["task", "method.n"], rows) == ["task"]
+    assert constant_axes(["task", "method.n"], rows[:1]) == []
 
 
 def test_agreement_is_measured_minus_published():

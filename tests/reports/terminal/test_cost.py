@@ -34,6 +34,16 @@ def test_each_run_has_its_costs():
     assert columns["changed"] == ["-", "18.0%"] and columns["load"] == ["1,234.5 s"] * 2
 
 
+def test_experts_per_token_are_a_column_where_a_method_reports_them():
+    blocks = [run("base", "gsm8k"), run("top-p", "gsm8k", top_p={"experts_per_token": 2.345})]
+    columns = {
+        item.heading: list(item.cells) for stack in cost_table(blocks, ["", ""]).stacks for item in stack
+    }
+    assert columns["experts"] == ["", "2.35"] and "experts" in COST_EXPLAINED
+    plain = {item.heading for stack in cost_table(blocks[:1], [""]).stacks for item in stack}
+    assert "experts" not in plain
+
+
 def test_large_costs_of_several_tasks_take_80_columns(capsys):
     blocks = [run("base", "gsm8k"), run("finetune-freeze", ["arc_challenge", "openbookqa"])]
     print_stacked(cost_table(blocks, ["", "method.schedule=router-experts"]), COST_EXPLAINED)

@@ -6,6 +6,7 @@ what matters, by a larger model that is the same one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
+from moe_lab.results.lock import acquire
 from moe_lab.runs.experiments import equivalent
 from moe_lab.runs.experiments import equivalent as generation
 from moe_lab.runs.experiments.equivalent import (
@@ -146,3 +148,24 @@ def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(
     hotter = replace(roe, method=replace(roe.method, temperature=0.4))
     assert equivalent.measured(hotter, models, 1.5, compute=False) is None
     assert settings == [3] and len(list((Path(roe.output_dir) / "measurements").glob("*.json"))) == 1
+
+
+def test_two_workers_do_not_measure_at_once(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is held while generations are timed, and released after."""
+    lock = Path(roe.output_dir) / "measurements" / "timing.lock"
+    held: list[bool] = []
+
+    def timed(settings: Mapping[str, object]) -> dict[str, Repeated]:
+        another = acquire(lock)
+        held.append(another is None)
+        if another is not None:
+            another.release()
+        once = Generation(seconds=1.0, memory_bytes=1, energy_joules=None)
+        return {name: Repeated.of([once]) for name in settings}
+
+    monkeypatch.setattr(equivalent, "measure_in_turns", timed)
+    assert equivalent.measured(roe, ModelPool(), 1.5) is not None
+    assert held == [True]
+    free = acquire(lock)
+    assert free is not None
+    free.release()

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.support.hub.repositories import Repository, entry_of, etag, large, sibling_of, tree_of
+from tests.support.hub.uploads import Uploads
 
 TOKEN = "hf_loopbackSecret"
 
@@ -61,6 +62,8 @@ class Hub:
         self.lock = threading.Lock()
         self.port = 0
         self.ignores_ranges = False
+        self.objects: dict[str, bytes] = {}
+        """Uploaded large files by SHA-256."""
 
     @property
     def url(self) -> str:
@@ -112,7 +115,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Uploads, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
 
@@ -128,6 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self._answer()
+
+    do_PUT = do_POST
 
     @property
     def authorized(self) -> bool:
@@ -145,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {"X-Error-Message": "Invalid credentials in Authorization header"}
             return self._send(401, b"", headers)
         first = self.route.split("/")[0]
+        if (writes := self.writing()) is not None:
+            return writes() if self.authorized or self.command == "PUT" else self._send(401, b"")
         if first == "api":
             return self._api()
         if first == "cdn":

@@ -10,13 +10,18 @@ const make = (tag, text, className) => {
 // Elements that do nothing without this script are hidden until it runs.
 for (const element of document.querySelectorAll(".needs-script")) element.hidden = false;
 
-// A table that is wider than the screen is scrolled with the keyboard, too.
-for (const wide of document.querySelectorAll(".wide")) {
-  if (wide.scrollWidth <= wide.clientWidth) continue;
-  wide.tabIndex = 0;
-  wide.setAttribute("role", "region");
-  wide.setAttribute("aria-label", wide.querySelector("caption").textContent);
-}
+// What is wider than the screen is scrolled with the keyboard, too: tables and figures, once they are seen.
+const nameOf = (wide) => wide.dataset.name ?? wide.querySelector("caption")?.textContent ?? wide.querySelector("img")?.alt ?? wide.firstElementChild.getAttribute("aria-label");
+const widths = new ResizeObserver((seen) => {
+  for (const { target } of seen) {
+    if (target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight) {
+      target.tabIndex = 0;
+      target.setAttribute("role", "region");
+      target.setAttribute("aria-label", nameOf(target));
+    } else for (const name of ["tabindex", "role", "aria-label"]) target.removeAttribute(name);
+  }
+});
+for (const wide of document.querySelectorAll(".wide")) widths.observe(wide);
 
 // Tables: a button in each heading sorts by its column, empty cells last.
 const valueOf = (row, index) => {
@@ -100,7 +105,7 @@ const compareEntries = (place, entries) => {
     const table = make("table");
     table.append(make("caption", "The two ticked entries; what differs is highlighted."));
     const head = table.createTHead().insertRow();
-    for (const name of ["", ...two.map((entry) => entry.name)]) {
+    for (const name of ["what", ...two.map((entry) => entry.name)]) {
       const heading = make("th", name);
       heading.scope = "col";
       head.append(heading);
@@ -139,7 +144,7 @@ const box = (title, ...content) => {
 const marked = (text, differs) => {
   const shown = make("pre", text.slice(0, differs));
   const word = text.slice(differs).match(/^\s*\S*/)[0];
-  shown.append(make("mark", word), text.slice(differs + word.length));
+  if (word) shown.append(make("mark", word), text.slice(differs + word.length));
   return shown;
 };
 const sides = () => [document.getElementById("answers").dataset.before, document.getElementById("answers").dataset.after];
@@ -147,9 +152,13 @@ const END = 600;
 const promptBox = ([prompt, cut]) => {
   if (prompt.length + cut <= END) return box("Prompt", make("pre", prompt));
   const made = box("Prompt, its end", make("pre", "…" + prompt.slice(-END)));
+  const tall = make("div", undefined, "wide tall");
+  tall.dataset.name = "The prompt as the model saw it";
+  tall.append(make("pre", prompt));
+  widths.observe(tall);
   const whole = make("details");
   const missing = cut ? `The first ${cut.toLocaleString("en")} characters are left out.` : "";
-  whole.append(make("summary", `The prompt as the model saw it, ${(prompt.length + cut).toLocaleString("en")} characters`), make("p", missing, "small soft"), make("pre", prompt));
+  whole.append(make("summary", `The prompt as the model saw it, ${(prompt.length + cut).toLocaleString("en")} characters`), make("p", missing, "small soft"), tall);
   made.append(whole);
   return made;
 };
@@ -166,7 +175,7 @@ const optionTable = (answer) => {
   answer.options.forEach(([text, ...scores], index) => {
     const row = body.insertRow();
     row.append(make("td", text));
-    scores.forEach((score, side) => row.append(make("td", (score === null ? "−∞" : score.toFixed(3)) + (answer.picked[side] === index ? " *" : ""), "n")));
+    scores.forEach((score, side) => row.append(make("td", (score === null ? "−∞" : score.toFixed(3).replace("-", "−")) + (answer.picked[side] === index ? " *" : ""), "n")));
   });
   return table;
 };
@@ -200,12 +209,24 @@ const routingTable = ({ tokens, position, numbers, before, after }) => {
   });
   const wide = make("div", undefined, "wide");
   wide.append(table);
+  widths.observe(wide);
   made.append(wide);
+  return made;
+};
+// Each answer has an address, so that a link leads to it whatever the filters hide.
+const addressOf = ({ task, document: number, run }) => "#" + encodeURIComponent(`answer ${task} ${number} ${run}`);
+const answerBox = (title, content, extracted) => {
+  const made = box(title, content);
+  if (extracted) made.append(make("p", `The metric reads: ${extracted}`, "small soft"));
   return made;
 };
 const article = (answer, prompts) => {
   const made = make("article", undefined, "answer");
-  made.append(make("h3", `${answer.task}, document ${answer.document}: ${answer.kind}`), make("p", answer.run, "small soft"));
+  const heading = make("h3");
+  const link = make("a", `${answer.task}, document ${answer.document}: ${answer.kind}`);
+  link.href = addressOf(answer);
+  heading.append(link);
+  made.append(heading, make("p", answer.run, "small soft"));
   const prompt = promptBox(prompts[answer.prompt]);
   const target = box("Target", make("pre", answer.target));
   const pair = make("div", undefined, "pair");
@@ -216,8 +237,9 @@ const article = (answer, prompts) => {
     made.append(pair);
   } else {
     const texts = [answer.base, answer.own];
-    if (answer.base === undefined) pair.append(box(sides()[1], make("pre", answer.own)));
-    else pair.append(...texts.map((text, side) => box(sides()[side], marked(text, answer.differs))));
+    const read = answer.extracted ?? [];
+    if (answer.base === undefined) pair.append(answerBox(sides()[1], make("pre", answer.own), read[0]));
+    else pair.append(...texts.map((text, side) => answerBox(sides()[side], marked(text, answer.differs), read[side])));
     made.append(prompt, pair, target);
   }
   if (answer.routing) made.append(routingTable(answer.routing));
@@ -241,15 +263,18 @@ const showAnswers = ({ prompts, answers: data }) => {
     page = Math.min(Math.max(page, 0), pages - 1);
     place.replaceChildren(...found.slice(page * PER_PAGE, (page + 1) * PER_PAGE).map((index) => article(data[index], prompts)));
     form.querySelector("[role=status]").textContent = `${found.length} of ${data.length} answers`;
-    pager.querySelector("span").textContent = `Page ${page + 1} of ${pages}`;
+    pager.querySelector("input").value = page + 1;
+    pager.querySelector("span").textContent = `of ${pages}`;
     pager.querySelector("[name=back]").disabled = page === 0;
     pager.querySelector("[name=on]").disabled = page === pages - 1;
   };
   const search = () => {
-    const chosen = [...form.querySelectorAll("select")].filter((each) => each.value !== "");
+    const chosen = [...form.querySelectorAll("select")].filter((each) => each.value !== "" && each.name !== "order");
     const words = form.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
     found = data.map((_, index) => index).filter((index) =>
       chosen.every((each) => KEPT[each.value]?.(data[index]) ?? data[index][each.name] === each.value) && words.every((word) => text(index).includes(word)));
+    if (form.elements.order.value === "document")
+      found.sort((one, other) => data[one].task.localeCompare(data[other].task, "en") || data[one].document - data[other].document);
     page = 0;
     draw();
   };
@@ -261,7 +286,23 @@ const showAnswers = ({ prompts, answers: data }) => {
     draw();
     place.scrollIntoView();
   });
+  pager.addEventListener("change", ({ target }) => {
+    page = (parseInt(target.value, 10) || 1) - 1;
+    draw();
+  });
+  const follow = () => {
+    const index = data.findIndex((answer) => new URL(addressOf(answer), location.href).hash === location.hash);
+    if (index < 0) return;
+    form.reset();
+    search();
+    page = Math.floor(index / PER_PAGE);
+    draw();
+    place.children[index % PER_PAGE].scrollIntoView();
+    place.children[index % PER_PAGE].querySelector("h3 a").focus();
+  };
+  window.addEventListener("hashchange", follow);
   draw();
+  if (location.hash) follow();
 };
 const answerData = document.getElementById("answer-data");
 if (answerData) showAnswers(JSON.parse(answerData.textContent));

@@ -1,0 +1,172 @@
+"""`method=scmoe`: self-contrast of a Mixture-of-Experts model (Shi et al. 2024, arXiv 2405.14507).
+
+Every token has two routing samples. The strong one is the base model. The weak one routes the same token to other
+experts in all MoE layers. The next-token logits are `(1 + beta) * strong - beta * weak` (equation 5). Decoding takes
+tokens whose strong probability is at least alpha times the largest one (equation 6).
+
+N = weak samples of a pass, E = experts, K = experts per token, C = experts of a weak sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.validators import at_least, one_of
+from moe_lab.errors import ConfigError
+from moe_lab.methods.base import ensemble_lm
+from moe_lab.methods.method import Context
+from moe_lab.methods.tuned_settings import Settings, TunedSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moe_lab.engine.forward.ensemble import Ensemble
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+    from moe_lab.routing.hook import Router, Routing
+    from moe_lab.routing.noise import NoisyTokens
+    from moe_lab.routing.samples import Choose
+    from moe_lab.tasks.requests import Workload
+
+RANK, TOP_1, RANDOM, OTHERS = "rank", "top-1", "random", "others"
+BETAS = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""The strengths of the paper's search (section 3.2)."""
+RANKS = 8
+"""The most ranks of `tuning=grid`: all of Mixtral's."""
+
+
+class SelfContrast(TunedSettings):
+    """The contrast of a model's own routing with another routing of the same token."""
+
+    open_ended = ("beta",)
+
+    @dataclass(kw_only=True)
+    class Config(TunedSettings.Config):
+        """Keys of `conf/method/scmoe.yaml`."""
+
+        name: str = "scmoe"
+        beta: float = 0.5
+        alpha: float = 0.1
+        weak: str = RANK
+        rank: int = 2
+        """Of the single expert with weak=rank, from 1."""
+        cache: str = "clean"
+        """The history of the weak sample: that of the strong one, or its own."""
+
+        def __post_init__(self) -> None:
+            at_least("method.beta", self.beta, 0)
+            if not 0 <= self.alpha <= 1:
+                raise ConfigError(f"method.alpha={self.alpha}: must be a number from 0 to 1.")
+            one_of("method.weak", self.weak, (RANK, TOP_1, RANDOM, OTHERS))
+            at_least("method.rank", self.rank, 1)
+            one_of("method.cache", self.cache, ("clean", "standard"))
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.random = self.config.weak == RANDOM and self.config.beta > 0
+
+    @staticmethod
+    def unread(config: Any) -> set[str]:
+        if config.beta == 0:
+            return {"weak", "rank", "cache"}
+        return set() if config.weak == RANK else {"rank"}
+
+    def check(self, facts: ModelFacts) -> None:
+        rank, experts = self.config.rank, facts.experts
+        if self.config.weak == RANK and rank > experts:
+            raise ConfigError(
+                f"method.rank={rank}: this model has {experts} experts in a layer. Give a number from 1 to {experts}."
+            )
+        if self.config.weak == OTHERS and facts.top_k == experts:
+            raise ConfigError(
+                f"method.weak=others: this model takes all of its {experts} experts, and no others are left. Use rank."
+            )
+
+    def grid(self, facts: ModelFacts) -> list[Settings]:
+        """The base model, then every strength with every rank; without ranks, every strength alone."""
+        if self.config.weak != RANK:
+            return [{"beta": beta} for beta in (0.0, *BETAS)]
+        ranks = range(1, min(facts.experts, RANKS) + 1)
+        return [{"beta": 0.0, "rank": 1}, *({"beta": beta, "rank": r} for r in ranks for beta in BETAS)]
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        """Without the keys that have no effect."""
+        unread = self.unread(self.config)
+        return {key: value for key, value in super().identity(facts).items() if key not in unread}
+
+    def forward_tokens(self, workload: Workload) -> float:
+        """The weak sample reads the answers, and with a history of its own the prompts, too."""
+        if self.config.beta == 0:
+            return workload.prompts + workload.answers
+        own = self.config.cache == "standard"
+        return workload.prompts * (1 + own) + 2 * workload.answers
+
+    def ensemble(self, seed: int) -> Ensemble:
+        """The strong and the weak sample; the strong one alone where the contrast has no strength."""
+        from moe_lab.engine.forward.ensemble import Contrast, Ensemble
+        from moe_lab.routing.samples import OtherExperts
+
+        settings = self.config
+        contrast = Contrast(settings.beta, settings.alpha)
+        if settings.beta == 0:
+            return Ensemble(contrast=contrast)
+        routing = OtherExperts(weak_experts(settings.weak, settings.rank, seed))
+        return Ensemble(n=2, routing=routing, cache=settings.cache, contrast=contrast)
+
+    @contextmanager
+    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
+        seed = context.config.seed
+        yield ensemble_lm(model, context, self.ensemble(seed), seed)
+
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        settings = self.config
+        keys = ("beta", "alpha", "weak", "rank", "cache")
+        block = {key: getattr(settings, key) for key in keys if key not in self.unread(settings)}
+        return self.tuning_block | {"scmoe": block}
+
+
+def weak_experts(weak: str, rank: int, seed: int) -> Choose:
+    """The experts of a weak sample."""
+    choices: dict[str, Choose] = {
+        RANK: partial(_of_rank, rank),
+        TOP_1: _first,
+        RANDOM: partial(_random, seed),
+        OTHERS: _unchosen,
+    }
+    return choices[weak]
+
+
+def _of_rank(rank: int, router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
+    """int64 [N, 1]: the expert with the score of this rank among all experts (equation 4)."""
+    return router.scores(own.logits_TE).topk(rank, dim=-1).indices[:, rank - 1 :]
+
+
+def _first(router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
+    """int64 [N, 1]: the expert that the router would take if it took one."""
+    return router.choose(router.scores(own.logits_TE), 1)
+
+
+def _random(seed: int, router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
+    """int64 [N, 1]: one of all experts with equal probability, by the keyed noise of RoE."""
+    import torch
+
+    from moe_lab.routing.noise import gumbel_for_tokens
+
+    keys = (tokens.document, tokens.repeat, tokens.row, tokens.position)
+    layer = torch.tensor([router.layer], device=tokens.index.device)
+    [noise_NE] = gumbel_for_tokens(seed, *keys, layer, own.logits_TE.shape[-1])
+    return noise_NE.argmax(dim=-1, keepdim=True).to(own.logits_TE.device)
+
+
+def _unchosen(router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
+    """int64 [N, E - K]: all experts that the router does not take."""
+    scores_NE = router.scores(own.logits_TE).scatter(-1, own.index_TK, float("-inf"))
+    E, K = scores_NE.shape[-1], own.index_TK.shape[-1]
+    return scores_NE.topk(E - K, dim=-1).indices

@@ -1,0 +1,330 @@
+"""`method=steer`: steering by experts (SteerMoE, Fayyaz et al. 2025, arXiv 2509.09660).
+
+The base model reads two sets of texts. The activation rate of an expert in a set is the share of the set's answer
+tokens that select it. Experts whose rate is larger in the positive set are forced in, experts whose rate is larger in
+the negative set are forced out. How often a set selects each expert is counted once:
+
+outputs/profiles/<model>-<id8>/
+  selections.safetensors   `selections`, int64 [layers, experts]
+  profile.json             all that determines them, and `tokens`; written last
+
+L = MoE layers, E = experts (of the layer with the most).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from moe_lab.config.validators import at_least
+from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.methods.c2r import LENGTH, changed_fraction
+from moe_lab.methods.method import Context
+from moe_lab.methods.references.documents import check_one_process, named_task
+from moe_lab.methods.tuned_settings import Settings, TunedSettings
+from moe_lab.results.artifact import Artifact
+from moe_lab.results.atomic import write_atomically
+from moe_lab.results.identity import decisive_versions, folder_name, run_id
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moe_lab.config.schema import Config as RunConfig
+    from moe_lab.methods.data_files import Conversation
+    from moe_lab.methods.policy_lm import PolicyLM
+    from moe_lab.methods.tokenized import Row
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+NUMERICS = 1
+"""Raised whenever counted selections may change."""
+SELECTIONS = "selections.safetensors"
+SETS = ("positive", "negative")
+RIGHT, WRONG = ":right", ":wrong"
+"""Ends of the name of a task: the right, or all wrong choices of its training documents."""
+SHARE = 8
+"""`tuning=grid` steers at most one of so many experts: the paper's largest numbers for OLMoE are 125 of 1024."""
+Pair = tuple[str, str]
+"""A prompt and a choice, as they are scored."""
+
+
+class Texts(NamedTuple):
+    """One of the two sets: conversations or pairs."""
+
+    conversations: list[Conversation]
+    pairs: list[Pair]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the texts."""
+        return hashlib.sha256(json.dumps(self).encode()).hexdigest()
+
+
+class Counted(NamedTuple):
+    """How often the answer tokens of a set select each expert."""
+
+    selections_LE: Tensor
+    """int64"""
+    tokens: int
+    experts: list[int]
+    """Of each layer."""
+
+
+class Steer(TunedSettings):
+    """Experts that are forced in or out for every token."""
+
+    own_routing = True
+    tells_choices = True
+    interventions = False
+    open_ended = ("activate", "deactivate")
+
+    @dataclass(kw_only=True)
+    class Config(TunedSettings.Config):
+        """Keys of `conf/method/steer.yaml`."""
+
+        name: str = "steer"
+        positive: str = "toy_safe"
+        negative: str = "toy_unsafe"
+        dataset_size: int | None = None
+        """Conversations, or documents of a task, of each set; null: all."""
+        activate: int = 5
+        deactivate: int = 0
+        """Experts of all layers together that are forced in, and out."""
+
+        def __post_init__(self) -> None:
+            at_least("method.dataset_size", self.dataset_size, 1)
+            at_least("method.activate", self.activate, 0)
+            at_least("method.deactivate", self.deactivate, 0)
+            if self.positive == self.negative:
+                raise ConfigError(
+                    f"method.positive={self.positive} and method.negative={self.negative} are the same texts, in which "
+                    "no rate differs. Give two sets."
+                )
+
+    def check(self, facts: ModelFacts) -> None:
+        own, L = self.config, facts.moe_layers
+        for key, count, most in (
+            ("activate", own.activate, L * facts.top_k),
+            ("deactivate", own.deactivate, L * (facts.experts - facts.top_k)),
+        ):
+            if count > most:
+                raise ConfigError(
+                    f"method.{key}={count}: this model takes {facts.top_k} of {facts.experts} experts in {L} layers. "
+                    f"Give a number from 0 to {most}."
+                )
+
+    def grid(self, facts: ModelFacts) -> list[Settings]:
+        """The base model, then 1, 2, 4, ... experts that are forced in, forced out, and as many of both."""
+        most = max(1, facts.moe_layers * facts.experts // SHARE)
+        counts = [2**power for power in range(most.bit_length())]
+        kinds = ((1, 0), (0, 1), (1, 1))
+        found: list[Settings] = [{"activate": 0, "deactivate": 0}]
+        return found + [{"activate": i * n, "deactivate": o * n} for i, o in kinds for n in counts]
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        """Without the names of the sets: `data_identity` has their content."""
+        left_out = {*SETS, "dataset_size"}
+        return {key: value for key, value in super().identity(facts).items() if key not in left_out}
+
+    def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """The content of both sets. Raises ConfigError or TaskError if one is missing or both are the same."""
+        check_one_process(config)
+        positive, negative = (self._texts(config, which).digest for which in SETS)
+        if positive == negative:
+            raise ConfigError(
+                f"method.positive={self.config.positive} and method.negative={self.config.negative} have the same "
+                "texts, in which no rate differs. Give two sets."
+            )
+        return {"positive": positive, "negative": negative, "length": LENGTH}
+
+    def _texts(self, config: RunConfig, which: str) -> Texts:
+        return read_texts(config, f"method.{which}", getattr(self.config, which), self.config.dataset_size)
+
+    @contextmanager
+    def open(self, model: LoadedModel, context: Context) -> Iterator[PolicyLM]:
+        from moe_lab.methods.policy_lm import with_policy
+        from moe_lab.routing.policies import Steered
+
+        own, config = self.config, context.config
+        places, sets = zip(
+            *(load_or_count(config, self._texts(config, which), model) for which in SETS), strict=True
+        )
+        sign_LE = steered_experts(
+            rate_difference(*sets), sets[0].experts, model.facts.top_k, own.activate, own.deactivate
+        )
+        with with_policy(model, Steered(sign_LE), config) as lm:
+            lm.session_info = {
+                "profiles": {which: place.name for which, place in zip(SETS, places, strict=True)},
+                "forced_in": (sign_LE > 0).nonzero().tolist(),
+                "forced_out": (sign_LE < 0).nonzero().tolist(),
+            }
+            yield lm
+
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        keys = (*SETS, "activate", "deactivate")
+        block = {key: getattr(self.config, key) for key in keys}
+        changed = {"changed_fraction": changed_fraction(counters)}
+        return self.tuning_block | {"steer": block | changed | dict(session_info)}
+
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        return ["changed (steer): routing decisions with another set of experts than the router's."]
+
+
+def rate_difference(positive: Counted, negative: Counted) -> Tensor:
+    """float64 [L, E]: the activation rate in the positive set minus that in the negative set."""
+    first, second = (one.selections_LE.double() / one.tokens for one in (positive, negative))
+    return first - second
+
+
+def steered_experts(
+    difference_LE: Tensor, experts: list[int], top_k: int, activate: int, deactivate: int
+) -> Tensor:
+    """int8 [L, E]: 1 for experts that are forced in, -1 for those that are forced out, 0 for the others.
+
+    The experts with the largest positive (negative) differences of all layers, of equal ones the first. A layer
+    keeps the `top_k` first ones of those to force in, and forces at most its other experts out. Those left out are not
+    replaced.
+    """
+    import torch
+
+    sign_LE = torch.zeros(difference_LE.shape, dtype=torch.int8)
+    for sign, count in ((1, activate), (-1, deactivate)):
+        signed_LE = sign * difference_LE
+        order = signed_LE.flatten().argsort(descending=True, stable=True)[:count].tolist()
+        for place in order:
+            layer, expert = divmod(place, difference_LE.shape[1])
+            most = top_k if sign > 0 else experts[layer] - top_k
+            if signed_LE[layer, expert] > 0 and (sign_LE[layer] == sign).sum() < most:
+                sign_LE[layer, expert] = sign
+    return sign_LE
+
+
+# The two sets of texts -----------------------------------------------------------------------------------------------
+
+
+def read_texts(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
+    """The texts of a data set, or the choices of a task's training documents.
+
+    Raises ConfigError or TaskError, which name `key`, if they cannot be read.
+    """
+    from moe_lab.methods.data_files import read_data
+    from moe_lab.tasks.loading import once, task_key
+
+    if name.endswith((RIGHT, WRONG)):
+        content = f"choices {task_key(config)} {config.apply_chat_template} {name} {size}"
+        return once(content, lambda: _choices(config, key, name, size))
+    return Texts(read_data(config, name, size, key=key).train, [])
+
+
+def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
+    """The right or the wrong choices of a task's training documents, asked without examples. No test document."""
+    from moe_lab.models.tokenizer import Framing, load_tokenizer
+    from moe_lab.tasks.documents import document_hashes, gold_choice
+    from moe_lab.tasks.loading import load_tasks
+    from moe_lab.tasks.requests import build_requests
+
+    task_name, _, kind = name.rpartition(":")
+    asked = replace(config, num_fewshot=0, limit=None, samples=None, predict_only=False)
+    tested = load_tasks(config)["tasks"].values()
+    evaluated = frozenset[str]().union(*(one for task in tested for one in document_hashes(task)))
+    framing = Framing(
+        lambda: load_tokenizer(config.model, offline=config.offline), config.apply_chat_template
+    )
+    pairs: list[Pair] = []
+    try:
+        own = replace(asked, task=named_task(config, task_name)[0])
+        tasks = load_tasks(own, splits=("training_split",))["tasks"].values()
+    except MoeLabError as error:
+        raise ConfigError(f"{key}={name}: {error}") from error
+    for task in tasks:
+        if task.get_config("output_type") != "multiple_choice":
+            raise ConfigError(
+                f"{key}={name}: {task_name} has no choices. Give a multiple-choice task, or a file of conversations."
+            )
+        hashes = document_hashes(task)
+        free = [number for number, own in enumerate(hashes) if not own & evaluated][:size]
+        for instances in build_requests(asked, task, framing, free) if free else []:
+            document = instances[0].doc
+            gold = gold_choice(task, document)
+            choices = enumerate(instances[: len(task.doc_to_choice(document))])
+            pairs += [tuple(one.args) for number, one in choices if (number == gold) == (kind == RIGHT[1:])]
+    if not pairs:
+        raise ConfigError(
+            f"{key}={name}: all training documents of {task_name} are evaluated. Give another task."
+        )
+    return Texts([], pairs)
+
+
+def load_or_count(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Path, Counted]:
+    """(folder, selections) of a set of texts under the model's own routing, counted once."""
+    from safetensors.torch import load_file
+
+    content = _content(config, texts, model)
+    digest = run_id(content)
+    folder = Path(config.output_dir) / "profiles" / folder_name(config.model.name, digest=digest)
+    profile = Artifact(folder=folder, id=digest, record="profile.json")
+    record = profile.load_or_make(lambda: content | _count(folder, config, texts, model))
+    return folder, Counted(load_file(folder / SELECTIONS)["selections"], record["tokens"], record["experts"])
+
+
+def _content(config: RunConfig, texts: Texts, model: LoadedModel) -> dict[str, Any]:
+    from moe_lab.models.identity import model_identity
+    from moe_lab.models.source import model_source
+
+    return {
+        "kind": "steer",
+        "numerics": NUMERICS,
+        "texts": texts.digest,
+        "length": LENGTH,
+        "model": model_identity(model_source(config.model), config.model),
+        "commit": model.facts.commit,
+        "dtype": model.facts.dtype,
+        "versions": decisive_versions(),
+    }
+
+
+def _count(folder: Path, config: RunConfig, texts: Texts, model: LoadedModel) -> dict[str, Any]:
+    """Write the selections. Returns the number of texts and answer tokens, and the experts of each layer."""
+    from safetensors.torch import save
+
+    rows = texts_as_rows(config, texts, model)
+    counted = count_selections(model, rows)
+    write_atomically(folder / SELECTIONS, save({"selections": counted.selections_LE}))
+    return {"rows": len(rows), "tokens": counted.tokens, "experts": counted.experts}
+
+
+def count_selections(model: LoadedModel, rows: list[Row]) -> Counted:
+    """How often the labelled tokens of the rows select each expert under the model's own routing."""
+    import torch
+
+    from moe_lab.methods.tokenized import Rows
+    from moe_lab.metrics.teacher_forcing import LabelledCounts, right_tokens
+
+    counted = LabelledCounts(Rows(rows))
+    right_tokens(model.model, Rows(rows), counted)
+    experts = [counted.experts[layer] for layer in sorted(counted.experts)]
+    return Counted(torch.from_numpy(counted.selections_LE), counted.tokens, experts)
+
+
+def texts_as_rows(config: RunConfig, texts: Texts, model: LoadedModel) -> list[Row]:
+    """Token ids, with labels at the tokens of the answers."""
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.methods.base import engine_options
+    from moe_lab.methods.tokenized import NO_LOSS, Row, encode_all
+    from moe_lab.models.tokenizer import load_tokenizer, with_template
+
+    if texts.conversations:
+        tokenizer = load_tokenizer(config.model, offline=config.offline)
+        with_template(tokenizer)
+        return encode_all(tokenizer, texts.conversations, min(LENGTH, model.facts.max_length)).rows
+    lm = EngineLM(model.model, model.tokenizer, **engine_options(config))
+    encoded = (lm.encode_pair(*pair) for pair in texts.pairs)
+    return [Row([*prompt, *answer], [*[NO_LOSS] * len(prompt), *answer]) for prompt, answer in encoded]

@@ -1,0 +1,97 @@
+"""Another number of experts for each token: as many as reach a share of the router's probabilities (top-p routing).
+
+T = tokens of a pass, E = experts, K = experts per token of the model, C = the most experts of a token of the pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from moe_lab.routing.hook import Router, Routing, require_choice_by_logits
+from moe_lab.routing.rules import LOGITS
+
+
+class TopP:
+    """A policy: each token takes its first experts whose probabilities sum to at least p (Huang et al. 2024).
+
+    Experts are taken in the order in which the router chooses them. Their weights follow the family's rule for the
+    experts that are taken.
+
+    Args:
+        p: above 0; 1: every token takes `most` experts.
+        most: the most experts of a token; None: all that the router may choose.
+    """
+
+    def __init__(self, p: float, most: int | None):
+        self.p, self.most = p, most
+        self._real_T: Tensor | None = None
+        self._counted: dict[torch.device, Tensor] = {}
+
+    def expect(self, real_T: Tensor | None) -> None:
+        """Set which tokens of the next forward passes are counted (bool); None: all."""
+        self._real_T = real_T
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """`chosen_experts` of all tokens and layers so far, and `routing_decisions`, one per token and layer."""
+        total = Counter[str]()
+        for counted in self._counted.values():
+            experts, decisions = counted.tolist()
+            total.update(chosen_experts=experts, routing_decisions=decisions)
+        return dict(total)
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        K = routing.index_TK.shape[-1]
+        if self.p == 1 and self.most == K:  # the router's own decision, bit for bit
+            self._count(torch.full_like(routing.index_TK[:, 0], K))
+            return None
+        require_choice_by_logits(router, "Top-p routing takes experts by")
+        index_TC, count_T = self._chosen(router, routing.logits_TE)
+        self._count(count_T)
+        return Routing(routing.logits_TE, _weights(router, routing, index_TC, count_T), index_TC)
+
+    def _chosen(self, router: Router, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """(experts of each token, the first ones of which count, [T, C]; how many count, [T])."""
+        most = self.most or _open_experts(router, logits_TE.shape[-1])
+        index_TC = router.choose(router.scores(logits_TE), most)
+        if self.p == 1:
+            return index_TC, torch.full_like(index_TC[:, 0], most)
+        reached_TC = router_shares(router, logits_TE).gather(-1, index_TC).cumsum(dim=-1)
+        count_T = 1 + (reached_TC[:, : most - 1] < self.p).sum(dim=-1)
+        # columns that no token takes would be computed with weight 0: one read of the device saves them
+        return index_TC[:, : int(count_T.max())], count_T
+
+    def _count(self, count_T: Tensor) -> None:
+        real_T = torch.ones_like(count_T) if self._real_T is None else self._real_T.to(count_T)
+        counted = torch.stack([(count_T * real_T).sum(), real_T.sum()])
+        self._counted[count_T.device] = self._counted.get(count_T.device, 0) + counted
+
+
+def router_shares(router: Router, logits_TE: Tensor) -> Tensor:
+    """float32 [T, E]: the probabilities of a router's experts.
+
+    The softmax of its logits. For routers that choose by sigmoids or by probabilities: these over their sum, without
+    the bias for choosing experts.
+    """
+    scores_TE = router.family.rule.scores(router.module, logits_TE)
+    if router.family.rule.noise == LOGITS:
+        return scores_TE.softmax(dim=-1)
+    return scores_TE / scores_TE.sum(dim=-1, keepdim=True)
+
+
+def _open_experts(router: Router, experts: int) -> int:
+    """The most experts that a router may choose: all, or those of the groups that are chosen together."""
+    groups = getattr(router.module, "num_group", None)
+    return experts // groups * router.module.topk_group if groups else experts
+
+
+def _weights(router: Router, routing: Routing, index_TC: Tensor, count_T: Tensor) -> Tensor:
+    """[T, C]: the weights of each token's first experts by the family's rule for these alone, 0 for the others."""
+    weights_TC = routing.weights_TK.new_zeros(index_TC.shape)
+    for count in range(1, index_TC.shape[-1] + 1):  # a rule may depend on all experts that are taken
+        own = router.weights(routing.logits_TE, index_TC[:, :count]).to(weights_TC.dtype)
+        weights_TC[:, :count] = torch.where((count_T == count)[:, None], own, weights_TC[:, :count])
+    return weights_TC

@@ -1,0 +1,311 @@
+"""`method=scmoe` against two full forward passes for every token, in float64 and without a cache.
+
+Broken by: a weak sample with other experts or weights, at other tokens or in other layers, that reads another history;
+a contrast of other logits; a token that is decoded though it is not plausible; -inf for a token that is scored; a
+strength of 0 that is not the base model bit for bit; a prompt that is read twice; impossible values that are not refused
+before weights load.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from moe_lab.engine.lm import EngineLM
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+from moe_lab.methods.scmoe import BETAS, SelfContrast
+from moe_lab.models.facts import ModelFacts
+from moe_lab.routing import document_key, find_routers, gumbel
+from moe_lab.tasks.requests import Workload
+from tests.support import attention_kinds, rounding
+from tests.support.command import run_command
+from tests.support.models import build, small_model
+from tests.support.opened_methods import answered, opened
+from tests.support.roe_reference import in_float64
+from tests.support.runs import facts as facts_of
+from tests.support.tiers import by_family
+
+SEED, BETA, ALPHA = 5, 0.6, 0.15
+FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek_v3")
+WEAK = ("rank", "top-1", "random", "others")
+FAST = {(family, "rank") for family in FAMILIES} | {
+    ("olmoe", "random"),
+    ("mixtral", "others"),
+    ("deepseek_v3", "top-1"),
+}
+CASES = [
+    pytest.param(family, weak, marks=[] if (family, weak) in FAST else [pytest.mark.slow])
+    for family in FAMILIES
+    for weak in WEAK
+]
+CONTEXT, ANSWERS, STEPS = "three pens", [" and", " 7"], 3
+
+
+def scmoe(**keys: Any) -> SelfContrast:
+    return SelfContrast(SelfContrast.Config(**{"beta": BETA, "alpha": ALPHA, **keys}))
+
+
+PAIRS = [(CONTEXT, answer) for answer in ANSWERS] + [("a", " b")]
+PROMPTS = [(prompt, {"max_gen_toks": STEPS, "until": []}) for prompt in (CONTEXT, "a", "one")]
+
+
+# The two passes, by hand ---------------------------------------------------------------------------------------------
+
+
+def weak_experts(router: Any, logits: Any, own: list[int], weak: str, rank: int, noise: Any) -> list[int]:
+    scores = logits.sigmoid() + router.e_score_correction_bias if hasattr(router, "num_group") else logits
+    order = sorted(range(len(scores)), key=lambda e: -float(scores[e]))
+    if weak == "rank":
+        return [order[rank - 1]]
+    if weak == "random":
+        return [int(noise.argmax())]
+    if weak == "others":
+        return [e for e in order if e not in own]
+    if hasattr(router, "num_group"):  # one expert of the groups that the router may take
+        groups = scores.unflatten(0, (router.num_group, -1))
+        best = groups.topk(2).values.sum(-1).argsort(descending=True)[: router.topk_group].tolist()
+        return [next(e for e in order if e // groups.shape[1] in best)]
+    return order[:1]
+
+
+def weights_of(kind: str, router: Any, logits: Any, experts: list[int]) -> Any:
+    if kind == "gpt_oss":
+        return logits[experts].softmax(-1)
+    if kind == "deepseek_v3":
+        chosen = logits.sigmoid()[experts]
+        return chosen / chosen.sum() * router.routed_scaling_factor
+    chosen = logits.softmax(-1)[experts]
+    return chosen / chosen.sum() if kind != "olmoe" else chosen
+
+
+def logits_after(model64: Any, ids: list[int], positions: Any, weak: str, rank: int, document: int) -> Any:
+    """float64 [V] of one pass in which the tokens at `positions` are routed weakly in all MoE layers."""
+    handles = []
+    for router in find_routers(model64):
+
+        def hook(module: Any, args: Any, output: Any, layer: int = router.layer) -> Any:
+            logits_TE, weights_TK, index_TK = output
+            E, K = logits_TE.shape[-1], index_TK.shape[-1]
+            rows = []
+            for token in range(len(ids)):
+                experts, weights = index_TK[token].tolist(), weights_TK[token]
+                if token in positions:
+                    noise = gumbel(SEED, document, 0, 1, layer, [token], E)[0]
+                    experts = weak_experts(module, logits_TE[token], experts, weak, rank, noise)
+                    weights = weights_of(model64.config.model_type, module, logits_TE[token], experts)
+                rows.append((experts, weights))
+            width = max(K, *(len(experts) for experts, _ in rows))
+            index, weights = [], []
+            for experts, own in rows:
+                rest = [e for e in range(E) if e not in experts][: width - len(experts)]
+                index.append(experts + rest)
+                weights.append(torch.nn.functional.pad(own.double(), (0, len(rest))))
+            return logits_TE, torch.stack(weights).to(weights_TK.dtype), torch.tensor(index)
+
+        handles.append(router.module.register_forward_hook(hook))
+    with torch.no_grad():
+        logits_V = model64(torch.tensor([ids]), use_cache=False).logits[0, -1].double()
+    for handle in handles:
+        handle.remove()
+    return logits_V
+
+
+def contrast_after(model64: Any, prompt: list[int], ids: list[int], weak: str, rank: int, cache: str) -> Any:
+    """(contrast float64 [V], plausible bool [V])"""
+    last = len(ids) - 1
+    document = document_key(prompt)
+    strong = logits_after(model64, ids, (), weak, rank, document)
+    positions = range(last, last + 1) if cache == "clean" else range(len(ids))
+    weaker = logits_after(model64, ids, positions, weak, rank, document)
+    probs = strong.softmax(-1)
+    return (1 + BETA) * strong - BETA * weaker, probs >= ALPHA * probs.max()
+
+
+def slow_score(model64: Any, context: list[int], answer: list[int], *how: Any) -> tuple[float, bool]:
+    total, greedy = 0.0, True
+    for i, token in enumerate(answer):
+        contrast, plausible = contrast_after(model64, context, [*context, *answer[:i]], *how)
+        total += float(contrast.log_softmax(-1)[token])
+        greedy &= int(contrast.masked_fill(~plausible, -math.inf).argmax()) == token
+    return total, greedy
+
+
+def slow_text(model64: Any, prompt: list[int], steps: int, *how: Any) -> list[int]:
+    ids = list(prompt)
+    for _ in range(steps):
+        contrast, plausible = contrast_after(model64, prompt, ids, *how)
+        ids.append(int(contrast.masked_fill(~plausible, -math.inf).argmax()))
+        if ids[-1] == model64.config.eos_token_id:
+            break
+    return ids[len(prompt) :]
+
+
+def check_against_brute_force(model: Any, tokenizer: Any, weak: str, rank: int, cache: str) -> None:
+    double, how = in_float64(model), (weak, rank, cache)
+    with opened(scmoe(weak=weak, rank=rank, cache=cache), model, tokenizer, SEED) as lm:
+        pairs = [lm.encode_pair(*pair) for pair in PAIRS]
+        expected = [slow_score(double, list(context), list(answer), *how) for context, answer in pairs]
+        found = answered(lm, "loglikelihood", PAIRS)
+        assert [value for value, _ in found] == rounding.approx([value for value, _ in expected], 12)
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+        for text, (prompt, _) in zip(answered(lm, "generate_until", PROMPTS), PROMPTS, strict=True):
+            assert text == lm.tok_decode(slow_text(double, lm.tok_encode(prompt), STEPS, *how))
+
+
+@pytest.mark.parametrize(("family", "weak"), CASES)
+def test_it_equals_two_full_passes(family: str, weak: str, tokenizer: Any) -> None:
+    check_against_brute_force(small_model(family), tokenizer, weak, 3, "clean")
+
+
+@pytest.mark.parametrize("weak", ["rank", "others"])
+def test_a_history_of_its_own_is_read_weakly_from_the_first_token_on(weak: str, tokenizer: Any) -> None:
+    check_against_brute_force(small_model("mixtral"), tokenizer, weak, 2, "standard")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["clean", "standard"])
+def test_models_with_recurrent_layers(cache: str, tokenizer: Any) -> None:
+    model = build("qwen3_next", attention_kinds.RECURRENT["qwen3_next"])
+    check_against_brute_force(model, tokenizer, "rank", 2, cache)
+
+
+# What follows from it ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "gpt_oss", "deepseek_v3"]))
+def test_a_strength_of_0_is_the_base_model_bit_for_bit(family: str, tokenizer: Any) -> None:
+    model = small_model(family)
+    with opened(scmoe(beta=0), model, tokenizer, SEED) as lm:
+        found = [answered(lm, "loglikelihood", PAIRS), answered(lm, "generate_until", PROMPTS)]
+        rolling = answered(lm, "loglikelihood_rolling", [(CONTEXT,)])
+    base = EngineLM(model, tokenizer, progress=False)
+    assert found == [answered(base, "loglikelihood", PAIRS), answered(base, "generate_until", PROMPTS)]
+    assert rolling == answered(base, "loglikelihood_rolling", [(CONTEXT,)])
+
+
+def test_it_reads_what_roe_with_two_samples_reads(tokenizer: Any) -> None:
+    model = small_model("deepseek_v3")  # its first layer is dense
+    roe = get_method("roe")(get_method("roe").Config(n=2, skip_layers=0))
+    counted = []
+    for method in (scmoe(), roe):
+        with opened(method, model, tokenizer, SEED) as lm:
+            answered(lm, "loglikelihood", PAIRS)
+            answered(lm, "generate_until", PROMPTS)
+            counted.append(lm.cost["tokens_in"])
+            assert lm.engine.two_phase.noisy.fork == lm.engine.two_phase.clean.fork == 1
+    assert counted[0] == counted[1]
+
+
+def test_a_token_that_is_not_plausible_is_scored_and_not_decoded(tokenizer: Any) -> None:
+    model = small_model("olmoe")
+    with opened(scmoe(alpha=1.0, beta=5.0), model, tokenizer, SEED) as lm:
+        found = answered(lm, "loglikelihood", PAIRS)
+        texts = answered(lm, "generate_until", PROMPTS)
+    assert all(math.isfinite(value) for value, _ in found)
+    base = EngineLM(model, tokenizer, progress=False)
+    assert texts == answered(base, "generate_until", PROMPTS)  # alpha=1 leaves the strong sample's best token
+    with opened(scmoe(alpha=0.0, beta=5.0), model, tokenizer, SEED) as lm:
+        assert texts != answered(lm, "generate_until", PROMPTS)
+
+
+def test_a_seed_draws_other_random_experts_and_nothing_else_depends_on_it() -> None:
+    assert scmoe(weak="random").random
+    assert not scmoe(weak="random", beta=0).random and not scmoe().random and not scmoe(weak="others").random
+
+
+FACTS = ModelFacts(
+    name="x", path=None, revision=None, commit=None, family="olmoe", dtype="float32", moe_layers=4, experts=6, top_k=2,
+    max_length=512,
+)  # fmt: skip
+
+
+def test_the_identity_has_what_matters() -> None:
+    own = scmoe().identity(FACTS)
+    assert (own["beta"], own["rank"], own["study"]) == (BETA, 2, None) and "profile" not in own
+    assert scmoe(weak="random").identity(FACTS) == scmoe(weak="random", rank=5).identity(FACTS)
+    assert scmoe(beta=0).identity(FACTS) == scmoe(beta=0, weak="others", cache="standard").identity(FACTS)
+
+
+def test_the_report_and_the_cost() -> None:
+    blocks = scmoe(rank=3).report(FACTS, {}, {})
+    expected = {"beta": BETA, "alpha": ALPHA, "weak": "rank", "rank": 3, "cache": "clean"}
+    assert blocks == {"untuned": True, "scmoe": expected}
+    workload = Workload(prompts=100, answers=10)
+    assert [scmoe(**keys).forward_tokens(workload) for keys in ({}, {"cache": "standard"}, {"beta": 0})] == [
+        120, 220, 110,
+    ]  # fmt: skip
+
+
+def test_the_grid_begins_with_the_base_model() -> None:
+    grid = scmoe().grid(FACTS)
+    assert grid[0]["beta"] == 0 and len(grid) == 1 + 6 * len(BETAS)
+    assert {point["rank"] for point in grid} == set(range(1, 7))
+    assert scmoe(weak="others").grid(FACTS) == [{"beta": beta} for beta in (0, *BETAS)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"beta": -0.1}, "method.beta=-0.1"),
+        ({"alpha": 1.1}, "from 0 to 1"),
+        ({"weak": "worst"}, "Choices: rank, top-1, random, others"),
+        ({"rank": 0}, "method.rank=0"),
+        ({"cache": "none"}, "Choices: clean, standard"),
+    ],
+)
+def test_impossible_values_are_refused(keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        scmoe(**keys)
+
+
+def test_experts_that_the_model_does_not_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match="from 1 to 6"):
+        scmoe(rank=7).check(FACTS)
+    scmoe(rank=7, weak="random").check(FACTS)
+    full = facts_of()
+    object.__setattr__(full, "top_k", full.experts)
+    with pytest.raises(ConfigError, match="no others are left"):
+        scmoe(weak="others").check(full)
+
+
+@pytest.mark.slow
+def test_a_study_finds_settings_that_another_run_takes(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("moe_lab.methods.scmoe.BETAS", (0.1, 2.0))
+    monkeypatch.setattr("moe_lab.methods.scmoe.RANKS", 2)
+    command = ["method=scmoe", "model=tiny", "task=toy_text", "limit=4", f"output_dir={tmp_path}"]
+    ended = run_command(capsys, *command, "tuning=grid", "tuning.num_samples=3")
+    assert ended.code == 0, ended.err
+    [best] = (tmp_path / "studies").glob("*/best.yaml")
+    profile = yaml.safe_load(best.read_text())
+    trials = list(csv.DictReader((best.parent / "trials.csv").open()))
+    assert len(trials) == 5 and float(trials[0]["params_beta"]) == 0
+    values = [float(trial["value"]) for trial in trials]
+    assert profile["score"] == min(values) and profile["untuned_score"] == values[0]
+    assert len(set(values)) == 5 and profile["calibrated_scale"] is not None
+    found = trials[profile["trial"]]
+    settings = {key: float(found[f"params_{key}"]) for key in ("beta", "rank")}
+    assert profile["settings"] == settings | {"alpha": 0.1, "weak": "rank", "cache": "clean"}
+    result = json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
+    assert result["scmoe"]["beta"] == settings["beta"] and "Compared with calibration" in ended.out
+    tested = run_command(capsys, *command, f"method.profile={best}", "baseline=false")
+    again = json.loads(Path(tested.out.splitlines()[-1]).read_text())["moe_lab"]
+    assert again["run_id"] == result["run_id"] and "untuned" not in again
+
+
+@pytest.mark.parametrize("typed", ["method.rank=17", "method.beta=-1", "method.weak=last"])
+def test_they_are_refused_before_weights_load(
+    typed: str, tmp_path: Any, capsys: Any, loads: list[str]
+) -> None:
+    ended = run_command(
+        capsys, "method=scmoe", "model=tiny", "task=toy_choice", f"output_dir={tmp_path / 'out'}", typed
+    )
+    assert ended.code == 2 and typed in ended.err
+    assert loads == [] and not (tmp_path / "out").exists()

@@ -1,0 +1,302 @@
+"""`method=steer` against rates, experts and full forward passes by hand, in float64.
+
+Broken by: tokens of the prompt that are counted, a rate over other tokens, an expert of a smaller difference, more
+experts in a layer than it can take, scores or weights that are not the family's rule for the steered logits, no steered
+expert that is not the base model bit for bit, a set that is counted twice, an evaluated document among the choices,
+impossible values that are not refused before weights load.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moe_lab.engine.lm import EngineLM
+from moe_lab.errors import ConfigError
+from moe_lab.methods import steer
+from moe_lab.methods.steer import Steer, Texts, count_selections, steered_experts, texts_as_rows
+from moe_lab.models.facts import ModelFacts
+from moe_lab.routing import find_routers, record
+from moe_lab.tasks.toy.questions import replies_to_harm, requests
+from tests.support import rounding
+from tests.support.command import run_command
+from tests.support.models import small_model
+from tests.support.opened_methods import answered
+from tests.support.opened_methods import opened as opened_method
+from tests.support.roe_reference import in_float64
+
+FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek_v3")
+SETS = {
+    "positive": [("one pen and", " two"), ("a red pen", " and so on")],
+    "negative": [("one pen and", " 777"), ("six", " 9, 9, 9")],
+}
+PAIRS = [("three pens", " and"), ("three pens", " 7"), ("a", " b")]
+STEPS = 3
+PROMPTS = [(prompt, {"max_gen_toks": STEPS, "until": []}) for prompt in ("three pens", "a", "one")]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> Any:
+    """Opens the method on a model in memory; the two sets are SETS."""
+
+    def count(config: Any, texts: Texts, model: Any) -> Any:
+        return Path("counted"), count_selections(model, texts_as_rows(config, texts, model))
+
+    monkeypatch.setattr(steer, "load_or_count", count)
+    monkeypatch.setattr(Steer, "_texts", lambda self, config, which: Texts([], SETS[which]))
+
+    def opened(model: Any, **keys: int) -> Any:
+        return opened_method(Steer(Steer.Config(**keys)), model, tokenizer)
+
+    return opened
+
+
+# By hand -------------------------------------------------------------------------------------------------------------
+
+
+def rates(model64: Any, lm: Any, which: str) -> list[list[float]]:
+    """The activation rate of each expert by layer: the share of the answers' tokens that select it."""
+    experts = [router.module.weight.shape[0] for router in find_routers(model64)]
+    counts, tokens = [[0] * count for count in experts], 0
+    for pair in SETS[which]:
+        prompt, answer = map(list, lm.encode_pair(*pair))
+        with torch.no_grad(), record(model64) as routes:
+            model64(torch.tensor([prompt + answer]), use_cache=False)
+        tokens += len(answer)
+        for layer, index_TK in enumerate(routes.indices):
+            for expert in index_TK[len(prompt) :].flatten().tolist():
+                counts[layer][expert] += 1
+    return [[count / tokens for count in layer] for layer in counts]
+
+
+def steered(model64: Any, lm: Any, activate: int, deactivate: int) -> dict[tuple[int, int], int]:
+    """1 or -1 for each steered (layer, expert)."""
+    positive, negative = rates(model64, lm, "positive"), rates(model64, lm, "negative")
+    found: dict[tuple[int, int], int] = {}
+    for sign, most in ((1, activate), (-1, deactivate)):
+        order = sorted(
+            (-sign * (p - n), layer, expert)
+            for layer, (ps, ns) in enumerate(zip(positive, negative, strict=True))
+            for expert, (p, n) in enumerate(zip(ps, ns, strict=True))
+            if sign * (p - n) > 0
+        )
+        for _, layer, expert in order[:most]:
+            there = sum(key[0] == layer and value == sign for key, value in found.items())
+            if there < (2 if sign > 0 else len(positive[layer]) - 2):
+                found[layer, expert] = sign
+    return found
+
+
+def choice_and_weights(
+    kind: str, router: Any, logits: Any, signs: dict[int, int]
+) -> tuple[list[int], Any, Any]:
+    """(experts, weights, steered logits) of one token."""
+
+    def forced(values: Any) -> Any:
+        new = values.clone()
+        for expert, sign in signs.items():
+            new[expert] = values.max() + 0.01 if sign > 0 else values.min() - 0.01
+        return new
+
+    moved = forced(logits)
+    if kind != "deepseek_v3":
+        experts = moved.argsort(descending=True)[:2].tolist()
+        chosen = moved.softmax(-1)[experts]
+        if kind == "gpt_oss":
+            chosen = moved[experts].softmax(-1)
+        return experts, chosen / chosen.sum() if kind == "mixtral" else chosen, moved
+    scores = forced(logits.sigmoid() + router.e_score_correction_bias)
+    groups = scores.unflatten(0, (router.num_group, -1))
+    best = groups.topk(2).values.sum(-1).argsort(descending=True)[: router.topk_group].tolist()
+    order = scores.argsort(descending=True).tolist()
+    experts = [e for e in order if e // groups.shape[1] in best][:2]
+    chosen = moved.sigmoid()[experts]
+    return experts, chosen / chosen.sum() * router.routed_scaling_factor, moved
+
+
+def log_probs(model64: Any, ids: list[int], found: dict[tuple[int, int], int]) -> Any:
+    """float64 [S, V] of one steered pass."""
+    handles = []
+    for router in find_routers(model64):
+        signs = {expert: sign for (layer, expert), sign in found.items() if layer == router.layer}
+
+        def hook(module: Any, args: Any, output: Any, signs: dict[int, int] = signs) -> Any:
+            logits_TE, weights_TK, _ = output
+            if not signs:
+                return None
+            rows = [
+                choice_and_weights(model64.config.model_type, module, logits, signs) for logits in logits_TE
+            ]
+            index = torch.tensor([experts for experts, _, _ in rows])
+            weights = torch.stack([weights for _, weights, _ in rows]).to(weights_TK.dtype)
+            return torch.stack([moved for _, _, moved in rows]), weights, index
+
+        handles.append(router.module.register_forward_hook(hook))
+    with torch.no_grad():
+        logits = model64(torch.tensor([ids]), use_cache=False).logits[0].double().log_softmax(-1)
+    for handle in handles:
+        handle.remove()
+    return logits
+
+
+CASES = [
+    pytest.param(family, *counts, marks=[] if family == "olmoe" or counts == (4, 3) else [pytest.mark.slow])
+    for family in FAMILIES
+    for counts in ((4, 3), (3, 0), (0, 9))
+]
+
+
+@pytest.mark.parametrize(("family", "activate", "deactivate"), CASES)
+def test_it_equals_steering_by_hand(
+    family: str, activate: int, deactivate: int, opened: Any, tokenizer: Any
+) -> None:
+    model = small_model(family)
+    double = in_float64(model)
+    with opened(model, activate=activate, deactivate=deactivate) as lm:
+        found = steered(double, lm, activate, deactivate)
+        signs = {which: [key for key, sign in found.items() if sign == which] for which in (1, -1)}
+        assert sorted(signs[1]) == [tuple(key) for key in lm.session_info["forced_in"]]
+        assert sorted(signs[-1]) == [tuple(key) for key in lm.session_info["forced_out"]] and found
+        expected = []
+        for pair in PAIRS:
+            context, answer = map(list, lm.encode_pair(*pair))
+            probs = log_probs(double, context + answer, found)[len(context) - 1 : -1]
+            target = torch.tensor(answer)
+            greedy = bool((probs.argmax(-1) == target).all())
+            expected.append((float(probs.gather(1, target[:, None]).sum()), greedy))
+        scored = answered(lm, "loglikelihood", PAIRS)
+        assert [value for value, _ in scored] == rounding.approx([value for value, _ in expected], 4)
+        assert [greedy for _, greedy in scored] == [greedy for _, greedy in expected]
+        for text, (prompt, _) in zip(answered(lm, "generate_until", PROMPTS), PROMPTS, strict=True):
+            ids = list(lm.tok_encode(prompt))
+            while len(ids) < len(lm.tok_encode(prompt)) + STEPS and ids[-1] != model.config.eos_token_id:
+                ids.append(int(log_probs(double, ids, found)[-1].argmax()))
+            assert text == lm.tok_decode(ids[len(lm.tok_encode(prompt)) :])
+        changed, decided = lm.cost["constrained_decisions"], lm.cost["routing_decisions"]
+        assert 0 < changed < decided
+    plain = answered(EngineLM(model, tokenizer, progress=False), "loglikelihood", PAIRS)
+    assert scored != plain
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_steered_expert_is_the_base_model_bit_for_bit(family: str, opened: Any, tokenizer: Any) -> None:
+    model = small_model(family)
+    base = EngineLM(model, tokenizer, progress=False)
+    expected = [answered(base, "loglikelihood", PAIRS), answered(base, "generate_until", PROMPTS)]
+    with opened(model, activate=0, deactivate=0) as lm:
+        assert [answered(lm, "loglikelihood", PAIRS), answered(lm, "generate_until", PROMPTS)] == expected
+        assert lm.cost["constrained_decisions"] == 0
+
+
+# What follows from it ------------------------------------------------------------------------------------------------
+
+FACTS = ModelFacts(
+    name="x", path=None, revision=None, commit=None, family="olmoe", dtype="float32", moe_layers=4, experts=8, top_k=2,
+    max_length=512,
+)  # fmt: skip
+
+
+def test_a_layer_takes_no_more_experts_than_it_can() -> None:
+    difference = torch.tensor([[0.9, 0.8, 0.7, -0.1, 0.0], [0.5, -0.9, -0.8, -0.7, -0.6]])
+    found = steered_experts(difference, [5, 5], 2, activate=3, deactivate=9)
+    assert found.tolist() == [[1, 1, 0, -1, 0], [0, -1, -1, -1, 0]]  # the third is skipped, not replaced
+    assert steered_experts(difference, [5, 5], 2, 0, 0).sum() == 0
+
+
+def test_the_grid_begins_with_the_base_model() -> None:
+    own = Steer(Steer.Config())
+    grid = own.grid(FACTS)
+    assert grid[0] == {"activate": 0, "deactivate": 0} and len(grid) == 10
+    assert {(4, 0), (0, 4), (4, 4)} <= {(point["activate"], point["deactivate"]) for point in grid}
+    for point in grid:
+        Steer(own.at(point)).check(FACTS)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"activate": -1}, "method.activate=-1"),
+        ({"activate": 9}, "method.activate=9.*from 0 to 8"),
+        ({"deactivate": 25}, "method.deactivate=25.*from 0 to 24"),
+        ({"dataset_size": 0}, "method.dataset_size=0"),
+        ({"positive": "a", "negative": "a"}, "method.positive=a and method.negative=a"),
+    ],
+)
+def test_impossible_values_are_refused(keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Steer(Steer.Config(**keys)).check(FACTS)
+
+
+def test_safe_and_unsafe_replies_are_to_the_same_requests_none_of_them_tested() -> None:
+    safe, unsafe = (replies_to_harm("train", 60, safe=kind) for kind in (True, False))
+    asked = [row["messages"][0]["content"] for row in safe]
+    assert asked == [row["messages"][0]["content"] for row in unsafe] and len(set(asked)) == 60
+    replies = [{row["messages"][1]["content"] for row in rows} for rows in (safe, unsafe)]
+    assert not replies[0] & replies[1]
+    assert not set(asked) & {row["instruction"] for row in requests("test", 120)}
+
+
+TYPED = ["method=steer", "model=tiny"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (["task=toy_safety", "method.activate=33"], "method.activate=33"),
+        (["task=toy_safety", "method.positive=/nowhere/rows.jsonl"], "method.positive=/nowhere/rows.jsonl"),
+        pytest.param(
+            *(["task=toy_safety", "method.negative=nothing:wrong"], "method.negative=nothing:wrong"),
+            marks=pytest.mark.slow,  # reads the names of all of lm-eval's tasks
+        ),
+        (["task=toy_choice", "method.negative=toy_math:wrong"], "toy_math has no choices"),
+    ],
+)
+def test_they_are_refused_before_weights_load(
+    typed: list[str], named: str, tmp_path: Path, capsys: Any, loads: list[str]
+) -> None:
+    ended = run_command(capsys, *TYPED, f"output_dir={tmp_path / 'out'}", *typed)
+    assert ended.code == 2 and named in ended.err
+    assert loads == [] and not (tmp_path / "out").exists()
+
+
+def block_of(ended: Any) -> dict[str, Any]:
+    assert ended.code == 0, ended.err
+    block: dict[str, Any] = json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
+    return block
+
+
+@pytest.mark.slow
+def test_a_set_is_counted_once_and_serves_the_other_direction(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    keys = [*TYPED, "task=toy_choice", "limit=6", "method.dataset_size=20", f"output_dir={tmp_path}"]
+    right, wrong = "toy_choice:right", "toy_choice:wrong"
+    one = block_of(run_command(capsys, *keys, f"method.positive={right}", f"method.negative={wrong}"))
+    profiles = one["steer"]["profiles"]
+    assert {file.name for file in (tmp_path / "profiles").iterdir()} == set(profiles.values())
+    told = json.loads((tmp_path / "profiles" / profiles["negative"] / "profile.json").read_text())
+    assert told["rows"] == 60  # three wrong choices of each question
+    monkeypatch.setattr(steer, "_count", None)
+    other = block_of(run_command(capsys, *keys, f"method.positive={wrong}", f"method.negative={right}"))
+    assert other["run_id"] != one["run_id"]
+    assert other["steer"]["profiles"] == {"positive": profiles["negative"], "negative": profiles["positive"]}
+    assert other["steer"]["forced_in"] != one["steer"]["forced_in"] and one["untuned"]
+    free = [f"method.positive={right}", f"method.negative={wrong}", "method.activate=0"]
+    none = block_of(run_command(capsys, *keys, *free))
+    assert (
+        none["steer"]["changed_fraction"] == 0 and none["paired"]["toy_choice"]["acc,none"]["difference"] == 0
+    )
+
+
+@pytest.mark.slow
+def test_a_study_finds_numbers_of_experts(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(steer, "SHARE", 64)
+    keys = [*TYPED, "task=toy_choice", "limit=6", "method.dataset_size=20", f"output_dir={tmp_path}"]
+    sets = ["method.positive=toy_choice:right", "method.negative=toy_choice:wrong"]
+    block = block_of(run_command(capsys, *keys, *sets, "tuning=grid", "tuning.num_samples=8"))
+    settings = block["tuning"]["settings"]
+    assert {settings["activate"], settings["deactivate"]} <= {0, 1, 2} and "untuned" not in block

@@ -1,0 +1,118 @@
+"""`method=top-k` against transformers' own models with another top-k, in float64 and without a cache.
+
+Broken by: another number of experts, weights that are not the family's for this number, the model's own number that is
+not the base model bit for bit, impossible values that are not refused before weights load.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from moe_lab.engine.lm import EngineLM
+from moe_lab.errors import ConfigError
+from moe_lab.methods.top_k import TopK
+from moe_lab.models.facts import ModelFacts
+from moe_lab.routing import find_routers
+from tests.support import rounding
+from tests.support.command import run_command
+from tests.support.models import small_model
+from tests.support.opened_methods import answered, facts_of, opened
+from tests.support.roe_reference import in_float64
+
+FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek_v3")
+PAIRS = [("three pens", " and"), ("three pens", " 7"), ("a", " b")]
+STEPS = 3
+PROMPTS = [(prompt, {"max_gen_toks": STEPS, "until": []}) for prompt in ("three pens", "a", "one")]
+
+
+def top_k(**keys: Any) -> TopK:
+    return TopK(TopK.Config(**keys))
+
+
+def slow(model: Any, k: int) -> Any:
+    double = in_float64(model)
+    for router in find_routers(double):
+        assert router.module.top_k == 2
+        router.module.top_k = k
+    return double
+
+
+def log_probs(model64: Any, ids: list[int]) -> Any:
+    with torch.no_grad():
+        return model64(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_model_with_another_top_k(family: str, k: int, tokenizer: Any) -> None:
+    model = small_model(family)
+    double = slow(model, k)
+    with opened(top_k(k=k), model, tokenizer) as lm:
+        expected = []
+        for pair in PAIRS:
+            context, answer = map(list, lm.encode_pair(*pair))
+            probs, target = log_probs(double, context + answer)[len(context) - 1 : -1], torch.tensor(answer)
+            expected.append(float(probs.gather(1, target[:, None]).sum()))
+        found = answered(lm, "loglikelihood", PAIRS)
+        assert [value for value, _ in found] == rounding.approx(expected, 4)
+        for text, (prompt, _) in zip(answered(lm, "generate_until", PROMPTS), PROMPTS, strict=True):
+            start = list(lm.tok_encode(prompt))
+            ids = list(start)
+            while len(ids) < len(start) + STEPS and ids[-1] != model.config.eos_token_id:
+                ids.append(int(log_probs(double, ids)[-1].argmax()))
+            assert text == lm.tok_decode(ids[len(start) :])
+        assert lm.cost["chosen_experts"] == k * lm.cost["routing_decisions"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_models_own_number_is_the_base_model_bit_for_bit(family: str, tokenizer: Any) -> None:
+    model = small_model(family)
+    base = EngineLM(model, tokenizer, progress=False)
+    expected = [answered(base, "loglikelihood", PAIRS), answered(base, "generate_until", PROMPTS)]
+    for method in (top_k(), top_k(k=2)):
+        with opened(method, model, tokenizer) as lm:
+            found = [answered(lm, "loglikelihood", PAIRS), answered(lm, "generate_until", PROMPTS)]
+            assert found == expected
+
+
+FACTS = ModelFacts(
+    name="x", path=None, revision=None, commit=None, family="olmoe", dtype="float32", moe_layers=4, experts=6, top_k=2,
+    max_length=512,
+)  # fmt: skip
+
+
+def test_the_grid_begins_with_the_base_model() -> None:
+    assert top_k().grid(FACTS) == [{"k": 2}, {"k": 1}, {"k": 3}, {"k": 4}]
+
+
+def test_the_identity_and_the_report_have_the_number() -> None:
+    assert top_k().identity(FACTS) == top_k(k=2).identity(FACTS) != top_k(k=3).identity(FACTS)
+    counters = {"chosen_experts": 12, "routing_decisions": 4}
+    assert top_k(k=3).report(FACTS, counters, {}) == {
+        "untuned": True,
+        "top_k": {"k": 3, "experts_per_token": 3.0},
+    }
+
+
+def test_impossible_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="method.k=0"):
+        top_k(k=0)
+    with pytest.raises(ConfigError, match="method.k=7: a token of this model can have 1 to 6"):
+        top_k(k=7).check(FACTS)
+    with pytest.raises(ConfigError, match="1 to 4 experts of the 8"):  # two of four groups are open
+        top_k(k=5).check(facts_of(small_model("deepseek_v3")))
+
+
+def test_they_are_refused_before_weights_load(tmp_path: Any, capsys: Any, loads: list[str]) -> None:
+    ended = run_command(
+        capsys,
+        "method=top-k",
+        "model=tiny",
+        "task=toy_choice",
+        f"output_dir={tmp_path / 'out'}",
+        "method.k=17",
+    )
+    assert ended.code == 2 and "method.k=17" in ended.err and loads == []

@@ -1,0 +1,185 @@
+"""A stand-in for a GPU: a device of torch whose tensors are computed on the CPU, and treated as those of a GPU.
+
+`import tests.support.accelerator` registers the device "accel" with torch (by the Python back end for PrivateUse1). An
+`AccelTensor` holds a tensor of the CPU. As on a GPU, it is not mixed with tensors of the CPU, except for numbers without
+dimensions and index tensors, and numpy does not read it. Whatever makes the host wait for values of the device is
+counted (`host_reads`), with the line of this package that asked for them.
+
+It shows where code forgets a device or reads it too often. It shows nothing about speed, kernels or rounding.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.backend_registration import _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
+
+NAME = "accel"
+_aten = torch.ops.aten
+_READS = {
+    _aten._local_scalar_dense.default,
+    _aten.nonzero.default,
+    _aten.equal.default,
+    _aten.masked_select.default,
+}
+_INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default}
+_NEW = {_aten._to_copy.default, _aten.copy_.default}
+"""Operations that may have tensors of both devices."""
+_reads: Counter[str] | None = None
+
+
+class _Module:
+    """What torch asks of the module of a device, `torch.accel`."""
+
+    is_available = is_initialized = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+    current_device = staticmethod(lambda: 0)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    synchronize = empty_cache = staticmethod(lambda device=None: None)
+    mem_get_info = staticmethod(lambda device=None: (2**30, 2**31))
+    memory_allocated = max_memory_allocated = staticmethod(lambda device=None: 0)
+    reset_peak_memory_stats = staticmethod(lambda device=None: None)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16])
+    get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
+    manual_seed = manual_seed_all = staticmethod(
+        lambda seed: None
+    )  # the generator is the CPU's, which torch seeds
+
+
+class _Hook(_DummyPrivateUse1Hook):
+    def is_available(self) -> bool:
+        return False  # libraries that look for an accelerator do not find it: it is used where it is named
+
+
+torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment, method-assign]
+_setup_privateuseone_for_python_backend(NAME, backend_module=_Module(), hook=_Hook())
+DEVICE = torch.device(NAME, 0)
+
+
+class AccelTensor(Tensor):
+    """A tensor on the device, `on_cpu` elsewhere."""
+
+    on_cpu: Tensor
+
+    @staticmethod
+    def __new__(cls, on_cpu: Tensor, requires_grad: bool = False) -> AccelTensor:
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # torch refuses views of subclasses made in inference mode
+            made = Tensor._make_wrapper_subclass(
+                cls,
+                on_cpu.size(),
+                strides=on_cpu.stride(),
+                storage_offset=on_cpu.storage_offset(),
+                dtype=on_cpu.dtype,
+                device=DEVICE,
+                requires_grad=requires_grad,
+            )
+        made.on_cpu = on_cpu
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(op, args, kwargs or {})
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"accel({self.on_cpu!r})"
+
+    def tolist(self) -> Any:  # type: ignore[override]
+        return self.cpu().tolist()
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"can't convert {NAME}:0 device type tensor to numpy. Use Tensor.cpu() first.")
+
+
+def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operation of torch on the CPU's tensors; the result is on the device unless another one is asked for."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+        return op.decompose(*args, **kwargs)  # inference mode hands on what is made of other operations
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    here = [leaf for leaf in leaves if isinstance(leaf, AccelTensor)]
+    _check_devices(op, args, leaves)
+    target = kwargs.get("device")
+    leaving = target is not None and torch.device(target).type == "cpu"
+    into_cpu = op is _aten.copy_.default and not isinstance(args[0], AccelTensor)
+    if leaving or into_cpu or op in _READS or _has_mask(op, args):
+        _count()
+    arguments, options = pytree.tree_unflatten(list(map(_on_cpu, leaves)), spec)
+    if op is _aten.histc.default:  # of integers it exists on GPUs alone
+        found = op(arguments[0].float(), *arguments[1:], **options).to(arguments[0].dtype)
+    else:
+        found = op(*arguments, **options)
+    if leaving or into_cpu:
+        return args[0] if into_cpu else found
+    given = {id(leaf.on_cpu): leaf for leaf in here}
+    return pytree.tree_map(lambda each: _on_device(each, given), found)
+
+
+def _check_devices(op: Any, args: Any, leaves: list[Any]) -> None:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    elsewhere = [leaf for leaf in tensors if not isinstance(leaf, AccelTensor) and leaf.dim()]
+    if op in _INDEXED and isinstance(args[0], AccelTensor):
+        elsewhere = [leaf for leaf in elsewhere if all(leaf is not index for index in args[1])]
+    if elsewhere and len(elsewhere) < len(tensors) and op not in _NEW:
+        raise RuntimeError(
+            f"{op}: Expected all tensors to be on the same device, but found {NAME}:0 and cpu."
+        )
+
+
+def _has_mask(op: Any, args: Any) -> bool:
+    """Whether the size of the result depends on values."""
+    return op in _INDEXED and any(index is not None and index.dtype is torch.bool for index in args[1])
+
+
+def _on_cpu(leaf: Any) -> Any:
+    if isinstance(leaf, AccelTensor):
+        return leaf.on_cpu
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+def _on_device(found: Any, given: dict[int, AccelTensor]) -> Any:
+    if not isinstance(found, Tensor):
+        return found
+    return given[id(found)] if id(found) in given else AccelTensor(found)
+
+
+def _count() -> None:
+    if _reads is None:
+        return
+    frames = [frame for frame in traceback.extract_stack() if "/moe_lab/" in frame.filename]
+    where = frames[-1] if frames else traceback.extract_stack()[0]
+    _reads[f"{where.filename.rpartition('/moe_lab/')[2]}:{where.lineno} {where.line}"] += 1
+
+
+@contextmanager
+def host_reads() -> Iterator[Counter[str]]:
+    """Inside the context, the counter has the reads of the device by the host, by the line that asks for them."""
+    global _reads
+    before, _reads = _reads, Counter()
+    try:
+        yield _reads
+    finally:
+        _reads = before
+
+
+_library = torch.library.Library(
+    "aten", "IMPL"
+)  # tensors that torch creates without one of the device at hand
+for _name, _op in {
+    "empty.memory_format": _aten.empty.memory_format,
+    "empty_strided": _aten.empty_strided.default,
+    "copy_": _aten.copy_.default,
+}.items():
+    _library.impl(_name, lambda *args, _op=_op, **kwargs: _run(_op, args, kwargs), "PrivateUse1")

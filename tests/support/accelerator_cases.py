@@ -1,0 +1,195 @@
+"""Every method on a device that is not the CPU (`tests/support/accelerator.py` has a stand-in): with the CPU's scores,
+and with few reads by the host. `tests/runs/test_accelerator.py` runs this file in a process of its own.
+
+Broken by a tensor that is left on the CPU, by numpy on one of the device, by a value that the host asks for in each
+layer, token or question.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import moe_lab
+from moe_lab import RoE
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.histories import LATE
+from moe_lab.engine.lm import Request
+from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.scoring import Budget
+from moe_lab.errors import ConfigError
+from moe_lab.methods.c3po.descent import NeighbourLoss
+from moe_lab.models.facts import resolve_device
+from moe_lab.routing import GumbelTopK, find_routers
+from tests.support.accelerator import DEVICE, host_reads
+from tests.support.ensembles import answers_of, prompts_for
+from tests.support.models import small_model
+
+SCORED, TEXT = ["task=toy_choice"], ["task=toy_text", "task.metric=bits_per_byte,none"]
+GENERATED = ["task=toy_math", "gen_kwargs={max_gen_toks: 6}"]
+ROE = ["method=roe", "method.n=3", "method.temperature=1"]
+C3PO = ["method=c3po", "method.layers=last2", "method.reference_size=12", "method.steps=3", *SCORED]
+SHORT = ["method.dataset_size=8", "method.max_steps=1", "method.length=64", "method.compare_with_full=false"]
+DESIGN = [
+    "method.steps=1",
+    "method.hidden_size=32",
+    "method.layers=2",
+    "method.active_size=32",
+    "method.validation_rows=2",
+]
+# The base model runs next to each method.
+RUNS = {
+    "calibration": ["method=calibration", "method.logit_scale=0.5", *SCORED],
+    "roe": [*ROE, *SCORED],
+    "roe generates": [*ROE, *GENERATED],
+    "roe with caches of its own": [*ROE, "method.cache=standard", *GENERATED],
+    "adaptive roe": [*ROE, "method.adaptive=entropy", "method.bands=[[3,3],[1,2]]", *GENERATED],
+    "tuned roe": [
+        "method=roe",
+        "method.n=3",
+        "tuning=uniform",
+        "tuning.max_temperature=1",
+        "tuning.step=1",
+        "tuning.num_samples=3",
+        *TEXT,
+    ],
+    "c3po": C3PO,
+    "c3po, mode finding": [*C3PO, "method.optimizer=mode_finding"],
+    "c2r": ["method=c2r", "method.dataset_size=8", *SCORED],
+    "steer": ["method=steer", "method.dataset_size=8", *SCORED],
+    "scmoe": ["method=scmoe", "method.weak=random", *GENERATED],
+    "top-p": ["method=top-p", "method.p=0.5", *GENERATED],
+    "tuned top-k": ["method=top-k", "tuning=grid", "tuning.num_samples=3", *TEXT],
+    "icl": ["method=icl", "method.reference_size=12", *SCORED],
+    "prefix-tuning": ["method=prefix-tuning", "method.reference_size=8", "method.epochs=1", *SCORED],
+    "soft-prompt": ["method=soft-prompt", "method.reference_size=8", "method.epochs=1", *SCORED],
+    "fine-tuning": ["method=finetune-freeze", *SHORT, *SCORED],
+    "LoRA": ["method=finetune-freeze", "method.lora.r=2", *SHORT, *SCORED],
+    "pre-training": ["method=pretrain", *DESIGN, *SCORED],
+    "expert metrics": ["method=base", "metrics=expert", *SCORED],
+    "counterfactual routes": [*ROE, "metrics=counterfactual", *SCORED],
+}
+
+
+def answers(argv: list[str], device: str, model: Path, folder: Path) -> dict[str, Any]:
+    """The answers of the runs of a command, by run and task."""
+    keys = [f"model.path={model}", "dtype=float32", f"device={device}", "limit=3", f"output_dir={folder}"]
+    moe_lab.run([*argv, *keys], quiet=True)
+    found = {}
+    for file in sorted(folder.glob("runs/*/samples_*.jsonl")):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        found[file.parent.name.rpartition("-")[0]] = [line["filtered_resps"] for line in lines]
+    return found
+
+
+def close(found: Any, expected: Any) -> bool:
+    """Whether texts are equal, and numbers but for rounding."""
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(close, found, expected))
+    try:
+        return float(found) == pytest.approx(float(expected), rel=1e-4, abs=1e-4)
+    except ValueError:
+        return found == expected
+
+
+@pytest.mark.parametrize("argv", RUNS.values(), ids=RUNS)
+def test_answers_are_those_of_the_cpu(argv: list[str], tiny_olmoe_dir: Path, tmp_path: Path) -> None:
+    expected = answers(argv, "cpu", tiny_olmoe_dir, tmp_path / "cpu")
+    found = answers(argv, str(DEVICE), tiny_olmoe_dir, tmp_path / "accel")
+    assert found.keys() == expected.keys() and expected
+    for name in expected:
+        assert close(found[name], expected[name]), name
+
+
+def test_a_step_of_c3po_reads_the_device_twice(
+    tiny_olmoe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the routers' logits are NaN, and the losses with their gradients."""
+    steps: list[Counter[str]] = []
+    gradient = NeighbourLoss.gradient
+
+    def counted(self: NeighbourLoss, *arguments: Any) -> Any:
+        with host_reads() as reads:
+            found = gradient(self, *arguments)
+        steps.append(reads)
+        return found
+
+    monkeypatch.setattr(NeighbourLoss, "gradient", counted)
+    answers(C3PO, str(DEVICE), tiny_olmoe_dir, tmp_path)
+    assert len(steps) == 3 and all(reads.total() == 2 for reads in steps), steps
+
+
+@pytest.mark.parametrize("family", sorted(LATE - {"jetmoe"}))  # JetMoE's own code reads sizes of experts
+def test_a_step_of_generation_reads_the_device_once(family, monkeypatch):
+    """The chosen tokens. Broken by a shape that depends on values, and by a check that is read at once."""
+    model = deepcopy(small_model(family)).to(DEVICE)
+    model.set_experts_implementation("grouped_mm")
+    ensemble = Ensemble(4, GumbelTopK([0.5] * len(find_routers(model)), 0))
+    extend = Decoding.extend
+    steps: list[int] = []
+
+    def counted(self, states, scores_AV):
+        steps.append(reads.total())
+        extend(self, states, scores_AV)
+
+    monkeypatch.setattr(Decoding, "extend", counted)
+    with host_reads() as reads:
+        answers_of(model, prompts_for(random.Random(2), 3), Budget(4000), 6, ensemble)
+    assert [after - before for before, after in pairwise(steps[1:])] == [1] * 4, reads
+
+
+def test_a_step_of_adaptive_roe_reads_the_device_three_times(olmoe, tokenizer):
+    """The measure, whether a router's logits of the noisy pass are NaN, and the chosen tokens."""
+    adaptive = {"adaptive": "entropy", "bands": [[1.0, 4], [0.1, 2]]}
+    roe = RoE(deepcopy(olmoe).to(DEVICE), tokenizer, n=4, temperature=0.5, **adaptive)
+    reads = []
+    for new in (2, 6):
+        with host_reads() as counted:
+            roe.lm.generate_until(
+                [Request((text, {"until": [], "max_gen_toks": new})) for text in ("one", "two")]
+            )
+        reads.append(counted)
+    assert reads[1].total() - reads[0].total() <= 3 * 4, reads
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu:1", "npu", "meta", "gpu"])
+def test_a_device_that_is_not_here_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device={device}: torch"):
+        resolve_device(device)
+    assert resolve_device(str(DEVICE)) == DEVICE, "what torch has is taken"
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda here, there: here + there,
+        lambda here, there: here.numpy(),
+        lambda here, there: there.copy_(here) @ here,
+    ],
+)
+def test_the_stand_in_refuses_what_a_gpu_refuses(mixed: Callable[[Tensor, Tensor], Any]) -> None:
+    with pytest.raises((RuntimeError, TypeError), match="same device|numpy"):
+        mixed(torch.ones(2, 2, device=DEVICE), torch.ones(2, 2))
+
+
+def test_the_stand_in_counts_what_the_host_waits_for() -> None:
+    values = torch.arange(4.0).to(DEVICE)
+    with host_reads() as reads:
+        values * 2 + values[torch.tensor([0, 1, 2, 3])]
+        assert not reads
+        assert (
+            values.tolist() == [0, 1, 2, 3]
+            and values[values > 1].sum().item() == 5
+            and bool((values >= 0).all())
+        )
+    assert reads.total() == 4

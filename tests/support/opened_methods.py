@@ -1,0 +1,40 @@
+"""A method opened on a model in memory, and answers of its LM."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from moe_lab.engine.lm import Request
+from moe_lab.methods.method import Context, Method
+from moe_lab.models.facts import ModelFacts, routing_facts
+
+
+def context(seed: int = 0, **more: Any) -> Context:
+    """The context of a run with the engine's default settings."""
+    options = {"batch_size": "auto", "max_batch_size": None, "max_length": None}
+    config: Any = SimpleNamespace(seed=seed, model=SimpleNamespace(add_bos_token=None), **options)
+    return Context(config=config, **more)
+
+
+def facts_of(model: Any) -> ModelFacts:
+    return ModelFacts(
+        name="m", path=None, revision=None, commit=None, dtype="float32", **routing_facts(model.config)
+    )
+
+
+def loaded(model: Any, tokenizer: Any) -> Any:
+    """What `load_model` returns, without a source."""
+    return SimpleNamespace(model=model, tokenizer=tokenizer, facts=facts_of(model))
+
+
+def opened(method: Method, model: Any, tokenizer: Any, seed: int = 0) -> Any:
+    """The context manager of the method's LM."""
+    return method.open(loaded(model, tokenizer), context(seed))
+
+
+def answered(lm: Any, kind: str, requests: list[tuple[Any, ...]]) -> list[Any]:
+    """The answers of an LM to the arguments of some requests."""
+    found: dict[int, Any] = {}
+    lm.answer(kind, [Request(request) for request in requests], found.__setitem__)
+    return [found[i] for i in range(len(requests))]

@@ -1,7 +1,7 @@
 """`method=steer` against rates, experts and full forward passes by hand, in float64.
 
 Broken by: tokens of the prompt that are counted, a rate over other tokens, an expert of a smaller difference, more
-experts in a layer than it can take, scores or weights that are not the family's rule for the steered logits, no steered
+experts in a layer than it can take, right answers among the wrong, selections of another model, scores or weights that are not the family's rule for the steered logits, no steered
 expert that is not the base model bit for bit, a set that is counted twice, an evaluated document among the choices,
 impossible values that are not refused before weights load.
 """
@@ -9,18 +9,30 @@ impossible values that are not refused before weights load.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from moe_lab.config.compose import compose_cell
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
 from moe_lab.methods import steer
-from moe_lab.methods.steer import Steer, Texts, count_selections, steered_experts, texts_as_rows
+from moe_lab.methods.steer import (
+    Steer,
+    Texts,
+    _content,
+    count_selections,
+    read_texts,
+    steered_experts,
+    texts_as_rows,
+)
 from moe_lab.models.facts import ModelFacts
 from moe_lab.routing import find_routers, record
+from moe_lab.runs.config import to_config
 from moe_lab.tasks.toy.questions import replies_to_harm, requests
 from tests.support import rounding
 from tests.support.command import run_command
@@ -28,6 +40,7 @@ from tests.support.models import small_model
 from tests.support.opened_methods import answered
 from tests.support.opened_methods import opened as opened_method
 from tests.support.roe_reference import in_float64
+from tests.support.runs import choices, write_jsonl
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek_v3")
 SETS = {
@@ -190,6 +203,34 @@ def test_no_steered_expert_is_the_base_model_bit_for_bit(family: str, opened: An
     with opened(model, activate=0, deactivate=0) as lm:
         assert [answered(lm, "loglikelihood", PAIRS), answered(lm, "generate_until", PROMPTS)] == expected
         assert lm.cost["constrained_decisions"] == 0
+
+
+def test_the_right_choices_are_the_answers_of_documents_that_are_not_evaluated(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(9))
+    write_jsonl(tmp_path / "arc_easy" / "train.jsonl", choices(6, start=7))  # q7 and q8 are test documents
+    config = to_config(compose_cell(["model=tiny", "task=arc_easy", "limit=1", f"data_dir={tmp_path}"], []))
+
+    def pairs(kind: str) -> set[tuple[str, str]]:
+        texts = read_texts(config, "method.positive", f"arc_easy:{kind}", None)
+        assert len(set(texts.pairs)) == len(texts.pairs)
+        return {(prompt.split("number ")[1].split("?")[0], choice.strip()) for prompt, choice in texts.pairs}
+
+    colours = ("red", "green", "blue")
+    asked = {(str(number), colour) for number in range(9, 13) for colour in colours}
+    right = {(str(number), colours[number % 3]) for number in range(9, 13)}
+    assert pairs("right") == right and pairs("wrong") == asked - right
+
+
+def test_selections_belong_to_the_texts_and_the_model() -> None:
+    def content(texts: Texts, dtype: str = "float32", model: str = "tiny") -> dict[str, Any]:
+        facts = replace(FACTS, dtype=dtype)
+        return _content(to_config(compose_cell([f"model={model}"], [])), texts, SimpleNamespace(facts=facts))
+
+    texts = Texts([], PAIRS)
+    own = content(texts)
+    assert own == content(texts)
+    others = [content(Texts([], PAIRS[:1])), content(texts, "bfloat16"), content(texts, model="tiny-noisy")]
+    assert all(other != own for other in others)
 
 
 # What follows from it ------------------------------------------------------------------------------------------------

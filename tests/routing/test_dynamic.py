@@ -1,6 +1,6 @@
 """Top-p routing against a loop over tokens, in families with other rules than those of the methods' own tests.
 
-Broken by: weights of another number of experts, an expert beyond the first that reaches p, tokens of an earlier pass
+Broken by: weights of another number of experts, an expert beyond the first that reaches p, a softmax over sigmoids, tokens of an earlier pass
 that are told apart from padding by the mask of this one.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from moe_lab.routing import Router, Routing, routed
+from moe_lab.routing import Router, Routing, find_routers, routed
 from moe_lab.routing.dynamic import TopP, router_shares
 from tests.support.models import small_model
 from tests.support.tiers import by_family
@@ -53,6 +53,17 @@ def test_every_token_takes_its_first_experts_that_reach_p(family: str) -> None:
         model(IDS)
     assert policy.counts == {"chosen_experts": total, "routing_decisions": calls}
     assert calls < total < 4 * calls, "all tokens take equally many experts: the test says nothing"
+
+
+@pytest.mark.parametrize("family", ["olmoe", "deepseek_v3"])
+def test_shares_are_the_probabilities_of_the_familys_kind(family: str) -> None:
+    router = find_routers(small_model(family))[0]
+    experts = router.module.weight.shape[0]
+    logits_TE = torch.randn(5, experts, generator=torch.Generator().manual_seed(1))
+    sigmoid_TE = 1 / (1 + (-logits_TE).exp())
+    expected = {"olmoe": logits_TE.exp(), "deepseek_v3": sigmoid_TE}[family]  # without the bias for choosing
+    shares = router_shares(router, logits_TE)
+    torch.testing.assert_close(shares, expected / expected.sum(dim=-1, keepdim=True))
 
 
 def test_padding_is_not_counted() -> None:

@@ -23,7 +23,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # libraries' handlers keep the stderr of the test in which they were made, which pytest closes
 logging.raiseExceptions = False
 
-MANY_TESTS = 100
+MANY_TESTS = 50
 """From here on a process imports the libraries at once."""
 
 

@@ -51,9 +51,12 @@ def answers(lm, kind, requests):
     return [found[i] for i in range(len(requests))]
 
 
-def plain_log_probs(model, ids):
+@cache
+def plain_log_probs(model_type, ids):
+    """float32 [S, V] of one pass. A family's tests stand one after the other, and share passes."""
     with torch.inference_mode():
-        return model(torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
+        logits = small_model(model_type)(torch.tensor([ids]), use_cache=False).logits
+    return logits[0].float().log_softmax(-1)
 
 
 def greedy_by(log_probs_after, prompt):
@@ -68,21 +71,21 @@ def greedy_by(log_probs_after, prompt):
     return ids[len(prompt) :], gap
 
 
-@families
 @pytest.mark.parametrize("batch_size", [1, 2, "auto"])
+@families
 def test_base_is_the_untouched_model(model_type, batch_size):
-    model = small_model(model_type)
-    lm = EngineLM(model, TOKENIZER, batch_size=batch_size, progress=False)
+    lm = EngineLM(small_model(model_type), TOKENIZER, batch_size=batch_size, progress=False)
     for (value, greedy), (context, continuation) in zip(
         answers(lm, "loglikelihood", pairs()), PAIRS, strict=True
     ):
         ids, target = TOKENIZER.encode(context + continuation), TOKENIZER.encode(continuation)
-        log_probs = plain_log_probs(model, ids)[-len(target) - 1 : -1]
+        log_probs = plain_log_probs(model_type, tuple(ids))[-len(target) - 1 : -1]
         expected = log_probs.gather(1, torch.tensor(target)[:, None]).sum()
         assert value == pytest.approx(float(expected), abs=1e-5 * len(target))
         assert greedy == bool((log_probs.argmax(-1) == torch.tensor(target)).all())
     for text, prompt in zip(answers(lm, "generate_until", prompts()), PROMPTS, strict=True):
-        expected, gap = greedy_by(lambda ids: plain_log_probs(model, ids)[-1], TOKENIZER.encode(prompt))
+        ids = TOKENIZER.encode(prompt)
+        expected, gap = greedy_by(lambda ids: plain_log_probs(model_type, tuple(ids))[-1], ids)
         assert gap > 1e-4, "choose other prompts: this one is a tie"
         assert text == TOKENIZER.decode(expected)
 
@@ -98,23 +101,30 @@ def exact(model_type):
     return model
 
 
-def reference_log_probs(model_type, prompt, ids, n, temperatures, cache_kind):
-    """float [V]: the log of the mean distribution of n samples after `ids`, each a separate pass without a cache."""
-    model, spec = exact(model_type), slow_routing.SPECS[model_type]
-    positions = range(len(ids) - 1 if cache_kind == "clean" else 0, len(ids))
-    rows = []
-    for row in range(n):
-        handles = []
-        for layer, temperature in enumerate(temperatures):
-            if row and temperature:
-                experts = experts_of(model_type)
-                noise = gumbel(0, document_key(prompt), 0, row, layer, positions, experts).double()
-                handles += slow_routing.install(model, layer, spec, positions, noise, temperature)
-        with torch.inference_mode():
-            rows.append(model(torch.tensor([ids]), use_cache=False).logits[0, -1].double().softmax(-1))
-        for handle in handles:
-            handle.remove()
+def reference_log_probs(model_type, prompt, ids, cache_kind):
+    """float [V]: the log of the mean distribution of the samples after `ids`, each a separate pass without a cache."""
+    noisy = range(len(ids) - 1 if cache_kind == "clean" else 0, len(ids))
+    ensemble, _ = ensemble_of(model_type, cache_kind)
+    positions = [range(0), *[noisy] * (ensemble.n - 1)]  # none in row 0
+    rows = [sample_probs(model_type, tuple(prompt), tuple(ids), *row) for row in enumerate(positions)]
     return torch.stack(rows).mean(0).log()
+
+
+@cache
+def sample_probs(model_type, prompt, ids, row, noisy):
+    """float64 [V]: the distribution of a sample after `ids`, with noise at the positions `noisy`."""
+    model, spec = exact(model_type), slow_routing.SPECS[model_type]
+    _, temperatures = ensemble_of(model_type, "clean")
+    handles = []
+    for layer, temperature in enumerate(temperatures):
+        if noisy and temperature:
+            noise = gumbel(0, document_key(prompt), 0, row, layer, noisy, experts_of(model_type)).double()
+            handles += slow_routing.install(model, layer, spec, noisy, noise, temperature)
+    with torch.inference_mode():
+        probs = model(torch.tensor([ids]), use_cache=False).logits[0, -1].double().softmax(-1)
+    for handle in handles:
+        handle.remove()
+    return probs
 
 
 @cache
@@ -133,14 +143,14 @@ def ensemble_of(model_type, cache_kind):
     return Ensemble(n=3, routing=routing, first_noisy=first, cache=cache_kind), temperatures
 
 
-@families
 @pytest.mark.parametrize("cache_kind", ["clean", "standard", "none"])
+@families
 def test_roe_is_the_slow_reference(model_type, cache_kind):
-    ensemble, temperatures = ensemble_of(model_type, cache_kind)
+    ensemble, _ = ensemble_of(model_type, cache_kind)
     lm = EngineLM(small_model(model_type), TOKENIZER, ensemble=ensemble, progress=False)
 
     def log_probs_after(prompt, ids):
-        return reference_log_probs(model_type, prompt, ids, 3, temperatures, cache_kind)
+        return reference_log_probs(model_type, prompt, ids, cache_kind)
 
     found = answers(lm, "loglikelihood", pairs(SHORT_AND_LONG))
     for (value, _), i in zip(found, SHORT_AND_LONG, strict=True):

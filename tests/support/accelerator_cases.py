@@ -47,8 +47,10 @@ DESIGN = [
     "method.active_size=32",
     "method.validation_rows=2",
 ]
-# The base model runs next to each method.
 RUNS = {
+    "base": ["method=base", *SCORED],
+    "base generates": ["method=base", *GENERATED],
+    "base reads texts": ["method=base", *TEXT],
     "calibration": ["method=calibration", "method.logit_scale=0.5", *SCORED],
     "roe": [*ROE, *SCORED],
     "roe generates": [*ROE, *GENERATED],
@@ -81,14 +83,20 @@ RUNS = {
 }
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The output folder of each device. The methods share the runs of the base model."""
+    return {device: tmp_path_factory.mktemp("outputs") for device in ("cpu", str(DEVICE))}
+
+
 def answers(argv: list[str], device: str, model: Path, folder: Path) -> dict[str, Any]:
     """The answers of the runs of a command, by run and task."""
     keys = [f"model.path={model}", "dtype=float32", f"device={device}", "limit=3", f"output_dir={folder}"]
-    moe_lab.run([*argv, *keys], quiet=True)
     found = {}
-    for file in sorted(folder.glob("runs/*/samples_*.jsonl")):
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        found[file.parent.name.rpartition("-")[0]] = [line["filtered_resps"] for line in lines]
+    for run in moe_lab.run([*argv, *keys], quiet=True).runs:
+        for file in run.folder.glob("samples_*.jsonl"):
+            lines = [json.loads(line) for line in file.read_text().splitlines()]
+            found[run.folder.name.rpartition("-")[0]] = [line["filtered_resps"] for line in lines]
     return found
 
 
@@ -103,9 +111,10 @@ def close(found: Any, expected: Any) -> bool:
 
 
 @pytest.mark.parametrize("argv", RUNS.values(), ids=RUNS)
-def test_answers_are_those_of_the_cpu(argv: list[str], tiny_olmoe_dir: Path, tmp_path: Path) -> None:
-    expected = answers(argv, "cpu", tiny_olmoe_dir, tmp_path / "cpu")
-    found = answers(argv, str(DEVICE), tiny_olmoe_dir, tmp_path / "accel")
+def test_answers_are_those_of_the_cpu(
+    argv: list[str], tiny_olmoe_dir: Path, folders: dict[str, Path]
+) -> None:
+    expected, found = (answers(argv, device, tiny_olmoe_dir, folder) for device, folder in folders.items())
     assert found.keys() == expected.keys() and expected
     for name in expected:
         assert close(found[name], expected[name]), name
@@ -125,7 +134,7 @@ def test_a_step_of_c3po_reads_the_device_twice(
         return found
 
     monkeypatch.setattr(NeighbourLoss, "gradient", counted)
-    answers(C3PO, str(DEVICE), tiny_olmoe_dir, tmp_path)
+    answers([*C3PO, "baseline=false"], str(DEVICE), tiny_olmoe_dir, tmp_path)
     assert len(steps) == 3 and all(reads.total() == 2 for reads in steps), steps
 
 

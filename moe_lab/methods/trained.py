@@ -6,6 +6,7 @@ with their sizes.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,9 @@ class Trained(Artifact):
                     self.folder,
                     {"id": self.id, "processes": num_processes(), "sharded": sharded(), **content},
                 )
-            return train(self.folder) | content
+            trained = train(self.folder)
+            gc.collect()  # a Trainer, with its model and optimizer, is in reference cycles
+            return trained | content
 
         return self.load_or_make(record) | {"folder": self.folder}
 

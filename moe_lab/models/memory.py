@@ -137,7 +137,8 @@ class ModelPool:
 
         key = (repr(asdict(config.model)), config.dtype, config.device)
         if self._loaded is None or key != self._key:
-            self.free()
+            if self._loaded is not None:
+                self.free()
             self._loaded = load_model(
                 config.model, dtype=config.dtype, device=config.device, offline=config.offline
             )
@@ -145,7 +146,7 @@ class ModelPool:
         return self._loaded
 
     def free(self) -> None:
-        """Remove the model from memory, and objects of a training that are in reference cycles."""
+        """Remove the model from memory, and all other objects that only reference cycles hold."""
         import gc
 
         device = None if self._loaded is None else self._loaded.device

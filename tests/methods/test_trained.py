@@ -1,9 +1,10 @@
 """Trainings that runs share. Broken by: one that answers for another model or is trained twice, a resume from a checkpoint
-that is incomplete or damaged.
+that is incomplete or damaged, a trained model that stays in memory beside the one that is read for evaluating it.
 """
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,23 @@ def test_what_is_gone_is_made_again_and_checkpoints_that_a_kill_left_go(tmp_path
     assert folder_of(config, CONTENT, trained) == folder and len(trained) == 1
     (folder / "model").rmdir()
     assert folder_of(config, CONTENT, trained) == folder and len(trained) == 2
+
+
+def test_what_a_training_leaves_in_reference_cycles_is_removed(tmp_path):
+    seen = []
+
+    class Node:
+        def __init__(self):
+            self.own = self
+            seen.append(weakref.ref(self))
+
+    def train(folder):
+        (folder / "model").mkdir()
+        return {"steps": len([Node()])}
+
+    config = Config(method=Base.Config(name="base"), output_dir=str(tmp_path))
+    Trained.of(config, CONTENT, "model").load_or_train(CONTENT, train)
+    assert seen[0]() is None
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ class _Attempts:
         self.failures: list[Failure] = []
         jobs = [job for job in jobs if not (job.timed and is_worker())]
         self._queue = deque(step for job in jobs for step in _steps(job, compute))
-        tuned = sum(job.config.num_seeds for job in jobs if not job.runs)  # runs after studies
+        tuned = sum(job.coming for job in jobs if not job.runs)
         self._total = len({step.name for step in self._queue}) + tuned
         stored = list({step.name for step in self._queue if step.stored})
         self._unmade = self._total - len(stored)

@@ -127,6 +127,11 @@ class Job:
         open_studies = [study for study in self.studies if study.profile() is None]
         return (open_studies or self.studies)[0].folder.name if self.studies else self.runs[0].folder.name
 
+    @property
+    def coming(self) -> int:
+        """How many runs follow the missing trainings and studies."""
+        return len(self.trainings) or max(len(seeds_of(self.config)), len(self.studies))
+
     def tune(self, models: ModelPool) -> None:
         """Finish the trainings and studies, and prepare the runs with their models and profiles."""
         from moe_lab.runs.tuning.tune import tune

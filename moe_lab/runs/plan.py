@@ -90,24 +90,23 @@ class Plan:
         """The trainings of a job's models, and the runs after them, which have no id before."""
         for training in job.trainings:
             self.trainings |= training.left()
-        names = [*_place(job.config), f"{len(job.trainings)} after training"]
-        self.missing += len(job.trainings)
+        names = [*_place(job.config), f"{job.coming} after training"]
+        self.missing += job.coming
         self.rows.append(Row("-", job.config, names, None, None, None, "missing"))
 
     def add_tuned(self, job: Job) -> None:
         """The runs after a study, which have no id before its temperatures are found."""
-        count = max(job.config.num_seeds, len(job.studies))
         config = job.evaluated or job.studies[0].evaluated
         method: Any = config.method
         if job.studies[0].search.tuning not in ("scale", "grid"):
             method = replace(method, temperature=UNKNOWN)
         [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
         [workload] = estimates([run])
-        tokens = round(count * run.method.forward_tokens(workload))
-        self.missing += count
+        tokens = round(job.coming * run.method.forward_tokens(workload))
+        self.missing += job.coming
         self.tokens += tokens
         hours = self.budget.run(run, tokens, missing=False)
-        names = [*_place(job.config), f"{count} after tuning"]
+        names = [*_place(job.config), f"{job.coming} after tuning"]
         row = Row("-", job.config, names, run.num_documents, tokens, hours, "missing")
         self.rows.append(row)
 

@@ -66,8 +66,15 @@ def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
     assert [study.tuned_config().num_seeds for study in job.studies] == [1, 1, 1]
     [one] = job_of(gsm8k).studies
     assert one.tuned_config().num_seeds == 5
+    assert (job.coming, job_of(gsm8k).coming) == (3, 5)
     with pytest.raises(ConfigError, match=r"tuning.seeds=3 evaluates each .* seeds=5 .* Leave seeds out"):
         replace(gsm8k, tuning=replace(gsm8k.tuning, seeds=3), seeds=5)
+
+
+def test_a_method_without_randomness_has_one_run_after_its_study(gsm8k):
+    grid = TuningConfig(name="grid", num_samples=4)
+    config = replace(gsm8k, method=get_method("top-k").Config(), tuning=grid, seeds=5)
+    assert job_of(config).coming == 1
 
 
 @pytest.mark.parametrize(

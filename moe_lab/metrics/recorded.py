@@ -116,9 +116,10 @@ def _request(place: str, routes: Any, prompt: Any, routers: Routers) -> Recorded
             f"{place}: {K} experts per token, and the model takes {routers.top_k}. Give the model that was served; "
             "shared experts do not count."
         )
+    # engines record all tokens but the last, which is the prompt's where nothing was answered
     if isinstance(prompt, bool) or not isinstance(prompt, int) or not 0 <= prompt <= T + 1:
         raise ConfigError(
-            f"{place}: {PROMPT}={prompt}, and {T} tokens are recorded. Give a number from 0 to {T}."
+            f"{place}: {PROMPT}={prompt}, and {T} tokens are recorded. Give a number from 0 to {T + 1}."
         )
     _check_experts(place, index_TLK, routers)
     return Recorded(index_TLK, min(prompt, T))

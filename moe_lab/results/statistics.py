@@ -71,11 +71,13 @@ def interval_of_difference(
 
 
 def wilson(right: float, n: float) -> Interval:
-    """Wilson's 95% score interval of a proportion."""
-    from statsmodels.stats.proportion import proportion_confint
-
-    low, high = proportion_confint(right, n, alpha=1 - LEVEL, method="wilson")
-    return max(0.0, round(float(low), 15)), min(1.0, round(float(high), 15))
+    """Wilson's 95% score interval of a proportion. Neither number need be whole."""
+    # statsmodels' proportion_confint without its import, which takes a twentieth of a command's start
+    share, z2 = right / n, _normal_quantile() ** 2
+    scale = 1 + z2 / n
+    middle = (share + z2 / (2 * n)) / scale
+    half = math.sqrt(z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n**2)) / scale
+    return max(0.0, round(middle - half, 15)), min(1.0, round(middle + half, 15))
 
 
 def tango(to_right: float, to_wrong: float, n: float) -> Interval:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from statsmodels.stats.proportion import proportion_confint
 
 from moe_lab.results.measured import Spread
 from moe_lab.results.statistics import (
@@ -14,6 +15,7 @@ from moe_lab.results.statistics import (
     mcnemar,
     over_seeds,
     tango,
+    wilson,
 )
 
 
@@ -33,6 +35,12 @@ from moe_lab.results.statistics import (
 )
 def test_wilson(right: int, n: int, low: float, high: float) -> None:
     assert interval([1.0] * right + [0.0] * (n - right)) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 1), (0.3, 7.9), (12, 37), (81, 263), (14041.5, 14042)])
+def test_wilson_is_that_of_statsmodels_for_any_numbers(right: float, n: float) -> None:
+    low, high = proportion_confint(right, n, alpha=0.05, method="wilson")
+    assert wilson(right, n) == pytest.approx((max(0.0, low), min(1.0, high)), abs=1e-14)
 
 
 def test_bootstrap_of_a_mean_is_close_to_the_normal_interval() -> None:

@@ -88,7 +88,7 @@ class KVEngine(Engine):
         self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
     ) -> None:
         adaptive = self._adaptive
-        with adaptive.clean if adaptive else self.forward as forward:
+        with adaptive.opened() if adaptive else self.forward as forward:
             generate(forward, states, self.budget, decoding, on_done, self._prefix_cache, adaptive)
 
 

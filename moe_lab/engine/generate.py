@@ -9,6 +9,7 @@ samples of a sequence, M = sequences with n samples, V = vocabulary, D = hidden 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from moe_lab.engine.prefill import GenerationState, OnDone, Prefill, PrefixCache
 from moe_lab.engine.sampling import Decoding
 from moe_lab.engine.scoring import Budget, shared_prefix
 from moe_lab.models.memory import free_memory
+from moe_lab.routing import Router, Routing, routed
 from moe_lab.routing.noise import NoisyTokens
 
 
@@ -39,6 +41,28 @@ class AdaptiveStep:
         self.clean = RecordingForward(model, ensemble.first_noisy)
         """Reads prompts and new tokens."""
         self.noisy = SuffixForward(model, ensemble.first_noisy)
+        self._in_noisy_pass = False
+
+    @contextmanager
+    def opened(self) -> Iterator[RecordingForward]:
+        """Inside the context this step can be called; yields `clean`, with its hooks installed.
+
+        The policy is installed once for all steps, and acts in noisy passes alone.
+        """
+        with routed(self.noisy.model, self._route, self.noisy.first_moe), self.clean as clean:
+            yield clean
+
+    @contextmanager
+    def _noisy_pass(self) -> Iterator[None]:
+        self._in_noisy_pass = True
+        try:
+            yield
+        finally:
+            self._in_noisy_pass = False
+
+    def _route(self, router: Router, routing: Routing) -> Routing | None:
+        assert self.ensemble.routing is not None
+        return self.ensemble.routing(router, routing) if self._in_noisy_pass else None
 
     @property
     def tokens_in(self) -> int:
@@ -54,7 +78,7 @@ class AdaptiveStep:
         real_BT: Tensor,
         logits_AV: Tensor,
     ) -> Tensor:
-        """float32 [A, V]: the scores of the next tokens. Called inside `self.clean`, after its pass.
+        """float32 [A, V]: the scores of the next tokens. Called inside `opened`, after a pass of `clean`.
 
         Args:
             states: the A unfinished sequences.
@@ -73,7 +97,7 @@ class AdaptiveStep:
             return scores_AV
         unsure = [states[u] for u in unsure_U.tolist()]
         noisy_U = samples_A[unsure_U] - 1
-        with self.clean.without_hooks(), self.noisy.routed(self.ensemble.routing):
+        with self.clean.without_hooks(), self.noisy.routed(None), self._noisy_pass():
             logits = self._noisy_logits(
                 unsure, noisy_U, sequence_A[unsure_U], cache, real_BT, fork_AD[unsure_U]
             )

@@ -110,7 +110,10 @@ def require_routers(model: nn.Module) -> list[Router]:
 
 def why_fixed(model: nn.Module) -> str | None:
     """Why no policy may read or change the routing of single tokens of this model; None where one may."""
-    routers = find_routers(model)
+    return _reason(find_routers(model))
+
+
+def _reason(routers: Sequence[Router]) -> str | None:
     return getattr(routers[0].module, "fixed_routing", None) if routers else None
 
 
@@ -152,9 +155,10 @@ def routed(
             which is found on exit, with gradients at once. Both messages name the module. Or gradient checkpointing
             repeats a decision with another result, or outside the context.
     """
-    routers = require_routers(model)[first:]
-    if reason := why_fixed(model):
+    routers = require_routers(model)
+    if reason := _reason(routers):
         raise ModelError(fixed_message(type(model).__name__, reason))
+    routers = routers[first:]
     watch = _Watch(routers, Recomputation(_checkpointed(model, routers) if model.training else {}))
     handles = watch.recomputation.hooks()
     for router in routers:

@@ -157,8 +157,8 @@ def test_a_step_of_generation_reads_the_device_once(family, monkeypatch):
     assert [after - before for before, after in pairwise(steps[1:])] == [1] * 4, reads
 
 
-def test_a_step_of_adaptive_roe_reads_the_device_three_times(olmoe, tokenizer):
-    """The measure, whether a router's logits of the noisy pass are NaN, and the chosen tokens."""
+def test_a_step_of_adaptive_roe_reads_the_device_twice(olmoe, tokenizer):
+    """The measure, and the chosen tokens."""
     adaptive = {"adaptive": "entropy", "bands": [[1.0, 4], [0.1, 2]]}
     roe = RoE(deepcopy(olmoe).to(DEVICE), tokenizer, n=4, temperature=0.5, **adaptive)
     reads = []
@@ -168,7 +168,7 @@ def test_a_step_of_adaptive_roe_reads_the_device_three_times(olmoe, tokenizer):
                 [Request((text, {"until": [], "max_gen_toks": new})) for text in ("one", "two")]
             )
         reads.append(counted)
-    assert reads[1].total() - reads[0].total() <= 3 * 4, reads
+    assert reads[1].total() - reads[0].total() <= 2 * 4, reads
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu:1", "npu", "meta", "gpu"])

@@ -1,7 +1,7 @@
 """Adaptive computation: a token takes the samples that its clean distribution asks for, in scoring as in decoding.
 
 Broken by: a band's bound compared the wrong way, noise of other samples than the first ones, samples that attend to another
-sequence or to padding, a first token that is not adaptive, a measure of another position.
+sequence or to padding, a first token that is not adaptive, noise in clean passes, a measure of another position.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from functools import cache
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -205,6 +206,18 @@ def test_another_ensemble_is_counted_on(olmoe):
     before = engine.tokens_in
     engine.set_ensemble(ensemble_of(olmoe))
     assert engine.tokens_in == before > 0
+
+
+def test_passes_after_a_noisy_one_that_failed_are_clean(olmoe, monkeypatch):
+    """As after a batch that was too large for the memory."""
+    adaptive = Adaptive("margin", bands_for(olmoe, "margin"))
+    expected, expected_tokens, engine = answers(olmoe, ensemble_of(olmoe, adaptive))
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(engine._adaptive, "_noisy_logits", MagicMock(side_effect=MemoryError))
+        answers(olmoe, None, engine=engine)
+    found, tokens, _ = answers(olmoe, None, engine=engine)
+    assert tokens == expected_tokens
+    assert_scores(found, expected)
 
 
 @pytest.mark.slow

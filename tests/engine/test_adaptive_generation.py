@@ -18,6 +18,7 @@ from moe_lab import RoE
 from moe_lab.engine.engine import KVEngine
 from moe_lab.engine.forward.ensemble import MEASURES, Adaptive, Ensemble, unsureness
 from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.suffix_forward import SuffixForward
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, Sampler, generation_config
@@ -211,13 +212,24 @@ def test_another_ensemble_is_counted_on(olmoe):
 def test_passes_after_a_noisy_one_that_failed_are_clean(olmoe, monkeypatch):
     """As after a batch that was too large for the memory."""
     adaptive = Adaptive("margin", bands_for(olmoe, "margin"))
-    expected, expected_tokens, engine = answers(olmoe, ensemble_of(olmoe, adaptive))
+    engine = KVEngine(EnsembleForward(olmoe, ensemble_of(olmoe, adaptive)), WIDE)
+    prompt, scores = prompts()[0], []
+
+    class Kept(Decoding):
+        def extend(self, states, scores_AV):
+            scores.append(scores_AV)
+            super().extend(states, scores_AV)
+
+    def generate():
+        decoding = Kept(Sampler(olmoe, generation_config(olmoe, {}), SEED), lambda generated: False, STEPS)
+        engine.generate([GenerationState(0, prompt, document_key(prompt), 0)], decoding, lambda state: None)
+
+    generate()
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
-        patched.setattr(engine._adaptive, "_noisy_logits", MagicMock(side_effect=MemoryError))
-        answers(olmoe, None, engine=engine)
-    found, tokens, _ = answers(olmoe, None, engine=engine)
-    assert tokens == expected_tokens
-    assert_scores(found, expected)
+        patched.setattr(SuffixForward, "__call__", MagicMock(side_effect=MemoryError))
+        generate()
+    generate()
+    assert len(scores) == 2 * STEPS and torch.equal(torch.cat(scores[:STEPS]), torch.cat(scores[STEPS:]))
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def quality_rows(table: CellTable) -> list[dict[str, Any]]:
         rows.append(
             {
                 "task": f"{score.task} ({score.model})",
-                "label": _label(cell),
+                "label": _label(cell, table.cells),
                 "metric": score.metric,
                 "lower_is_better": cell.results[0].lower_is_better(score.task, score.metric),
                 "value": score.value,
@@ -77,13 +77,16 @@ def _task(cell: TableCell) -> tuple[str, str]:
     return cell.coordinates["model"], cell.coordinates["task"]
 
 
-def _label(cell: TableCell) -> str:
-    """The method, and the row's other settings, which the table has in its first columns."""
+def _label(cell: TableCell, cells: Sequence[TableCell]) -> str:
+    """The method, and of the settings in the table's first columns those in which its cells differ."""
     method = cell.coordinates["method"]
+    own = [other.coordinates for other in cells if other.coordinates["method"] == method]
     settings = [
         f"{key.rpartition('.')[2]}={value}"
         for key, value in cell.coordinates.items()
-        if key not in ("model", "task", "method", "measure") and value != "-"
+        if key not in ("model", "task", "measure")
+        and value != "-"
+        and any(other[key] != value for other in own)
     ]
     return " ".join([method, *settings])
 

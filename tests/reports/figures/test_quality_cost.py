@@ -50,9 +50,9 @@ def test_work_is_tokens_times_experts_relative_to_the_same_tasks_base():
         cell("base", [1000], task="other"),
         cell("base", [100]),
         cell("roe", [150, 250], n="2", roe=roe),
-        cell("top-p", [100], top_p=dynamic),
+        cell("top-p", [100], n="1", top_p=dynamic),
         TableCell(coordinates={"model": "tiny", "method": "c3po", "method.n": "-", "task": "t"}, run_id=None),
-        cell("roe", [7], task="without base", n="2", roe=roe),
+        cell("roe", [7], task="without base", n="8", roe=roe),
     )
     rows = {row["label"]: row["work"] for row in quality_rows(table) if row["label"] != "base"}
     assert rows == {"roe n=2": 2.0, "top-p": 0.5}, "the model's own number of experts is 4"

@@ -39,6 +39,7 @@ NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 
 def refuse(overrides: list[str]) -> None:
     """Raise ConfigError for overrides that Hydra would accept without effect, or refuse with a traceback."""
+    grid = bool({"-m", "--multirun"} & set(overrides))
     for override in overrides:
         refuse_foreign(override)
         key = override.lstrip("+~").partition("=")[0]
@@ -48,16 +49,28 @@ def refuse(overrides: list[str]) -> None:
             raise ConfigError(
                 f"{override}: Hydra writes no folder here.\noutput_dir=<folder> says where results go."
             )
-        _refuse_odd_option(override)
+        _refuse_odd_option(override, grid)
 
 
-def _refuse_odd_option(override: str) -> None:
-    """Raise ConfigError for an option that Hydra would look for as a file and fail: a list, or a long name."""
+def _refuse_odd_option(override: str, grid: bool) -> None:
+    """Raise ConfigError for options of which Hydra would take the last one, or that it would look for as a file."""
     group, _, option = override.lstrip("+").partition("=")
     if group not in (*GROUP_CONFIGS, "method"):
         return
-    if option.startswith("[[") or max(map(len, re.split("[/,]", option))) > LONGEST_OPTION:
-        shown = option if len(option) <= 40 else f"{option[:40]}..."
+    shown = option if len(option) <= 40 else f"{option[:40]}..."
+    if option.startswith("[") or ("," in option and not grid):
+        several = option.strip("[]").replace(" ", "")
+        tasks = (
+            "\nSeveral tasks of lm-eval in one run: task=lm_eval task.name=[piqa,sciq]."
+            if group == "task"
+            else ""
+        )
+        raise ConfigError(
+            f"{group}={shown}: a run has one {group}. A grid: -m {group}={several[:80]}.{tasks}"
+        )
+    if group == "model" and "/" in option:
+        raise ConfigError(f"model={shown} is no option of model. A hub id or a folder is model.path={shown}.")
+    if max(map(len, re.split("[/,]", option))) > LONGEST_OPTION:
         raise ConfigError(
             f"{group}={shown} is no option of {group}.\npython -m moe_lab --help {group}= lists them."
         )
@@ -133,6 +146,7 @@ def _quote_path(path: str) -> str:
 
 # Hydra proposes `+key` and `++key`, which are refused here.
 ADVICE_TO_FORCE = re.compile(r"use \+|a second \+")
+AMBIGUOUS = re.compile(r"Ambiguous value for argument '([^=]+)=(.*)'")
 REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
@@ -145,9 +159,14 @@ def explain(error: BaseException, owners: Owners) -> str:
         return _missing_option(error)
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:
         return _missing_key(cause, owners)
+    if match := AMBIGUOUS.match(str(error)):
+        key, values = match[1], match[2]
+        return f"{key}={values}: a key takes one value. A grid: -m {key}={values}. A list: {key}=[{values}]."
     lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]
     if cause is not None:
         lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
+    if isinstance(error, OverrideParseException) and "=" not in error.override:
+        return f"{error.override!r} is no key=value: mode=report and mode=compare a=X b=Y, for example. See --help."
     if isinstance(error, OverrideParseException):
         lines = [lines[0], "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'."]
     return "\n".join([*lines[:5], "See --help for what can be composed, and how."])

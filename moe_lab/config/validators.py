@@ -61,7 +61,11 @@ def _of_another_method(key: str, owners: list[str], option: str | None) -> str:
     has = f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} it"
     lines = [f"Unknown key {key!r} of method={option}: {has}, and method={option} does not."]
     if option == "base":
-        lines.append(f"Leave base out: {' or '.join(names)} alone compares with base.")
+        lines.append("Leave base out: each method is compared with it anyway.")
+    else:
+        lines.append(
+            "In a grid of methods a key goes to all of them. Run them apart; mode=compare joins results."
+        )
     return "\n".join(lines)
 
 
@@ -117,6 +121,8 @@ def _describe(annotation: Any) -> str:
         return names[annotation]
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
+    if is_dataclass(annotation):
+        return f"keys after a dot ({', '.join(one.name for one in fields(annotation))})"
     return {list: "a list", tuple: "a list", dict: "a mapping"}.get(get_origin(annotation), str(annotation))
 
 
@@ -148,8 +154,8 @@ def did_you_mean(word: str, choices: Any) -> str:
     """The text " Did you mean 'x'?" with the closest choice; empty if none is close."""
     from difflib import get_close_matches
 
-    leaves = {str(choice).rpartition(".")[2]: str(choice) for choice in choices}
-    matches = get_close_matches(str(word).rpartition(".")[2], list(leaves), n=1, cutoff=0.52)
+    leaves = {str(choice).rpartition(".")[2].lower(): str(choice) for choice in choices}
+    matches = get_close_matches(str(word).rpartition(".")[2].lower(), list(leaves), n=1, cutoff=0.52)
     return f" Did you mean {leaves[matches[0]]!r}?" if matches else ""
 
 

@@ -30,14 +30,15 @@ class TopK(TunedSettings):
 
         name: str = "top-k"
         k: int | None = None
-        """Experts per token; null: the model's own number, which is the base model."""
+        """Experts per token; null: twice the model's own number, as far as there are so many."""
 
         def __post_init__(self) -> None:
             at_least("method.k", self.k, 1)
 
     def k(self, facts: ModelFacts) -> int:
         """Experts per token."""
-        return facts.top_k if self.config.k is None else self.config.k
+        doubled = min(2 * facts.top_k, most_experts(facts))
+        return doubled if self.config.k is None else self.config.k
 
     def check(self, facts: ModelFacts) -> None:
         check_count("k", self.k(facts), facts)
@@ -49,7 +50,7 @@ class TopK(TunedSettings):
         return grid + [{"k": count} for count in counts if count != facts.top_k]
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """With the model's own number in the place of null."""
+        """With the number in the place of null."""
         return super().identity(facts) | {"k": self.k(facts)}
 
     @contextmanager

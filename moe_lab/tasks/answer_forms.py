@@ -43,8 +43,8 @@ def in_letters(config: dict[str, Any]) -> dict[str, Any]:
         return dict(config)
     if config.get("output_type") != "multiple_choice" or config.get("doc_to_choice") is None:
         raise TaskError(
-            f"{config['task']} is no multiple-choice task of lm-eval: it cannot be answered by letters "
-            "(task.answer=letters, which method=c3po sets by itself).\ntask.answer=text asks it as lm-eval does."
+            f"{config['task']} is no multiple-choice task of lm-eval: it cannot be answered by letters, as "
+            "task.answer=letters and method=c3po ask.\nOther methods ask it as lm-eval does, with task.answer=text."
         )
     if _has_letters(config["doc_to_choice"]):
         return config

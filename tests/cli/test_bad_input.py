@@ -72,7 +72,10 @@ WRONG = {
         ["-m", "method=base,roe", "method.n=4"],
         "method=roe have it, and method=base does not",
     ),
-    "a key of another method with +": (["method=base", "+method.n=4"], "each method is compared with it anyway"),
+    "a key of another method with +": (
+        ["method=base", "+method.n=4"],
+        "each method is compared with it anyway",
+    ),
     "a key of another method in a table": (
         ["experiment=roe/figure3", "method.dataset_size=40"],
         "no cell of experiment=roe/figure3 has 'dataset_size'.\nMethods of its cells: base, roe.",

@@ -183,9 +183,11 @@ def _worked_references(
 def _check(config: Config) -> None:
     tunings = get_method(config.method.name).tunings
     if config.tuning.name not in tunings:
-        does = f"tuning={' or '.join(tunings)} can" if tunings else "no tuning can"
+        instead = (
+            f"Use tuning={' or '.join(tunings)}, or none." if tunings else "Leave it out: no tuning can."
+        )
         raise ConfigError(
-            f"tuning={config.tuning.name} has nothing to search in method={config.method.name}; {does}. Leave it out."
+            f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. {instead}"
         )
     if config.tuning.storage is not None:
         from moe_lab.runs.tuning.trials import check_url

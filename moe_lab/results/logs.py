@@ -229,14 +229,14 @@ class RunLog(logging.Handler):
 
 
 class WarningsOnce(logging.Handler):
-    """Prints each warning on stderr, once."""
+    """Prints the first line of each warning on stderr, once: lm-eval's name the document in further lines."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = record.getMessage()
+        line = record.getMessage().partition("\n")[0]
         if record.levelno == logging.WARNING and line not in self._printed:
             self._printed.add(line)
             print(f"Warning: {line}", file=sys.stderr)

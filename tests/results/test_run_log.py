@@ -1,15 +1,17 @@
-"""Breaks if run.log loses a record, or if a full disk under it prints a traceback or stops the run."""
+"""Breaks if run.log loses a record or a warning of lm-eval, or if a full disk under it prints a traceback or stops the run."""
 
 from __future__ import annotations
 
 import errno
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from moe_lab.results.logs import RunLog
+from moe_lab.runs.evaluation.evaluate import _run_log
 
 
 @pytest.fixture
@@ -50,3 +52,17 @@ def test_a_full_disk_is_one_line(
     handler.close()
     told = capsys.readouterr().err
     assert told == f"{tmp_path / 'run.log'} could not be written: No space left on device. The run goes on.\n"
+
+
+def test_a_warning_of_lm_eval_is_in_the_runs_log_and_once_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness = logging.getLogger("lm_eval")
+    level = harness.level
+    run: Any = SimpleNamespace(folder=tmp_path)
+    with _run_log(run):
+        for document in ("{'question': 1}", "{'question': 2}"):
+            logging.getLogger("lm_eval.api.task").warning(f"Label index is out of range, Sample:\n{document}")
+    assert capsys.readouterr().err == "Warning: Label index is out of range, Sample:\n"
+    assert (tmp_path / "run.log").read_text().count("Label index") == 2
+    assert (harness.level, harness.handlers) == (level, [])

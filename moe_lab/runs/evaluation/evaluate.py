@@ -91,13 +91,17 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
 
 @contextmanager
 def _run_log(run: Run) -> Iterator[None]:
-    """What this package logs, and the traceback of what stops the run, in the run's own run.log."""
+    """What this package logs, lm-eval's warnings, and the traceback of what stops the run, in the run's own run.log."""
     handler = RunLog(run.folder / "run.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logger.setLevel(logging.INFO)
     warnings = WarningsOnce()
-    logger.addHandler(handler)
-    logger.addHandler(warnings)
+    harness = logging.getLogger("lm_eval")
+    quiet = harness.level
+    harness.setLevel(logging.WARNING)
+    for source in (logger, harness):
+        source.addHandler(handler)
+        source.addHandler(warnings)
     try:
         yield
         logger.info("finished")
@@ -108,8 +112,10 @@ def _run_log(run: Run) -> Iterator[None]:
         logger.exception("stopped")
         raise
     finally:
-        logger.removeHandler(warnings)
-        logger.removeHandler(handler)
+        for source in (logger, harness):
+            source.removeHandler(warnings)
+            source.removeHandler(handler)
+        harness.setLevel(quiet)
         handler.close()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from moe_lab.cli.main import hide_progress_of_libraries
+from moe_lab.errors import MoeLabError
 
 
 def main() -> None:
@@ -11,14 +14,18 @@ def main() -> None:
         moe-lab-eval --model moe_lab --model_args pretrained=my/model,method=roe,n=8 --tasks arc_easy --limit 50
 
     `pretrained` and `peft` are folders or hub ids. Arguments, output and exit code are those of `lm_eval`, whose own
-    command imports no packages of others.
+    command imports no packages of others; a wrong method or key is one message and exit code 2.
     """
     hide_progress_of_libraries()
     from lm_eval.__main__ import cli_evaluate
 
     import moe_lab.api.lm  # noqa: F401 - registers the model
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except MoeLabError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def _reason(error: BaseException, source: str, what: str, offline: bool) -> str 
         return f"The {what} {source} lacks a file that is needed: {_first_line(error)}\nSee {page}."
     if unreachable(error):
         return (
-            f"The {what} {source} is not in the cache, and the hub ({hub}) could not be reached: "
+            f"The {what} {source} is {'no folder, not' if what == 'model' else 'not'} in the cache, and the hub ({hub}) could not be reached: "
             f"{_first_line(error)}\n"
             "Check the connection and try again; where there is none, fill the cache elsewhere with mode=prefetch."
         )

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import moe_lab
+from moe_lab.api import lm_eval_command
 from moe_lab.api.lm import PretrainedLM
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.source import TINY
@@ -173,3 +174,13 @@ def test_the_command_of_lm_eval_knows_the_name(tmp_path):
         assert roe.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked]) == pytest.approx(
             scores, abs=1e-3
         )
+
+
+def test_a_wrong_method_is_one_message_of_the_command(monkeypatch, capsys):
+    def refused():
+        raise ConfigError("Unknown method 'ro'.")
+
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", refused)
+    with pytest.raises(SystemExit) as ended:
+        lm_eval_command.main()
+    assert ended.value.code == 2 and capsys.readouterr().err == "Error: Unknown method 'ro'.\n"

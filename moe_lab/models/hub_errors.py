@@ -74,9 +74,9 @@ def _reason(error: BaseException, source: str, what: str, offline: bool) -> str 
     if isinstance(error, EntryNotFoundError):
         return f"The {what} {source} lacks a file that is needed: {_first_line(error)}\nSee {page}."
     if unreachable(error):
+        here = "no folder, not in the cache" if what == "model" else "not in the cache"
         return (
-            f"The {what} {source} is {'no folder, not' if what == 'model' else 'not'} in the cache, and the hub ({hub}) could not be reached: "
-            f"{_first_line(error)}\n"
+            f"The {what} {source} is {here}, and the hub ({hub}) could not be reached: {_first_line(error)}\n"
             "Check the connection and try again; where there is none, fill the cache elsewhere with mode=prefetch."
         )
     if isinstance(error, HfHubHTTPError):

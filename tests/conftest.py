@@ -76,6 +76,23 @@ def tiny_olmoe_dir(tmp_path_factory, olmoe, tokenizer) -> Path:
 
 
 @pytest.fixture
+def small_index(monkeypatch):
+    """An unknown name is looked for among the package's tasks alone: lm-eval's index takes 10 s to read.
+
+    `tests/tasks/test_loading.py` reads the whole index.
+    """
+    from lm_eval.tasks import TaskManager
+
+    import moe_lab.tasks.loading as loading
+
+    def index(include_path):
+        folders = [str(loading.OWN_TASKS), *([include_path] if include_path else [])]
+        return TaskManager(include_path=folders, include_defaults=False)
+
+    monkeypatch.setattr(loading, "_full_index", index)
+
+
+@pytest.fixture
 def loads(monkeypatch):
     """One entry per time that weights are loaded."""
     import moe_lab.models.load

@@ -144,14 +144,14 @@ def test_a_kill_between_training_and_answers_costs_no_training(tmp_path, capsys,
         (["max_length=20"], "leaves no room"),
         (["method.learning_rate=0"], "above 0"),
         (["method.epochs=0"], "at least 1"),
-        pytest.param(["method.reference=nosuchtask"], "nosuchtask", marks=pytest.mark.slow),
+        (["method.reference=nosuchtask"], "nosuchtask"),
         (["method.reference=toy_math"], "multiple-choice"),
         (["model.tp_plan=auto"], "torchrun"),
         (["task=toy_math", "task.answer=text"], "multiple-choice"),
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, capsys, loads):
+def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, capsys, loads, small_index):
     ended = command(capsys, "prefix-tuning", tmp_path, "task=toy_choice", *keys)
     assert ended.code == 2
     assert told in ended.err

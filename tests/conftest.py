@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from moe_lab.reports.figures import style
 from tests.support.models import FAMILIES, make_model, make_tokenizer
 from tests.support.tiers import by_family
 
@@ -48,6 +49,14 @@ def processes_are_slow(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     monkeypatch.setattr(subprocess.Popen, "__init__", refused)
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refused)
     monkeypatch.setattr(os, "fork", refused)
+
+
+@pytest.fixture(autouse=True)
+def small_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn once and with few pixels, but for the tests of reports. A run's figures take half a second."""
+    if "reports" not in request.path.parts:
+        monkeypatch.setattr(style, "fit", lambda figure: None)
+        monkeypatch.setattr(style, "DPI", 30)
 
 
 @pytest.fixture(scope="session", params=by_family(FAMILIES))

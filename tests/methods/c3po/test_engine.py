@@ -170,7 +170,6 @@ def traces(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     """Pictures of traces are tested with the figures; drawing them takes half of a traced run here."""
-    monkeypatch.setattr(style, "fit", lambda figure: None)
     monkeypatch.setattr(style, "_save", lambda figure, path: None)
 
 

@@ -18,7 +18,7 @@ from tests.support.command import run_command
 from tests.support.runs import choices, write_jsonl
 
 METHODS = ("soft-prompt", "prefix-tuning")
-SHORT = ["task=toy_choice", "limit=6", "method.reference_size=16", "method.epochs=2"]
+SHORT = ["task=toy_choice", "limit=3", "method.reference_size=16", "method.epochs=2"]
 
 
 def command(capsys, method, folder, *keys):
@@ -112,11 +112,12 @@ def arc(folder: Path) -> Path:
 @pytest.mark.slow
 def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch):
     keys = [f"data_dir={arc(tmp_path / 'data')}", "method.reference=arc_easy:train", "method.epochs=1"]
+    keys += ["limit=2", "baseline=false"]
     block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys))
     [first] = models(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(training, "train", None)
-        for more in (["task=arc_challenge"], ["task=arc_easy", "limit=3"]):
+        for more in (["task=arc_challenge"], ["task=arc_easy", "limit=1"]):
             block_of(command(capsys, "soft-prompt", tmp_path, *more, *keys))
     assert models(tmp_path) == [first]
     for more in ("seed=1", "method.learning_rate=0.02", "method.virtual_tokens=4", "method.reference_size=9"):

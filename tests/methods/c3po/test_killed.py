@@ -24,7 +24,7 @@ from moe_lab.methods.references import store as reference_files
 from moe_lab.results.logs import ResponseLog
 from tests.support.command import run_command
 
-QUESTIONS, AT_ONCE, PORTION, STEPS = 12, 4, 40, 4
+QUESTIONS, AT_ONCE, PORTION, STEPS = 8, 4, 40, 4
 
 
 def after(calls: int, run: Callable[..., Any]) -> Callable[..., Any]:

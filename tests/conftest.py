@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from moe_lab.reports.figures import style
 from tests.support.models import FAMILIES, make_model, make_tokenizer
 from tests.support.tiers import by_family
 
@@ -50,6 +51,14 @@ def processes_are_slow(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "fork", refused)
 
 
+@pytest.fixture(autouse=True)
+def small_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn once and with few pixels, but for the tests of reports. A run's figures take half a second."""
+    if "reports" not in request.path.parts:
+        monkeypatch.setattr(style, "fit", lambda figure: None)
+        monkeypatch.setattr(style, "DPI", 30)
+
+
 @pytest.fixture(scope="session", params=by_family(FAMILIES))
 def moe_model(request):
     """A small model of each MoE family in turn."""
@@ -73,6 +82,23 @@ def tiny_olmoe_dir(tmp_path_factory, olmoe, tokenizer) -> Path:
     olmoe.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def small_index(monkeypatch):
+    """An unknown name is looked for among the package's tasks alone: lm-eval's index takes 10 s to read.
+
+    `tests/tasks/test_loading.py` reads the whole index.
+    """
+    from lm_eval.tasks import TaskManager
+
+    import moe_lab.tasks.loading as loading
+
+    def index(include_path):
+        folders = [str(loading.OWN_TASKS), *([include_path] if include_path else [])]
+        return TaskManager(include_path=folders, include_defaults=False)
+
+    monkeypatch.setattr(loading, "_full_index", index)
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_a_model_and_a_task(work: Path, tiny_olmoe_dir: Path, capsys: pytest.Cap
 
 @pytest.mark.slow
 def test_an_expert_metric(work: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    run = ["method=base", "task=toy_choice", "limit=4", "metrics=expert"]
+    run = ["method=base", "task=toy_choice", "limit=2", "metrics=expert"]
     assert run_command(capsys, *run).code == 0
     [file] = (work / "outputs" / "runs").glob("*/expert_metrics.json")
     before = whole_mapping(file)

@@ -1,4 +1,4 @@
-"""The Python examples of README.md and docs/python.md run as they are written, and on random models of three families.
+"""The Python examples of README.md and docs/python.md run as they are written, and on random models of two families.
 
 The first example of a page loads the model; the others follow it. Broken by: a public name that is gone or misspelt, an
 example that needs Hydra or more than twenty lines, one of docs/python.md that needs more than the embedded model.
@@ -50,7 +50,7 @@ def with_hydra(program: str) -> bool:
     return any(f"moe_lab.{name}(" in program for name in COMMANDS)
 
 
-@pytest.fixture(params=["olmoe", "mixtral", "gpt_oss"])
+@pytest.fixture(params=["olmoe", "gpt_oss"])
 def folder(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with `my/model`."""
     small_model(request.param).save_pretrained(tmp_path / "my" / "model")

@@ -151,7 +151,6 @@ def test_fewer_correct_references_than_demonstrations_are_told(tmp_path, capsys)
     assert "method.k=5" in ended.err and "method.reference_size" in ended.err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
@@ -165,7 +164,7 @@ def test_fewer_correct_references_than_demonstrations_are_told(tmp_path, capsys)
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, capsys, loads):
+def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, capsys, loads, small_index):
     ended = command(capsys, tmp_path, "task=toy_choice", *keys)
     assert ended.code == 2
     assert told in ended.err

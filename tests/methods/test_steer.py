@@ -289,15 +289,12 @@ TYPED = ["method=steer", "model=tiny"]
     [
         (["task=toy_safety", "method.activate=33"], "method.activate=33"),
         (["task=toy_safety", "method.positive=/nowhere/rows.jsonl"], "method.positive=/nowhere/rows.jsonl"),
-        pytest.param(
-            *(["task=toy_safety", "method.negative=nothing:wrong"], "method.negative=nothing:wrong"),
-            marks=pytest.mark.slow,  # reads the names of all of lm-eval's tasks
-        ),
+        (["task=toy_safety", "method.negative=nothing:wrong"], "method.negative=nothing:wrong"),
         (["task=toy_choice", "method.negative=toy_math:wrong"], "toy_math has no choices"),
     ],
 )
 def test_they_are_refused_before_weights_load(
-    typed: list[str], named: str, tmp_path: Path, capsys: Any, loads: list[str]
+    typed: list[str], named: str, tmp_path: Path, capsys: Any, loads: list[str], small_index: None
 ) -> None:
     ended = run_command(capsys, *TYPED, f"output_dir={tmp_path / 'out'}", *typed)
     assert ended.code == 2 and named in ended.err

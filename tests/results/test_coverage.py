@@ -111,7 +111,7 @@ def correlation(random: np.random.Generator, n: int) -> tuple[float, Interval]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [50, 100, 500, 1000])
+@pytest.mark.parametrize("n", [50, 100, 1000])
 @pytest.mark.parametrize(
     "experiment", [accuracy, paired_accuracy, mean_over_seeds, difference_over_seeds, mean_of_tasks]
 )
@@ -126,7 +126,9 @@ def test_intervals_of_shares_cover(experiment: Experiment, n: int) -> None:
     [continuous, paired_continuous, share_of_tokens, seeds, correlation, perplexity, paired_perplexity],
 )
 def test_intervals_of_other_numbers_cover(experiment: Experiment, n: int) -> None:
-    times = {"perplexity": 100, "continuous": 400}.get(experiment.__name__.removeprefix("paired_"), 1000)
+    times = {"perplexity": 100, "continuous": 400, "correlation": 400}.get(
+        experiment.__name__.removeprefix("paired_"), 1000
+    )
     slack = 3 * math.sqrt(0.95 * 0.05 / times) - 0.02 if times < 1000 else 0.0
     assert 0.93 - slack <= coverage(experiment, times, n) <= 0.97 + slack
 

@@ -92,10 +92,11 @@ RULES_KEYS = [
 def test_rules_are_learned_asked_and_re_routed_in_one_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     c3po = ["method=c3po", "method.layers=all", "method.reference=toy_rules:max", "seeds=2"]
+    c3po += ["method.reference_size=40", "method.steps=2"]
     ended = run_command(capsys, *c3po, "model=toy-rules", *RULES_KEYS, "task=toy_rules", "limit=4")
     assert ended.code == 0, ended.err
     blocks = results_in(ended.out)
     assert len({block["model"]["path"] for block in blocks}) == 2
     for block in blocks:
         [source] = block["c3po"]["reference"]["set"]["sources"]
-        assert source["tasks"] == ["toy_rules:max"] and source["asked"] == 200 and source["dropped"] == 0
+        assert source["tasks"] == ["toy_rules:max"] and source["asked"] == 40 and source["dropped"] == 0

@@ -13,12 +13,12 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
 
 NAME = "accel"
@@ -71,10 +71,10 @@ class AccelTensor(Tensor):
 
     @staticmethod
     def __new__(cls, on_cpu: Tensor, requires_grad: bool = False) -> AccelTensor:
+        inside = torch.is_inference_mode_enabled()
         with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):  # torch refuses views of subclasses made in inference mode
+            torch.inference_mode(False) if inside else nullcontext()
+        ):  # torch refuses views of those made in it
             made = Tensor._make_wrapper_subclass(
                 cls,
                 on_cpu.size(),
@@ -106,29 +106,31 @@ class AccelTensor(Tensor):
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation of torch on the CPU's tensors; the result is on the device unless another one is asked for."""
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+    if _is_composite(op):
         return op.decompose(*args, **kwargs)  # inference mode hands on what is made of other operations
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    here = [leaf for leaf in leaves if isinstance(leaf, AccelTensor)]
-    _check_devices(op, args, leaves)
+    tensors: list[Tensor] = []
+    arguments, options = _on_cpu(args, tensors), {key: _on_cpu(each, tensors) for key, each in kwargs.items()}
+    _check_devices(op, args, tensors)
     target = kwargs.get("device")
     leaving = target is not None and torch.device(target).type == "cpu"
     into_cpu = op is _aten.copy_.default and not isinstance(args[0], AccelTensor)
     if leaving or into_cpu or op in _READS or _has_mask(op, args):
         _count()
-    arguments, options = pytree.tree_unflatten(list(map(_on_cpu, leaves)), spec)
     if op is _aten.histc.default:  # of integers it exists on GPUs alone
         found = op(arguments[0].float(), *arguments[1:], **options).to(arguments[0].dtype)
     else:
         found = op(*arguments, **options)
     if leaving or into_cpu:
         return args[0] if into_cpu else found
-    given = {id(leaf.on_cpu): leaf for leaf in here}
-    return pytree.tree_map(lambda each: _on_device(each, given), found)
+    return _on_device(found, {id(each.on_cpu): each for each in tensors if isinstance(each, AccelTensor)})
 
 
-def _check_devices(op: Any, args: Any, leaves: list[Any]) -> None:
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+@cache
+def _is_composite(op: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+def _check_devices(op: Any, args: Any, tensors: list[Tensor]) -> None:
     elsewhere = [leaf for leaf in tensors if not isinstance(leaf, AccelTensor) and leaf.dim()]
     if op in _INDEXED and isinstance(args[0], AccelTensor):
         elsewhere = [leaf for leaf in elsewhere if all(leaf is not index for index in args[1])]
@@ -143,13 +145,19 @@ def _has_mask(op: Any, args: Any) -> bool:
     return op in _INDEXED and any(index is not None and index.dtype is torch.bool for index in args[1])
 
 
-def _on_cpu(leaf: Any) -> Any:
-    if isinstance(leaf, AccelTensor):
-        return leaf.on_cpu
-    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+def _on_cpu(given: Any, tensors: list[Tensor]) -> Any:
+    """`given` with the CPU's tensors. All its tensors are added to `tensors`."""
+    if isinstance(given, Tensor):
+        tensors.append(given)
+        return given.on_cpu if isinstance(given, AccelTensor) else given
+    if isinstance(given, list | tuple):
+        return [_on_cpu(each, tensors) for each in given]
+    return torch.device("cpu") if isinstance(given, torch.device) else given
 
 
 def _on_device(found: Any, given: dict[int, AccelTensor]) -> Any:
+    if isinstance(found, list | tuple):
+        return type(found)(_on_device(each, given) for each in found)
     if not isinstance(found, Tensor):
         return found
     return given[id(found)] if id(found) in given else AccelTensor(found)

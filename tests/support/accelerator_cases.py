@@ -38,8 +38,16 @@ from tests.support.models import small_model
 SCORED, TEXT = ["task=toy_choice"], ["task=toy_text", "task.metric=bits_per_byte,none"]
 GENERATED = ["task=toy_math", "gen_kwargs={max_gen_toks: 6}"]
 ROE = ["method=roe", "method.n=3", "method.temperature=1"]
-C3PO = ["method=c3po", "method.layers=last2", "method.reference_size=12", "method.steps=3", *SCORED]
+C3PO = [
+    "method=c3po",
+    "method.layers=last2",
+    "method.reference_size=12",
+    "method.steps=2",
+    "method.shifts=2",
+    *SCORED,
+]
 SHORT = ["method.dataset_size=8", "method.max_steps=1", "method.length=64", "method.compare_with_full=false"]
+SHORT += ["method.validation_size=2"]
 DESIGN = [
     "method.steps=1",
     "method.hidden_size=32",
@@ -58,11 +66,11 @@ RUNS = {
     "adaptive roe": [*ROE, "method.adaptive=entropy", "method.bands=[[3,3],[1,2]]", *GENERATED],
     "tuned roe": [
         "method=roe",
-        "method.n=3",
+        "method.n=2",
         "tuning=uniform",
         "tuning.max_temperature=1",
         "tuning.step=1",
-        "tuning.num_samples=3",
+        "tuning.num_samples=1",
         *TEXT,
     ],
     "c3po": C3PO,
@@ -71,7 +79,7 @@ RUNS = {
     "steer": ["method=steer", "method.dataset_size=8", *SCORED],
     "scmoe": ["method=scmoe", "method.weak=random", *GENERATED],
     "top-p": ["method=top-p", "method.p=0.5", *GENERATED],
-    "tuned top-k": ["method=top-k", "tuning=grid", "tuning.num_samples=3", *TEXT],
+    "tuned top-k": ["method=top-k", "tuning=grid", "tuning.num_samples=1", *TEXT],
     "icl": ["method=icl", "method.reference_size=12", *SCORED],
     "prefix-tuning": ["method=prefix-tuning", "method.reference_size=8", "method.epochs=1", *SCORED],
     "soft-prompt": ["method=soft-prompt", "method.reference_size=8", "method.epochs=1", *SCORED],
@@ -91,7 +99,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def answers(argv: list[str], device: str, model: Path, folder: Path) -> dict[str, Any]:
     """The answers of the runs of a command, by run and task."""
-    keys = [f"model.path={model}", "dtype=float32", f"device={device}", "limit=3", f"output_dir={folder}"]
+    keys = [f"model.path={model}", "dtype=float32", f"device={device}", "limit=2", f"output_dir={folder}"]
     found = {}
     for run in moe_lab.run([*argv, *keys], quiet=True).runs:
         for file in run.folder.glob("samples_*.jsonl"):
@@ -135,7 +143,7 @@ def test_a_step_of_c3po_reads_the_device_twice(
 
     monkeypatch.setattr(NeighbourLoss, "gradient", counted)
     answers([*C3PO, "baseline=false"], str(DEVICE), tiny_olmoe_dir, tmp_path)
-    assert len(steps) == 3 and all(reads.total() == 2 for reads in steps), steps
+    assert len(steps) == 2 and all(reads.total() == 2 for reads in steps), steps
 
 
 @pytest.mark.parametrize("family", sorted(LATE - {"jetmoe"}))  # JetMoE's own code reads sizes of experts

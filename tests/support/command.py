@@ -60,6 +60,27 @@ def fork_command(cwd: Path, *argv: str) -> BaseProcess:
     return process
 
 
+def run_forked(folder: Path, *argv: str, **environment: str) -> Ended:
+    """The command line in a process of its own, which has everything imported already.
+
+    Its output goes through files in `folder`.
+    """
+    files = [folder / f"forked.{name}" for name in ("out", "err")]
+
+    def run() -> None:
+        os.environ |= environment
+        for stream, file in enumerate(files, 1):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        # pytest has replaced the streams
+        sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
+        sys.exit(main(list(argv)))
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join(300)
+    return Ended(process.exitcode, *(file.read_text() for file in files))
+
+
 @dataclass
 class FakeRun:
     """What the grid reads of a `moe_lab.runs.run.Run`."""

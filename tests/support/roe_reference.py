@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from moe_lab.routing import GumbelTopK, document_key, gumbel, routed
 from moe_lab.routing.noise import NoisyTokens
+
+_rows: WeakKeyDictionary[torch.nn.Module, dict[Any, torch.Tensor]] = WeakKeyDictionary()
+"""The rows of each model so far. Row 0 is the same for all histories, and each row for the caches standard and none."""
 
 SOFTMAX = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe")
 
@@ -43,25 +48,19 @@ def next_token_probs(
 ):
     """float64 [V]: the ensemble's distribution after `ids`, which begin with the prompt.
 
-    `antithetic` and `margin` (noise scaled by the router's margin) are for families of SOFTMAX.
+    The weights of a model do not change between calls: its passes are kept.
+        `antithetic` and `margin` (noise scaled by the router's margin) are for families of SOFTMAX.
     """
-    positions = list(noisy_positions(prompt, ids, **history))
-    rows = [
-        row_probs(
-            model64,
-            ids,
-            positions,
-            document_key(prompt),
-            row,
-            temperatures,
-            seed,
-            repeat,
-            perturbed,
-            antithetic,
-            margin,
-        )
-        for row in range(n)
-    ]
+    noise = (document_key(prompt), tuple(temperatures), seed, repeat, perturbed, antithetic, margin)
+    positions = tuple(noisy_positions(prompt, ids, **history))
+    known = _rows.setdefault(model64, {})
+    rows = []
+    for row in range(n):
+        key = (tuple(ids), row, positions, noise) if row else tuple(ids)
+        if key not in known:
+            document, *switches = noise
+            known[key] = row_probs(model64, ids, list(positions), document, row, *switches)
+        rows.append(known[key])
     return torch.stack(rows).mean(dim=0)
 
 

@@ -22,7 +22,7 @@ SETTINGS = {
     "batch_size": 2,
     "learning_rate": 1e-3,
     "weight_decay": 0.1,
-    "save_steps": 1,
+    "save_steps": 1000,
 }
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 """The environment of `accelerate launch` with conf/accelerate/fsdp.yaml."""

@@ -236,8 +236,7 @@ def test_documents_that_are_shuffled_are_the_same_everywhere(
     assert [document["order"] for document in again.task_docs] == orders
 
 
-@pytest.mark.slow
-def test_a_folder_of_other_yaml_files_is_named(tmp_path: Path) -> None:
+def test_a_folder_of_other_yaml_files_is_named(tmp_path: Path, small_index: None) -> None:
     (tmp_path / "other.yaml").write_text("task: null\n")
     with pytest.raises(TaskError, match=r"task\.include_path=.*lm-eval cannot read the YAML files in it"):
         load_tasks(Config(task=TaskConfig(name="x", include_path=str(tmp_path))))

@@ -68,22 +68,27 @@ def long_prompts(count):
     return prompts
 
 
+@pytest.fixture(scope="module")
+def untouched(model):
+    """(the scores of six questions, the answers to six prompts) by the model itself"""
+    questions, prompts = long_questions(6), long_prompts(6)
+    scores = [[plain(model, q, c) for c in q.continuations] for q in questions]
+    return scores, [greedy_by_transformers(model, prompt, 12) for prompt in prompts]
+
+
 def test_models_here_run_on_a_kv_cache(model):
     assert runs_on_kv_cache(model)
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
-def test_scores_equal_the_untouched_model(model, budget):
-    questions = long_questions(6)
-    found, _ = scores_of(model, questions, budget)
-    assert_scores(found, [[plain(model, q, c) for c in q.continuations] for q in questions])
+def test_scores_equal_the_untouched_model(model, untouched, budget):
+    found, _ = scores_of(model, long_questions(6), budget)
+    assert_scores(found, untouched[0])
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
-def test_tokens_equal_the_untouched_model(model, budget):
-    prompts = long_prompts(6)
-    expected = [greedy_by_transformers(model, prompt, 12) for prompt in prompts]
-    assert answers_of(model, prompts, budget, 12) == expected
+def test_tokens_equal_the_untouched_model(model, untouched, budget):
+    assert answers_of(model, long_prompts(6), budget, 12) == untouched[1]
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids="-".join)

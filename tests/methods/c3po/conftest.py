@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
+from moe_lab.methods.c3po import engine
 from tests.support.brute_prompt_tail import FAMILIES
 from tests.support.c3po import Setting, setting_of
 from tests.support.models import small_model
 from tests.support.tiers import by_family
+
+
+@pytest.fixture(autouse=True)
+def flops_are_not_counted(request, monkeypatch) -> None:
+    """Counting takes half of a short run. Tests of the counts ask for `flops`."""
+    if "flops" not in request.fixturenames:
+        monkeypatch.setattr(engine, "FlopCount", lambda: nullcontext(SimpleNamespace(total=1)))
+
+
+@pytest.fixture
+def flops() -> None:
+    """In a test that has it, floating-point operations are counted."""
 
 
 @pytest.fixture(params=by_family(FAMILIES))

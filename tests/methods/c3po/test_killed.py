@@ -24,7 +24,7 @@ from moe_lab.methods.references import store as reference_files
 from moe_lab.results.logs import ResponseLog
 from tests.support.command import run_command
 
-QUESTIONS, AT_ONCE, PORTION = 12, 4, 150
+QUESTIONS, AT_ONCE, PORTION, STEPS = 8, 4, 40, 4
 
 
 def after(calls: int, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +54,7 @@ def killed_in_the_second_portion_of_references(argv: list[str]) -> None:
 def killed_in_a_step_of_the_second_batch(argv: list[str]) -> None:
     in_small_portions()
     step = descent.NeighbourLoss.gradient
-    descent.NeighbourLoss.gradient = after(10 + 4, step)
+    descent.NeighbourLoss.gradient = after(STEPS + 2, step)
     main(argv)
 
 
@@ -87,9 +87,10 @@ def numbers(path: str) -> tuple[dict[str, Any], list[list[float]]]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_with_the_numbers_of_one_that_was_not(tmp_path, capsys, monkeypatch):
+def test_a_killed_run_ends_with_the_numbers_of_one_that_was_not(tmp_path, capsys, monkeypatch, flops):
     def argv(folder: str) -> list[str]:
-        return ["method=c3po", "task=toy_choice", f"limit={QUESTIONS}", f"output_dir={tmp_path / folder}"]
+        few = [f"limit={QUESTIONS}", "method.reference_size=60", f"method.steps={STEPS}"]
+        return ["method=c3po", "task=toy_choice", *few, f"output_dir={tmp_path / folder}"]
 
     broken = argv("broken")
     kill(killed_in_the_second_portion_of_references, broken)

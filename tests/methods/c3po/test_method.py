@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import moe_lab
 from moe_lab.cli.main import compose_or_explain
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po import optimizer as optimizing
@@ -48,10 +49,23 @@ def outputs(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("outputs")
 
 
+@pytest.fixture(scope="module")
+def base(outputs) -> list:
+    """What the base model answers to the first six questions."""
+    keys = ["method=base", "task=toy_choice", "limit=6", f"output_dir={outputs}"]
+    [run] = moe_lab.run(keys, quiet=True).runs
+    return [
+        json.loads(line)["resps"]
+        for line in (run.folder / "samples_toy_choice.jsonl").read_text().splitlines()
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_each_optimizer_answers_and_says_what_it_did(optimizer, outputs, capsys):
-    ended = command(capsys, outputs, "task=toy_choice", "limit=8", f"method.optimizer={optimizer}")
+def test_each_optimizer_answers_and_says_what_it_did(optimizer, outputs, capsys, flops):
+    ended = command(
+        capsys, outputs, "task=toy_choice", "limit=8", "method.steps=4", f"method.optimizer={optimizer}"
+    )
     block, _ = result(ended)
     assert block["c3po"]["optimizer"] == optimizer
     assert block["c3po"]["layers"] == [3, 4, 5, 6, 7]
@@ -65,12 +79,14 @@ def test_each_optimizer_answers_and_says_what_it_did(optimizer, outputs, capsys)
 
 
 @pytest.mark.slow
-def test_each_core_expert_costs_its_operations(outputs, capsys):
+def test_each_core_expert_costs_its_operations(outputs, capsys, flops):
     """A step is linear in the core experts, and the plain model has none."""
     found = {}
     for core in (4, 8, 12):
         block, _ = result(
-            command(capsys, outputs, "task=toy_choice", "limit=5", f"method.core_experts={core}")
+            command(
+                capsys, outputs, "task=toy_choice", "limit=2", "method.steps=4", f"method.core_experts={core}"
+            )
         )
         found[core] = block["c3po"]["flops_per_sample"], block["c3po"]["flops_plain_per_sample"]
     assert found[4][1] == found[8][1] == found[12][1]
@@ -80,13 +96,10 @@ def test_each_core_expert_costs_its_operations(outputs, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, capsys):
-    keys = ["task=toy_choice", "limit=6", "method.steps=0", "method.shifts=0"]
+def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, base, capsys):
+    keys = ["task=toy_choice", "limit=6", "method.steps=0", "method.shifts=0", "baseline=false"]
     keys += ["method.alpha=1.0"] if optimizer == "kernel_regression" else []
     _, found = result(command(capsys, outputs, *keys, f"method.optimizer={optimizer}"))
-    _, base = result(
-        run_command(capsys, "method=base", f"output_dir={outputs}", "task=toy_choice", "limit=6")
-    )
     for mine, own in zip(found, base, strict=True):
         assert [float(choice[0][0]) for choice in mine] == pytest.approx(
             [float(choice[0][0]) for choice in own], abs=1e-4
@@ -113,24 +126,20 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
     ],
     ids=str,
 )
-def test_every_choice_runs_and_changes_something(keys, outputs, capsys):
-    _, found = result(command(capsys, outputs, "task=toy_choice", "limit=3", "method.steps=3", *keys))
-    _, base = result(
-        run_command(capsys, "method=base", f"output_dir={outputs}", "task=toy_choice", "limit=3")
-    )
-    assert found != base
+def test_every_choice_runs_and_changes_something(keys, outputs, base, capsys):
+    few = ["task=toy_choice", "limit=2", "method.steps=2", "baseline=false"]
+    _, found = result(command(capsys, outputs, *few, *keys))
+    assert found != base[:2]
 
 
 @pytest.mark.slow
-def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(outputs, capsys):
+def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(outputs, base, capsys):
     """None of the toy world's references lies so near a question, and not within the near duplicates."""
-    ended = command(capsys, outputs, "task=toy_choice", "limit=6", "method.epsilon=0.0501")
+    keys = ["task=toy_choice", "limit=6", "method.epsilon=0.0501", "baseline=false"]
+    ended = command(capsys, outputs, *keys)
     block, found = result(ended)
     without = block["c3po"]["reference"]["questions_without"]
     assert without > 0 and f"epsilon 0.0501: {without} of 6 questions had no neighbour" in ended.out
-    _, base = result(
-        run_command(capsys, "method=base", f"output_dir={outputs}", "task=toy_choice", "limit=6")
-    )
     kept = sum(
         [float(choice[0][0]) for choice in mine]
         == pytest.approx([float(choice[0][0]) for choice in own], abs=1e-5)
@@ -146,7 +155,7 @@ def test_an_empty_ball_is_refused(outputs, capsys):
 
 @pytest.mark.slow
 def test_what_stands_in_the_results_does_not_depend_on_interruptions(outputs, capsys):
-    keys = ["task=toy_choice", "limit=4", "method.steps=1"]
+    keys = ["task=toy_choice", "limit=4", "method.steps=1", "baseline=false"]
     path = Path(command(capsys, outputs, *keys).out.splitlines()[-1])
     whole = json.loads(path.read_text())["moe_lab"]["c3po"]
     path.unlink()  # killed with all answers stored
@@ -167,7 +176,13 @@ def arc(folder: Path, answers: str) -> Path:
 @pytest.mark.slow
 def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkeypatch):
     """The same neighbours, and answers, as with a pass of its own for the embedding, which other tokens would need."""
-    keys = ["task=toy_choice", "limit=6", "method.learning_rate=[0.1,0.1]", "baseline=false"]
+    keys = [
+        "task=toy_choice",
+        "limit=6",
+        "method.learning_rate=[0.1,0.1]",
+        "method.steps=3",
+        "baseline=false",
+    ]
     command(capsys, outputs, *keys)
     passes = []
     own = embeddings.hidden_states
@@ -190,7 +205,7 @@ def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkey
 
 @pytest.mark.slow
 def test_a_prompt_with_too_few_tokens_is_named(outputs, capsys):
-    ended = command(capsys, outputs, "task=toy_choice", "limit=4", "method.tokens=last99")
+    ended = command(capsys, outputs, "task=toy_choice", "limit=4", "method.tokens=last99", "baseline=false")
     assert ended.code == 2
     assert "method.tokens=last99: the prompt" in ended.err
 
@@ -202,6 +217,7 @@ def test_test_labels_reach_nothing_but_the_oracle(optimizer, tmp_path, capsys):
     for answers in ("ABCABC", "CABBCA"):
         data = arc(tmp_path / answers, answers)
         keys = [f"data_dir={data}", "task=arc_easy", "method.reference=arc_easy:train", "method.k=1"]
+        keys += ["method.steps=3", "baseline=false"]
         ended = command(capsys, tmp_path / f"out-{answers}", *keys, f"method.optimizer={optimizer}")
         found.append(result(ended)[1])
     assert (found[0] == found[1]) == (optimizer != "oracle")
@@ -216,7 +232,8 @@ def test_documents_with_one_prompt_have_each_their_own_right_answer(tmp_path, ca
     for name, asked in {"alone": [row], "both": [row, other], "reversed": [other, row]}.items():
         write_jsonl(tmp_path / name / "piqa" / "validation.jsonl", asked)
         keys = [f"data_dir={tmp_path / name}", "task=piqa", "task.answer=text", "method.optimizer=oracle"]
-        ended = command(capsys, tmp_path / f"out-{name}", *keys, "method.learning_rate=[0.5,0.1]")
+        keys += ["method.learning_rate=[0.5,0.1]", "method.steps=4", "baseline=false"]
+        ended = command(capsys, tmp_path / f"out-{name}", *keys)
         found = result(ended)[1]
         scores.append([float(choice[0][0]) for choice in found[-1 if name == "reversed" else 0]])
     assert scores[1] == pytest.approx(scores[0], abs=1e-3) and scores[2] == pytest.approx(scores[0], abs=1e-3)
@@ -258,11 +275,11 @@ def test_other_references_make_another_run(tmp_path, capsys):
         ("method.learning_rate=[0.1,0]", "above 0"),
         ("model.tp_plan=auto", "torchrun"),
         ("method.core_experts=3", "takes 4 experts."),
-        pytest.param("method.reference=nosuchtask", "nosuchtask", marks=pytest.mark.slow),
+        ("method.reference=nosuchtask", "nosuchtask"),
         ("method.k=500", "toy_choice:near have 100 reference questions"),
     ],
 )
-def test_impossible_settings_are_refused(key, told, tmp_path, capsys):
+def test_impossible_settings_are_refused(key, told, tmp_path, capsys, small_index):
     ended = command(capsys, tmp_path, "task=toy_choice", key)
     assert ended.code == 2
     assert told in ended.err

@@ -34,8 +34,8 @@ from tests.support.trainings import training_of
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek")
 
 
-SHORT = ["task=toy_choice", "limit=6"]
-TRAINED = ["method.max_steps=4", "method.learning_rate=0.01", "method.validation_size=8"]
+SHORT = ["task=toy_choice", "limit=3"]
+TRAINED = ["method.max_steps=4", "method.learning_rate=0.01", "method.validation_size=2"]
 
 
 def answers(folder: Path, method: str, run_id: str = "") -> list:

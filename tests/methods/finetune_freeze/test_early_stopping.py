@@ -78,12 +78,21 @@ def test_it_stops_early_with_the_best_epochs_weights(tmp_path):
         assert torch.equal(a, b)
 
 
+RESUMED = {**RISING, "save_steps": 2, "schedule": "none-router"}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """(a model after a training that nothing interrupts, what the training reports)"""
+    model = deepcopy(small_model("olmoe"))
+    return model, train(model, tmp_path_factory.mktemp("unbroken"), **RESUMED)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("last", (1, 3, 4, 6, 8))
-def test_a_resumed_training_stops_at_the_same_epoch(last, tmp_path, monkeypatch):
-    whole, resumed = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
-    settings = {**RISING, "save_steps": 2, "schedule": "none-router"}
-    told = train(whole, tmp_path / "whole", **settings)
+@pytest.mark.parametrize("last", (1, 3, 4, 8))
+def test_a_resumed_training_stops_at_the_same_epoch(last, unbroken, tmp_path, monkeypatch):
+    resumed, settings = deepcopy(small_model("olmoe")), RESUMED
+    whole, told = unbroken
     assert told["validation"]["losses"][-1]["step"] == 9
     check = trainer_module.FreezeTrainer._check
 

@@ -7,8 +7,6 @@ changed base model, a request that is refused only after weights were loaded.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import peft
@@ -16,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze import lora, store
@@ -24,9 +23,10 @@ from moe_lab.models.source import TINY
 from moe_lab.results.model import RunResult
 from tests.support.adapters import make_adapter
 from tests.support.command import run_command
+from tests.support.ranks import fork_ranks
 
-SHORT = ["task=toy_choice", "limit=6", "method.max_steps=4", "method.learning_rate=0.01"]
-SHORT += ["method.validation_size=8", "method.lora.r=4"]
+SHORT = ["task=toy_choice", "limit=3", "method.max_steps=4", "method.learning_rate=0.01"]
+SHORT += ["method.validation_size=2", "method.lora.r=4"]
 
 
 def command(capsys, folder, *keys):
@@ -95,7 +95,7 @@ def test_it_trains_an_adapter_saves_evaluates_and_compares(tmp_path, capsys, mon
 
 @pytest.mark.slow
 def test_an_adapter_is_trained_and_evaluated_under_a_constraint(tmp_path, capsys):
-    block = block_of(command(capsys, tmp_path, *SHORT, "method.partners=4"))
+    block = block_of(command(capsys, tmp_path, *SHORT, "method.partners=4", "method.dataset_size=12"))
     assert block["c2r"]["partners"] == 4 and 0 < block["c2r"]["changed_fraction"] <= 1
 
 
@@ -133,22 +133,10 @@ def test_neither_on_another_adapter_nor_with_split_weights(tmp_path, capsys, loa
 
 @pytest.mark.slow
 def test_two_processes_train_and_evaluate_an_adapter(tmp_path, capsys):
-    """The whole command by torchrun, on the same number of conversations per step as one process."""
+    """The whole command, on the same number of conversations per step as one process."""
     keys = ["method=finetune-freeze", *SHORT, "method.batch_size=2", "method.gradient_accumulation=1"]
-    command_line = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "moe_lab",
-        *keys,
-    ]
-    ended = subprocess.run(
-        [sys.executable, *command_line, f"output_dir={tmp_path}"],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    log = tmp_path / "ranks.log"
+    assert fork_ranks(main, [*keys, f"output_dir={tmp_path}"], log=log) == [0, 0], log.read_text()[-2000:]
     [trained] = (tmp_path / "models").iterdir()
     record = json.loads((trained / "training.json").read_text())
     assert record["processes"] == 2 and record["phases"][0]["saved_bytes"] > 0

@@ -25,8 +25,8 @@ from tests.support.command import run_command
 from tests.support.designs import design
 from tests.support.models import make_model, make_tokenizer
 
-SHORT = ["task=toy_choice", "limit=6", "method.max_steps=4", "method.learning_rate=0.01"]
-SHORT += ["method.validation_size=8"]
+SHORT = ["task=toy_choice", "limit=3", "method.max_steps=4", "method.learning_rate=0.01"]
+SHORT += ["method.validation_size=2"]
 
 
 def command(capsys, folder, *keys):
@@ -133,8 +133,8 @@ def test_full_fine_tuning_by_the_same_recipe_stands_beside_it(tmp_path, capsys):
     full = block["compared"]["full_fine_tuning"]
     assert "Compared with full fine tuning" in ended.out
     assert "learning_rate" not in ended.out, "the Trainer's log is in log.jsonl, and the loss on the bar"
-    assert full["paired"]["toy_choice"]["acc,none"]["n"] == 6
-    assert len(answers(tmp_path, "finetune-freeze", full["run_id"])) == 6
+    assert full["paired"]["toy_choice"]["acc,none"]["n"] == 3
+    assert len(answers(tmp_path, "finetune-freeze", full["run_id"])) == 3
 
     alone = block_of(command(capsys, tmp_path, *SHORT, "method.schedule=none"))
     assert alone["run_id"] == full["run_id"] and "compared" not in alone

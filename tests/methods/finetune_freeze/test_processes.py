@@ -35,11 +35,12 @@ from tests.support.ranks import fork_ranks
 from tests.support.two_processes import FSDP, all_by_two, by_one, by_two
 
 WRAPS = ("ddp", "fsdp")
-SCHEDULES = ("router-none", "none-router", "experts-router")
 NOISE = {"routing_noise": 1.0, "routing_noise_schedule": "linear"}
-AUXILIARY = {"held_out": 0, "epochs": 1, "schedule": "none", "router_aux_loss_coef": 0.1}
-KILLED = {"schedule": "router-none", "router_aux_loss_coef": 0.01} | NOISE
+KILLED = {"schedule": "router-none", "router_aux_loss_coef": 0.01, "save_steps": 2} | NOISE
 """A training that is killed in its second phase, and the same one whole."""
+SCHEDULES = {"router-none": KILLED, "experts-router": {"schedule": "experts-router"} | NOISE}
+"""The second one freezes what had moments, and thaws what had none."""
+AUXILIARY = {"held_out": 0, "epochs": 1, "schedule": "none", "router_aux_loss_coef": 0.1}
 COUNTS = (9, 11)
 """Rows of trainings with the auxiliary loss."""
 
@@ -57,9 +58,9 @@ def shared(request, model, tmp_path_factory) -> tuple[str, Path]:
     """(wrap, a folder with one training for each schedule and count, ...): one launch for all that no kill ends."""
 
     def train(folder: Path) -> None:
-        trainings = {folder / schedule: {"schedule": schedule} | NOISE for schedule in SCHEDULES}
+        trainings = {folder / schedule: settings for schedule, settings in SCHEDULES.items()}
         trainings |= {folder / str(count): AUXILIARY | {"count": count} for count in COUNTS}
-        trainings |= {folder / "whole": KILLED, folder / "poisoned": {"poison": 2}}
+        trainings |= {folder / "poisoned": {"poison": 2}}
         assert all_by_two(request.param, model, trainings) == [0, 0]
 
     return request.param, made_once(tmp_path_factory, f"finetuned-{request.param}", train)
@@ -136,7 +137,7 @@ def test_what_deepspeed_cannot_do_is_refused_before_weights_load(
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_two_processes_are_equal_to_each_other_and_train_as_one(schedule, shared, alone):
     wrap, two = shared[0], shared[1] / schedule
-    folder, weights = alone(schedule=schedule, **NOISE)
+    folder, weights = alone(**SCHEDULES[schedule])
     loaded = small_model("olmoe")
     names = {id(own): name for name, own in loaded.named_parameters()}
     groups = {key: {names[id(own)] for own in group} for key, group in parameter_groups(loaded).items()}
@@ -173,10 +174,10 @@ def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(shared, model, tmp
     assert survivor and killed == -SIGKILL, "the other process fails with it, or is killed in turn"
     assert (tmp_path / "checkpoints" / "checkpoint-4").exists()
     assert by_two(wrap, model, tmp_path, **KILLED) == [0, 0]
-    one, other = (held_after(place, 6)[0] for place in (folder / "whole", tmp_path))
+    one, other = (held_after(place, 6)[0] for place in (folder / "router-none", tmp_path))
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
-    whole, killed = ((place / "log.jsonl").read_text() for place in (folder / "whole", tmp_path))
+    whole, killed = ((place / "log.jsonl").read_text() for place in (folder / "router-none", tmp_path))
     assert [json.loads(x)["loss"] for x in whole.splitlines() if '"loss"' in x] == [
         json.loads(x)["loss"] for x in killed.splitlines() if '"loss"' in x
     ]

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 from copy import deepcopy
+from functools import cache
 
 import numpy as np
 import pytest
@@ -264,20 +265,34 @@ def test_held_out_numbers_are_without_noise(tmp_path):
     assert told[0] == told[1] and told[0][0] and told[0][1]
 
 
-@pytest.mark.parametrize("family", by_family(("olmoe", "mixtral", "deepseek")))
+RESUMED = {
+    "schedule": "none-router",
+    "save_steps": 2,
+    "epochs": 2,
+    "count": 6,
+    "gradient_accumulation": 1,
+    "routing_noise": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """A function of a family and settings: a model after a training that nothing interrupts."""
+
+    @cache
+    def trained(family, **settings):
+        model = deepcopy(small_model(family))
+        train(model, tmp_path_factory.mktemp("unbroken"), **settings)
+        return model
+
+    return trained
+
+
 @pytest.mark.parametrize("last", (2, 4))
-def test_a_resumed_training_ends_in_the_same_bytes(family, last, tmp_path, monkeypatch):
+@pytest.mark.parametrize("family", by_family(("olmoe", "mixtral", "deepseek")))
+def test_a_resumed_training_ends_in_the_same_bytes(family, last, unbroken, tmp_path, monkeypatch):
     """The switch is at step 3: it was interrupted in one phase or in the other."""
-    settings = {
-        "schedule": "none-router",
-        "save_steps": 2,
-        "epochs": 2,
-        "count": 6,
-        "gradient_accumulation": 1,
-        "routing_noise": 1.0,
-    }
-    whole = deepcopy(small_model(family))
-    train(whole, tmp_path / "whole", **settings)
+    settings, whole = RESUMED, unbroken(family, **RESUMED)
     check = trainer_module.FreezeTrainer._check
 
     def fail(self, value, what, step):
@@ -378,13 +393,12 @@ def test_a_validation_loss_that_is_none_stops_and_promises_only_what_is_there(la
         ("trainer_state.json", OSError(errno.ENOSPC, "No space left on device")),
     ],
 )
-def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(file, error, tmp_path, monkeypatch):
+def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(file, error, unbroken, tmp_path, monkeypatch):
     """With what torch, safetensors and the system say on a full disk; the same command then continues."""
     from transformers import modeling_utils, trainer_callback
 
     settings = {"save_steps": 2, "schedule": "none-router"}
-    whole, resumed = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
-    train(whole, tmp_path / "whole", **settings)
+    whole, resumed = unbroken("olmoe", **settings), deepcopy(small_model("olmoe"))
 
     def on_a_full_disk(write):
         def and_fail(what, path, *others, **options):

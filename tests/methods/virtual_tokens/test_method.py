@@ -18,7 +18,7 @@ from tests.support.command import run_command
 from tests.support.runs import choices, write_jsonl
 
 METHODS = ("soft-prompt", "prefix-tuning")
-SHORT = ["task=toy_choice", "limit=6", "method.reference_size=16", "method.epochs=2"]
+SHORT = ["task=toy_choice", "limit=3", "method.reference_size=16", "method.epochs=2"]
 
 
 def command(capsys, method, folder, *keys):
@@ -112,11 +112,12 @@ def arc(folder: Path) -> Path:
 @pytest.mark.slow
 def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch):
     keys = [f"data_dir={arc(tmp_path / 'data')}", "method.reference=arc_easy:train", "method.epochs=1"]
+    keys += ["limit=2", "baseline=false"]
     block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys))
     [first] = models(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(training, "train", None)
-        for more in (["task=arc_challenge"], ["task=arc_easy", "limit=3"]):
+        for more in (["task=arc_challenge"], ["task=arc_easy", "limit=1"]):
             block_of(command(capsys, "soft-prompt", tmp_path, *more, *keys))
     assert models(tmp_path) == [first]
     for more in ("seed=1", "method.learning_rate=0.02", "method.virtual_tokens=4", "method.reference_size=9"):
@@ -144,14 +145,14 @@ def test_a_kill_between_training_and_answers_costs_no_training(tmp_path, capsys,
         (["max_length=20"], "leaves no room"),
         (["method.learning_rate=0"], "above 0"),
         (["method.epochs=0"], "at least 1"),
-        pytest.param(["method.reference=nosuchtask"], "nosuchtask", marks=pytest.mark.slow),
+        (["method.reference=nosuchtask"], "nosuchtask"),
         (["method.reference=toy_math"], "multiple-choice"),
         (["model.tp_plan=auto"], "torchrun"),
         (["task=toy_math", "task.answer=text"], "multiple-choice"),
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, capsys, loads):
+def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, capsys, loads, small_index):
     ended = command(capsys, "prefix-tuning", tmp_path, "task=toy_choice", *keys)
     assert ended.code == 2
     assert told in ended.err

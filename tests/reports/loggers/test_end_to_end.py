@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.wandb_log import REPOSITORY, Logged
+from tests.support.command import run_forked
+from tests.support.wandb_log import Logged
 
 
 @pytest.mark.slow
 def test_a_tuned_command_is_logged_offline(tmp_path: Path) -> None:
     """One study with its trials, heatmap and table, then a run per seed in the study's group."""
     command = "method=roe method.n=2 task=toy_choice tuning=tpe tuning.n_trials=3 tuning.num_samples=4 seeds=2 limit=4"
-    ended = subprocess.run(
-        [sys.executable, "-m", "moe_lab", *command.split(), "logger=wandb", f"output_dir={tmp_path}"],
-        cwd=REPOSITORY,
-        env=os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ended.stderr.count("wandb sync") == 1
+    keys = [*command.split(), "logger=wandb", f"output_dir={tmp_path}"]
+    ended = run_forked(tmp_path, *keys, WANDB_MODE="offline")
+    assert ended.code == 0, ended.err
+    assert ended.err.count("wandb sync") == 1
     logged = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
     (study,) = (one for one in logged if one.run["job_type"] == "study")
     runs = [one for one in logged if one.run["job_type"] == "run"]
@@ -48,16 +41,11 @@ def test_a_tuned_command_is_logged_offline(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path: Path) -> None:
     """Traces joined with the real log: the last step's accuracy is the run's score, the first one's is base's."""
-    keys = "method=c3po task=toy_choice limit=24 method.steps=3 method.trace=true method.learning_rate=[0.1,0.0001]"
-    ended = subprocess.run(
-        [sys.executable, "-m", "moe_lab", *keys.split(), "logger=wandb", f"output_dir={tmp_path}"],
-        cwd=REPOSITORY,
-        env=os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    path = Path(ended.stdout.splitlines()[-1])
+    keys = "method=c3po task=toy_choice limit=12 method.steps=3 method.trace=true method.learning_rate=[0.1,0.0001]"
+    keys += f" method.reference_size=60 logger=wandb output_dir={tmp_path}"
+    ended = run_forked(tmp_path, *keys.split(), WANDB_MODE="offline")
+    assert ended.code == 0, ended.err
+    path = Path(ended.out.splitlines()[-1])
     results = json.loads(path.read_text())
     with (path.parent / "figures" / "steps.csv").open(newline="") as file:
         steps = [float(row["accuracy"]) for row in csv.DictReader(file)]

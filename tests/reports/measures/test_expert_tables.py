@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.measures import view_of
-from tests.support.wandb_log import REPOSITORY, Logged
+from tests.support.command import run_forked
+from tests.support.wandb_log import Logged
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["base", "c2r"])
 def test_expert_metrics_can_be_read_back(method: str, tmp_path: Path) -> None:
-    keys = f"method={method} task=toy_choice limit=6 metrics=expert logger=wandb baseline=false"
+    keys = f"method={method} task=toy_choice limit=3 metrics=expert logger=wandb baseline=false"
     own = ["method.dataset_size=8"] if method == "c2r" else []
-    ended = subprocess.run(
-        [sys.executable, "-m", "moe_lab", *keys.split(), *own, f"output_dir={tmp_path}"],
-        cwd=REPOSITORY,
-        env=os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    folder = Path(ended.stdout.splitlines()[-1]).parent
+    ended = run_forked(tmp_path, *keys.split(), *own, f"output_dir={tmp_path}", WANDB_MODE="offline")
+    assert ended.code == 0, ended.err
+    folder = Path(ended.out.splitlines()[-1]).parent
     found = json.loads((folder / "expert_metrics.json").read_text())
     (run,) = (Logged(path) for path in (tmp_path / "wandb").glob("offline-run-*"))
     summary = run.summary["summary"]

@@ -198,8 +198,8 @@ def test_what_has_no_expert_metrics_is_refused_before_weights_load(
     assert not (tmp_path / "out").exists()
 
 
-TRAINED = ["method=finetune-freeze", "task=toy_choice", "limit=8", "method.max_steps=2"]
-TRAINED += ["method.compare_with_full=false"]
+TRAINED = ["method=finetune-freeze", "task=toy_choice", "limit=4", "method.max_steps=2"]
+TRAINED += ["method.compare_with_full=false", "method.validation_size=2"]
 
 
 def folder_of(out: str) -> Path:

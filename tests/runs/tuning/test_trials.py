@@ -4,9 +4,10 @@ whose choices depend on where a study was interrupted.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from moe_lab.results.stored_files import DamagedError
 from moe_lab.runs.tuning.search import Search
 from moe_lab.runs.tuning.trials import Trials, check_url, storage_errors
 
-ROOT = Path(__file__).resolve().parents[3]
+fork = multiprocessing.get_context("fork")
 
 
 def search(n_trials: int, **keys) -> Search:
@@ -64,28 +65,28 @@ def test_random_is_the_uniform_start_of_tpe_and_stays_uniform(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_study_makes_the_same_trials_as_an_unbroken_one(tmp_path):
-    unbroken = run(tmp_path / "a", search(25))
-    pieces = [trial for _ in range(9) for trial in run(tmp_path / "b", search(25), most=3)]
+    unbroken = run(tmp_path / "a", search(16))
+    pieces = [trial for _ in range(6) for trial in run(tmp_path / "b", search(16), most=3)]
     assert pieces == unbroken
-    assert len({tuple(temperatures) for _, temperatures in unbroken}) == 25
+    assert len({tuple(temperatures) for _, temperatures in unbroken}) == 16
 
 
 @pytest.mark.slow
 def test_a_trial_whose_process_died_is_taken_over_as_it_was(tmp_path):
     run(tmp_path, search(5), most=2)
-    script = (
-        "import os, sys; from pathlib import Path; from moe_lab.runs.tuning.trials import Trials\\n"
-        "from tests.runs.tuning.test_trials import search\\n"
-        "t = Trials(Path(sys.argv[1]), search(5), seed=3).__enter__(); print(t.claim()[1], flush=True)\\n"
-        "os.kill(os.getpid(), 9)"
-    ).replace("\\n", "\n")
-    died = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert died.returncode == -signal.SIGKILL, died.stderr
+
+    def die() -> None:
+        trials = Trials(tmp_path, search(5), seed=3).__enter__()
+        (tmp_path / "claimed").write_text(str(trials.claim()[1]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = fork.Process(target=die)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
     made = run(tmp_path, search(5))
     assert [number for number, _ in made] == [2, 3, 4]
-    assert str(made[0][1]) == died.stdout.strip()
+    assert str(made[0][1]) == (tmp_path / "claimed").read_text()
 
 
 @pytest.mark.slow
@@ -153,17 +154,23 @@ def test_a_value_that_changed_in_a_storage_is_told(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_share_a_study(tmp_path):
-    script = (
-        "import sys, time; from pathlib import Path; from moe_lab.runs.tuning.trials import Trials\n"
-        "from tests.runs.tuning.test_trials import search, value\n"
-        "with Trials(Path(sys.argv[1]), search(30), seed=3) as trials:\n"
-        "    while (claimed := trials.claim()) is not None:\n"
-        "        time.sleep(0.02); trials.tell(claimed[0], value(claimed[1])); print(claimed[0].number)\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    numbers = [[int(line) for line in process.communicate(timeout=120)[0].split()] for process in both]
-    assert sorted(numbers[0] + numbers[1]) == list(range(30))
+
+    def work(name: str) -> None:
+        made = []
+        with Trials(tmp_path, search(30), seed=3) as trials:
+            while (claimed := trials.claim()) is not None:
+                time.sleep(0.02)
+                trials.tell(claimed[0], value(claimed[1]))
+                made.append(claimed[0].number)
+        (tmp_path / name).write_text(" ".join(map(str, made)))
+
+    both = [fork.Process(target=work, args=(name,)) for name in ("one", "other")]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+    numbers = [int(number) for name in ("one", "other") for number in (tmp_path / name).read_text().split()]
+    assert sorted(numbers) == list(range(30))
     with Trials(tmp_path, search(30), seed=3) as trials:
         assert trials.claim() is None
         finished = trials.finished()
@@ -173,19 +180,23 @@ def test_two_processes_share_a_study(tmp_path):
 @pytest.mark.slow
 def test_a_study_waits_for_a_living_process(tmp_path):
     """The last trial of another worker is not taken: claim() returns only once it is told."""
-    script = (
-        "import sys, time; from pathlib import Path; from moe_lab.runs.tuning.trials import Trials\n"
-        "from tests.runs.tuning.test_trials import search, value\n"
-        "with Trials(Path(sys.argv[1]), search(1), seed=3) as trials:\n"
-        "    trial, t = trials.claim(); print('claimed', flush=True); time.sleep(1.5); trials.tell(trial, value(t))\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout.readline() == "claimed\n"
+    claimed = fork.Event()
+
+    def work() -> None:
         with Trials(tmp_path, search(1), seed=3) as trials:
-            assert trials.claim() is None
-            assert [trial.number for trial in trials.finished()] == [0]
+            trial, temperatures = trials.claim()
+            claimed.set()
+            time.sleep(1.5)
+            trials.tell(trial, value(temperatures))
+
+    other = fork.Process(target=work)
+    other.start()
+    assert claimed.wait(60)
+    with Trials(tmp_path, search(1), seed=3) as trials:
+        assert trials.claim() is None
+        assert [trial.number for trial in trials.finished()] == [0]
+    other.join(60)
+    assert other.exitcode == 0
 
 
 def test_of_equal_trials_the_untuned_one_is_best(tmp_path):

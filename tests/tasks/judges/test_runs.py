@@ -293,7 +293,7 @@ def test_a_flip_to_the_right_is_an_answer_that_is_no_longer_flagged() -> None:
 @pytest.mark.slow
 def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged: Any) -> None:
     keys = ("method=finetune-freeze", "method.schedule=router", "method.max_steps=40", "baseline=true")
-    keys += ("method.learning_rate=1e-3", "method.compare_with_full=false")
+    keys += ("method.learning_rate=1e-3", "method.compare_with_full=false", "method.validation_size=2")
     results, _, ended = judged(*keys, "limit=40")
     compared = results["moe_lab"]["paired"]["toy_safety"]
     flags = compared["toy_flagged,none"]

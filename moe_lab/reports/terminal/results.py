@@ -67,7 +67,8 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTa
     }
     experts = [result.report.get("experts_per_token") for result in results]
     if any(value is not None for value in experts):
-        shown = ["" if value is None else f"{value:.2f}" for value in experts]
+        # a dash: the line below a blank would move up
+        shown = ["-" if value is None else f"{value:.2f}" for value in experts]
         routing = {"experts": shown} | routing
     stacks = [
         names(run),

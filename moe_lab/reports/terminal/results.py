@@ -88,6 +88,8 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTa
 INTERVAL = "95% interval"
 P = "p"
 HOLM = "p (Holm)"
+OF_ONE_RUN = "McNemar's exact test for 0/1 scores, else a paired permutation test"
+"""The test of a row of one run. Means over seeds have `TEST`."""
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
 
 
@@ -140,8 +142,8 @@ def explained(other: str, family: Family) -> dict[str, str]:
         "n": "documents.",
         "value": "the metric; rates are fractions.",
         "difference": f"value minus that of {other} on the same documents.",
-        P: f"McNemar's test for scores of 0 and 1, else a paired permutation test. Significant below {ALPHA}.",
-        HOLM: f"the same, corrected for all comparisons of the command ({family.note}). Significant below {ALPHA}.",
+        P: f"{OF_ONE_RUN}. Significant below {ALPHA}.",
+        HOLM: f"{OF_ONE_RUN}; corrected for all comparisons of the command ({family.note}). Significant below {ALPHA}.",
         "flips": f"+ wrong in {other} and right here, - the other way round.",
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.terminal.results import print_outcomes, score_table, settings
+from moe_lab.reports.terminal.results import explained, print_outcomes, score_table, settings
 from moe_lab.results.score_table import NO_COMPARISONS, ScoreTable, SeedGroup
 from moe_lab.results.significance import holm
 from tests.support.stored_results import results_of
@@ -32,6 +32,9 @@ def test_several_comparisons_are_corrected(p_values):
     shown = {name: cells for name, cells in columns.items() if name.startswith("p")}
     heading = "p (Holm)" if len(p_values) > 1 else "p"
     assert shown == {heading: ["-", *(f"{p:.4f}" for p in holm(p_values))]}
+    legend = explained("base", family)[heading]
+    assert legend.startswith("McNemar's exact test for 0/1 scores, else a paired permutation test")
+    assert ("(3 comparisons, Holm)" in legend) == (len(p_values) > 1)
 
 
 def test_marks_of_all_runs_stand_in_the_title_and_others_beside_their_run(capsys):

@@ -67,7 +67,8 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTa
     }
     experts = [result.report.get("experts_per_token") for result in results]
     if any(value is not None for value in experts):
-        shown = ["" if value is None else f"{value:.2f}" for value in experts]
+        # a dash: the line below a blank would move up
+        shown = ["-" if value is None else f"{value:.2f}" for value in experts]
         routing = {"experts": shown} | routing
     stacks = [
         names(run),
@@ -87,6 +88,8 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTa
 INTERVAL = "95% interval"
 P = "p"
 HOLM = "p (Holm)"
+OF_ONE_RUN = "McNemar's exact test for 0/1 scores, else a paired permutation test"
+"""The test of a row of one run. Means over seeds have `TEST`."""
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
 
 
@@ -139,8 +142,8 @@ def explained(other: str, family: Family) -> dict[str, str]:
         "n": "documents.",
         "value": "the metric; rates are fractions.",
         "difference": f"value minus that of {other} on the same documents.",
-        P: f"McNemar's test for scores of 0 and 1, else a paired permutation test. Significant below {ALPHA}.",
-        HOLM: f"the same, corrected for all comparisons of the command ({family.note}). Significant below {ALPHA}.",
+        P: f"{OF_ONE_RUN}. Significant below {ALPHA}.",
+        HOLM: f"{OF_ONE_RUN}; corrected for all comparisons of the command ({family.note}). Significant below {ALPHA}.",
         "flips": f"+ wrong in {other} and right here, - the other way round.",
     }
 
@@ -152,35 +155,47 @@ def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Fam
     p is corrected by Holm where the command has several comparisons. The page has p before the correction, too. The
     run of one of several seeds has no p: the test is that of the mean over seeds.
     """
-    labelled = [
-        (label, row) for result, label in zip(results, labels, strict=True) for row in shown_scores(result)
+    found = [
+        (result, label, row)
+        for result, label in zip(results, labels, strict=True)
+        for row in shown_scores(result)
     ]
-    labels, rows = [label for label, _ in labelled], [family.correct(row) for _, row in labelled]
+    labels, rows = [label for _, label, _ in found], [family.correct(row) for *_, row in found]
     common, own = split_marks([row.marks for row in rows])
     value = numbers(
         {"value": [number(row.value) for row in rows], INTERVAL: [interval(row.interval) for row in rows]}
     )
     n = Item(heading="n", cells=["-" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
     stacks = [*_results_names(rows, labels, own), [n], value, *_comparison(rows)]
-    return stacked_table("Results", stacks, common)
+    return stacked_table("Results", stacks, [*_lower_is_better(found), *common])
 
 
 def compared_table(
     results: Sequence[RunResult], labels: Sequence[str], other: str, family: Family
 ) -> StackedTable:
     """One row per task and run that is compared with another one, as `score_table` compares it with base."""
-    labelled = [
-        (label, row)
+    found = [
+        (result, label, row)
         for result, label in zip(results, labels, strict=True)
         if other in result.compared
         for row in scores_of(result, other=other)
     ]
-    labels, rows = [label for label, _ in labelled], [family.correct(row) for _, row in labelled]
+    labels, rows = [label for _, label, _ in found], [family.correct(row) for *_, row in found]
     name = other.replace("_", " ")
     values = numbers(
         {"value": [number(row.value) for row in rows], name: [number(row.baseline) for row in rows]}
     )
-    return stacked_table(f"Compared with {name}", [*_results_names(rows, labels), values, *_comparison(rows)])
+    stacks = [*_results_names(rows, labels), values, *_comparison(rows)]
+    return stacked_table(f"Compared with {name}", stacks, _lower_is_better(found))
+
+
+def _lower_is_better(found: Sequence[tuple[RunResult, str, Score]]) -> list[str]:
+    """The note in the title; it names the metrics where others of the table are better higher."""
+    lower = {row.metric: result.lower_is_better(row.task, row.metric) for result, _, row in found}
+    if not any(lower.values()):
+        return []
+    named = "" if all(lower.values()) else f": {', '.join(metric for metric in lower if lower[metric])}"
+    return [f"(lower is better{named})"]
 
 
 def split_marks(marks: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:

@@ -87,7 +87,7 @@ def _stored(run: Run, header: Mapping[str, Any]) -> list[tuple[str, int]] | None
 def _routed_lines(run: Run, models: ModelPool, flips: Sequence[Flipped]) -> list[Flip]:
     from moe_lab.engine.choices import plain_choices
 
-    print(f"{run.folder.name}: the routing at {len(flips):,} answers that flipped", file=sys.stderr)
+    print(f"{run.folder.name}: {_said(len(flips))}", file=sys.stderr)
     with run.method.open(*load_for(run, models, None)) as lm:
         places = [_place(lm, pair) for _, pair in flips]
         known = [place for place in places if place is not None]
@@ -103,6 +103,10 @@ def _routed_lines(run: Run, models: ModelPool, flips: Sequence[Flipped]) -> list
         _line(flip) if place is None else replace(_line(flip), routing=next(routing))
         for flip, place in zip(flips, places, strict=True)
     ]
+
+
+def _said(count: int) -> str:
+    return f"the routing at {count:,} answer{'' if count == 1 else 's'} that flipped"
 
 
 def _counted(choices: Iterable[Choices], total: int, what: str) -> list[Choices]:

@@ -39,9 +39,23 @@ def test_experts_per_token_are_a_column_where_a_method_reports_them():
     columns = {
         item.heading: list(item.cells) for stack in cost_table(blocks, ["", ""]).stacks for item in stack
     }
-    assert columns["experts"] == ["", "2.35"] and "experts" in COST_EXPLAINED
+    assert columns["experts"] == ["-", "2.35"] and "experts" in COST_EXPLAINED
     plain = {item.heading for stack in cost_table(blocks[:1], [""]).stacks for item in stack}
     assert "experts" not in plain
+
+
+def test_each_number_is_in_the_line_of_its_heading(capsys):
+    """A run without experts per token has a dash in their line, and its changed share in the line below."""
+    blocks = [
+        run("roe", "gsm8k", roe={"changed_fraction": 0.43}),
+        run("top-k", "gsm8k", top_k={"experts_per_token": 4}),
+    ]
+    print_stacked(cost_table(blocks, ["", ""]), {})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    row = next(number for number, words in enumerate(lines) if words[0] == "roe")
+    last = [words[-1] for words in lines]
+    assert "experts" in last and last[last.index("experts") + 1] == "changed"
+    assert last[row : row + 6] == ["-", "43.0%", "12", "4.00", "-", "12"]
 
 
 def test_large_costs_of_several_tasks_take_80_columns(capsys):

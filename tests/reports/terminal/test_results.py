@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from moe_lab.reports.terminal.results import print_outcomes, score_table, settings
+from moe_lab.reports.terminal.results import compared_table, explained, print_outcomes, score_table, settings
+from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, ScoreTable, SeedGroup
 from moe_lab.results.significance import holm
 from tests.support.stored_results import results_of
@@ -32,6 +35,9 @@ def test_several_comparisons_are_corrected(p_values):
     shown = {name: cells for name, cells in columns.items() if name.startswith("p")}
     heading = "p (Holm)" if len(p_values) > 1 else "p"
     assert shown == {heading: ["-", *(f"{p:.4f}" for p in holm(p_values))]}
+    legend = explained("base", family)[heading]
+    assert legend.startswith("McNemar's exact test for 0/1 scores, else a paired permutation test")
+    assert ("(3 comparisons, Holm)" in legend) == (len(p_values) > 1)
 
 
 def test_marks_of_all_runs_stand_in_the_title_and_others_beside_their_run(capsys):
@@ -42,3 +48,34 @@ def test_marks_of_all_runs_stand_in_the_title_and_others_beside_their_run(capsys
     assert lines[0] == "Results: model=tiny task=t metric=acc,none n=4 PARTIAL"
     assert any(line.startswith("(untuned)") for line in lines)
     assert lines[-1] == "A footnote." and max(map(len, lines)) <= 80
+
+
+def test_titles_say_where_lower_is_better():
+    """With a metric of which higher is better in the same table they name the others."""
+    pair = {"difference": 0.1, "ci95": [0.0, 0.2], "p_permutation": 0.5}
+    block = {"results": {"t": {"bits_per_byte,none": 1.5}}, "paired": {"t": {"bits_per_byte,none": pair}}}
+    loss = of_metric("bits_per_byte", higher_is_better=False, compared={"calibration": block})
+    accuracy = of_metric("acc", higher_is_better=True)
+    titles = [
+        ([loss], "metric=bits_per_byte,none n=4 (lower is better)"),
+        ([accuracy], "metric=acc,none n=4"),
+        ([loss, accuracy], "n=4 (lower is better: bits_per_byte,none)"),
+    ]
+    for runs, end in titles:
+        title = score_table(runs, [""] * len(runs), NO_COMPARISONS).title
+        assert title == f"Results: model=tiny method=roe task=t {end}"
+    compared = compared_table([loss], [""], "calibration", NO_COMPARISONS)
+    assert compared.title.startswith("Compared with calibration: ")
+    assert compared.title.endswith("metric=bits_per_byte,none (lower is better)")
+
+
+def of_metric(name: str, higher_is_better: bool, **changes: Any) -> RunResult:
+    metric = f"{name},none"
+    block = results_of(task={"name": "t", "tasks": ["t"], "metric": metric}, **changes)["moe_lab"]
+    return RunResult(
+        {
+            "results": {"t": {metric: 1.5}},
+            "higher_is_better": {"t": {name: higher_is_better}},
+            "moe_lab": block,
+        }
+    )

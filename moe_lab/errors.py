@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 TERMINATED = 143
+CONTINUES = (
+    "Interrupted. The same command continues: finished runs and stored answers are kept.\n"
+    "A training continues from its last checkpoint; without one it starts anew."
+)
+"""Printed after an interruption."""
 
 
 class MoeLabError(Exception):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config import __version__
 from moe_lab.config.terminal import shown_output
-from moe_lab.errors import ConfigError, Terminated, exit_code, print_error
+from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code, print_error
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             return _main(list(arguments))
         except KeyboardInterrupt as stop:
-            print("Interrupted. The same command continues where this one stopped.", file=sys.stderr)
+            print(CONTINUES, file=sys.stderr)
             return exit_code(stop)
         except Exception as error:
             print_error(error)

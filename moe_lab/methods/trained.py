@@ -7,6 +7,7 @@ with their sizes.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,12 @@ def steps_kept(checkpoints: Path) -> int:
     """The steps of the last checkpoint."""
     last = last_checkpoint(checkpoints)
     return 0 if last is None else int(last.name.rpartition("-")[2])
+
+
+def print_resumed(folder: Path, kept: int, steps: int) -> None:
+    """Print at which step a training continues; nothing if it starts anew or is complete."""
+    if 0 < kept < steps:
+        print(f"{folder.name}: training, continuing at step {kept:,} of {steps:,}", file=sys.stderr)
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:

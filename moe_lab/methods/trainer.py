@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.errors import ResultsError, TrainingError
-from moe_lab.methods.trained import last_checkpoint, mark_complete
+from moe_lab.methods.trained import last_checkpoint, mark_complete, print_resumed, steps_kept
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.files import NO_CODE
 from moe_lab.progress import Progress
@@ -246,6 +246,7 @@ def train_causal_lm(
         schedule=schedule, model=model, args=settings, train_dataset=rows, callbacks=[Log(folder)]
     )
     checkpoint = last_checkpoint(folder / "checkpoints")
+    print_resumed(folder, steps_kept(folder / "checkpoints"), schedule.steps)
     return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None).metrics
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moe_lab.errors import MoeLabError, RunHeldError, exit_code, print_error
+from moe_lab.errors import CONTINUES, MoeLabError, RunHeldError, exit_code, print_error
 from moe_lab.progress import duration
 from moe_lab.results.folder import RunFolder
 from moe_lab.results.logs import answers_in
@@ -269,7 +269,7 @@ def report_failures(failures: Sequence[Failure], alone: bool) -> None:
         if not alone:
             print(f"{failure.name}:", file=sys.stderr)
         if isinstance(failure.error, KeyboardInterrupt):
-            print("Interrupted. The same command continues where this one stopped.", file=sys.stderr)
+            print(CONTINUES, file=sys.stderr)
         else:
             print_error(failure.error)
 

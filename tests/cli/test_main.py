@@ -255,6 +255,7 @@ def test_exit_codes_of_one_run(error, code, capsys, runs):
     ended = run_command(capsys, "wait=false")
     assert ended.code == code
     assert "Traceback" not in ended.err
+    assert ("without one it starts anew" in ended.err) == (code in (130, 143))
 
 
 def test_a_defect_keeps_its_traceback(capsys, runs):

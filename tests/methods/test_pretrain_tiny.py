@@ -47,7 +47,9 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.mark.slow
-def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(architecture, tmp_path, monkeypatch):
+def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(
+    architecture, tmp_path, monkeypatch, capsys
+):
     from moe_lab.methods import trainer as training
 
     whole = train(architecture, tmp_path / "whole")
@@ -72,7 +74,9 @@ def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(architecture
         "__getitem__",
         lambda rows, index: rows_read.append(index) or read_row(rows, index),
     )
+    assert "continuing at" not in capsys.readouterr().err
     resumed = train(architecture, tmp_path / "resumed")
+    assert f"{cut.name}: training, continuing at step 4 of 6\n" in capsys.readouterr().err
     assert rows_read == [8, 9, 10, 11]
     assert weights(resumed) == weights(whole)
     assert (resumed / "log.jsonl").read_text().count('"loss"') == (whole / "log.jsonl").read_text().count(

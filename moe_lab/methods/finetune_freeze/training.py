@@ -27,6 +27,7 @@ from moe_lab.methods.finetune_freeze.parameter_groups import (
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
 from moe_lab.methods.routing_noise import RoutingNoise
 from moe_lab.methods.tokenized import Pad, Row, Rows
+from moe_lab.methods.trained import print_resumed
 from moe_lab.methods.trainer import LOSS, Log, last_checkpoint, own_checkpoint, training_arguments
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.adapters import load_adapter
@@ -75,6 +76,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
     """
     cached = model.config.use_cache  # the Trainer turns it off
     checkpoint = last_checkpoint(training.checkpoints)
+    _print_resumed(training, checkpoint)
     with _constrained(model, training), _noise(model, training) as noise:
         trainer = _trainer(model, training, noise)
         if checkpoint and is_done(training, checkpoint):
@@ -91,6 +93,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
 
 def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     """Train in all processes. Returns the trained model, loaded in this process, and training.json's content."""
+    _print_resumed(training, last_checkpoint(training.checkpoints))
     run_on_all_ranks(partial(train_phases, training))
     checkpoint = last_checkpoint(training.checkpoints)
     assert checkpoint is not None
@@ -166,6 +169,12 @@ def _trainer(
         noise=noise,
         phase=phase,
     )
+
+
+def _print_resumed(training: Training, checkpoint: Path | None) -> None:
+    if checkpoint is not None and not is_done(training, checkpoint):
+        steps = training.recipe.steps(len(training.rows))
+        print_resumed(training.folder, state_of(checkpoint).global_step, steps)
 
 
 def is_done(training: Training, checkpoint: Path, phase: int = -1) -> bool:

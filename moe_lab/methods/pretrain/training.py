@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, TrainingArgumen
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
-from moe_lab.methods.trained import Trained, last_checkpoint, save_model, steps_kept
+from moe_lab.methods.trained import Trained, last_checkpoint, print_resumed, save_model, steps_kept
 from moe_lab.methods.trainer import Log, training_arguments
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import set_experts_in_training
@@ -150,7 +150,9 @@ def train_together(training: Training) -> tuple[Any, dict[str, Any]]:
 
     Returns the model and the content of training.json. Raises TrainingError if a loss or a gradient is NaN.
     """
-    steps = training.design.steps - steps_kept(training.folder / "checkpoints")
+    kept = steps_kept(training.folder / "checkpoints")
+    print_resumed(training.folder, kept, training.design.steps)
+    steps = training.design.steps - kept
     tokens = training.design.rows * training.design.sequence_length
     device = resolve_device(training.config.device)
     reset_peak_memory(device)

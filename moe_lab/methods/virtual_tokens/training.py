@@ -39,7 +39,7 @@ from moe_lab.engine.hf import Encoder
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.errors import MoeLabError
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.trained import Trained, check_trained
+from moe_lab.methods.trained import Trained, check_trained, print_resumed
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
 from moe_lab.progress import Progress
 from moe_lab.results.atomic import obey_umask, write_atomically, writing
@@ -101,6 +101,7 @@ def train(wrapped: Any, examples: Sequence[Example], recipe: Recipe, folder: Pat
     optimizer = torch.optim.AdamW(adapter.parameters(), lr=recipe.learning_rate)
     losses: list[float] = _resume(checkpoint, adapter, optimizer) if checkpoint.exists() else []
     count, saved = len(examples), time.monotonic()
+    print_resumed(folder, len(losses), recipe.steps(count))
     with Progress(recipe.steps(count), "training", "step", initial=len(losses)) as progress:
         while len(losses) < recipe.steps(count):
             step = len(losses)

@@ -290,7 +290,7 @@ def unbroken(tmp_path_factory):
 
 @pytest.mark.parametrize("last", (2, 4))
 @pytest.mark.parametrize("family", by_family(("olmoe", "mixtral", "deepseek")))
-def test_a_resumed_training_ends_in_the_same_bytes(family, last, unbroken, tmp_path, monkeypatch):
+def test_a_resumed_training_ends_in_the_same_bytes(family, last, unbroken, tmp_path, monkeypatch, capsys):
     """The switch is at step 3: it was interrupted in one phase or in the other."""
     settings, whole = RESUMED, unbroken(family, **RESUMED)
     check = trainer_module.FreezeTrainer._check
@@ -305,7 +305,9 @@ def test_a_resumed_training_ends_in_the_same_bytes(family, last, unbroken, tmp_p
         train(deepcopy(small_model(family)), tmp_path / "cut", **settings)
     assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == f"checkpoint-{last}"
     resumed = deepcopy(small_model(family))
+    capsys.readouterr()
     train(resumed, tmp_path / "cut", **settings)
+    assert f"cut: training, continuing at step {last} of 6\n" in capsys.readouterr().err
     for (name, one), other in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
         assert same_bytes(one, other), name
 

@@ -103,11 +103,12 @@ def test_a_checkpoint_that_lost_a_file_is_not_resumed_from(tmp_path, monkeypatch
     assert_same(whole.model.state_dict(), train(cut).model.state_dict())
 
 
-def test_the_speed_is_that_of_the_last_session(tmp_path, monkeypatch):
+def test_the_speed_is_that_of_the_last_session(tmp_path, monkeypatch, capsys):
     """Broken by tokens of an earlier session in its time."""
     cut = training_of(tmp_path, **SAVED | {"save_steps": 3})
     interrupted(cut, 4, monkeypatch)
     session = train_together(cut)[1]["last_session"]
+    assert f"{cut.folder.name}: training, continuing at step 3 of 5\n" in capsys.readouterr().err
     assert session["tokens_per_second"] * session["seconds"] == pytest.approx(2 * 2 * 2 * 12)
 
 

@@ -55,7 +55,7 @@ def _killed_at_step_4(kind: str, folder) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_training_continues_to_the_same_adapter(kind, tmp_path, monkeypatch):
+def test_a_killed_training_continues_to_the_same_adapter(kind, tmp_path, monkeypatch, capsys):
     expected = trained(kind, tmp_path / "whole")
     child = multiprocessing.get_context("fork").Process(
         target=_killed_at_step_4, args=(kind, tmp_path / "cut")
@@ -68,6 +68,7 @@ def test_a_killed_training_continues_to_the_same_adapter(kind, tmp_path, monkeyp
     monkeypatch.setattr(training, "_step", lambda *args: done.append(args[3]) or step(*args))
     assert same(trained(kind, tmp_path / "cut"), expected)
     assert done == [4, 5]
+    assert "cut: training, continuing at step 4 of 6\n" in capsys.readouterr().err
     logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("whole", "cut")]
     assert logs[0] == logs[1]
     assert [json.loads(line)["step"] for line in logs[0].splitlines()] == list(range(6))

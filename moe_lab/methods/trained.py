@@ -91,6 +91,7 @@ class Trained(Artifact):
                 )
             trained = train(self.folder)
             gc.collect()  # a Trainer, with its model and optimizer, is in reference cycles
+            print(f"Trained: {self.folder / self.made}", file=sys.stderr)
             return trained | content
 
         return self.load_or_make(record) | {"folder": self.folder}

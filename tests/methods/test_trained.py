@@ -68,6 +68,14 @@ def test_what_a_training_leaves_in_reference_cycles_is_removed(tmp_path):
     assert seen[0]() is None
 
 
+def test_a_training_prints_once_where_its_model_is(tmp_path, capsys):
+    config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
+    folder = folder_of(config, CONTENT, trained)
+    assert capsys.readouterr().err == f"Trained: {folder / 'model'}\n"
+    folder_of(config, CONTENT, trained)
+    assert capsys.readouterr().err == "", "it is not trained again"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "line",

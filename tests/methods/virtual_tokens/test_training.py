@@ -121,10 +121,10 @@ def test_the_gradient_equals_finite_differences(kind):
 
 
 def test_another_seed_is_another_adapter_and_leaves_the_generator_alone():
+    model, drawn = small_model("olmoe"), []
     state = torch.get_rng_state()
-    drawn = []
     for seed in (0, 0, 1):
-        with with_adapter(small_model("olmoe"), "prefix-tuning", 4, seed) as wrapped:
+        with with_adapter(model, "prefix-tuning", 4, seed) as wrapped:
             drawn.append(wrapped.prompt_encoder.state_dict())
     assert same(drawn[0], drawn[1]) and not same(drawn[0], drawn[2])
     assert torch.equal(torch.get_rng_state(), state)

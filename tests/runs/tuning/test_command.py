@@ -267,7 +267,7 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(tiny_olmoe_dir, tm
     assert again["results"] == result["results"] | {"toy_text": again["results"]["toy_text"]}
     assert again["results"]["toy_text"][perplexity] == result["results"]["toy_text"][perplexity]
     wrong = run_command(capsys, *command, "tuning=tpe")
-    assert wrong.code == 2 and "tuning=scale can" in wrong.err
+    assert wrong.code == 2 and "Use tuning=scale" in wrong.err
 
 
 @pytest.mark.slow

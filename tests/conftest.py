@@ -8,9 +8,11 @@ import multiprocessing.process
 import os
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
+import tqdm
 
 from moe_lab.reports.figures import style
 from tests.support.models import FAMILIES, make_model, make_tokenizer
@@ -23,6 +25,9 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # libraries' handlers keep the stderr of the test in which they were made, which pytest closes
 logging.raiseExceptions = False
+# tqdm's own lock is shared with forked processes: killing one that holds it would block all the others
+tqdm.tqdm.monitor_interval = 0
+tqdm.tqdm.set_lock(threading.RLock())
 
 MANY_TESTS = 50
 """From here on a process imports the libraries at once."""
@@ -35,6 +40,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         gc.collect()
         gc.freeze()
+        gc.set_threshold(10_000)  # as moe_lab/__main__.py does
 
 
 @pytest.fixture(autouse=True)

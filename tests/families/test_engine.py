@@ -19,9 +19,8 @@ from moe_lab.routing.rules import LOGITS
 from tests.support import slow_routing
 from tests.support.families import ONE_WAY, ZOO
 from tests.support.models import make_tokenizer, small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import FAST, by_family
 
-families = pytest.mark.parametrize("model_type", by_family(sorted(ZOO)))
 TOKENIZER = make_tokenizer()
 PAIRS = [
     ("ab", "cd"),
@@ -71,8 +70,17 @@ def greedy_by(log_probs_after, prompt):
     return ids[len(prompt) :], gap
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, "auto"])
-@families
+RECURRENT = ("jamba", "qwen3_next")
+
+
+def settings_of_families(everywhere, others, families=()):
+    """(setting, family): all families with the settings `everywhere`; those of FAST, and `families`, with `others`."""
+    pairs = [(setting, family) for setting in everywhere for family in by_family(sorted(ZOO))]
+    pairs += [(setting, family) for setting in others for family in by_family(sorted({*FAST, *families}))]
+    return [pytest.param(setting, *family.values, marks=family.marks) for setting, family in pairs]
+
+
+@pytest.mark.parametrize("batch_size, model_type", settings_of_families(["auto"], [1, 2]))
 def test_base_is_the_untouched_model(model_type, batch_size):
     lm = EngineLM(small_model(model_type), TOKENIZER, batch_size=batch_size, progress=False)
     for (value, greedy), (context, continuation) in zip(
@@ -143,8 +151,9 @@ def ensemble_of(model_type, cache_kind):
     return Ensemble(n=3, routing=routing, first_noisy=first, cache=cache_kind), temperatures
 
 
-@pytest.mark.parametrize("cache_kind", ["clean", "standard", "none"])
-@families
+@pytest.mark.parametrize(
+    "cache_kind, model_type", settings_of_families(["clean", "standard"], ["none"], RECURRENT)
+)
 def test_roe_is_the_slow_reference(model_type, cache_kind):
     ensemble, _ = ensemble_of(model_type, cache_kind)
     lm = EngineLM(small_model(model_type), TOKENIZER, ensemble=ensemble, progress=False)

@@ -32,47 +32,32 @@ def test_the_decoder_alone_is_published_too(folder):
 
 
 ORDERS = {
-    "the designs first": "import moe_lab.models.designs\nfrom transformers import AutoModelForCausalLM",
-    "transformers first": "from transformers import AutoModelForCausalLM\nimport moe_lab.models.designs",
-    "a public name": "from moe_lab import RoE\nfrom transformers import AutoModelForCausalLM",
-    "imported again": "import importlib, moe_lab.models.designs\nimportlib.reload(moe_lab.models.designs)\n"
+    "a public name first, its modules imported again": "import importlib\nfrom moe_lab import RoE\n"
+    "import moe_lab.models.designs\nimportlib.reload(moe_lab.models.designs)\n"
     "from transformers import AutoModelForCausalLM",
+    "transformers first": "from transformers import AutoModelForCausalLM\nimport moe_lab.models.designs",
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_auto_classes_know_it_in_a_new_interpreter(order, folder):
+def test_the_auto_classes_know_our_models_in_a_new_interpreter(order, folder, tmp_path):
+    model = design("word")
+    model.save_pretrained(tmp_path)
     code = (
-        f"{ORDERS[order]}\nmodel = AutoModelForCausalLM.from_pretrained({str(folder)!r})\nprint(type(model))"
+        f"{ORDERS[order]}\nimport torch\n"
+        f"print(type(AutoModelForCausalLM.from_pretrained({str(folder)!r})))\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
+        "print(type(model), float(model(torch.arange(40)[None]).logits.double().sum()))"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert "moe_lab.models.designs.deepseek.DeepseekForCausalLM" in ended.stdout, ended.stderr
-
-
-@pytest.mark.slow
-def test_a_design_is_known_in_a_new_interpreter(tmp_path):
-    model = design("word")
-    model.save_pretrained(tmp_path)
-    code = (
-        "import moe_lab.models.designs, torch\nfrom transformers import AutoModelForCausalLM\n"
-        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
-        "print(type(model), float(model(torch.arange(40)[None]).logits.double().sum()))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "moe_lab.models.designs.modeling.MoeDesignForCausalLM" in ended.stdout
     with torch.no_grad():
         expected = float(model(torch.arange(40)[None]).logits.double().sum())
     assert float(ended.stdout.split()[-1]) == pytest.approx(expected, abs=1e-2)
-
-
-@pytest.mark.slow
-def test_importing_the_package_installs_no_import_hook():
-    code = "import sys; before = list(sys.meta_path); import moe_lab; print(sys.meta_path == before)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "True"
 
 
 @pytest.mark.slow
@@ -83,10 +68,13 @@ def test_lm_evals_command_knows_the_name():
 
 
 @pytest.mark.slow
-def test_importing_the_package_imports_no_framework():
-    code = "import moe_lab, sys; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+def test_importing_the_package_imports_no_framework_and_installs_no_import_hook():
+    code = (
+        "import sys\nbefore = list(sys.meta_path)\nimport moe_lab\n"
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)), sys.meta_path == before)"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "[]"
+    assert ended.stdout.strip() == "[] True"
 
 
 @pytest.mark.slow

@@ -64,10 +64,10 @@ def ratio(of_N: np.ndarray, over_N: np.ndarray) -> Value:
     value = float(of_N.sum() / total)
     if N < 2:
         return Value(value)
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     error = float(np.std(of_N - value * over_N, ddof=1)) * N**0.5 / total
-    half = float(t.ppf((1 + LEVEL) / 2, N - 1)) * error
+    half = float(stdtrit(N - 1, (1 + LEVEL) / 2)) * error
     return Value(value, (value - half, value + half))
 
 
@@ -147,12 +147,12 @@ def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
         counted: the value of all groups.
         without_G: the value without each of at least two groups.
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     G = len(without_G)
     value = G * counted - (G - 1) * float(without_G.mean())
     error = float(np.sqrt((G - 1) * without_G.var()))
-    half = float(t.ppf((1 + LEVEL) / 2, G - 1)) * error
+    half = float(stdtrit(G - 1, (1 + LEVEL) / 2)) * error
     return value, (value - half, value + half)
 
 

@@ -208,14 +208,14 @@ def _p_of_interval(difference: float | None, limits: Interval | None) -> float |
     The interval of an average has sides of different lengths (Zou and Donner, 2008). Each is taken as 1.96 standard
     errors of a normal distribution.
     """
-    from scipy.stats import norm
+    from scipy.special import ndtr, ndtri
 
     if difference is None or limits is None:
         return None
     side = difference - limits[0] if difference > 0 else limits[1] - difference
     if side <= 0:
         return 1.0 if difference == 0 else None
-    return float(2 * norm.sf(abs(difference) / side * norm.ppf((1 + LEVEL) / 2)))
+    return float(2 * ndtr(-abs(difference) / side * ndtri((1 + LEVEL) / 2)))
 
 
 def _mean(values: Sequence[Any]) -> float | None:

@@ -165,7 +165,7 @@ def crossed_mean(values_SN: np.ndarray) -> CrossedMean | None:
 
     A component of variance below 0 counts as 0. Equal values have the p 1 if they are 0, and else no uncertainty.
     """
-    from scipy.stats import t
+    from scipy.special import stdtr, stdtrit
 
     seeds, examples = values_SN.shape
     if seeds < LEAST_SEEDS or examples < 2:
@@ -191,8 +191,10 @@ def crossed_mean(values_SN: np.ndarray) -> CrossedMean | None:
         return CrossedMean(mean, (mean, mean), 1.0 if mean == 0 else 0.0, float(df[0]))
     degrees = total**2 / float((parts**2 / df).sum())
     error = (total / values_SN.size) ** 0.5
-    half = float(t.ppf((1 + LEVEL) / 2, degrees)) * error
-    return CrossedMean(mean, (mean - half, mean + half), float(2 * t.sf(abs(mean) / error, degrees)), degrees)
+    half = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
+    return CrossedMean(
+        mean, (mean - half, mean + half), float(2 * stdtr(degrees, -abs(mean) / error)), degrees
+    )
 
 
 # The difference between two runs over the same documents, with its interval and its test

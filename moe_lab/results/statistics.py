@@ -140,15 +140,15 @@ def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Inter
 
 def mcnemar(to_right: int, to_wrong: int) -> float:
     """Exact two-sided p of McNemar's test on the documents that changed; 1 if none did."""
-    from scipy.stats import binomtest
+    from scipy.special import bdtr
 
     changed = to_right + to_wrong
-    return float(binomtest(to_right, changed, 0.5).pvalue) if changed else 1.0
+    return min(1.0, 2 * float(bdtr(min(to_right, to_wrong), changed, 0.5)))
 
 
 def over_seeds(scores: Sequence[float]) -> Spread:
     """A score over seeds; no interval if all are equal."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     count, mean = len(scores), float(np.mean(scores))
     if count < 2:
@@ -156,7 +156,7 @@ def over_seeds(scores: Sequence[float]) -> Spread:
     if are_equal(scores):
         return Spread(mean, 0.0)
     std = float(np.std(scores, ddof=1))
-    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * std / count**0.5
+    half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * std / count**0.5
     return Spread(mean, std, (mean - half, mean + half))
 
 
@@ -208,15 +208,15 @@ def _percentiles(scores: np.ndarray, n: int) -> Interval:
     Plain percentiles are too narrow for few documents. The level is raised so that a normal interval with n instead of
     n - 1 would be as wide as Student's. Draws without a score (NaN) are left out.
     """
-    from scipy.stats import norm, t
+    from scipy.special import ndtr, stdtrit
 
-    tail = float(norm.cdf(math.sqrt(n / (n - 1)) * t.ppf((1 - LEVEL) / 2, n - 1)))
+    tail = float(ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - LEVEL) / 2)))
     low, high = np.nanquantile(scores, [tail, 1 - tail])
     return float(low), float(high)
 
 
 @cache
 def _normal_quantile() -> float:
-    from scipy.stats import norm
+    from scipy.special import ndtri
 
-    return float(norm.ppf((1 + LEVEL) / 2))
+    return float(ndtri((1 + LEVEL) / 2))

@@ -30,7 +30,8 @@ def test_right_and_wrong(better: bool | None) -> None:
     found = row(BINARY, better, documents=NUMBERS)
     assert found.flips == {"to_right": right, "to_wrong": wrong}
     assert (found.to_right, found.to_wrong) == (len(right), len(wrong))
-    assert found.p == binomtest(len(right), len(right) + len(wrong), 0.5).pvalue
+    expected = binomtest(len(right), len(right) + len(wrong), 0.5).pvalue
+    assert found.p == pytest.approx(expected, rel=1e-12)
     assert (found.n, found.test) == (60, MCNEMAR)
     assert (found.a, found.b) == tuple(np.mean(BINARY, axis=0))
     assert found.difference == pytest.approx(found.b - found.a)

@@ -2,6 +2,9 @@
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-all test-real test-vllm checks format docs bench reproduce-tables clean-outputs
 
+# Compiled modules are kept, whatever the shell says: tests start many interpreters.
+export PYTHONDONTWRITEBYTECODE :=
+
 # The Python that makes the environment: 3.11 or newer.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 VENV ?= .venv
@@ -38,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## Base model, calibration and RoE where RoE has an effect (RUN_ARGS='...' for another run)
 	$(BIN)/python -m moe_lab $(RUN_ARGS)
 
-test: checks ## Checks, and the fast tests: five families, no processes, at most 2 seconds each
+test: checks ## Checks, and the fast tests: four families, no processes, at most 2 seconds each
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow'
 
 test-all: checks ## Checks, and all tests

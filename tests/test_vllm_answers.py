@@ -19,6 +19,7 @@ import pytest
 
 from integrations.vllm.tests.cases import ANSWERS, CASES
 from integrations.vllm.tests.write_answers import answers_of, loaded, prompts_of
+from tests.support.tiers import first_fast
 
 PACKAGE = Path(__file__).resolve().parents[1] / "integrations" / "vllm" / "moe_lab_vllm"
 FEW, NEW = 1, 8
@@ -28,7 +29,7 @@ stored = json.loads(ANSWERS.read_text(encoding="utf-8"))
 of_model = cache(loaded)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", first_fast(CASES, 4))
 def test_stored_answers_are_current(name: str):
     """Of the first prompts; their texts do not depend on the other prompts."""
     model, tokenizer, weights = of_model(CASES[name].model)

@@ -26,7 +26,7 @@ from tests.support import rounding
 from tests.support.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts, whole_logits
 from tests.support.families import ZOO
 from tests.support.models import small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import by_family, first_fast
 
 BUDGET = Budget(64)
 BY_LOGITS = [name for name in ZOO if family_of_type(name).rule.noise == LOGITS]
@@ -326,7 +326,7 @@ def brute_logits(model, ids, length, probs, span, persistence):
 
 @pytest.mark.parametrize("persistence", PERSISTENCE)
 @pytest.mark.parametrize("span", GENERATION_SPANS, ids=str)
-@pytest.mark.parametrize("family", by_family(FAMILIES))
+@pytest.mark.parametrize("family", first_fast(FAMILIES))
 def test_generated_tokens_are_those_of_whole_passes(family, span, persistence):
     model = small_model(family)
     asked = prompts(least=span.size)

@@ -35,6 +35,7 @@ from moe_lab.runs.prepare import prepare
 from tests.support.interventions import some_rows
 from tests.support.models import small_model
 from tests.support.runs import config, small_data
+from tests.support.tiers import first_fast
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,7 +97,7 @@ def test_a_metric_of_the_registry_is_measured_while_a_model_is_trained(throw_awa
     assert row["redrawn"] == values["redrawn"].value and "used_experts_high" in row
 
 
-@pytest.mark.parametrize("name", ["load_balance", "collaboration", "specialization"])
+@pytest.mark.parametrize("name", first_fast(["specialization", "load_balance", "collaboration"]))
 def test_a_metric_is_named_in_the_registry_alone(name: str) -> None:
     files = {
         file.relative_to(ROOT).as_posix()

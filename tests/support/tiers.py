@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-FAST = ("olmoe", "mixtral", "gpt_oss", "deepseek", "qwen3_moe")
-"""Softmax with and without renormalization, softmax over the chosen, groups and shared experts, dense layers between."""
+FAST = ("olmoe", "mixtral", "gpt_oss", "deepseek")
+"""Softmax with and without renormalization, softmax over the chosen, shared experts after a dense layer."""
 
 
 def by_family(names: Iterable[str]) -> list[Any]:
@@ -19,3 +19,11 @@ def by_family(names: Iterable[str]) -> list[Any]:
     names = list(names)
     fast = [name for name in names if name in FAST] or names[:1]
     return [pytest.param(name, marks=[] if name in fast else [pytest.mark.slow]) for name in names]
+
+
+def first_fast(values: Iterable[Any], count: int = 1) -> list[Any]:
+    """Parameters of a test that costs much: the first `count` are in the fast tier, the others are slow."""
+    return [
+        pytest.param(value, marks=[] if number < count else [pytest.mark.slow])
+        for number, value in enumerate(values)
+    ]

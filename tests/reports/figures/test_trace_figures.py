@@ -18,6 +18,7 @@ from moe_lab.reports.figures.pathways import write_activation, write_sample
 from moe_lab.reports.figures.traces import write_steps
 from moe_lab.results.model import RunResult
 from tests.support.stored_traces import BEFORE, c3po_results, run_of, write_traced_run
+from tests.support.tiers import first_fast
 
 KINDS = get_method("c3po").figures
 
@@ -27,7 +28,7 @@ def test_a_run_without_traces_has_no_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_steps, write_activation, write_sample])
-@pytest.mark.parametrize("neighbours", [True, False], ids=["neighbours", "oracle"])
+@pytest.mark.parametrize("neighbours", first_fast([True, False]), ids=["neighbours", "oracle"])
 def test_each_kind_leaves_a_picture_and_its_numbers(write: Any, neighbours: bool, tmp_path: Path) -> None:
     """A question with $ in it is text, not mathematics; the oracle has no neighbours."""
     changes = {} if neighbours else {"neighbours": [], "losses": [None, None]}

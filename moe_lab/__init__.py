@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from moe_lab.api.functions import expert_metrics as expert_metrics
     from moe_lab.api.functions import freeze as freeze
     from moe_lab.api.functions import override as override
+    from moe_lab.api.functions import tiny as tiny
     from moe_lab.api.lm import lm as lm
     from moe_lab.api.plan import plan as plan
     from moe_lab.api.roe import RoE as RoE
     from moe_lab.api.run import report as report
     from moe_lab.api.run import run as run
-    from moe_lab.api.tiny import tiny as tiny
     from moe_lab.routing.record import record as record
     from moe_lab.routing.record import replay as replay
 
@@ -36,7 +36,7 @@ _MODULES = {
     "replay": "moe_lab.routing.record",
     "report": "moe_lab.api.run",
     "run": "moe_lab.api.run",
-    "tiny": "moe_lab.api.tiny",
+    "tiny": "moe_lab.api.functions",
 }
 """The module of each public name."""
 __all__ = list(_MODULES)

@@ -1,4 +1,4 @@
-"""Functions on a model of one's own: `override` (routing), `freeze` (parameters), `expert_metrics` (MoE-Bench).
+"""Functions on a model of one's own: `override` (routing), `freeze` (parameters), `expert_metrics` (MoE-Bench); `tiny`.
 
 T = tokens of a pass, E = experts, K = experts per token.
 """
@@ -220,3 +220,25 @@ def _row(text: Any, tokenizer: Any, vocabulary: int, most: int) -> dict[str, lis
     if len(ids) < 2:
         raise wrong("texts", text, "one token id; a text must have at least 2")
     return {"input_ids": ids, "labels": ids}
+
+
+def tiny() -> tuple[Any, Any]:
+    """The embedded model and its tokenizer, as `model=tiny` of the command loads them; nothing is downloaded.
+
+        model, tokenizer = moe_lab.tiny()
+        model.generate(**tokenizer("ben has 3 apples .", return_tensors="pt"), max_new_tokens=8)
+
+    The model is an OLMoE of transformers in evaluation mode: 8 MoE layers, 16 experts, 4 per token, 4 million
+    parameters, trained on a toy world of small numbers and facts. It is in float32 on a CPU, else on the GPU in the
+    dtype of the checkpoint. The tokenizer pads on the left.
+
+    Every call loads a model of its own, in about a second.
+    """
+    from moe_lab.config.schema import ModelConfig
+    from moe_lab.models.load import load_model
+    from moe_lab.progress import bars_of_libraries_hidden
+
+    with bars_of_libraries_hidden():
+        loaded = load_model(ModelConfig(name="tiny"), dtype="auto", device="auto", offline=True)
+    loaded.tokenizer.padding_side = "left"  # as generation needs it
+    return loaded.model, loaded.tokenizer

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import redirect_stderr
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from io import StringIO
 from typing import TYPE_CHECKING
 
-from moe_lab.api.command import composed, output
 from moe_lab.api.results import Results
-from moe_lab.cli.main import dispatch
+from moe_lab.cli.main import compose_or_explain, dispatch
+from moe_lab.config.arguments import wrong
 from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.methods import get_method
@@ -51,11 +51,7 @@ def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:
 
     Raises ConfigError for what the command refuses, and where nothing is stored.
     """
-    return _results("report", [*overrides, "mode=report"] if _texts(overrides) else overrides, quiet)
-
-
-def _texts(overrides: Sequence[str]) -> bool:
-    return not isinstance(overrides, str) and isinstance(overrides, Sequence)
+    return _results("report", [*overrides, "mode=report"] if _is_list(overrides) else overrides, quiet)
 
 
 def _results(mode: str, overrides: Sequence[str], quiet: bool) -> Results:
@@ -83,7 +79,7 @@ def _stored(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
         return Results(jobs_of([replace(config, rerun=False) for config in configs], compute=False))
     from moe_lab.runs.experiments.runner import stored_tables
 
-    with redirect_stderr(StringIO()):  # its notes are printed before
+    with redirect_stderr(io.StringIO()):  # its notes are printed before
         return Results.of_experiments(*stored_tables(configs[0], cells[0]))
 
 
@@ -102,3 +98,42 @@ def _check(config: Config, mode: str) -> None:
             "moe_lab.report(overrides) names no run. Give the overrides of a command; mode=report of the command lists "
             "all that is stored."
         )
+
+
+# What a command line composes to, and where its output goes
+
+PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}
+"""Flags of the command."""
+
+
+def composed(name: str, overrides: Sequence[str]) -> list[Cell]:
+    """The cells of a command line. `name` is that of the public function.
+
+    Raises ConfigError for a command that only prints, and for what is no list of texts.
+    """
+    if not _is_list(overrides) or not all(isinstance(override, str) for override in overrides):
+        raise wrong(
+            f"moe_lab.{name}(overrides)",
+            overrides,
+            f'give a list of texts: moe_lab.{name}(["method=roe", "task=toy_math"])',
+        )
+    # some of these would end the interpreter
+    cells = [] if PRINTING & set(overrides) else compose_or_explain(list(overrides))
+    if not cells:
+        raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")
+    return cells
+
+
+def _is_list(overrides: object) -> bool:
+    return isinstance(overrides, Sequence) and not isinstance(overrides, str)
+
+
+@contextmanager
+def output(quiet: bool) -> Iterator[Callable[[], str]]:
+    """Within this, nothing is printed if `quiet`. Yields a function that says where the errors are."""
+    if not quiet:
+        yield lambda: "The errors are above."
+        return
+    printed = io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(printed):
+        yield lambda: f"The errors:\n{printed.getvalue().strip()}\n"

@@ -17,7 +17,6 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.returned_scores import KeptScores
 from moe_lab.engine.sampling import RETURNED, Decoding, Sampler, unsupported
 from moe_lab.models.transformers_internals import pad_token
 from moe_lab.routing.noise import document_key
@@ -216,3 +215,32 @@ def _padded_right(input_ids: Tensor, generated: list[list[int]], config: Generat
         raise ValueError("Sequences of different lengths need pad_token_id=.")
     new = [each + [pad or 0] * (width - len(each)) for each in generated]
     return torch.cat([input_ids, torch.tensor(new, device=input_ids.device)], dim=1)
+
+
+class KeptScores:
+    """The scores of `return_dict_in_generate=True`, by sequence and step.
+
+    An engine may generate the sequences of a batch one by one.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int], Tensor] = {}
+
+    def keep(self, scores_AV: Tensor, states: Sequence[GenerationState]) -> None:
+        """Keep the scores by which the next token of each sequence is chosen."""
+        for scores_V, state in zip(scores_AV, states, strict=True):
+            self._rows[state.index, len(state.generated)] = scores_V.detach().clone()
+
+    def steps(self, sequences: int, pad: int) -> tuple[Tensor, ...]:
+        """One float32 [B, V] for each new token, as transformers returns them.
+
+        A sequence that has ended has log-probability 0 at the padding token and -inf elsewhere, so that sums over a
+        sequence are those of its own tokens.
+        """
+        ended_V = torch.full_like(next(iter(self._rows.values())), -torch.inf)
+        ended_V[pad] = 0.0
+        count = 1 + max(step for _, step in self._rows)
+        return tuple(
+            torch.stack([self._rows.get((b, step), ended_V) for b in range(sequences)])
+            for step in range(count)
+        )

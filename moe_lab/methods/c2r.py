@@ -24,8 +24,8 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_one_process
 from moe_lab.metrics.stored import COUNTS, FOLDER
-from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_atomically
+from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import decisive_versions, folder_name, run_id
 
 if TYPE_CHECKING:

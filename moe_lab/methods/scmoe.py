@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
     from moe_lab.routing.hook import Router, Routing
     from moe_lab.routing.noise import NoisyTokens
-    from moe_lab.routing.samples import Choose
+    from moe_lab.routing.policies import Choose
     from moe_lab.tasks.requests import Workload
 
 RANK, TOP_1, RANDOM, OTHERS = "rank", "top-1", "random", "others"
@@ -109,7 +109,7 @@ class SelfContrast(TunedSettings):
     def ensemble(self, seed: int) -> Ensemble:
         """The strong and the weak sample; the strong one alone where the contrast has no strength."""
         from moe_lab.engine.forward.ensemble import Contrast, Ensemble
-        from moe_lab.routing.samples import OtherExperts
+        from moe_lab.routing.policies import OtherExperts
 
         settings = self.config
         contrast = Contrast(settings.beta, settings.alpha)

@@ -27,8 +27,8 @@ from moe_lab.methods.c2r import LENGTH, changed_fraction
 from moe_lab.methods.method import Context
 from moe_lab.methods.references.documents import check_one_process, named_task
 from moe_lab.methods.tuned_settings import Settings, TunedSettings
-from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_atomically
+from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import decisive_versions, folder_name, run_id
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from moe_lab.methods.method import Context
 from moe_lab.methods.tuned_settings import Settings, TunedSettings
 
 if TYPE_CHECKING:
-    from moe_lab.methods.experts_lm import CountingLM
+    from moe_lab.methods.policy_lm import CountingLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -55,7 +55,7 @@ class TopK(TunedSettings):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[CountingLM]:
-        from moe_lab.methods.experts_lm import with_experts
+        from moe_lab.methods.policy_lm import with_experts
         from moe_lab.routing.dynamic import TopP
 
         with with_experts(model, TopP(1.0, self.k(model.facts)), context.config) as lm:

@@ -18,7 +18,7 @@ from moe_lab.methods.method import Context
 from moe_lab.methods.tuned_settings import Settings, TunedSettings
 
 if TYPE_CHECKING:
-    from moe_lab.methods.experts_lm import CountingLM
+    from moe_lab.methods.policy_lm import CountingLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -65,7 +65,7 @@ class TopP(TunedSettings):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[CountingLM]:
-        from moe_lab.methods.experts_lm import with_experts
+        from moe_lab.methods.policy_lm import with_experts
         from moe_lab.routing.dynamic import TopP as Policy
 
         with with_experts(model, Policy(self.config.p, self.most(model.facts)), context.config) as lm:

@@ -16,8 +16,8 @@ from typing import Any
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TrainingError
 from moe_lab.models.distributed import num_processes, sharded
-from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import obey_umask, write_atomically, write_json
+from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import folder_name, run_id
 from moe_lab.results.stored_files import read_mapping, whole_mapping
 

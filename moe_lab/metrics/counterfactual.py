@@ -17,8 +17,8 @@ import numpy as np
 
 from moe_lab.metrics.intervals import ratio
 from moe_lab.results.measured import Value
+from moe_lab.results.shapes import typed
 from moe_lab.results.stored_files import whole_mapping
-from moe_lab.results.typed import typed
 
 BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 """Bounds of the bands: the probability of the most probable token under the router's own route."""

@@ -26,7 +26,7 @@ FIGURES = {
     "history": ("studies", "studies"),
     "lines": ("cells", "curves"),
     "overhead": ("cells", "cost"),
-    "quality_cost": ("cells", "quality_cost"),
+    "quality_cost": ("cells", "cost"),
     "retained": ("traces", "traces"),
     "sample": ("traces", "pathways"),
     "schedules": ("cells", "curves"),

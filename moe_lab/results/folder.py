@@ -1,16 +1,20 @@
-"""A run's folder: its lock, its status and its result."""
+"""Folders below the output folder: of a run, with its lock, status and result, and of artifacts that runs share."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import ConfigError, LeaseLostError, ResultsError, RunHeldError
+from moe_lab.progress import naming
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.model import RunResult, read_run
@@ -141,3 +145,54 @@ def check_writable(output_dir: str) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# Artifacts that runs share: a trained model, an adapter, a set of references, a profile
+#
+# The record, a JSON file with the artifact's id, is written last. After a kill the same command makes the artifact
+# again, or continues from its scratch folder.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A folder that is complete if its record exists, is undamaged and has this id."""
+
+    folder: Path
+    id: str
+    """SHA-256 of what determines the content."""
+    record: str
+    """File name of the record."""
+    scratch: str | None = None
+    """Folder inside that a killed command continues from; removed when the record is written."""
+
+    def stored(self) -> dict[str, Any] | None:
+        """The record; None if it has to be made."""
+        content = whole_mapping(self.folder / self.record)
+        return (
+            content
+            if content is not None and content.get("id") == self.id and self.is_whole(content)
+            else None
+        )
+
+    def is_whole(self, content: dict[str, Any]) -> bool:
+        """Whether the record has its keys, and the other files exist."""
+        return True
+
+    def load_or_make(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The record; made by `make()`, which writes the other files and returns the record's content.
+
+        The folder is held meanwhile. Raises RunHeldError if another process makes it.
+        """
+        record = self.stored()
+        if record is None:
+            store = RunFolder(self.folder, self.id)
+            with store.held():
+                record = self.stored()
+                if record is None:
+                    (self.folder / self.record).unlink(missing_ok=True)
+                    with store.status(), naming(self.folder.name):
+                        record = {"id": self.id, **make()}
+                        write_json(self.folder / self.record, record)
+        if self.scratch is not None:
+            shutil.rmtree(self.folder / self.scratch, ignore_errors=True)
+        return record

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.model import Block, RunResult
-from moe_lab.results.shapes import LINE, NUMBER
+from moe_lab.results.shapes import LINE, NUMBER, typed
 from moe_lab.results.stored_files import damaged, opened, read_lines
-from moe_lab.results.typed import typed
 
 if TYPE_CHECKING:
     from moe_lab.results.statistics import Aggregate

@@ -16,7 +16,6 @@ BESIDE = {
     "tasks/loading.py",
     "runs/plan.py",
     "config/catalog.py",
-    "config/foreign.py",
     "config/overrides.py",
     "config/recorded.py",
     "config/terminal.py",

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from moe_lab.errors import RunHeldError
-from moe_lab.results.artifact import Artifact
-from moe_lab.results.folder import RunFolder
+from moe_lab.results.folder import Artifact, RunFolder
 
 
 class Pair(Artifact):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moe_lab.results.measured import Value
-from moe_lab.results.typed import typed
+from moe_lab.results.shapes import typed
 
 
 @dataclass(frozen=True)

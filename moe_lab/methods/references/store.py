@@ -28,8 +28,8 @@ from torch import Tensor
 from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.progress import Progress
-from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_atomically
+from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import versions
 from moe_lab.results.shapes import REFERENCE
 from moe_lab.results.stored_files import (

@@ -22,9 +22,9 @@ from moe_lab.reports.figures.style import (
     write_figure,
 )
 from moe_lab.reports.papers.cells import TableCell
+from moe_lab.results.shapes import typed
 from moe_lab.results.statistics import interval
 from moe_lab.results.stored_files import damaged, read_csv, read_mapping
-from moe_lab.results.typed import typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

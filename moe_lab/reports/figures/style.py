@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.csv_rows import write_rows
-from moe_lab.reports.figures.svg import svg_of
 from moe_lab.reports.papers.metrics import EXPERT, TRAINING, unit_of
 from moe_lab.results.atomic import write_atomically, write_file, writing
 
@@ -322,3 +321,46 @@ def quantity(metric: str) -> str:
     if not metric.startswith(EXPERT):
         return metric.partition(",")[0]
     return f"{metric.removeprefix(EXPERT).replace('_', ' ')}, {unit_of(metric)}"
+
+
+# The same figure as SVG that follows the system's dark mode
+#
+# matplotlib writes the light colours into each element, which every viewer understands. One style element at the end
+# replaces the colours of DARK where the screen is dark. Other colours belong to a colour map or stand on one (DARK_INK,
+# LIGHT_INK), and stay.
+
+SVG_RC = {"svg.fonttype": "none", "svg.hashsalt": "moe_lab"}
+"""Text stays text, and the same figure is the same file."""
+DARK = {
+    "#ffffff": "#16181a",
+    "#000000": "#e5e6e3",
+    "#767676": "#a3a9ae",
+    "#e0e0e0": "#3a3f44",
+    "#dddddd": "#3a3f44",
+    "#0072b2": "#4a9fdc",
+}
+"""What dark pages have in place of a light colour: ground, text, grey, grid, missing cells, and the darkest series."""
+SVG_END = "</svg>"
+
+
+def svg_of(figure: Figure) -> str:
+    """The figure as the text of an SVG file."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context(SVG_RC):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue().rstrip()
+    assert text.endswith(SVG_END)
+    return f"{text.removesuffix(SVG_END)}<style>\n{_style()}\n</style>\n{SVG_END}\n"
+
+
+def _style() -> str:
+    """The rules of the dark colours. matplotlib writes no fill where it is black."""
+    rules = [
+        f'[style*="{part}: {light}"] {{ {part}: {dark} !important; }}'
+        for light, dark in DARK.items()
+        for part in ("fill", "stroke")
+    ]
+    black = f'text:not([style*="fill"]) {{ fill: {DARK["#000000"]}; }}'
+    return "\n".join(["@media screen and (prefers-color-scheme: dark) {", black, *rules, "}"])

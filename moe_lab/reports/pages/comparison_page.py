@@ -32,7 +32,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
     scores = comparison.scores
     found = [_verdict(score, evaluations, len(scores)) for score in scores]
     drawn = [(one, score) for one, score in zip(found, scores, strict=True) if score.interval is not None]
-    names = told_apart(comparison.evaluations)
+    names = distinct_names(comparison.evaluations)
     rows = [
         difference_of(one.score, names[score.other], score.higher_is_better is False) for one, score in drawn
     ]
@@ -60,7 +60,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
     )
 
 
-def told_apart(evaluations: Sequence[Evaluation]) -> dict[str, str]:
+def distinct_names(evaluations: Sequence[Evaluation]) -> dict[str, str]:
     """A name for each evaluation, by key: the settings that not all of them have, else its label and key.
 
     `method=base task=gsm8k` and `method=roe method.n=8 task=gsm8k` are `base` and `roe, method.n=8`.

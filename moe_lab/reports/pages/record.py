@@ -10,18 +10,25 @@ from typing import Any
 
 from moe_lab.reports.figure_kinds import TABLES
 from moe_lab.reports.pages.page import UNEXPECTED, left_out, number
-from moe_lab.reports.papers.cells import TableCell, averages, compared_names, published_of
+from moe_lab.reports.papers.cells import (
+    Place,
+    TableCell,
+    averages,
+    compared_names,
+    corrected_scores,
+    place_of,
+    published_of,
+)
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.ranking import Ranked, ranking
 from moe_lab.reports.papers.stated import Stated, stated_numbers
-from moe_lab.reports.papers.told_apart import Place, corrected_scores, place_of
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import Score
+from moe_lab.results.shapes import typed
 from moe_lab.results.stored_files import warn_once, whole_mapping
-from moe_lab.results.typed import typed
 
 # A paper's table as data: `<stem>.json` next to its Markdown, from which pages are made
 

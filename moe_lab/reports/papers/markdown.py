@@ -6,20 +6,25 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from moe_lab.reports.papers.cells import NOTE, TableCell, averages, compared_names, published_of, shown_cells
-from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
-from moe_lab.reports.papers.files import cells_csv, file_stem, table_lines, title, typed_lines
-from moe_lab.reports.papers.ranking import chance_of, ranking_lines
-from moe_lab.reports.papers.stated import Stated, stated_lines, stated_numbers
-from moe_lab.reports.papers.told_apart import (
+from moe_lab.reports.papers.cells import (
+    NOTE,
     Place,
+    TableCell,
+    averages,
     bounds_text,
+    compared_names,
     corrected_scores,
     correction_note,
     difference_text,
     place_of,
+    published_of,
     seed_bounds_text,
+    shown_cells,
 )
+from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
+from moe_lab.reports.papers.files import cells_csv, file_stem, table_lines, title, typed_lines
+from moe_lab.reports.papers.ranking import chance_of, ranking_lines
+from moe_lab.reports.papers.stated import Stated, stated_lines, stated_numbers
 from moe_lab.results.atomic import write_file
 from moe_lab.results.score_table import Family, explained_marks
 from moe_lab.results.scores import BASE, Score

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moe_lab.reports.papers.cells import TableCell, averages
+from moe_lab.reports.papers.cells import TableCell, averages, seed_bounds_text, uncorrected_scores
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
 from moe_lab.reports.papers.files import table_lines
 from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
-from moe_lab.reports.papers.told_apart import seed_bounds_text, uncorrected_scores
 from moe_lab.results.measured import Interval, bounds_text
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import Comparison, Score

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.results.artifact import Artifact
+from moe_lab.results.folder import Artifact
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -80,7 +80,7 @@ def check_solved(references: WorkedReferences, task: str) -> None:
 # | data | the data's own (GSM8K, toy_math, right choices, running text) | others |
 # | gsm8k | GSM8K's worked answers: GSM8K is tuned, and its profile is used for the task | others |
 # | equations | the equation of each row, then the bare answer | others |
-# | own | the model's own correct solutions (`worked.py`) | the model itself |
+# | own | the model's own correct solutions (`objective.py`) | the model itself |
 #
 # Averaging over routing samples lowers the likelihood of a model's own greedy text, so `own` favours temperature 0.
 

@@ -22,7 +22,7 @@ from moe_lab.errors import ConfigError, RunHeldError
 from moe_lab.methods.references import store as reference_files
 from moe_lab.methods.references.reference_set import load_or_build, wrong_answers
 from moe_lab.models.load import load_model
-from moe_lab.results import artifact
+from moe_lab.results import folder as run_folder
 from moe_lab.routing import record
 from tests.support.documents import OPENBOOKQA
 from tests.support.models import make_model
@@ -266,7 +266,7 @@ def _killed(config: Config, kill: str, log: Any) -> None:
     if moment == "join":
         reference_files._join = die
     if moment == "summary":
-        artifact.write_json = die
+        run_folder.write_json = die
     build(config)
 
 

@@ -234,9 +234,9 @@ def tiny() -> tuple[Any, Any]:
 
     Every call loads a model of its own, in about a second.
     """
+    from moe_lab.config.progress import bars_of_libraries_hidden
     from moe_lab.config.schema import ModelConfig
     from moe_lab.models.load import load_model
-    from moe_lab.progress import bars_of_libraries_hidden
 
     with bars_of_libraries_hidden():
         loaded = load_model(ModelConfig(name="tiny"), dtype="auto", device="auto", offline=True)

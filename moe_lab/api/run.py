@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from moe_lab.api.results import Results
 from moe_lab.cli.main import compose_or_explain, dispatch
 from moe_lab.config.arguments import wrong
+from moe_lab.config.progress import bars_of_libraries_hidden
 from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker
-from moe_lab.progress import bars_of_libraries_hidden
 from moe_lab.runs.config import to_configs
 from moe_lab.runs.jobs import jobs_of
 from moe_lab.tasks.loading import task_cache

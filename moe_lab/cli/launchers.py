@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.cli.main import main
+from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config, LauncherConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker
 from moe_lab.models.distributed import num_processes
-from moe_lab.progress import Progress
 from moe_lab.results.folder import check_writable
 from moe_lab.runs.board import Board, log_file, on_board
 

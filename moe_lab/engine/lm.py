@@ -14,6 +14,7 @@ from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
+from moe_lab.config.progress import Progress
 from moe_lab.engine.choices import Choices, Place, plain_choices, sampled_choices
 from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
@@ -26,7 +27,6 @@ from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Budget, Scores, ScoringRequest
 from moe_lab.errors import ConfigError
-from moe_lab.progress import Progress
 from moe_lab.routing.hook import RECORD, REPLAY, opened, require_routers
 from moe_lab.routing.noise import document_key
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from moe_lab.config.progress import Progress
 from moe_lab.engine.engine import KVEngine
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.scoring import NAN, Budget, ScoringRequest, scored_parts
 from moe_lab.engine.two_phase import TwoPhaseScorer
 from moe_lab.errors import ConfigError, RoutingError
-from moe_lab.progress import Progress
 from moe_lab.routing import GumbelTopK, Router, Routing
 from moe_lab.routing.noise import NoisyTokens
 

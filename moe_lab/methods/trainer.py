@@ -17,11 +17,11 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
+from moe_lab.config.progress import Progress
 from moe_lab.errors import ResultsError, TrainingError
 from moe_lab.methods.trained import last_checkpoint, mark_complete, print_resumed, steps_kept
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.files import NO_CODE
-from moe_lab.progress import Progress
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import check_lease
 from moe_lab.routing.passes import is_peft

@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.progress import Progress
 from moe_lab.errors import ModelError
 from moe_lab.models.files import known_weights
 from moe_lab.models.hub import find
-from moe_lab.progress import Progress
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import ModelConfig

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from moe_lab.config.progress import naming
 from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import ConfigError, LeaseLostError, ResultsError, RunHeldError
-from moe_lab.progress import naming
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.model import RunResult, read_run

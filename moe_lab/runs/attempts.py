@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moe_lab.config.progress import duration
 from moe_lab.errors import CONTINUES, MoeLabError, RunHeldError, exit_code, print_error
-from moe_lab.progress import duration
 from moe_lab.results.folder import RunFolder
 from moe_lab.results.logs import answers_in
 from moe_lab.results.stored_files import whole_mapping

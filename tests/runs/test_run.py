@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.engine import lm
 from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
 from moe_lab.models.memory import ModelPool
-from moe_lab.progress import Progress
 from moe_lab.results.model import RunResult
 from moe_lab.results.scores import marks_of
 from moe_lab.runs.attempts import run_all

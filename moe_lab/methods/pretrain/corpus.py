@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from moe_lab.config.progress import Progress
 from moe_lab.errors import ModelError, TaskError
 from moe_lab.methods.data_files import FORMATS, data_files, format_of, opened, read_rows
 from moe_lab.models.tokenizer import load_tokenizer
-from moe_lab.progress import Progress
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from moe_lab.config.progress import Progress
 from moe_lab.errors import ConfigError
 from moe_lab.models.hub import is_offline
-from moe_lab.progress import Progress
 from moe_lab.results.atomic import write_atomically
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from moe_lab.config.progress import Progress
 from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError
-from moe_lab.progress import Progress
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import versions

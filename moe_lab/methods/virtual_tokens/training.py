@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from moe_lab.config.progress import Progress
 from moe_lab.engine.engine import KVEngine
 from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.ensemble import Ensemble
@@ -41,7 +42,6 @@ from moe_lab.errors import MoeLabError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.trained import Trained, check_trained, print_resumed
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
-from moe_lab.progress import Progress
 from moe_lab.results.atomic import obey_umask, write_atomically, writing
 from moe_lab.results.identity import decisive_versions, versions
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from moe_lab.progress import Progress
+from moe_lab.config.progress import Progress
 from moe_lab.reports.pages.answers import baseline_of
 from moe_lab.reports.pages.page import UNEXPECTED, left_out, write_page
 from moe_lab.reports.pages.record import command

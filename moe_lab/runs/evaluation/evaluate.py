@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from moe_lab.config.progress import naming
 from moe_lab.config.recorded import recorded, without_values
 from moe_lab.errors import RunHeldError
-from moe_lab.progress import naming
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
 from moe_lab.results.model import RunResult

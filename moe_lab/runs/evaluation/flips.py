@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.progress import Progress
+from moe_lab.config.progress import Progress
 from moe_lab.reports.pages.answers import AnswerPair, answer_pairs
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import (

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.progress import Progress, naming
 from moe_lab.errors import StudyStoppedError
 from moe_lab.methods.method import Context, StudyStart
 from moe_lab.methods.profile import Profile
-from moe_lab.progress import Progress, naming
 from moe_lab.results.atomic import write_atomically, write_json
 from moe_lab.runs.execute import memory_errors
 from moe_lab.runs.tuning.objective import Pruned, objective

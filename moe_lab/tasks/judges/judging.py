@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from moe_lab.progress import Progress
+from moe_lab.config.progress import Progress
 from moe_lab.results.logs import ResponseLog, logs_beside, stored_answers
 from moe_lab.tasks.judges import Exchange, Judge, Verdict, judged_by, verdict_key
 

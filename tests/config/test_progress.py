@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from moe_lab import progress
-from moe_lab.progress import Progress, bars_of_libraries_hidden, naming
+from moe_lab.config import progress
+from moe_lab.config.progress import Progress, bars_of_libraries_hidden, naming
 
 
 @pytest.fixture

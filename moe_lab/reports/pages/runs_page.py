@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,6 +78,9 @@ def routing_of(run: RunResult, label: str) -> Routing | None:
 
 HIDDEN = ("id", "study_id", "study", "data")
 """Keys whose values say nothing to a reader."""
+OPTUNAS_OWN = ("datetime_", "system_attrs_", "user_attrs_worker")
+"""What columns of trials.csv begin with that a page leaves out."""
+DECIMAL = re.compile(r"-?\d+\.\d+(e-?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Origin:
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in its folder."""
     trials: list[dict[str, str]]
-    """The lines of a study's trials.csv."""
+    """Those of a study's trials.csv, as `_shown_trial` shows them."""
 
 
 def origin_of(folder: Path) -> Origin | None:
@@ -136,9 +140,24 @@ def _trials(folder: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     try:
-        return read_csv(path)
+        return [_shown_trial(trial) for trial in read_csv(path)]
     except (OSError, ValueError, csv.Error) as error:
         raise damaged(path, error) from error
+
+
+def _shown_trial(trial: Mapping[str, str]) -> dict[str, str]:
+    """Number, value, settings, duration in seconds and state: short numbers, without Optuna's own columns."""
+    from pandas import Timedelta
+
+    shown = {}
+    for column, value in trial.items():
+        name = column.removeprefix("params_").removeprefix("user_attrs_")
+        if column.startswith(OPTUNAS_OWN):
+            continue
+        if column == "duration":
+            name, value = "seconds", f"{Timedelta(value).total_seconds():.1f}" if value else ""
+        shown[name] = f"{float(value):.6g}" if DECIMAL.fullmatch(value) else value
+    return shown
 
 
 # The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance

@@ -19,7 +19,11 @@ def study(output):
         json.dumps({"study_id": "x", "metric": "perplexity", "samples": {"t": [0]}})
     )
     (folder / "best.yaml").write_text("{score: 1.5, untuned_score: 1.75, temperature: [0, 1]}")
-    (folder / "trials.csv").write_text("number,value\n0,1.75\n1,1.5\n")
+    (folder / "trials.csv").write_text(
+        "number,value,datetime_start,duration,params_temperature_2,user_attrs_worker,system_attrs_x,state\n"
+        "0,1.7512345678,2026-01-01 00:00:00,0 days 00:01:04.063077,0.05,0,y,COMPLETE\n"
+        "1,1.5,2026-01-01 00:00:00,,0.0,0,,PRUNED\n"
+    )
     return folder
 
 
@@ -36,7 +40,15 @@ def test_the_study_of_tuned_runs_is_shown_once(tmp_path):
     [origin] = origins_of(runs)
     assert origin.facts == {"metric": "perplexity", "score": 1.5, "untuned_score": 1.75}
     assert [name for name, _ in origin.pictures] == ["history"]
-    assert origin.trials == [{"number": "0", "value": "1.75"}, {"number": "1", "value": "1.5"}]
+    shown = {
+        "number": "0",
+        "value": "1.75123",
+        "seconds": "64.1",
+        "temperature_2": "0.05",
+        "state": "COMPLETE",
+    }
+    assert origin.trials[0] == shown, "without Optuna's own columns"
+    assert origin.trials[1]["seconds"] == "" and origin.trials[1]["value"] == "1.5"
 
 
 def test_the_training_of_a_run(tmp_path):
@@ -56,10 +68,8 @@ def test_its_page(tmp_path):
     facts = {row[0].text: row[1].text for row in root.xpath("//table[@class='facts']//tr")}
     assert facts["metric"] == "perplexity" and facts["untuned score"] == "1.75"
     assert texts(root.xpath("//h1")) == ["Study s"] and foreign_urls(page) == []
-    assert (
-        texts(root.xpath("//table[@class='sortable']/tbody/tr")) == ["01.75", "11.5"]
-        and len(root.xpath("//img")) == 1
-    )
+    trials = texts(root.xpath("//table[@class='sortable']/tbody/tr"))
+    assert trials == ["01.7512364.10.05COMPLETE", "11.50PRUNED"] and len(root.xpath("//img")) == 1
 
 
 def test_a_folder_without_a_record_has_none(tmp_path):

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.api.results import Shown, interval, number, text
+from moe_lab.api.shown import Shown, interval, number, text
 from moe_lab.config.arguments import wrong
 from moe_lab.runs.compare import compared
 

@@ -142,7 +142,6 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
     """
     from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
     from moe_lab.methods.finetune_freeze.trainer import Freezing
-    from moe_lab.routing.hook import require_routers
 
     for name in groups:
         if not isinstance(name, str):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from moe_lab.api.frames import StoredRun, example_frame, score_frame, settings_of, table_frame
-from moe_lab.config.terminal import shown
+from moe_lab.api.shown import Shown, given, interval, number, text
 from moe_lab.errors import ConfigError
 from moe_lab.reports.figures.differences import Difference, differences_figure
 from moe_lab.results.model import BASE
@@ -28,61 +26,8 @@ if TYPE_CHECKING:
     from moe_lab.reports.papers.cells import TableCell
     from moe_lab.reports.papers.experiment import Experiment
 
-
 NAMES = ("model", "method")
 """Columns that name a run, with its settings."""
-
-
-# What a notebook and a terminal show of an object: a table of texts, and lines below it
-
-
-class Shown(ABC):
-    """An object that is shown as a table."""
-
-    @abstractmethod
-    def _shown(self) -> tuple[dict[str, list[str]], list[str]]:
-        """Columns of texts, and lines. Empty columns are not shown."""
-
-    def _table(self) -> tuple[pd.DataFrame, list[str]]:
-        import pandas as pd
-
-        columns, lines = self._shown()
-        return pd.DataFrame({name: cells for name, cells in columns.items() if any(cells)}), lines
-
-    def __repr__(self) -> str:
-        table, lines = self._table()
-        return shown("\n".join([table.to_string(index=False), *lines]))
-
-    def _repr_html_(self) -> str:
-        table, lines = self._table()
-        return table.to_html(index=False) + "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def given(value: Any) -> bool:
-    """Whether it is no missing value."""
-    import pandas as pd
-
-    return isinstance(value, list | dict) or not pd.isna(value)
-
-
-def text(value: Any) -> str:
-    """A cell; empty for a missing value."""
-    if not given(value):
-        return ""
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def number(value: Any, sign: str = "") -> str:
-    """A score or a difference; `sign` is "+" for the latter."""
-    return f"{value:{sign}.4f}" if given(value) else ""
-
-
-def interval(low: Any, high: Any, sign: str = "") -> str:
-    """`[low, high]`; empty where a limit is missing."""
-    return f"[{low:{sign}.4f}, {high:{sign}.4f}]" if given(low) and given(high) else ""
-
-
-# The results of a command
 
 
 class Results(Shown, Sequence[dict[str, Any]]):

@@ -250,6 +250,8 @@ def _misfits_of_keys(value: dict[str, Any], shape: dict[str, Any], place: str) -
 
 
 # Plain values of a JSON file as frozen dataclasses
+
+
 def typed(kind: Any, value: Any) -> Any:
     """The value as an instance of a type: a dataclass from a mapping, and what its fields hold, lists and tuples too.
 

@@ -69,7 +69,12 @@ class PretrainTiny(ModelMaker):
         name = Path(config.model.path).name if config.model.path else config.model.name
         folder = Path(config.output_dir) / "models" / folder_name(name, self.config.name, digest=digest)
         trained = Trained(
-            folder=folder, id=digest, record="training.json", scratch="checkpoints", made="model"
+            folder=folder,
+            id=digest,
+            record="training.json",
+            scratch="checkpoints",
+            made="model",
+            content=identity,
         )
         trained.load_or_make(lambda: identity | self._train(config, folder))
         return folder

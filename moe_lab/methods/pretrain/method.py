@@ -119,18 +119,20 @@ class Pretrain(TrainingMethod):
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         """The run's configuration with the trained model; trains the model if it is missing."""
-        from moe_lab.methods.pretrain.training import load_or_train
+        from moe_lab.methods.pretrain.training import pretrain
 
-        folder = load_or_train(config, self._content(config, facts), *self._data(config), facts, free)
-        model = replace(config.model, path=str(folder / "model"), revision=None, tokenizer=None)
+        trained, (corpus, tokenizer) = self.trained(config, facts), self._data(config)
+        trained.load_or_train(lambda folder: pretrain(folder, config, corpus, tokenizer, facts), free)
+        model = replace(config.model, path=str(trained.folder / "model"), revision=None, tokenizer=None)
         return replace(config, model=model, dtype=facts.dtype)
 
-    def _content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """All that determines the weights."""
+    def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
+        """The trained model's folder and id; it need not exist yet."""
+        from moe_lab.methods.trained import Trained
         from moe_lab.results.identity import decisive_versions
 
         attention = config.model.attn_implementation
-        return {
+        content = {
             "method": "pretrain",
             "numerics": self.version,
             "recipe": self.config.recipe(),
@@ -141,12 +143,7 @@ class Pretrain(TrainingMethod):
             **({"attn_implementation": attention} if attention else {}),
             "versions": decisive_versions(),
         }
-
-    def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
-        """The trained model's folder and id; it need not exist yet."""
-        from moe_lab.methods.trained import Trained
-
-        return Trained.of(config, self._content(config, facts), "model")
+        return Trained.of(config, content, "model")
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
         own = self.config

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, TrainingArgumen
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
-from moe_lab.methods.trained import last_checkpoint, print_resumed, save_model, steps_kept
+from moe_lab.methods.trained import print_resumed, save_model, steps_kept
 from moe_lab.methods.trainer import Log, training_arguments
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import set_experts_in_training
@@ -206,8 +206,7 @@ def train(training: Training) -> PretrainTrainer:
             train_dataset=PackedRows(training.rows, seed=config.seed, count=design.rows),
             callbacks=[Log(training.folder)],
         )
-        checkpoint = last_checkpoint(training.folder / "checkpoints")
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.train_from_last()
     return trainer
 
 

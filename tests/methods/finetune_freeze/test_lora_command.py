@@ -18,7 +18,7 @@ from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze import lora, store
-from moe_lab.methods.finetune_freeze.lora_config import Lora
+from moe_lab.methods.finetune_freeze.config import Lora
 from moe_lab.models.source import TINY
 from moe_lab.results.model import RunResult
 from tests.support.adapters import make_adapter

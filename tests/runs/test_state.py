@@ -115,8 +115,7 @@ def test_a_reference_set_is_counted_until_it_is_there(
 
 def _references(run: Run) -> References:
     from moe_lab.methods.references.documents import reference_documents
-    from moe_lab.methods.references.reference_set import reference_content, references_of
+    from moe_lab.methods.references.reference_set import references_of
 
     documents = reference_documents(run.config, run.config.method)
-    content = reference_content(run.config, run.config.method, documents, run.facts)
-    return references_of(run.config, documents, content, run.facts)
+    return references_of(run.config, run.config.method, documents, run.facts)

@@ -62,15 +62,13 @@ class VirtualTokens(Method):
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
-        check_choice_questions(config)
-        self._check_model(config, facts)
-        check_choices(config, reference_documents(config, self.config).tasks)
-        return self._questions(config, facts)
-
-    def _questions(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         from moe_lab.methods.references.reference_set import questions_content
 
-        return questions_content(config, reference_documents(config, self.config), facts)
+        check_choice_questions(config)
+        self._check_model(config, facts)
+        documents = reference_documents(config, self.config)
+        check_choices(config, documents.tasks)
+        return questions_content(config, documents, facts)
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.virtual_tokens.adapters import refusal
@@ -94,6 +92,7 @@ class VirtualTokens(Method):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[VirtualTokensLM]:
+        from moe_lab.methods.references.reference_set import questions_content
         from moe_lab.methods.trained import Trained
         from moe_lab.methods.virtual_tokens.adapters import stored_past
         from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, train_adapter
@@ -103,7 +102,7 @@ class VirtualTokens(Method):
         content = {
             "method": recipe | {"numerics": self.version},
             "seed": config.seed,
-            **self._questions(config, model.facts),
+            **questions_content(config, reference_documents(config, self.config), model.facts),
             "commit": model.facts.commit,
             "versions": decisive_versions(),
         }

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.data_files import Conversation, Data
     from moe_lab.methods.policy_lm import PolicyLM
+    from moe_lab.methods.tokenized import Row
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -202,17 +203,24 @@ def _record(
     """Write the counts. Returns the number of conversations and tokens."""
     from safetensors.numpy import save
 
-    from moe_lab.methods.tokenized import Rows, encode_all
+    from moe_lab.methods.tokenized import Rows
     from moe_lab.metrics.teacher_forcing import PairCounts, right_tokens
-    from moe_lab.models.tokenizer import load_tokenizer, with_template
 
-    tokenizer = load_tokenizer(config.model, offline=config.offline)
-    with_template(tokenizer)
-    rows = Rows(encode_all(tokenizer, conversations, min(LENGTH, model.facts.max_length)).rows)
+    rows = Rows(conversation_rows(config, conversations, model.facts))
     counted = PairCounts(len(rows))
     right_tokens(model.model, rows, counted)
     write_atomically(folder / COUNTS, save({"pairs": counted.pairs_GLEE.sum(axis=0)}))
     return {"conversations": len(rows), "tokens": counted.tokens}
+
+
+def conversation_rows(config: RunConfig, conversations: list[Conversation], facts: ModelFacts) -> list[Row]:
+    """The first `LENGTH` tokens of each conversation, with labels at the tokens of the answers."""
+    from moe_lab.methods.tokenized import encode_all
+    from moe_lab.models.tokenizer import load_tokenizer, with_template
+
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    with_template(tokenizer)
+    return encode_all(tokenizer, conversations, min(LENGTH, facts.max_length)).rows
 
 
 def check_partners(count: int, facts: ModelFacts) -> None:

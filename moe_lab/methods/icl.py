@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
-from moe_lab.methods.base import engine_options
+from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_choice_questions, check_choices, reference_documents
 
@@ -67,13 +67,11 @@ class ICL(Method):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[DemonstrationLM]:
-        from moe_lab.engine.lm import EngineLM
         from moe_lab.methods.icl_lm import DemonstrationLM, scored_prompts
         from moe_lab.methods.references.reference_set import load_or_build
 
         config = context.config
-        base = EngineLM(model.model, model.tokenizer, **engine_options(config))
-        references = load_or_build(config, self.config, model, base)
+        references = load_or_build(config, self.config, model, base_lm(model, config))
         prompts = scored_prompts(config)
         lm = DemonstrationLM(model, config, self.config, references, prompts, context.folder)
         lm.session_info = {"reference": references.counts}

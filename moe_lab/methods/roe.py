@@ -181,8 +181,7 @@ class RoE(Method):
                 raise ConfigError(
                     "method.n=1 has only the clean routing sample: leave method.include_clean=false out."
                 )
-            if (self.adaptive, self.bands) != (None, None):
-                check_bands(self)
+            check_bands(self)
             if not isinstance(self.temperature, str):
                 _check_temperatures(self.temperature)
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError, MoeLabError
-from moe_lab.methods.c2r import LENGTH, changed_fraction, model_content, stored_profile
+from moe_lab.methods.base import base_lm
+from moe_lab.methods.c2r import LENGTH, changed_fraction, conversation_rows, model_content, stored_profile
 from moe_lab.methods.method import Context
 from moe_lab.methods.references.documents import check_one_process, named_task
 from moe_lab.methods.tuned_settings import Settings, TunedSettings
@@ -303,15 +304,10 @@ def count_selections(model: LoadedModel, rows: list[Row]) -> Counted:
 
 def texts_as_rows(config: RunConfig, texts: Texts, model: LoadedModel) -> list[Row]:
     """Token ids, with labels at the tokens of the answers."""
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.methods.base import engine_options
-    from moe_lab.methods.tokenized import NO_LOSS, Row, encode_all
-    from moe_lab.models.tokenizer import load_tokenizer, with_template
+    from moe_lab.methods.tokenized import NO_LOSS, Row
 
     if texts.conversations:
-        tokenizer = load_tokenizer(config.model, offline=config.offline)
-        with_template(tokenizer)
-        return encode_all(tokenizer, texts.conversations, min(LENGTH, model.facts.max_length)).rows
-    lm = EngineLM(model.model, model.tokenizer, **engine_options(config))
+        return conversation_rows(config, texts.conversations, model.facts)
+    lm = base_lm(model, config)
     encoded = (lm.encode_pair(*pair) for pair in texts.pairs)
     return [Row([*prompt, *answer], [*[NO_LOSS] * len(prompt), *answer]) for prompt, answer in encoded]

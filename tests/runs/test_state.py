@@ -10,8 +10,6 @@ import pytest
 
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
-from moe_lab.methods.c3po.config import ALPHAS_TRIED
-from moe_lab.methods.c3po.kernel_methods import ALPHAS
 from moe_lab.methods.references.store import References
 from moe_lab.results.atomic import write_json
 from moe_lab.results.logs import ResponseLog
@@ -91,10 +89,6 @@ def test_c3po_reads_its_neighbours_and_their_tails(keys: dict, expected: float) 
     """Broken by C3PO at the tokens of base: 2 questions of 50 tokens, answers of 5."""
     method = get_method("c3po")
     assert method(method.Config(name="c3po", **keys)).forward_tokens(ASKED) == expected
-
-
-def test_the_plan_knows_how_many_alphas_are_tried() -> None:
-    assert len(ALPHAS) == ALPHAS_TRIED
 
 
 def test_a_reference_set_is_counted_until_it_is_there(

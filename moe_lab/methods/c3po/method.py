@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.engine.token_span import named_tokens
 from moe_lab.errors import ConfigError
-from moe_lab.methods.base import engine_options
+from moe_lab.methods.base import base_lm
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_one_process
@@ -142,17 +142,16 @@ class C3PO(Method):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[C3POLM]:
-        from moe_lab.engine.lm import EngineLM
         from moe_lab.methods.c3po.engine import C3POLM, Trace
         from moe_lab.methods.references.reference_set import load_or_build
 
-        config, references, info = context.config, None, {}
-        if self.config.optimizer != "oracle":
-            base = EngineLM(model.model, model.tokenizer, **engine_options(config))
-            references = load_or_build(config, self.config, model, base)
+        config, references, gold_of, info = context.config, None, None, {}
+        if self.config.optimizer == "oracle":
+            gold_of = right_answers(config)
+        else:
+            references = load_or_build(config, self.config, model, base_lm(model, config))
             info = {"reference": references.counts}
         layers = named_layers(self.config.layers, model.facts.moe_layers)
-        gold_of = right_answers(config) if self.config.optimizer == "oracle" else None
         trace = Trace(context.folder) if self.config.trace and context.folder else None
         lm = C3POLM(model, config, self.config, layers, references, gold_of, trace)
         lm.session_info = info

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from moe_lab.config.validators import LARGEST, above_zero, at_least, did_you_mean, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
+from moe_lab.methods.method import Method
 from moe_lab.models.distributed import num_processes
 
 GROUPS = ("router", "experts", "shared_experts")
@@ -214,7 +215,7 @@ class Lora:
 
 
 @dataclass(kw_only=True)
-class FinetuneConfig:
+class FinetuneConfig(Method.Config):
     """The keys of `conf/method/finetune-freeze.yaml`; numbers are those of MoE-Bench's Table 1."""
 
     name: str = "finetune-freeze"

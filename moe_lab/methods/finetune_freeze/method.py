@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError, ModelError, ResultsError
-from moe_lab.methods.base import Base
+from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import changed_fraction, model_content
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.store import check_constraint, partners_in, profile_identity, train
-from moe_lab.methods.method import Context, Method, TrainingMethod
+from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.trained import Trained
 from moe_lab.tasks.loading import once
 
@@ -35,7 +35,7 @@ RECORDED = (
 )
 """Keys of training.json that results.json has, too."""
 OF_PROFILE = ("profile", "profile_sha256", "test_profile")
-"""Such keys of a training under a constraint."""
+"""More such keys, of a training under C2R's constraint."""
 
 
 class FinetuneFreeze(TrainingMethod):
@@ -52,11 +52,7 @@ class FinetuneFreeze(TrainingMethod):
     own_routing = True
     tells_choices = True
 
-    @dataclass(kw_only=True)
-    class Config(FinetuneConfig, Method.Config):
-        """See `FinetuneConfig`."""
-
-        name: str = "finetune-freeze"
+    Config = FinetuneConfig
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -232,7 +228,7 @@ class FinetuneFreeze(TrainingMethod):
         folder, record = record_of(context.config)
         count = self.config.partners
         with (
-            Base(Base.Config(name="base")).open(model, context)
+            nullcontext(base_lm(model, context.config))
             if count is None
             else with_policy(model, PartnersOnly(partners_in(folder, count)), context.config)
         ) as lm:
@@ -245,8 +241,8 @@ class FinetuneFreeze(TrainingMethod):
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
     ) -> dict[str, Any]:
         """With `method.partners=` also C2R's block, under which the model was trained and answered."""
-        told = {key: value for key, value in session_info.items() if key != "constraint"}
-        own = self.config.recipe().identity() | told
+        session = {key: value for key, value in session_info.items() if key != "constraint"}
+        own = self.config.recipe().identity() | session
         if self.config.partners is None:
             return {"finetune_freeze": own}
         share = changed_fraction(counters)

@@ -84,7 +84,7 @@ def test_it_trains_an_adapter_saves_evaluates_and_compares(tmp_path, capsys, mon
     [plain] = (samples_of(tmp_path / "plain", block_of(again)["run_id"]),)
     assert [each["resps"] for each in plain] == [each["resps"] for each in found], "as any other adapter"
 
-    monkeypatch.setattr(store, "_train", None)
+    monkeypatch.setattr(method, "train", None)
     other = block_of(command(capsys, tmp_path, *SHORT, "task=toy_math", "limit=3"))
     assert other["finetune_freeze"]["model"] == own["model"], "trained once whatever is evaluated"
     same = block_of(command(capsys, tmp_path, *SHORT, "method.lora.lora_alpha=8"))

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
-from moe_lab.methods.finetune_freeze import lora, store
+from moe_lab.methods.finetune_freeze import lora, method
 from moe_lab.methods.finetune_freeze.config import Lora
 from moe_lab.models.source import TINY
 from moe_lab.results.model import RunResult

@@ -144,8 +144,8 @@ def _problem(ending: str, said: str, key: str | None) -> str | None:
 def _no_weights() -> Iterator[None]:
     """Loading weights, and making them anew, raises Loaded; a line that takes too long raises TimeoutError."""
     import moe_lab.models.load as load
-    from moe_lab.methods.pretrain import training as store
     from moe_lab.methods.pretrain_tiny import PretrainTiny
+    from moe_lab.methods.trained import Trained
 
     def refuse(*args: Any, **keys: Any) -> Any:
         raise Loaded
@@ -155,7 +155,7 @@ def _no_weights() -> Iterator[None]:
 
     whole, load.load_model = load.load_model, refuse
     trained, PretrainTiny._train = PretrainTiny._train, refuse
-    pretrained, store.load_or_train = store.load_or_train, refuse
+    load_or_train, Trained.load_or_train = Trained.load_or_train, refuse
     signal.signal(signal.SIGALRM, hang)
     signal.alarm(PATIENCE)
     try:
@@ -163,4 +163,4 @@ def _no_weights() -> Iterator[None]:
     finally:
         signal.alarm(0)
         load.load_model, PretrainTiny._train = whole, trained
-        store.load_or_train = pretrained
+        Trained.load_or_train = load_or_train

@@ -1,8 +1,9 @@
 """The methods by name. A method is a context manager that yields a language model for lm-eval.
 
 To add one, write `conf/method/<name>.yaml`, and here a module of the same name (`<name>.py` or `<name>/method.py`,
-"_" for "-") with a `Method` subclass whose `Config` has this name. Plug-ins register their methods under the
-entry-point group `moe_lab.methods`, and have the YAML as `conf/method/<name>.yaml` in their package.
+"_" for "-") with a `Method` subclass whose `Config` has this name. A module with several methods needs entries in
+`IN_OTHER_MODULES`. Plug-ins register their methods under the entry-point group `moe_lab.methods`, and have the YAML as
+`conf/method/<name>.yaml` in their package.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from moe_lab.methods.method import Method
 
 OWN_NAMES = tuple(option_files("method", [resource_folder("conf")]))
 """The options of `conf/method/`."""
-IN_OTHER_MODULES = dict.fromkeys(("soft-prompt", "prefix-tuning"), "virtual_tokens")
-"""The module of a method that does not have its name."""
+IN_OTHER_MODULES = {
+    **dict.fromkeys(("soft-prompt", "prefix-tuning"), "virtual_tokens"),
+    **dict.fromkeys(("top-k", "top-p"), "expert_counts"),
+}
+"""Modules of methods that share a module, by method."""
 
 
 def method_names() -> list[str]:

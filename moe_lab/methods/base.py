@@ -32,9 +32,14 @@ class Base(Method):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
-        from moe_lab.engine.lm import EngineLM
+        yield base_lm(model, context.config)
 
-        yield EngineLM(model.model, model.tokenizer, **engine_options(context.config))
+
+def base_lm(model: LoadedModel, config: RunConfig) -> EngineLM:
+    """The LM of the base model."""
+    from moe_lab.engine.lm import EngineLM
+
+    return EngineLM(model.model, model.tokenizer, **engine_options(config))
 
 
 def ensemble_lm(model: LoadedModel, context: Context, ensemble: Ensemble, seed: int = 0) -> EngineLM:

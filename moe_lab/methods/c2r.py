@@ -12,7 +12,7 @@ L = MoE layers, E = experts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.data_files import Conversation, Data
     from moe_lab.methods.policy_lm import PolicyLM
+    from moe_lab.methods.tokenized import Row
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -149,12 +150,11 @@ def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
             f"method.profile={path}: {file} cannot be read as counts of experts. Give the folder of a run with "
             "metrics=expert, or its expert_metrics/counts.safetensors."
         ) from error
-    found = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
-    if not found:
+    pairs = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
+    if not pairs:
         raise ConfigError(f"method.profile={path}: {file} has no pairs of experts.")
-    return sum(
-        found[1:], found[0]
-    ).long(), "pairs" not in tensors  # a run counts prompts and answers separately
+    is_of_run = "pairs" not in tensors  # a run counts prompts and answers separately
+    return sum(pairs[1:], pairs[0]).long(), is_of_run
 
 
 def digest_of(pairs_LEE: Tensor) -> str:
@@ -164,25 +164,35 @@ def digest_of(pairs_LEE: Tensor) -> str:
 
 def load_or_record(config: RunConfig, data: Data, model: LoadedModel) -> tuple[Path, Tensor]:
     """(folder, pairs [L, E, E]) of a profile of the model's own routing on conversations, recorded once."""
-    content = _content(config, data.digest, model)
-    digest = run_id(content)
-    folder = Path(config.output_dir) / "profiles" / folder_name(config.model.name, digest=digest)
-    profile = Artifact(folder=folder, id=digest, record="profile.json")
-    profile.load_or_make(lambda: content | _record(folder, config, data.train, model))
+    own = {"numerics": NUMERICS, "data": data.digest, "length": LENGTH}
+    content = own | model_content(config, model.facts)
+    folder, _ = stored_profile(config, content, lambda folder: _record(folder, config, data.train, model))
     return folder, read_pairs(folder / COUNTS)[0]
 
 
-def _content(config: RunConfig, data: str, model: LoadedModel) -> dict[str, Any]:
+def stored_profile(
+    config: RunConfig, content: dict[str, Any], count: Callable[[Path], dict[str, Any]]
+) -> tuple[Path, dict[str, Any]]:
+    """(folder, content of profile.json) of the profile that `content` determines, counted once.
+
+    Args:
+        count: writes the counts into the folder, and returns the rest of profile.json.
+    """
+    digest = run_id(content)
+    folder = Path(config.output_dir) / "profiles" / folder_name(config.model.name, digest=digest)
+    profile = Artifact(folder=folder, id=digest, record="profile.json")
+    return folder, profile.load_or_make(lambda: content | count(folder))
+
+
+def model_content(config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+    """All that determines the numbers of the run's model: its weights, its dtype, the versions of libraries."""
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import model_source
 
     return {
-        "numerics": NUMERICS,
-        "data": data,
-        "length": LENGTH,
         "model": model_identity(model_source(config.model), config.model),
-        "commit": model.facts.commit,
-        "dtype": model.facts.dtype,
+        "commit": facts.commit,
+        "dtype": facts.dtype,
         "versions": decisive_versions(),
     }
 
@@ -193,17 +203,24 @@ def _record(
     """Write the counts. Returns the number of conversations and tokens."""
     from safetensors.numpy import save
 
-    from moe_lab.methods.tokenized import Rows, encode_all
+    from moe_lab.methods.tokenized import Rows
     from moe_lab.metrics.teacher_forcing import PairCounts, right_tokens
-    from moe_lab.models.tokenizer import load_tokenizer, with_template
 
-    tokenizer = load_tokenizer(config.model, offline=config.offline)
-    with_template(tokenizer)
-    rows = Rows(encode_all(tokenizer, conversations, min(LENGTH, model.facts.max_length)).rows)
+    rows = Rows(conversation_rows(config, conversations, model.facts))
     counted = PairCounts(len(rows))
     right_tokens(model.model, rows, counted)
     write_atomically(folder / COUNTS, save({"pairs": counted.pairs_GLEE.sum(axis=0)}))
     return {"conversations": len(rows), "tokens": counted.tokens}
+
+
+def conversation_rows(config: RunConfig, conversations: list[Conversation], facts: ModelFacts) -> list[Row]:
+    """The first `LENGTH` tokens of each conversation, with labels at the tokens of the answers."""
+    from moe_lab.methods.tokenized import encode_all
+    from moe_lab.models.tokenizer import load_tokenizer, with_template
+
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    with_template(tokenizer)
+    return encode_all(tokenizer, conversations, min(LENGTH, facts.max_length)).rows
 
 
 def check_partners(count: int, facts: ModelFacts) -> None:

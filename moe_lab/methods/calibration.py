@@ -49,7 +49,6 @@ class Calibration(Method):
     def __init__(self, config: Any):
         super().__init__(config)
         path = config.logit_scale
-        self.profile: Profile | None = None
         if isinstance(path, str):
             self.profile = read_profile(path, "method.logit_scale")
             if self.profile.calibrated_scale is None:
@@ -65,10 +64,6 @@ class Calibration(Method):
             return float(self.config.logit_scale)
         assert self.profile.calibrated_scale is not None
         return self.profile.calibrated_scale
-
-    @property
-    def tuned_on(self) -> frozenset[str]:
-        return frozenset(self.profile.documents if self.profile else ())
 
     def with_profile(self, path: str) -> Config:
         """The configuration with the scale of the profile at `path`."""
@@ -101,11 +96,24 @@ class Calibration(Method):
     def report(
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
     ) -> dict[str, Any]:
-        tuned: dict[str, Any] = {"untuned": True}
+        block = self.tuning_block
         if self.profile is not None:
             from moe_lab.engine.forward.ensemble import at_bound
 
             # a profile of RoE has temperatures, too, which this method does not use
-            own = {"at_bound": ["logit_scale"] if at_bound(self.logit_scale) else []}
-            tuned = {"tuning": self.profile.block | own}
-        return tuned | {"calibration": {"logit_scale": self.logit_scale}}
+            block["tuning"]["at_bound"] = ["logit_scale"] if at_bound(self.logit_scale) else []
+        return block | {"calibration": {"logit_scale": self.logit_scale}}
+
+
+def calibrated_control(profile: Profile | None, path: str) -> dict[str, tuple[Any, list[str]]]:
+    """The base model at its best logit scale, as `Method.comparisons` returns it.
+
+    Empty without a profile of a study that measured this scale.
+
+    Args:
+        path: the file of the profile.
+    """
+    if profile is None or profile.calibrated_scale is None:
+        return {}
+    overrides = ["method=calibration", f"method.logit_scale={path}"]
+    return {"calibration": (Calibration.Config(logit_scale=path), overrides)}

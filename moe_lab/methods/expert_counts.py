@@ -1,36 +1,152 @@
-"""How many experts a token may take, and how many it took: for methods that change their number."""
+"""Methods that change the number of experts that a token takes.
+
+`method=top-k` takes another fixed number of experts for every token. `method=top-p` is dynamic routing (Huang et al.
+2024, arXiv 2403.07652): a token takes the smallest set of experts whose router probabilities reach p, and at most
+k_max experts. So a token takes more experts where the router is unsure.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Context
+from moe_lab.methods.tuned_settings import Settings, TunedSettings
 
 if TYPE_CHECKING:
+    from moe_lab.methods.policy_lm import CountingLM
     from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+TENTHS = range(1, 10)
+"""Values of 10 p in the grid of top-p."""
+
+
+class ExpertCount(TunedSettings):
+    """Takes as many experts as reach the share `p` of the router's probabilities, and at most `most`.
+
+    With p = 1 every token takes `most` experts. Their weights follow the rule of the router's family.
+    """
+
+    interventions = False
+    most_key: ClassVar[str]
+    """The key of the largest number of experts of a token; null: the method's default, `most`."""
+    p: float = 1.0
+
+    @abstractmethod
+    def most(self, facts: ModelFacts) -> int:
+        """The largest number of experts of a token."""
+
+    def check(self, facts: ModelFacts) -> None:
+        """Raises ConfigError for a number of experts that a token of the model cannot take."""
+        key, most = f"method.{self.most_key}={self.most(facts)}", most_experts(facts)
+        if facts.routers and facts.routers.fixed_top_k:
+            raise ConfigError(
+                f"{key}: {facts.routers.name} models cannot have another number of experts. Use method=base."
+            )
+        if not 1 <= self.most(facts) <= most:
+            raise ConfigError(
+                f"{key}: a token of this model can have 1 to {most} experts of the {facts.experts} in a layer."
+            )
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        """With the number of experts instead of null."""
+        return super().identity(facts) | {self.most_key: self.most(facts)}
+
+    def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[CountingLM]:
+        from moe_lab.methods.policy_lm import with_experts
+        from moe_lab.routing.dynamic import TopP as Policy
+
+        return with_experts(model, Policy(self.p, self.most(model.facts)), context.config)
+
+    def counts(self, counters: Mapping[str, int]) -> dict[str, float | None]:
+        """The mean number of experts of a token in a layer; None without a routing decision.
+
+        Args:
+            counters: `CountingLM.cost`.
+        """
+        decisions = counters.get("routing_decisions", 0)
+        return {"experts_per_token": counters.get("chosen_experts", 0) / decisions if decisions else None}
 
 
 def most_experts(facts: ModelFacts) -> int:
-    """The most experts that a token of the model can take."""
+    """The largest number of experts that a token of the model can take."""
     return facts.most_experts or facts.experts
 
 
-def check_count(key: str, count: int, facts: ModelFacts) -> None:
-    """Raise ConfigError for a number of experts that a token of the model cannot take."""
-    if facts.routers and facts.routers.fixed_top_k:
-        raise ConfigError(
-            f"method.{key}={count}: {facts.routers.name} models cannot have another number of experts. "
-            "Use method=base."
-        )
-    if not 1 <= count <= most_experts(facts):
-        raise ConfigError(
-            f"method.{key}={count}: a token of this model can have 1 to {most_experts(facts)} experts of the "
-            f"{facts.experts} in a layer."
-        )
+class TopK(ExpertCount):
+    """The k experts with the largest scores."""
+
+    open_ended = ("k",)
+    most_key = "k"
+
+    @dataclass(kw_only=True)
+    class Config(TunedSettings.Config):
+        """Keys of `conf/method/top-k.yaml`."""
+
+        name: str = "top-k"
+        k: int | None = None
+        """Experts per token; null: twice the model's own number, or all if there are fewer."""
+
+        def __post_init__(self) -> None:
+            at_least("method.k", self.k, 1)
+
+    def most(self, facts: ModelFacts) -> int:
+        return _doubled(facts) if self.config.k is None else self.config.k
+
+    def grid(self, facts: ModelFacts) -> list[Settings]:
+        """The base model, then every other number up to twice the model's own."""
+        others = [count for count in range(1, _doubled(facts) + 1) if count != facts.top_k]
+        return [{"k": count} for count in (facts.top_k, *others)]
+
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return self.tuning_block | {"top_k": {"k": self.most(facts), **self.counts(counters)}}
 
 
-def experts_per_token(counters: Mapping[str, int]) -> float | None:
-    """The mean number of experts of a token in a layer, from `CountingLM.cost`; None without a decision."""
-    decisions = counters.get("routing_decisions", 0)
-    return counters.get("chosen_experts", 0) / decisions if decisions else None
+def _doubled(facts: ModelFacts) -> int:
+    return min(2 * facts.top_k, most_experts(facts))
+
+
+class TopP(ExpertCount):
+    """As many experts for each token as reach a share of the router's probabilities."""
+
+    most_key = "k_max"
+
+    @dataclass(kw_only=True)
+    class Config(TunedSettings.Config):
+        """Keys of `conf/method/top-p.yaml`."""
+
+        name: str = "top-p"
+        p: float = 0.4
+        k_max: int | None = None
+        """The largest number of experts of a token; null: all that the router may choose."""
+
+        def __post_init__(self) -> None:
+            if not 0 < self.p <= 1:
+                raise ConfigError(f"method.p={self.p}: must be a number above 0 and at most 1.")
+            at_least("method.k_max", self.k_max, 1)
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.p = self.config.p
+
+    def most(self, facts: ModelFacts) -> int:
+        return most_experts(facts) if self.config.k_max is None else self.config.k_max
+
+    def grid(self, facts: ModelFacts) -> list[Settings]:
+        """The base model, then p from 0.1 to 0.9."""
+        most = self.most(facts)
+        return [{"p": 1.0, "k_max": facts.top_k}, *({"p": tenth / 10, "k_max": most} for tenth in TENTHS)]
+
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        block = {"p": self.p, "k_max": self.most(facts), **self.counts(counters)}
+        return self.tuning_block | {"top_p": block}

@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
-from moe_lab.methods.base import engine_options
+from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.references.documents import (
-    check_asked_enough,
-    check_choice_questions,
-    check_choices,
-    reference_documents,
-)
+from moe_lab.methods.references.documents import check_choice_questions, check_choices, reference_documents
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
@@ -54,17 +49,12 @@ class ICL(Method):
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The reference documents. Raises ConfigError or TaskError if they are missing."""
-        from moe_lab.methods.references.embeddings import embedding_identity
-        from moe_lab.methods.references.reference_set import reference_content
+        from moe_lab.methods.references.reference_set import references_identity
 
         check_choice_questions(config)
         _check_prompts(config)
-        documents = reference_documents(config, self.config)
-        check_choices(config, documents.tasks)
-        check_asked_enough(documents, self.config)
-        return reference_content(config, self.config, documents, facts) | embedding_identity(
-            self.config.embeddings
-        )
+        check_choices(config, reference_documents(config, self.config).tasks)
+        return references_identity(config, self.config, facts)
 
     def forward_tokens(self, workload: Workload) -> float:
         """Estimated with k demonstrations before every prompt, each as long as the question."""
@@ -73,19 +63,17 @@ class ICL(Method):
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         from moe_lab.methods.references.reference_set import references_left
 
-        return references_left(config, self.config, reference_documents(config, self.config), facts)
+        return references_left(config, self.config, facts)
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[DemonstrationLM]:
-        from moe_lab.engine.lm import EngineLM
-        from moe_lab.methods.icl_lm import DemonstrationLM, asked_questions
+        from moe_lab.methods.icl_lm import DemonstrationLM, scored_prompts
         from moe_lab.methods.references.reference_set import load_or_build
 
         config = context.config
-        base = EngineLM(model.model, model.tokenizer, **engine_options(config))
-        references = load_or_build(config, self.config, model, base)
-        questions = asked_questions(config)
-        lm = DemonstrationLM(model, config, self.config, references, questions, context.folder)
+        references = load_or_build(config, self.config, model, base_lm(model, config))
+        prompts = scored_prompts(config)
+        lm = DemonstrationLM(model, config, self.config, references, prompts, context.folder)
         lm.session_info = {"reference": references.counts}
         yield lm
 

@@ -23,41 +23,42 @@ if TYPE_CHECKING:
 
 
 FILE = "demonstrations.jsonl"
-"""In the run's folder, a line per question: `prompt` as lm-eval asks it, and `asked` as the model reads it. After an
-interruption or `rerun=true`, a question may have several equal lines."""
+"""File in the run's folder with a line per question: lm-eval's `prompt`, and `asked`, the prompt that the model reads.
+After an interruption or `rerun=true`, a question may have several equal lines."""
 
 
 @dataclass
-class Asked:
-    """The continuations that lm-eval scores after a prompt."""
+class ScoredPrompt:
+    """How lm-eval scores a prompt."""
 
     delimiter: str
     """The text between two examples."""
     continuations: set[str] = field(default_factory=set)
+    """All continuations that are scored after the prompt."""
 
 
-def asked_questions(config: Config) -> dict[str, Asked]:
-    """All prompts that lm-eval builds for this run, with all continuations.
+def scored_prompts(config: Config) -> dict[str, ScoredPrompt]:
+    """All prompts that lm-eval builds for this run.
 
-    Whether demonstrations fit depends on the longest continuation. A resumed run, in which some are scored already,
-    therefore shows the same demonstrations.
+    The number of demonstrations that fit depends on the longest continuation. All continuations are known from the
+    beginning, so a resumed run has the same demonstrations.
     """
     from moe_lab.tasks.loading import load_tasks
 
-    asked: dict[str, Asked] = {}
+    prompts: dict[str, ScoredPrompt] = {}
     for task in load_tasks(config)["tasks"].values():
         for instance in task.instances:
             prompt, continuation = instance.args
-            found = asked.setdefault(prompt, Asked(task.fewshot_cfg.fewshot_delimiter))
-            found.continuations.add(continuation)
-    return asked
+            scored = prompts.setdefault(prompt, ScoredPrompt(task.fewshot_cfg.fewshot_delimiter))
+            scored.continuations.add(continuation)
+    return prompts
 
 
 class DemonstrationLM(EngineLM):
     """Scores multiple-choice questions after their demonstrations.
 
     Args:
-        asked: every prompt of the run with its continuations.
+        prompts: of the run (`scored_prompts`).
         folder: of the run, for `demonstrations.jsonl`; None: it is not written.
     """
 
@@ -67,14 +68,14 @@ class DemonstrationLM(EngineLM):
         config: Config,
         settings: Any,
         references: ReferenceSet,
-        asked: dict[str, Asked],
+        prompts: dict[str, ScoredPrompt],
         folder: Path | None = None,
     ):
         super().__init__(model.model, model.tokenizer, **engine_options(config))
         self._loaded, self._settings, self._references = model, settings, references
-        self._asked, self._folder = asked, folder
-        self._prompts: dict[str, str] = {}
-        """Prompts with their demonstrations."""
+        self._prompts, self._folder = prompts, folder
+        self._demonstrated = {"": ""}
+        """Prompts after their demonstrations, by prompt. An empty one (of a choice that is scored alone) has none."""
         self._of_references = {"reference_dropped": 0, "reference_none": 0, "demonstrations_dropped": 0}
 
     @property
@@ -85,18 +86,16 @@ class DemonstrationLM(EngineLM):
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         assert kind == "loglikelihood", "data_identity refuses other tasks"
-        self._find([request.args[0] for request in requests])
-        asked = [
-            Request((self._prompts[request.args[0]], *request.args[1:]), request.repeat)
+        self._choose([request.args[0] for request in requests])
+        demonstrated = [
+            Request((self._demonstrated[request.args[0]], *request.args[1:]), request.repeat)
             for request in requests
         ]
-        super().answer(kind, asked, on_answer)
+        super().answer(kind, demonstrated, on_answer)
 
-    def _find(self, prompts: list[str]) -> None:
-        """Choose demonstrations for new prompts. An empty prompt (of a choice scored alone) gets none."""
-        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._prompts]
-        self._prompts |= {prompt: prompt for prompt in new if not prompt}
-        new = [prompt for prompt in new if prompt]
+    def _choose(self, prompts: list[str]) -> None:
+        """Choose demonstrations for new prompts."""
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._demonstrated]
         if not new:
             return
         near = neighbours(
@@ -108,26 +107,28 @@ class DemonstrationLM(EngineLM):
         )
         self._of_references["reference_dropped"] += int(near.dropped_Q.sum())
         self._of_references["reference_none"] += int((near.index_QK < 0).all(dim=1).sum())
-        for prompt, found in zip(new, near.index_QK.tolist(), strict=True):
-            self._prompts[prompt] = self._with_demonstrations(prompt, [r for r in found if r >= 0])
+        for prompt, nearest in zip(new, near.index_QK.tolist(), strict=True):
+            self._demonstrated[prompt] = self._with_demonstrations(prompt, [r for r in nearest if r >= 0])
         self._write(new)
 
     def _with_demonstrations(self, prompt: str, nearest: list[int]) -> str:
         """The prompt after its demonstrations, the nearest last. The farthest are left out if not all of them fit."""
-        asked, references = self._asked[prompt], self._references
+        scored, references = self._prompts[prompt], self._references
         shown = [references.texts[r] + references.answers[r] for r in reversed(nearest)]
-        while shown and not self._fits(asked.delimiter.join([*shown, prompt]), asked.continuations):
+        while shown and not self._fits(scored.delimiter.join([*shown, prompt]), scored.continuations):
             del shown[0]
             self._of_references["demonstrations_dropped"] += 1
-        return asked.delimiter.join([*shown, prompt])
+        return scored.delimiter.join([*shown, prompt])
 
     def _fits(self, prompt: str, continuations: set[str]) -> bool:
-        lengths = [sum(map(len, self._encode_pair(prompt, one))) for one in continuations]
+        lengths = [sum(map(len, self._encode_pair(prompt, continuation))) for continuation in continuations]
         return max(lengths) <= self.max_length + 1  # the last token is not read
 
     def _write(self, prompts: list[str]) -> None:
         if self._folder is None:
             return
-        lines = [json.dumps({"prompt": prompt, "asked": self._prompts[prompt]}) + "\n" for prompt in prompts]
+        lines = [
+            json.dumps({"prompt": prompt, "asked": self._demonstrated[prompt]}) + "\n" for prompt in prompts
+        ]
         with writing(self._folder / FILE), (self._folder / FILE).open("a", encoding="utf-8") as file:
             file.write("".join(lines))

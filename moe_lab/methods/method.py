@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
+    from moe_lab.methods.profile import Profile
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
     from moe_lab.models.upload import Upload
@@ -43,12 +44,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyStart:
-    """What an LM needs whose ensemble changes from trial to trial of a study (`EngineLM.set_ensemble`)."""
+    """Options of an LM whose ensemble changes from trial to trial of a study (`EngineLM.set_ensemble`)."""
 
     first: Ensemble
     """The ensemble to open with, in place of the method's own."""
     reuse: bool
-    """Whether trials share the passes that do not depend on temperatures."""
+    """Whether the LM keeps activations that do not depend on temperatures for the next trials."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,8 @@ class Method(ABC):
 
     figures: ClassVar[tuple[str, ...]] = ()
     """Kinds of `moe_lab/reports/figure_kinds.py` that are drawn from the traces of each of its runs."""
+    profile: Profile | None = None
+    """The result of the study that chose its settings; None: they were not tuned."""
 
     def __init__(self, config: Any):
         self.config = config
@@ -122,13 +125,18 @@ class Method(ABC):
     @property
     def tuned_on(self) -> frozenset[str]:
         """`document_hashes` of the examples that its settings were tuned on: these are not evaluated."""
-        return frozenset()
+        return frozenset(self.profile.documents if self.profile else ())
+
+    @property
+    def tuning_block(self) -> dict[str, Any]:
+        """The part of `report` that says how the settings were found."""
+        return {"tuning": self.profile.block} if self.profile else {"untuned": True}
 
     def check(self, facts: ModelFacts) -> None:
         """Raise ConfigError if the configuration cannot work on this model."""
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The data that determines its numbers, as plain values: examples of other tasks, for instance.
+        """The data that determines its numbers, as plain values, for example the examples of other tasks.
 
         Needs no weights. Raises ConfigError or TaskError if the data is missing.
         """
@@ -191,9 +199,9 @@ class Method(ABC):
 
     @staticmethod
     def without_neighbour(result: RunResult) -> tuple[int, int] | None:
-        """(questions that it answers as the base model does for lack of a neighbour, all questions).
+        """(questions without a neighbour, which it answers as the base model does; all questions).
 
-        None for a run whose questions need none, or all have theirs.
+        None if its questions need no neighbours, or if each has one.
         """
         return None
 
@@ -241,7 +249,7 @@ class TrainingMethod(Method):
         return None
 
     def upload(self, config: RunConfig, facts: ModelFacts) -> Upload | None:
-        """What the command pushes to the hub at its end; None by default. Loads no weights."""
+        """The folder that the command pushes to the hub at its end; None by default. Loads no weights."""
         return None
 
     def card(self, repository: str, *, config: RunConfig, facts: ModelFacts, scores: Sequence[Score]) -> str:

@@ -1,4 +1,4 @@
-"""Language models of methods that install one policy on the model. The policy counts changed decisions, or experts."""
+"""Language models of methods that install one policy on the model and report what it counted."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def with_policy(model: LoadedModel, policy: CountingPolicy, config: Config) -> I
 
 
 class CountingLM(EngineLM):
-    """An `EngineLM` of a model on which the policy is installed. Padding is not counted.
+    """An `EngineLM` of a model on which a policy with another number of experts for each token is installed.
 
-    Models without a `KVEngine` run one request at a time, which needs no padding.
+    Padding is not counted. Models without a `KVEngine` run one request at a time, which needs no padding.
     """
 
     def __init__(self, model: Any, tokenizer: Any, policy: TopP, **options: Any):
@@ -68,7 +68,7 @@ class CountingLM(EngineLM):
 
     @property
     def cost(self) -> dict[str, int]:
-        """`EngineLM.cost` with the policy's counts."""
+        """`EngineLM.cost` with the numbers of chosen experts and of decisions (one per token and layer)."""
         return super().cost | self._policy.counts
 
 
@@ -77,7 +77,7 @@ def _recurrent(lm: Any) -> RecurrentEngine:
 
 
 class _Padding(Observer):
-    """Tells the policy before each pass which of its tokens are padding."""
+    """Sets the tokens of each pass that the policy counts: all but padding."""
 
     def __init__(self, policy: TopP):
         self.policy = policy

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,15 @@ class PretrainTiny(ModelMaker):
             if self.decay_steps < self.steps:
                 raise ConfigError(f"method.decay_steps must be at least method.steps={self.steps}.")
 
+        def rate(self, step: int) -> float:
+            """The learning rate as a share of its highest value: linear warmup, a cosine to zero at `decay_steps`, and
+            a linear decay to zero over the last `cooldown_steps` before `steps`, where the training ends."""
+            if step < self.warmup_steps:
+                return step / self.warmup_steps
+            progress = (step - self.warmup_steps) / max(1, self.decay_steps - self.warmup_steps)
+            cooldown = min(1.0, (self.steps - step) / max(1, self.cooldown_steps))
+            return max(0.0, 0.5 * (1 + math.cos(math.pi * progress))) * max(0.0, cooldown)
+
     def train(self, config: RunConfig) -> Path:
         """Train or continue, unless complete. Returns the output folder, whose `model/` can be loaded.
 
@@ -69,7 +79,12 @@ class PretrainTiny(ModelMaker):
         name = Path(config.model.path).name if config.model.path else config.model.name
         folder = Path(config.output_dir) / "models" / folder_name(name, self.config.name, digest=digest)
         trained = Trained(
-            folder=folder, id=digest, record="training.json", scratch="checkpoints", made="model"
+            folder=folder,
+            id=digest,
+            record="training.json",
+            scratch="checkpoints",
+            made="model",
+            content=identity,
         )
         trained.load_or_make(lambda: identity | self._train(config, folder))
         return folder
@@ -100,7 +115,8 @@ class PretrainTiny(ModelMaker):
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
-        from moe_lab.methods.trainer import Schedule, ToyRows, train_causal_lm
+        from moe_lab.methods.trained import print_resumed, steps_kept
+        from moe_lab.methods.trainer import Log, MoeTrainer, ToyRows, training_arguments
         from moe_lab.models.experts import set_experts_in_training
         from moe_lab.models.facts import attention_options, resolve_device
         from moe_lab.models.source import load_config
@@ -119,20 +135,26 @@ class PretrainTiny(ModelMaker):
         rows = ToyRows(
             tokenizer, seed=config.seed, rows=recipe.steps * recipe.batch_size, length=recipe.sequence_length
         )
-        metrics = train_causal_lm(
-            model,
-            rows,
+        arguments = training_arguments(
             folder,
-            batch_size=recipe.batch_size,
-            schedule=Schedule(
-                steps=recipe.steps,
-                warmup_steps=recipe.warmup_steps,
-                decay_steps=recipe.decay_steps,
-                cooldown_steps=recipe.cooldown_steps,
-            ),
-            device=str(resolve_device(config.device)),
-            arguments=self._arguments(config),
+            device=resolve_device(config.device).type,
+            bf16=False,
+            seed=config.seed,
+            max_steps=recipe.steps,
+            per_device_train_batch_size=recipe.batch_size,
+            learning_rate=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            optim="adamw_torch",
+            adam_beta2=0.95,
+            train_sampling_strategy="sequential",
+            logging_steps=min(20, recipe.steps),
+            save_steps=recipe.save_steps,
         )
+        print_resumed(folder, steps_kept(folder / "checkpoints"), recipe.steps)
+        trainer = MoeTrainer(
+            schedule=recipe.rate, model=model, args=arguments, train_dataset=rows, callbacks=[Log(folder)]
+        )
+        metrics = trainer.train_from_last().metrics
         model.config.output_router_logits = False
         model.config.use_cache = True  # the Trainer turns it off
         model.generation_config = GenerationConfig(
@@ -143,15 +165,3 @@ class PretrainTiny(ModelMaker):
             tokenizer.save_pretrained(folder / "model")
             obey_umask(folder / "model")
         return {"metrics": metrics, "versions": versions()}
-
-    def _arguments(self, config: RunConfig) -> dict[str, Any]:
-        return {
-            "seed": config.seed,
-            "learning_rate": self.config.learning_rate,
-            "weight_decay": self.config.weight_decay,
-            "optim": "adamw_torch",
-            "adam_beta2": 0.95,
-            "max_grad_norm": 1.0,
-            "logging_steps": min(20, self.config.steps),
-            "save_steps": self.config.save_steps,
-        }

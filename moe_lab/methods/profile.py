@@ -68,20 +68,9 @@ class Profile:
     def block(self) -> dict[str, object]:
         """The `tuning` block of results.json."""
         names = (
-            *(
-                "study",
-                "model",
-                "tuning",
-                "metric",
-                "n",
-                "noise",
-                "noise_scale",
-                "adaptive",
-                "bands",
-                "settings",
-                "trials",
-            ),
-            *("trial", "score", "untuned_score", "logit_scale", "calibrated_score", "calibrated_scale"),
+            *("study", "model", "tuning", "metric", "n", "noise", "noise_scale", "adaptive", "bands"),
+            *("settings", "trials", "trial", "score", "untuned_score"),
+            *("logit_scale", "calibrated_score", "calibrated_scale"),
             *("at_bound", "split", "samples", "answers", "references"),
         )
         block = {name: getattr(self, name) for name in names}

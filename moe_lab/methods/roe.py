@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.validators import LARGEST, above_zero, at_least, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import ensemble_lm
-from moe_lab.methods.calibration import Calibration
+from moe_lab.methods.calibration import calibrated_control
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.profile import Profile, read_profile
+from moe_lab.methods.profile import read_profile
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
@@ -181,15 +181,14 @@ class RoE(Method):
                 raise ConfigError(
                     "method.n=1 has only the clean routing sample: leave method.include_clean=false out."
                 )
-            if (self.adaptive, self.bands) != (None, None):
-                check_bands(self)
+            check_bands(self)
             if not isinstance(self.temperature, str):
                 _check_temperatures(self.temperature)
 
     def __init__(self, config: Any):
         super().__init__(config)
-        path = config.temperature
-        self.profile: Profile | None = read_profile(path) if isinstance(path, str) else None
+        if isinstance(config.temperature, str):
+            self.profile = read_profile(config.temperature)
 
     @property
     def logit_scale(self) -> float:
@@ -197,10 +196,6 @@ class RoE(Method):
         if self.config.logit_scale is not None:
             return float(self.config.logit_scale)
         return self.profile.logit_scale if self.profile else 1.0
-
-    @property
-    def tuned_on(self) -> frozenset[str]:
-        return frozenset(self.profile.documents if self.profile else ())
 
     def check(self, facts: ModelFacts) -> None:
         self.temperatures(facts.moe_layers)
@@ -245,15 +240,7 @@ class RoE(Method):
 
     def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
         """The base model at its best logit scale, which a study of perplexity finds: the control for RoE's gain."""
-        if self.profile is None or self.profile.calibrated_scale is None or self.config.n == 1:
-            return {}
-        path = self.config.temperature
-        return {
-            "calibration": (
-                Calibration.Config(logit_scale=path),
-                ["method=calibration", f"method.logit_scale={path}"],
-            )
-        }
+        return {} if self.config.n == 1 else calibrated_control(self.profile, self.config.temperature)
 
     def with_profile(self, path: str) -> Config:
         """The configuration with the temperatures of the profile at `path`."""
@@ -313,8 +300,7 @@ class RoE(Method):
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
     ) -> dict[str, Any]:
         decisions = counters.get("noisy_decisions", 0)
-        tuned = {"tuning": self.profile.block} if self.profile else {"untuned": True}
-        return tuned | {
+        return self.tuning_block | {
             "roe": {
                 "n": self.config.n,
                 "temperatures": self.temperatures(facts.moe_layers),

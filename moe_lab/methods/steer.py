@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError, MoeLabError
-from moe_lab.methods.c2r import LENGTH, changed_fraction
+from moe_lab.methods.base import base_lm
+from moe_lab.methods.c2r import LENGTH, changed_fraction, conversation_rows, model_content, stored_profile
 from moe_lab.methods.method import Context
 from moe_lab.methods.references.documents import check_one_process, named_task
 from moe_lab.methods.tuned_settings import Settings, TunedSettings
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.folder import Artifact
-from moe_lab.results.identity import decisive_versions, folder_name, run_id
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,7 +118,7 @@ class Steer(TunedSettings):
                 )
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
-        """The base model, then 1, 2, 4, ... experts that are forced in, forced out, and as many of both."""
+        """The base model, then 1, 2, 4, ... experts: forced in, forced out, and as many of both."""
         most = max(1, facts.moe_layers * facts.experts // SHARE)
         counts = [2**power for power in range(most.bit_length())]
         kinds = ((1, 0), (0, 1), (1, 1))
@@ -180,18 +179,20 @@ class Steer(TunedSettings):
 
 def rate_difference(positive: Counted, negative: Counted) -> Tensor:
     """float64 [L, E]: the activation rate in the positive set minus that in the negative set."""
-    first, second = (one.selections_LE.double() / one.tokens for one in (positive, negative))
-    return first - second
+    return (
+        positive.selections_LE.double() / positive.tokens - negative.selections_LE.double() / negative.tokens
+    )
 
 
 def steered_experts(
     difference_LE: Tensor, experts: list[int], top_k: int, activate: int, deactivate: int
 ) -> Tensor:
-    """int8 [L, E]: 1 for experts that are forced in, -1 for those that are forced out, 0 for the others.
+    """int8 [L, E]: 1 for experts that are forced in, -1 for experts that are forced out, 0 for the others.
 
-    The experts with the largest positive (negative) differences of all layers, of equal ones the first. A layer
-    keeps the `top_k` first ones of those to force in, and forces at most its other experts out. Those left out are not
-    replaced.
+    The `activate` experts with the largest differences above 0 in all layers are forced in, and the `deactivate`
+    experts with the smallest differences below 0 are forced out. Of equal experts the first one is taken. A layer
+    forces at most `top_k` experts in, those with the largest differences, and at most its other experts out. An expert
+    that exceeds this limit is not replaced by one of another layer.
     """
     import torch
 
@@ -267,28 +268,15 @@ def load_or_count(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[
     """(folder, selections) of a set of texts under the model's own routing, counted once."""
     from safetensors.torch import load_file
 
-    content = _content(config, texts, model)
-    digest = run_id(content)
-    folder = Path(config.output_dir) / "profiles" / folder_name(config.model.name, digest=digest)
-    profile = Artifact(folder=folder, id=digest, record="profile.json")
-    record = profile.load_or_make(lambda: content | _count(folder, config, texts, model))
+    content = profile_content(config, texts, model.facts)
+    folder, record = stored_profile(config, content, lambda folder: _count(folder, config, texts, model))
     return folder, Counted(load_file(folder / SELECTIONS)["selections"], record["tokens"], record["experts"])
 
 
-def _content(config: RunConfig, texts: Texts, model: LoadedModel) -> dict[str, Any]:
-    from moe_lab.models.identity import model_identity
-    from moe_lab.models.source import model_source
-
-    return {
-        "kind": "steer",
-        "numerics": NUMERICS,
-        "texts": texts.digest,
-        "length": LENGTH,
-        "model": model_identity(model_source(config.model), config.model),
-        "commit": model.facts.commit,
-        "dtype": model.facts.dtype,
-        "versions": decisive_versions(),
-    }
+def profile_content(config: RunConfig, texts: Texts, facts: ModelFacts) -> dict[str, Any]:
+    """All that determines the selections: the texts and the model."""
+    own = {"kind": "steer", "numerics": NUMERICS, "texts": texts.digest, "length": LENGTH}
+    return own | model_content(config, facts)
 
 
 def _count(folder: Path, config: RunConfig, texts: Texts, model: LoadedModel) -> dict[str, Any]:
@@ -316,15 +304,10 @@ def count_selections(model: LoadedModel, rows: list[Row]) -> Counted:
 
 def texts_as_rows(config: RunConfig, texts: Texts, model: LoadedModel) -> list[Row]:
     """Token ids, with labels at the tokens of the answers."""
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.methods.base import engine_options
-    from moe_lab.methods.tokenized import NO_LOSS, Row, encode_all
-    from moe_lab.models.tokenizer import load_tokenizer, with_template
+    from moe_lab.methods.tokenized import NO_LOSS, Row
 
     if texts.conversations:
-        tokenizer = load_tokenizer(config.model, offline=config.offline)
-        with_template(tokenizer)
-        return encode_all(tokenizer, texts.conversations, min(LENGTH, model.facts.max_length)).rows
-    lm = EngineLM(model.model, model.tokenizer, **engine_options(config))
+        return conversation_rows(config, texts.conversations, model.facts)
+    lm = base_lm(model, config)
     encoded = (lm.encode_pair(*pair) for pair in texts.pairs)
     return [Row([*prompt, *answer], [*[NO_LOSS] * len(prompt), *answer]) for prompt, answer in encoded]

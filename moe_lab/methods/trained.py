@@ -54,6 +54,8 @@ class Trained(Artifact):
 
     made: str
     """The subfolder of the trained weights; if it is missing, they are trained again."""
+    content: dict[str, Any]
+    """All that determines the weights."""
 
     @classmethod
     def of(cls, config: Config, content: dict[str, Any], made: str) -> Trained:
@@ -61,21 +63,18 @@ class Trained(Artifact):
         digest = run_id(content)
         name = folder_name(config.model.name, config.method.name, digest=digest)
         folder = Path(config.output_dir) / "models" / name
-        return cls(folder=folder, id=digest, record="training.json", scratch="checkpoints", made=made)
+        names = {"record": "training.json", "scratch": "checkpoints", "made": made}
+        return cls(folder=folder, id=digest, content=content, **names)
 
     def is_whole(self, content: dict[str, Any]) -> bool:
         return (self.folder / self.made).is_dir()
 
     def load_or_train(
-        self,
-        content: dict[str, Any],
-        train: Callable[[Path], dict[str, Any]],
-        free: Callable[[], None] | None = None,
+        self, train: Callable[[Path], dict[str, Any]], free: Callable[[], None] | None = None
     ) -> dict[str, Any]:
-        """The record and its `folder`. If another process trains, this one waits.
+        """The content of training.json. If another process trains, this one waits.
 
         Args:
-            content: all that determines the weights.
             train: trains or continues in the folder, and returns the rest of the record.
             free: for a training on all processes, removes the model in memory before it.
 
@@ -85,19 +84,19 @@ class Trained(Artifact):
         def record() -> dict[str, Any]:
             if free is not None:
                 free()
-                claim(
-                    self.folder,
-                    {"id": self.id, "processes": num_processes(), "sharded": sharded(), **content},
-                )
+                processes = {"processes": num_processes(), "sharded": sharded()}
+                claim(self.folder, {"id": self.id, **processes, **self.content})
             trained = train(self.folder)
             gc.collect()  # a Trainer, with its model and optimizer, is in reference cycles
             print(f"Trained: {self.folder / self.made}", file=sys.stderr)
-            return trained | content
+            return trained | self.content
 
-        return self.load_or_make(record) | {"folder": self.folder}
+        return self.load_or_make(record)
 
     def left(self, steps: int, tokens: int, per_steps: int) -> dict[str, tuple[int, int]]:
-        """(optimizer steps, tokens) still needed of `steps`, by the folder's name; empty if complete.
+        """(optimizer steps, tokens) that the training of `steps` steps still needs, by the folder's name.
+
+        Empty if it is complete.
 
         Args:
             tokens: tokens of each `per_steps` steps.
@@ -159,7 +158,7 @@ def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
 
 
 def check_trained(module: Any) -> None:
-    """Raise TrainingError if the last step of a training diverged: no later loss would show it."""
+    """Raise TrainingError if the last step of a training diverged: no later loss would show this."""
     from moe_lab.models.checks import LARGEST, out_of_range
 
     if name := out_of_range(module):

@@ -1,15 +1,19 @@
-"""Training a causal language model with transformers' Trainer: packed rows, log, checkpoints, exact resume."""
+"""Training a causal language model with transformers' Trainer: log, checkpoints, exact resume, noise on the routers.
+
+T = tokens of a pass, B = its sequences, E = experts, K = experts per token.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -19,11 +23,13 @@ from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress
 from moe_lab.errors import ResultsError, TrainingError
-from moe_lab.methods.trained import last_checkpoint, mark_complete, print_resumed, steps_kept
+from moe_lab.methods.trained import last_checkpoint, mark_complete
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.files import NO_CODE
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import check_lease
+from moe_lab.routing.hook import Router, Routing
+from moe_lab.routing.noise import NoisyTokens, gumbel_for_tokens
 from moe_lab.routing.passes import is_peft
 from moe_lab.tasks.toy.corpus import documents
 
@@ -140,30 +146,15 @@ def training_arguments(
     return settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """The learning rate as a share of its highest value: linear warmup, a cosine to zero at `decay_steps`, and a
-    linear decay to zero over the last `cooldown_steps` before `steps`, where the training ends."""
-
-    steps: int
-    warmup_steps: int
-    decay_steps: int
-    cooldown_steps: int
-
-    def __call__(self, step: int) -> float:
-        if step < self.warmup_steps:
-            return step / self.warmup_steps
-        progress = (step - self.warmup_steps) / max(1, self.decay_steps - self.warmup_steps)
-        cooldown = min(1.0, (self.steps - step) / max(1, self.cooldown_steps))
-        return max(0.0, 0.5 * (1 + math.cos(math.pi * progress))) * max(0.0, cooldown)
-
-
 class MoeTrainer(Trainer):
-    """A Trainer whose resume also restores the experts; the learning rate, or each group's, is a function of the step.
+    """A Trainer that also restores the experts when a training resumes.
 
-    Checkpoints have a tensor for each expert, models have fused ones. The Trainer of transformers 5.23 loads one into
-    the other without converting, warns, and continues with random experts. Checkpoints of a PeftModel have its adapter
-    alone.
+    Checkpoints have a tensor for each expert, and models have fused experts. The Trainer of transformers 5.23 does not
+    convert the former to the latter: it warns, and continues with random experts. Checkpoints of a PeftModel have only
+    the adapter.
+
+    Args:
+        schedule: the factor of the learning rate as a function of the step; a list: that of each parameter group.
     """
 
     def __init__(self, *, schedule: LearningRate | list[LearningRate], **options: Any):
@@ -178,6 +169,11 @@ class MoeTrainer(Trainer):
             return super().train(*args, **options)
         finally:
             self._steps.close()
+
+    def train_from_last(self) -> Any:
+        """Train from the last complete checkpoint if there is one."""
+        checkpoint = last_checkpoint(Path(self.args.output_dir))
+        return self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.schedule)
@@ -216,40 +212,6 @@ def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **NO_CODE, **options)
 
 
-def train_causal_lm(
-    model: PreTrainedModel,
-    rows: ToyRows,
-    folder: Path,
-    *,
-    batch_size: int,
-    schedule: Schedule,
-    device: str,
-    arguments: dict[str, Any],
-) -> dict[str, float]:
-    """Train on the rows in order, once; continue from the folder's last complete checkpoint if there is one.
-
-    `arguments` are further TrainingArguments of transformers. Returns the Trainer's own metrics (seconds, loss).
-    """
-    settings = TrainingArguments(
-        output_dir=str(folder / "checkpoints"),
-        per_device_train_batch_size=batch_size,
-        max_steps=schedule.steps,
-        train_sampling_strategy="sequential",
-        dataloader_pin_memory=device != "cpu",
-        use_cpu=device == "cpu",
-        disable_tqdm=False,
-        report_to=[],
-        save_total_limit=2,
-        **arguments,
-    )
-    trainer = MoeTrainer(
-        schedule=schedule, model=model, args=settings, train_dataset=rows, callbacks=[Log(folder)]
-    )
-    checkpoint = last_checkpoint(folder / "checkpoints")
-    print_resumed(folder, steps_kept(folder / "checkpoints"), schedule.steps)
-    return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None).metrics
-
-
 class CheckedTrainer(MoeTrainer):
     """Raises TrainingError before an optimizer step whose loss or gradient is NaN or infinite, in all processes.
 
@@ -276,3 +238,73 @@ class CheckedTrainer(MoeTrainer):
                 f"The {what} of training step {step} is {value.item()}. {kept}"
                 "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
             )
+
+
+class Temperatures:
+    """The temperature of each sequence of a training, uniform between 0 and the highest one.
+
+    With `schedule` "constant" the highest temperature stays the same; with "linear" it falls to 0 at the last step.
+    """
+
+    def __init__(self, highest: float, schedule: str, *, steps: int, sequences: int, seed: int):
+        self.falls, self.steps = schedule == "linear", steps
+        drawn = np.random.default_rng([seed, sequences]).random(sequences, dtype=np.float32)
+        self.drawn = torch.from_numpy(drawn) * highest
+
+    def __call__(self, sequence_B: Tensor, step: int) -> Tensor:
+        """float32 [B]: the temperatures of these sequences (numbered over the training) at an optimizer step."""
+        share = 1 - step / max(1, self.steps - 1) if self.falls else 1.0
+        return share * self.drawn[sequence_B.cpu()]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    tokens: NoisyTokens
+    temperature_T: Tensor
+
+
+class RoutingNoise:
+    """RoE's noise on the routers' choice (equation 1) while a model trains, with a temperature for each sequence.
+
+    This policy chooses experts by scores + temperature x Gumbel noise, and weighs them by the clean scores. It changes
+    only the passes inside `noisy`. The key of the noise is (seed, sequence, position, layer, expert), so a resumed
+    training draws the same noise, and several processes draw the same noise as one.
+    """
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self._pass: _Pass | None = None
+
+    @contextmanager
+    def noisy(self, sequence_B: Tensor, length: int, temperature_B: Tensor) -> Iterator[None]:
+        """Add noise to passes over these sequences, each of `length` tokens with padding on the right."""
+        device, count = temperature_B.device, sequence_B.numel() * length
+        zero_T = torch.zeros(count, dtype=torch.int64, device=device)
+        tokens = NoisyTokens(
+            index=torch.arange(count, device=device),
+            document=sequence_B.to(device).repeat_interleave(length),
+            repeat=zero_T,
+            row=zero_T + 1,
+            position=torch.arange(length, device=device).repeat(sequence_B.numel()),
+        )
+        self._pass = _Pass(tokens, temperature_B.repeat_interleave(length))
+        try:
+            yield
+        finally:
+            self._pass = None
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        if self._pass is None:
+            return None
+        tokens, logits_TE = self._pass.tokens, routing.logits_TE
+        layer = torch.tensor([router.layer], device=logits_TE.device)
+        with torch.no_grad():
+            noise_TE = gumbel_for_tokens(
+                *(self.seed, tokens.document, tokens.repeat, tokens.row, tokens.position),
+                layer,
+                logits_TE.shape[-1],
+            )[0]
+            noisy_TE = router.scores(logits_TE) + self._pass.temperature_T[:, None] * noise_TE
+            index_TK = router.choose(noisy_TE, routing.index_TK.shape[-1])
+        weights_TK = router.weights(logits_TE, index_TK).to(routing.weights_TK.dtype)
+        return Routing(logits_TE, weights_TK, index_TK)

@@ -1,4 +1,4 @@
-"""Methods whose settings `tuning=grid` chooses on held-out examples: what their profiles mean."""
+"""The base class of methods whose settings `tuning=grid` chooses on held-out examples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
-from moe_lab.methods.calibration import Calibration
+from moe_lab.methods.calibration import calibrated_control
 from moe_lab.methods.method import Method
 from moe_lab.methods.profile import Profile, read_profile
 
@@ -24,7 +24,7 @@ class TunedSettings(Method):
 
     tunings = ("grid",)
     open_ended: ClassVar[tuple[str, ...]] = ()
-    """Keys of which a value beyond the grid's largest one is possible: at the largest one they are at their bound."""
+    """Keys that allow larger values than the grid's. The largest one of the grid is marked as at the bound."""
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
@@ -35,7 +35,6 @@ class TunedSettings(Method):
 
     def __init__(self, config: Any):
         super().__init__(config)
-        self.profile: Profile | None = None
         if config.profile is not None:
             self.profile = read_profile(config.profile, "method.profile")
             self.config = _settled(config, self.profile)
@@ -49,7 +48,7 @@ class TunedSettings(Method):
         return replace(self.config, **settings)
 
     def settings(self, tuned: Settings) -> dict[str, Any]:
-        """What a profile has: all keys, those of the grid with their best values."""
+        """`Profile.settings`: the values of all keys, with the best values for those of the grid."""
         keys = (field.name for field in fields(self.config) if field.name not in ("name", "profile"))
         return {key: getattr(self.config, key) for key in keys} | tuned
 
@@ -57,41 +56,21 @@ class TunedSettings(Method):
         """The configuration with the settings of the profile at `path`."""
         return replace(self.config, profile=path)
 
-    @property
-    def tuned_on(self) -> frozenset[str]:
-        return frozenset(self.profile.documents if self.profile else ())
-
     def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
         """The base model at its best logit scale, which a study of perplexity finds."""
-        if self.profile is None or self.profile.calibrated_scale is None:
-            return {}
-        path = self.profile_path
-        return {
-            "calibration": (
-                Calibration.Config(logit_scale=path),
-                ["method=calibration", f"method.logit_scale={path}"],
-            )
-        }
-
-    @property
-    def profile_path(self) -> str:
-        """The path of the profile. There is one."""
-        path: str = self.config.profile
-        return path
+        return calibrated_control(self.profile, self.config.profile)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """The settings themselves in the place of the profile's path."""
+        """The settings themselves instead of the profile's path."""
         content = super().identity(facts) | {"study": self.profile.study if self.profile else None}
         return {key: value for key, value in content.items() if key != "profile"}
 
-    @property
-    def tuning_block(self) -> dict[str, Any]:
-        """The part of `report` that says how the settings were found."""
-        return {"tuning": self.profile.block} if self.profile else {"untuned": True}
-
 
 def _settled(config: Any, profile: Profile) -> Any:
-    """The configuration with the profile's settings. Raises ConfigError where it has others, or contradicts them."""
+    """The configuration with the profile's settings.
+
+    Raises ConfigError if the profile has other keys, or if a key of the command has another value.
+    """
     defaults = {
         field.name: field.default for field in fields(config) if field.name not in ("name", "profile")
     }

@@ -1,4 +1,4 @@
-"""How much better than the router's own route are routes that noise proposes, by the router's confidence?
+"""The gain of routes that noise proposes over the router's own route, by the model's confidence.
 
 A route takes k experts in every MoE layer. Its score is the probability of the text's next token (arXiv 2605.07260).
 
@@ -46,13 +46,8 @@ class ScoredTokens:
     """int64, from 0."""
 
     def where(self, chosen_T: np.ndarray) -> ScoredTokens:
-        return ScoredTokens(
-            self.log_probs_Tn[chosen_T],
-            self.changed_Tn[chosen_T],
-            self.ensemble_T[chosen_T],
-            self.confidence_T[chosen_T],
-            self.document_T[chosen_T],
-        )
+        """The tokens whose `chosen_T` is true."""
+        return ScoredTokens(**{name: values[chosen_T] for name, values in vars(self).items()})
 
 
 def counterfactual(tokens: ScoredTokens) -> dict[str, Any]:
@@ -128,7 +123,7 @@ def _mean(value_T: np.ndarray) -> float | None:
 
 @dataclass(frozen=True)
 class Band:
-    """What counterfactual.json says of some tokens, in nats (`summary`)."""
+    """The results in counterfactual.json for the tokens of a band, in nats (`summary`)."""
 
     confidence: str
     """The bounds of the band, or "all"."""
@@ -136,7 +131,7 @@ class Band:
     router: float | None
     """Mean log-probability of the text's tokens."""
     gain: dict[str, Value]
-    """Of the `mean` route, of `roe`, of the `best` and of the `worst` one."""
+    """The gain of the `mean` route, of `roe`, of the `best` and of the `worst` route."""
     chance: Value
     """The gain of the best route, if the router chose no better than noise."""
     better: Value
@@ -144,9 +139,9 @@ class Band:
 
 
 def stored_counterfactual(folder: Path, run_id: str, commit: str | None) -> list[Band] | None:
-    """A run's results for all its tokens, then for each band that has any.
+    """A run's results for all its tokens, then for each band that has tokens.
 
-    None where counterfactual.json is incomplete, or of another run or hub commit.
+    None if counterfactual.json is incomplete, or belongs to another run or hub commit.
     """
     content = whole_mapping(folder / FILE) or {}
     expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}

@@ -27,12 +27,12 @@ from moe_lab.routing import Router, Routing
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
-NOTHING = np.zeros(0, dtype=np.int64)
 PHASES = ("prefill", "decode")
 """Prompt tokens, and answer tokens, generated or scored."""
 LARGEST = 256 * 2**20
 """Bytes of pair counts. If they suffice, every document is a group of its own."""
 LEAST_GROUPS = 50
+"""The least number of groups, for more documents than that."""
 TOKENS_AT_ONCE = 4096
 Part = tuple[int, np.ndarray]
 """A group, and the names of its tokens."""
@@ -84,7 +84,7 @@ class RouteTable:
         """The experts of these tokens by MoE layer: [tokens, K]. Raises RoutingError for an unknown token."""
         place = np.minimum(np.searchsorted(self.names_N, names), len(self.names_N) - 1)
         if not (self.names_N[place] == names).all():
-            raise RoutingError("A token was answered that no router was seen to route. Please report this.")
+            raise RoutingError("The routing of an answered token was not recorded. Please report this.")
         return np.split(self.index[place], np.cumsum(self.top_k)[:-1], axis=1)
 
 
@@ -102,7 +102,7 @@ class Routes(Observer):
         self.top_k: dict[int, int] = {}
         """Experts per token, per MoE layer."""
         self._prompts: dict[tuple[int, ...], np.ndarray] = {}
-        self._names = np.zeros(0, dtype=np.int64)
+        self._names = _joined([])
         self._pass: dict[int, Tensor] = {}
         self._blocks: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -120,7 +120,7 @@ class Routes(Observer):
         mine = self._prompts.get(tuple(prompt))
         if mine is None:
             mine = self._prompts[tuple(prompt)] = prefix_names(prompt)
-        rest = NOTHING if not answer else np.cumsum(token_names(answer, first=len(prompt))) + mine[-1:]
+        rest = np.cumsum(token_names(answer, first=len(prompt))) + mine[-1:] if answer else _joined([])
         key = request_key(kind, request.args, request.repeat)
         self.reads.setdefault(key, []).append(Read(mine, rest))
 
@@ -173,8 +173,7 @@ def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None
     """
     table, experts = routes.table(), [routes.experts[layer] for layer in routes.layers]
     L, E = len(experts), max(experts)
-    size = len(PHASES) * L * E * E * 4
-    G = min(len(documents), groups or max(LEAST_GROUPS, LARGEST // size))
+    G = min(len(documents), groups or group_count(len(documents), len(PHASES) * L * E * E * 4))
     pairs_GPLEE = np.zeros((G, len(PHASES), L, E, E), dtype=np.int32)
     tokens_P = [0] * len(PHASES)
     names = _names(routes, documents, G)
@@ -184,6 +183,15 @@ def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None
             counts_NLEE = pair_counts(table.of(np.concatenate([part for _, part in batch])), batch, E)
             np.add.at(pairs_GPLEE[:, phase], [group for group, _ in batch], counts_NLEE)
     return Counts(pairs_GPLEE, experts, tokens_P, len(documents))
+
+
+def group_count(documents: int, size: int) -> int:
+    """The number of groups whose counts fit into `LARGEST`, at most one for each document.
+
+    Args:
+        size: bytes of a group's counts.
+    """
+    return min(documents, max(LEAST_GROUPS, LARGEST // size))
 
 
 def pair_counts(index: Sequence[np.ndarray], parts: Sequence[Part], E: int) -> np.ndarray:
@@ -205,12 +213,12 @@ def pair_counts(index: Sequence[np.ndarray], parts: Sequence[Part], E: int) -> n
 
 def _names(routes: Routes, documents: Sequence[Sequence[str]], G: int) -> list[list[np.ndarray]]:
     """The counted tokens by phase and group."""
-    names: list[list[np.ndarray]] = [[] for _ in PHASES]
+    prompts, answers = [], []
     for group in range(G):
         reads = [[read for key in keys for read in routes.reads[key]] for keys in documents[group::G]]
-        names[0].append(_prompts(reads))
-        names[1].append(_answers(reads))
-    return names
+        prompts.append(_prompts(reads))
+        answers.append(_joined([read.answer for document in reads for read in document]))
+    return [prompts, answers]
 
 
 def _batches(by_group: list[np.ndarray]) -> Iterator[list[Part]]:
@@ -228,12 +236,9 @@ def _batches(by_group: list[np.ndarray]) -> Iterator[list[Part]]:
 
 
 def _prompts(reads: list[list[Read]]) -> np.ndarray:
+    """The tokens of each document's distinct prompts."""
     distinct = [{(len(r.prompt), int(r.prompt[-1])): r.prompt for r in document} for document in reads]
     return _joined([prompt for document in distinct for prompt in document.values()])
-
-
-def _answers(reads: list[list[Read]]) -> np.ndarray:
-    return _joined([read.answer for document in reads for read in document])
 
 
 def _joined(names: list[np.ndarray]) -> np.ndarray:

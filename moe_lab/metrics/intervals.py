@@ -44,11 +44,11 @@ class Loss(Measured):
     interval: Interval | None = None
     """Over documents."""
     runs: Sequence[dict[str, Any]] = ()
-    """Of each evaluation a `Paired` as JSON: `to_right` counts the documents that only base answers correctly."""
+    """A `Paired` as JSON for each evaluation: `to_right` counts the documents that only base answers correctly."""
 
     @property
     def p(self) -> float | None:
-        """McNemar's p of a single evaluation; None of several."""
+        """McNemar's p of a single evaluation; None for several."""
         return Paired.from_json(self.runs[0]).p_mcnemar if len(self.runs) == 1 else None
 
 
@@ -91,7 +91,7 @@ def measured(
     metric: Callable[[np.ndarray, Sequence[int]], np.ndarray],
     most: Sequence[float],
 ) -> dict[str, Any] | None:
-    """The metric's mean over layers and each layer's value, with 95% intervals; None where nothing was counted.
+    """The metric's mean over layers and each layer's value, with 95% intervals; None if nothing was counted.
 
     The entropy of counts ("counted") underestimates the entropy of the frequencies; the bias grows as fewer tokens are
     counted. "value" is corrected by the jackknife over groups of documents (Zahl, 1977). The interval is Student's with
@@ -157,7 +157,7 @@ def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
 
 
 def differences(mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    """By path a `Difference` as JSON: each metric minus that of another run on the same documents.
+    """A `Difference` as JSON by path: each metric minus that of another run on the same documents.
 
     Load Balance and Collaboration use the jackknife of the difference. Capacity and Specialization are differences of
     accuracies already, and use `statistics.interval_of_difference`. Arrays whose shapes differ are left out.
@@ -196,8 +196,8 @@ def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[s
         before: samples under the unchanged routing.
         changed: samples of one or more evaluations under a policy; the loss is the difference to their mean.
 
-    Returns a `Loss` as JSON of each. For means, SCORES is a numpy array [1 + evaluations, n]: each document's score in
-    base and in every evaluation.
+    Returns a `Loss` as JSON for each metric. For means, SCORES is a numpy array [1 + evaluations, n]: each document's
+    score in base and in every evaluation.
     """
     base = {name: logged_values(before[name]) for name in tasks}
     others = [{name: logged_values(samples[name]) for name in tasks} for samples in changed]

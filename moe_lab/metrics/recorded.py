@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from moe_lab.errors import ConfigError
-from moe_lab.metrics.counts import LARGEST, LEAST_GROUPS, PHASES, TOKENS_AT_ONCE, Counts, pair_counts
+from moe_lab.metrics.counts import PHASES, TOKENS_AT_ONCE, Counts, group_count, pair_counts
 
 KEY = "metrics_from"
 ROUTES, PROMPT = "routed_experts", "prompt_tokens"
@@ -116,7 +116,7 @@ def _request(place: str, routes: Any, prompt: Any, routers: Routers) -> Recorded
             f"{place}: {K} experts per token, and the model takes {routers.top_k}. Give the model that was served; "
             "shared experts do not count."
         )
-    # engines record all tokens but the last, which is the prompt's where nothing was answered
+    # engines record all tokens but the last one, which belongs to the prompt if there is no answer
     if isinstance(prompt, bool) or not isinstance(prompt, int) or not 0 <= prompt <= T + 1:
         raise ConfigError(
             f"{place}: {PROMPT}={prompt}, and {T} tokens are recorded. Give a number from 0 to {T + 1}."
@@ -149,7 +149,7 @@ def _from_base64(text: str, routers: Routers) -> np.ndarray:
         shaped = (
             values.reshape(-1, layers, routers.top_k) if not len(values) % (layers * routers.top_k) else None
         )
-        # where both numbers of layers divide the values, dense layers show by a repeated expert
+        # if both numbers of layers fit, a repeated expert shows that the values include dense layers
         if shaped is not None and (layers == routers.layers or not _repeats(shaped).any()):
             return shaped
     raise ValueError(
@@ -158,7 +158,7 @@ def _from_base64(text: str, routers: Routers) -> np.ndarray:
 
 
 def _repeats(index_TLK: np.ndarray) -> np.ndarray:
-    """bool [T, L]: whether an expert stands twice."""
+    """bool [T, L]: whether an expert is listed twice."""
     ordered = np.sort(index_TLK, axis=-1)
     return (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
 
@@ -167,7 +167,7 @@ def _check_experts(place: str, index_TLK: np.ndarray, routers: Routers) -> None:
     most_L1 = np.array(routers.experts)[:, None]
     for wrong, says in (
         (((index_TLK < 0) | (index_TLK >= most_L1)).any(axis=-1), "there is no such expert"),
-        (_repeats(index_TLK), "an expert stands twice (zeros: a token that was not routed)"),
+        (_repeats(index_TLK), "an expert is listed twice (zeros: a token that was not routed)"),
     ):
         if wrong.any():
             token, layer = np.argwhere(wrong)[0].tolist()
@@ -180,7 +180,7 @@ def _check_experts(place: str, index_TLK: np.ndarray, routers: Routers) -> None:
 def count_recorded(requests: Sequence[Recorded], experts: list[int]) -> Counts:
     """Count the selections of every request, as those of a run's documents are counted."""
     L, E = len(experts), max(experts)
-    G = min(len(requests), max(LEAST_GROUPS, LARGEST // (len(PHASES) * L * E * E * 4)))
+    G = group_count(len(requests), len(PHASES) * L * E * E * 4)
     pairs_GPLEE = np.zeros((G, len(PHASES), L, E, E), dtype=np.int32)
     tokens_P = [0] * len(PHASES)
     for number, request in enumerate(requests):

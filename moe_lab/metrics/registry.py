@@ -21,6 +21,7 @@ import numpy as np
 
 from moe_lab.errors import ConfigError
 from moe_lab.results.identity import source_digest
+from moe_lab.results.measured import Value
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.observer import Observer
@@ -100,8 +101,8 @@ def load_balance(selections: np.ndarray, experts: Sequence[int]) -> np.ndarray:
 def collaboration(pairs: np.ndarray, experts: Sequence[int]) -> np.ndarray:
     """Per layer, the mean over experts i of the entropy of P(j | i), j != i: [..., L, E, E] -> [..., L].
 
-    P(j | i) is the share of j among all experts that were selected together with i. An expert that was selected with
-    no other one counts 0. At most log2(E - 1).
+    P(j | i) is the share of j among all experts that were selected together with i. The entropy is 0 for an expert that
+    was never selected together with another one. At most log2(E - 1).
     """
     others = pairs * (1 - np.eye(pairs.shape[-1]))
     return _entropy_bits(others).sum(axis=-1) / np.asarray(experts)
@@ -155,7 +156,7 @@ class Specialization(InterventionMetric):
     seeds = (0, 1, 2)
     """The loss of a run is averaged over these random routings."""
     training_seed = 0
-    """In a training one seed is enough: each token draws again, so examples vary more than seeds."""
+    """One seed is enough in a training: each token has its own draw, so examples vary more than seeds."""
     label = "Specialization"
     interventions = (Intervention("specialization", "specialization", f"random experts, {len(seeds)} seeds"),)
     evaluations = len(seeds)
@@ -189,14 +190,13 @@ METRICS: dict[str, CountedMetric | InterventionMetric] = {
     "capacity": Capacity(),
     "specialization": Specialization(),
 }
-"""This package's, by their names in files."""
+"""The metrics of this package, by their names in files."""
 
 PLUGINS = "moe_lab.metrics"
-"""The entry-point group of metrics of others."""
+"""The entry-point group of metrics of plug-ins."""
 HEADER = {"metric", "documents", "experts", "top_k", "tokens"}
 """Keys that every expert_metrics.json has in addition to its metrics."""
-_TAKEN = {
-    *HEADER,
+_TAKEN = HEADER | {
     *(
         "schema_version",
         "run_id",
@@ -207,20 +207,21 @@ _TAKEN = {
         "baseline",
         "differences",
         "plugins",
-    ),
+    )
 }
+"""Keys of expert_metrics.json, which no metric may have as its name."""
 
 
 def metrics() -> dict[str, CountedMetric | InterventionMetric]:
     """All metrics by their names in files, those of plug-ins last.
 
-    Raises ConfigError for a plug-in that is no metric, or whose name another one has.
+    Raises ConfigError for a plug-in that is no metric, or whose name is taken.
     """
     return METRICS | {name: metric for name, (metric, _) in _plugins(tuple(sys.path)).items()}
 
 
 def plugin_sources() -> dict[str, str]:
-    """By name, the hash of the source of each metric of a plug-in: another one is computed again."""
+    """The hash of the source of each plug-in's metric, by name. After a change of it the metric is computed again."""
     return {name: digest for name, (_, digest) in _plugins(tuple(sys.path)).items()}
 
 
@@ -250,6 +251,23 @@ def intervention_metrics() -> dict[str, InterventionMetric]:
 def interventions() -> list[tuple[str, Intervention]]:
     """Every intervention with the name of its metric."""
     return [(name, each) for name, metric in intervention_metrics().items() for each in metric.interventions]
+
+
+def values_of(line: dict[str, Any]) -> dict[str, Value]:
+    """The value of every metric in a line of expert_metrics.jsonl. Capacity has two values."""
+    blocks = {name: line[name] or {} for name in counted_metrics()}
+    blocks |= {each.name: each.block(line[of]) if line[of] else {} for of, each in interventions()}
+    return {name: Value.from_json({"value": None} | block) for name, block in blocks.items()}
+
+
+def labels() -> dict[str, str]:
+    """The label in figures of each of `values_of`'s metrics."""
+    counted = {name: metric.label for name, metric in counted_metrics().items()}
+    changed = {
+        each.name: metrics()[of].label + (f", {each.key} activated" if each.key else "")
+        for of, each in interventions()
+    }
+    return counted | changed
 
 
 def evaluations() -> int:

@@ -43,15 +43,15 @@ class StoredMetrics:
         return list(self.content["experts"])
 
     def entropies(self, name: str) -> dict[str, Entropy]:
-        """A counted metric by the kind of tokens, of which some were counted."""
+        """A counted metric by the kind of tokens (all, prefill, decode), without kinds of which none was counted."""
         return {of: Entropy.from_json(one) for of, one in self.content[name].items() if one is not None}
 
     def layers(self, name: str, of: str) -> list[Entropy]:
-        """A counted metric of each MoE layer; none where no such token was counted."""
+        """A counted metric of each MoE layer; empty if no token of the kind `of` was counted."""
         return [Entropy.from_json(layer) for layer in (self.content[name].get(of) or {}).get("layers") or []]
 
     def losses(self, name: str, intervention: Intervention) -> dict[str, dict[str, Loss]]:
-        """By task and `metric,filter`; empty for a method that lets no expert be masked or drawn at random."""
+        """The losses by task and `metric,filter`; empty for a method that does not allow interventions."""
         block = self.content[name]
         tasks = {} if block is None else intervention.block(block)["tasks"]
         return {
@@ -60,14 +60,14 @@ class StoredMetrics:
         }
 
     def difference(self, other: str, *path: str) -> Difference:
-        """The difference to another run ("baseline") at a path of the file; without a number if there is none."""
+        """The difference to another run ("baseline") at a path of the file; all values are None without one."""
         return Difference.from_json(self.content["differences"].get(other, {}).get("/".join(path), {}))
 
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> StoredMetrics | None:
     """A run's expert metrics if they are complete and of this run and hub commit, else None.
 
-    They are complete if the file has all metrics, those of plug-ins by their source of now.
+    They are complete if the file has all metrics. Metrics of plug-ins must have been computed by the current source.
     """
     content = whole_mapping(folder / FILE) or {}
     expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}

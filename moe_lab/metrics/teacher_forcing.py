@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from moe_lab.engine.forward.batch import Tokens, prefix_names
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.metrics.counts import LARGEST, LEAST_GROUPS, pair_counts
+from moe_lab.metrics.counts import group_count, pair_counts
 from moe_lab.routing import Router, Routing, routed
 
 NO_LABEL = -100
@@ -104,7 +104,7 @@ class PairCounts(Observer):
         index = [self._index[layer].cpu().numpy() for layer in sorted(self._index)]
         L, E = len(index), max(self.experts.values())
         if self._pairs_GLEE is None:
-            G = min(self._rows, max(LEAST_GROUPS, LARGEST // (8 * L * E * E)))
+            G = group_count(self._rows, L * E * E * 8)
             self._pairs_GLEE = np.zeros((G, L, E, E), dtype=np.int64)
         parts = [(row, np.zeros(length)) for row, length in enumerate(self._lengths)]
         groups = (self._seen + np.arange(len(parts))) % len(self._pairs_GLEE)
@@ -117,7 +117,7 @@ class PairCounts(Observer):
 class LabelledCounts(Observer):
     """An observer of the unchanged model that counts experts at the labelled tokens of the rows.
 
-    The router's decision for a token counts where the token itself has a label.
+    A decision counts if the token that the router routes has a label.
     """
 
     def __init__(self, rows: Sequence[TokenizedExample]):

@@ -9,8 +9,11 @@ the true tokens before them. Intervention metrics are the accuracy lost under a 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,13 @@ from torch import nn
 from transformers import TrainerCallback
 
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.metrics.correlations import correlations, values_of
 from moe_lab.metrics.intervals import entropies_of, ratio
-from moe_lab.metrics.registry import Selections, intervention_metrics
+from moe_lab.metrics.registry import Selections, intervention_metrics, values_of
 from moe_lab.metrics.stored import without_arrays
 from moe_lab.metrics.teacher_forcing import PairCounts, TokenizedExample, labelled_tokens, right_tokens
 from moe_lab.results.atomic import plain, write_file
+from moe_lab.results.measured import Interval, Measured
+from moe_lab.results.statistics import LEVEL
 from moe_lab.results.stored_files import read_lines
 
 FILE = "expert_metrics.jsonl"
@@ -93,7 +97,6 @@ class ExpertMetrics(TrainerCallback):
             self.plot(self.lines, self.folder / "figures")
 
     def _measure(self, state: Any, model: Any) -> None:
-
         place = {"step": state.global_step, "epoch": float(state.epoch or 0)}
         self.lines.append(plain(place | measure(model, self.rows)))
         if state.is_world_process_zero:
@@ -105,8 +108,64 @@ def read_measurements(folder: Path) -> list[dict[str, Any]]:
     return read_lines(folder / FILE) or []
 
 
+# Correlations between the metrics of a training
+
+FEWEST = 3
+"""The number of measurements that a correlation needs: two points always lie on a line."""
+FEWEST_WITH_INTERVAL = 4
+
+
+@dataclass(frozen=True)
+class Correlation(Measured):
+    """The correlation of two metrics over the measurements of one training."""
+
+    of: list[str]
+    n: int
+    """The number of measurements in which both metrics have a value."""
+    pearson: float | None = None
+    interval: Interval | None = None
+    """Fisher's interval, for four measurements or more. Too narrow, because successive measurements are dependent."""
+    spearman: float | None = None
+    note: str | None = None
+    """The reason for a missing number."""
+
+
+def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The correlation of every pair of metrics over the measurements of one training.
+
+    Each is a `Correlation` as JSON.
+    """
+    series = [values_of(line) for line in lines]
+    return [
+        _correlation(one, other, [(point[one].value, point[other].value) for point in series]).to_json()
+        for one, other in combinations(series[0], 2)
+    ]
+
+
+def _correlation(one: str, other: str, points: Sequence[tuple[Any, Any]]) -> Correlation:
+    from scipy.stats import spearmanr
+
+    pairs = np.array([point for point in points if None not in point], dtype=float).reshape(-1, 2)
+    result = Correlation([one, other], len(pairs))
+    if len(pairs) < FEWEST:
+        return replace(result, note=f"fewer than {FEWEST} measurements")
+    if (np.ptp(pairs, axis=0) == 0).any():
+        return replace(result, note="one of the two does not change")
+    r = float(np.clip(np.corrcoef(pairs.T)[0, 1], -1, 1))
+    return replace(result, pearson=r, interval=_fisher(r, len(pairs)), spearman=float(spearmanr(*pairs.T)[0]))
+
+
+def _fisher(r: float, n: int) -> Interval | None:
+    from scipy.stats import norm
+
+    if n < FEWEST_WITH_INTERVAL or abs(r) == 1:
+        return None
+    half = float(norm.ppf((1 + LEVEL) / 2)) / math.sqrt(n - 3)
+    return math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+
+
 def summary(folder: Path) -> dict[str, Any] | None:
-    """The summary in training.json: first and last values, and correlations; None without measurements."""
+    """The summary for training.json: first and last values, and correlations; None without measurements."""
     lines = read_measurements(folder)
     if not lines:
         return None

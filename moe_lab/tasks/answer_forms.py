@@ -143,14 +143,14 @@ def _shuffled(choices: list[str], gold: int, question: str) -> tuple[list[str], 
 # are lm-eval's `repeats`, the vote is its filter `majority_vote`.
 
 TEMPERATURE = 0.7
-"""Of the samples, where neither the task nor `gen_kwargs` samples."""
+"""The temperature of the samples if neither the task nor `gen_kwargs` turns sampling on."""
 
 
 def voted(config: dict[str, Any], count: int) -> dict[str, Any]:
     """An lm-eval task's configuration with `count` samples, and a vote in each of its filters before `take_first`.
 
-    The answer that most samples have wins; of several such answers, the one that was sampled first. Samples of which a
-    filter extracts nothing vote for its fallback, such as "[invalid]".
+    The most frequent answer wins; of equally frequent answers, the one that was sampled first. Samples without an
+    extracted answer vote for the filter's fallback, such as "[invalid]".
 
     Raises TaskError for a task without an extracted answer.
     """

@@ -129,7 +129,7 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
 
 
 def all_rows(documents: Any) -> Any:
-    """The same rows, converted together: a Dataset takes four times as long to yield them one by one."""
+    """The same rows, converted together, because a Dataset takes four times as long to convert them one by one."""
     plain = hasattr(documents, "to_list") and documents.format["type"] is None
     return documents.to_list() if plain else documents
 

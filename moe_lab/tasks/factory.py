@@ -32,9 +32,7 @@ def build_tasks(
     manager: TaskManager, specs: list[str], config: Config, holdout: Holdout | None, splits: tuple[str, ...]
 ) -> TaskDict:
     """Load tasks, groups or tags by name or YAML file, as `load_tasks` describes. Raises TaskError."""
-    factory = manager._factory = _Factory(
-        config, holdout, splits
-    )  # lm-eval builds every task with its factory
+    factory = manager._factory = _Factory(config, holdout, splits)  # lm-eval builds all tasks with it
     try:
         tasks = manager.load(specs)
     except ImportError as error:
@@ -101,7 +99,7 @@ class _Factory(TaskFactory):
         return self._run.data_dir is not None and not has_data
 
     def _exists(self, config: dict[str, Any]) -> Callable[[str], bool]:
-        """A function that returns whether a split exists. A hub data set is assumed to have all splits of its task."""
+        """A function that returns whether a split exists. A hub data set is assumed to have all splits of the task."""
         if not self._from_data_dir(config):
             return lambda split: True
         folder = self._folder(config)
@@ -111,7 +109,7 @@ class _Factory(TaskFactory):
         return Path(self._run.data_dir or "") / self._folder_name(config["task"])
 
     def _folder_name(self, task: str) -> str:
-        """The folder under `data_dir`: that of all tasks, of the group whose tasks share files, or the task's name."""
+        """The folder under `data_dir`: `task.data_folder`, else the group whose tasks share files, else the task."""
         names = [self._task.name] if isinstance(self._task.name, str) else self._task.name
         shared = names[0] if self._task.data_filter and len(names) == 1 else None
         return self._task.data_folder or shared or task
@@ -222,7 +220,7 @@ def _from_hub(config: dict[str, Any], **_: Any) -> Any:
 
 
 def _source(custom_dataset: Any) -> Any:
-    """The data set that a view with held-out documents is made from."""
+    """The function that loads the data set, without the selection of held-out documents."""
     return custom_dataset.load if isinstance(custom_dataset, HeldOutDataset) else custom_dataset
 
 
@@ -233,7 +231,7 @@ def _generated(custom_dataset: Any) -> bool:
 
 # Tasks of the user whose YAML names its data: files, a folder or a function. `data_dir` does not replace them.
 
-PACKAGES = (Path(__file__).resolve().parent, Path(lm_eval.__file__).resolve().parent)
+PACKAGES = (OWN_TASKS, Path(lm_eval.__file__).resolve().parent)
 """Folders of packages, whose YAMLs are not the user's."""
 
 
@@ -243,9 +241,8 @@ def has_own_files(yaml_path: Path | None, config: dict[str, Any]) -> bool:
         return False
     function = config.get("custom_dataset")
     if function is not None:
-        return not str(getattr(function, "__module__", "")).startswith(
-            "moe_lab."
-        )  # else of a YAML it includes
+        # a function of this package comes from a YAML that the user's YAML includes
+        return not str(getattr(function, "__module__", "")).startswith("moe_lab.")
     path = config.get("dataset_path")
     if path is None:
         return False

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.tasks.judges import judge_names
+from moe_lab.tasks.judges import is_judged, judge_class, judge_names, keep_metrics
 
 if TYPE_CHECKING:
-    from lm_eval.api.task import Task
     from lm_eval.tasks.manager import TaskDict, TaskManager
 
     from moe_lab.config.schema import Config
@@ -47,20 +46,26 @@ def task_cache() -> Iterator[None]:
 
 
 def once(key: str, compute: Callable[[], T]) -> T:
-    """The value of `compute`, computed once for a key within `task_cache`. The key has all that determines it."""
+    """The value of `compute`, computed once for each key within `task_cache`.
+
+    Args:
+        key: contains all that determines the value.
+    """
     if _cache is None:
         return compute()
     if key not in _cache:
         _cache[key] = compute()
-    found: T = _cache[key]
-    return found
+    value: T = _cache[key]
+    return value
 
 
 def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str, ...] = ()) -> TaskDict:
     """The tasks of `config.task` with their documents, ready for `lm_eval.evaluate`.
 
-    With `holdout` they evaluate tuning documents (`documents.py`) instead of their test. With `splits` they evaluate
-    the first available one: a split's name, or lm-eval's key for one (`training_split`).
+    Args:
+        holdout: evaluate tuning documents (`documents.py`) instead of the test set.
+        splits: evaluate the first available one of these instead of the test set. Each is the name of a split, or
+            lm-eval's key of one (`training_split`).
 
     Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
     unknown task, missing or malformed data, and settings that the task cannot have.
@@ -88,9 +93,13 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
     if not tasks["tasks"]:
         raise TaskError(f"task.name={config.task.name} holds no task.")
     for name, task in tasks["tasks"].items():
-        _refuse_unsupported(name, task)
-        if holdout is not None or splits:
-            _refuse_judged(name, task)
+        if getattr(task, "MULTIMODAL", False):
+            raise TaskError(f"Task {name} needs images or sound. Only text is supported.")
+        if (holdout is not None or splits) and is_judged(task):
+            raise TaskError(
+                f"Task {name} has no right answers, because judges score its answers. It can be evaluated, but neither "
+                "tuned on nor used as references."
+            )
         _apply_settings(task, config)
     return tasks
 
@@ -99,8 +108,8 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
 def task_file(name: str) -> Path | None:
     """The YAML file that defines a task of this name; None for a group, a tag, an unknown name, or several files.
 
-    Reading lm-eval's index takes ten times as long as reading the names in all files, and that takes five times as long
-    as finding a file of the same name.
+    A file with the name of the task is found first, because this is fast. Reading the names of tasks in all files takes
+    five times as long, and reading lm-eval's index fifty times as long.
     """
     from importlib.util import find_spec
 
@@ -143,7 +152,8 @@ def _task_of(file: Path) -> Any:
 def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager, list[str]]:
     """A task manager and the names or files to load: files if each name has one, else names in the whole index.
 
-    The whole index takes seconds to read. Groups and tags of `include_path` need it, as they may hold tasks of lm-eval.
+    Reading the whole index takes seconds. Groups and tags of `include_path` need it, because they may contain tasks of
+    lm-eval.
     """
     from lm_eval.tasks import TaskManager
 
@@ -187,26 +197,9 @@ def _unknown_task(name: str, known: list[str]) -> str:
     return f"task.name={name} is no lm-eval task, group or tag.{hint}\nAll names: lm-eval ls tasks"
 
 
-def _refuse_unsupported(name: str, task: Task) -> None:
-    if getattr(task, "MULTIMODAL", False):
-        raise TaskError(f"Task {name} needs images or sound. Only text is supported.")
-
-
-def _refuse_judged(name: str, task: Task) -> None:
-    from moe_lab.tasks.judges import is_judged
-
-    if is_judged(task):
-        raise TaskError(
-            f"Task {name} has no right answers, only judges of what is answered: it is evaluated, and neither tuned on "
-            "nor learned from."
-        )
-
-
 def _apply_settings(task: Any, config: Config) -> None:
     """Apply the run's settings, as `lm_eval.simple_evaluate` does before evaluating. They override the task's."""
     from lm_eval.filters import build_filter_ensemble
-
-    from moe_lab.tasks.judges import is_judged, judge_class, keep_metrics
 
     if config.gen_kwargs and task.get_config("output_type") == "generate_until":
         own = task.get_config("generation_kwargs") or {}
@@ -230,11 +223,11 @@ def _apply_settings(task: Any, config: Config) -> None:
 def generation_settings(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """A task's generation settings, overridden by those of `gen_kwargs`.
 
-    A given number of new tokens replaces all of lm-eval's names for it. Without do_sample, a given sampling setting
-    turns sampling on, and temperature=0 turns it off.
+    lm-eval has several names for the number of new tokens: a given number replaces the task's number under any of them.
+    Without do_sample, a given sampling setting turns sampling on, and temperature=0 turns it off.
     """
-    spellings = MAX_NEW_TOKENS if any(key in given for key in MAX_NEW_TOKENS) else ()
-    settings = {key: value for key, value in own.items() if key not in spellings} | given
+    replaced = MAX_NEW_TOKENS if any(key in given for key in MAX_NEW_TOKENS) else ()
+    settings = {key: value for key, value in own.items() if key not in replaced} | given
     if "do_sample" not in given and any(key in given for key in SAMPLING):
         settings["do_sample"] = given.get("temperature") != 0
     if settings.get("do_sample") and settings.get("temperature") == 0:
@@ -257,7 +250,7 @@ def _check_fewshot_pool(task: Any) -> None:
 
 
 def seed_as_lm_eval() -> None:
-    """Set the global seeds of `lm_eval.simple_evaluate`, which some tasks shuffle documents or choices with."""
+    """Set the global seeds as `lm_eval.simple_evaluate` does: some tasks shuffle documents or choices with them."""
     import random
 
     import numpy

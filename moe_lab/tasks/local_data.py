@@ -86,7 +86,7 @@ def needed_splits(config: dict[str, Any], num_fewshot: int | None) -> tuple[tupl
 def shown_columns(config: dict[str, Any]) -> frozenset[str]:
     """Columns that a task's templates insert without condition or filter: `{{question}}`, `{{answer.strip()}}`.
 
-    None for tasks with `process_docs`, which may rewrite the rows.
+    Empty for tasks with `process_docs`, which may rewrite the rows.
     """
     if config.get("process_docs"):
         return frozenset()
@@ -123,7 +123,7 @@ def _read(file: Path, _mtime_ns: int, _size: int) -> Rows:
     return rows
 
 
-# The tasks of a group, MMLU's 57 for example, are parts of one file: what holds for all of them is found out once
+# The tasks of a group (MMLU has 57) are parts of one file. Results about the whole file are computed once
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,7 @@
 """Functions that the task YAMLs of this folder name (`!function`), and the versions of such functions in run ids.
 
-A version represents a function in run ids. A change that may change scores raises it. Any other change does not
-change run ids.
+A run id contains the versions of a task's functions, not their source. Raise the version with a change that may change
+scores. Any other change leaves run ids as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable)
 FIRST = Path(__file__).with_name("first_versions.json")
-"""The source of the oldest functions at version 1. Earlier run ids were made of it, and stay valid."""
+"""The source of the oldest functions at version 1. Earlier run ids contain it, and stay valid."""
 
 
 def versioned(name: str, version: int) -> Callable[[F], F]:

@@ -15,8 +15,6 @@ from moe_lab.cli.doctor import command_needs
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
-from moe_lab.methods.finetune_freeze.store import training_content
-from moe_lab.methods.trained import Trained
 from moe_lab.models.facts import model_facts
 from moe_lab.models.memory import size_text, weight_memory
 from moe_lab.models.source import model_folder
@@ -194,9 +192,7 @@ def test_a_training_that_is_stored_needs_no_memory(half_precision):
     config = training_config(half_precision[0], schedule="experts")
     method = get_method("finetune-freeze")(config.method)
     facts = model_facts(config.model, dtype="auto", device="cpu", offline=True)
-    data = method.data_identity(config, facts)["data"]
-    content = training_content(config, config.method.recipe(), facts, data, method.version)
-    trained = Trained.of(config, content, "model")
+    trained = method.trained(config, facts)
     (trained.folder / "model").mkdir(parents=True)
     (trained.folder / "training.json").write_text(json.dumps({"id": trained.id}))
     text = text_of(config)

@@ -108,7 +108,7 @@ def test_a_finished_training_is_returned_and_other_recipes_get_other_folders(
     first = train(architecture, tmp_path)
     others = {train(architecture, tmp_path, steps=7), train(architecture, tmp_path, seed=1)}
     assert len({first, *others}) == 3
-    monkeypatch.setattr(training, "train_causal_lm", None)
+    monkeypatch.setattr(training, "MoeTrainer", None)
     assert train(architecture, tmp_path) == first
     assert train(architecture, tmp_path, save_steps=5) == first
 
@@ -137,9 +137,7 @@ def test_the_schedule_is_a_warm_cosine_with_a_line_to_zero_on_top():
     import torch
     from transformers import get_cosine_schedule_with_warmup
 
-    from moe_lab.methods.trainer import Schedule
-
-    ours = Schedule(steps=80, warmup_steps=10, decay_steps=100, cooldown_steps=20)
+    ours = PretrainTiny.Config(steps=80, warmup_steps=10, decay_steps=100, cooldown_steps=20).rate
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     cosine = get_cosine_schedule_with_warmup(
         optimizer, num_warmup_steps=10, num_training_steps=100

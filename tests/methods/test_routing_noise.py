@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_lab.methods.routing_noise import RoutingNoise, Temperatures
+from moe_lab.methods.trainer import RoutingNoise, Temperatures
 from moe_lab.routing.hook import routed
 from moe_lab.routing.noise import gumbel
 from tests.support.models import make_model, small_model

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +23,8 @@ from moe_lab.methods import steer
 from moe_lab.methods.steer import (
     Steer,
     Texts,
-    _content,
     count_selections,
+    profile_content,
     read_texts,
     steered_experts,
     texts_as_rows,
@@ -224,7 +223,7 @@ def test_the_right_choices_are_the_answers_of_documents_that_are_not_evaluated(t
 def test_selections_belong_to_the_texts_and_the_model() -> None:
     def content(texts: Texts, dtype: str = "float32", model: str = "tiny") -> dict[str, Any]:
         facts = replace(FACTS, dtype=dtype)
-        return _content(to_config(compose_cell([f"model={model}"], [])), texts, SimpleNamespace(facts=facts))
+        return profile_content(to_config(compose_cell([f"model={model}"], [])), texts, facts)
 
     texts = Texts([], PAIRS)
     own = content(texts)

@@ -14,7 +14,7 @@ import torch
 
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
-from moe_lab.methods.top_p import TopP
+from moe_lab.methods.expert_counts import TopP
 from moe_lab.models.facts import ModelFacts
 from moe_lab.routing import find_routers
 from tests.support import attention_kinds, rounding

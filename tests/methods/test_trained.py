@@ -26,10 +26,10 @@ def folder_of(config, content, trained):
             (folder / name).mkdir(exist_ok=True)
         return {"steps": len(trained)}
 
-    record = artifact.load_or_train(content, train)
-    assert not (record["folder"] / "checkpoints").exists()
+    record = artifact.load_or_train(train)
+    assert not (artifact.folder / "checkpoints").exists()
     assert record["id"] == trained[record["steps"] - 1]
-    return record["folder"]
+    return artifact.folder
 
 
 @pytest.mark.parametrize("key", CONTENT)
@@ -64,7 +64,7 @@ def test_what_a_training_leaves_in_reference_cycles_is_removed(tmp_path):
         return {"steps": len([Node()])}
 
     config = Config(method=Base.Config(name="base"), output_dir=str(tmp_path))
-    Trained.of(config, CONTENT, "model").load_or_train(CONTENT, train)
+    Trained.of(config, CONTENT, "model").load_or_train(train)
     assert seen[0]() is None
 
 

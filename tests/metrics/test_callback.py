@@ -16,8 +16,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from moe_lab.metrics.correlations import correlations
-from moe_lab.metrics.training_metrics import ExpertMetrics, measure, read_measurements, summary
+from moe_lab.metrics.training_metrics import ExpertMetrics, correlations, measure, read_measurements, summary
 from moe_lab.reports.figures.curves import write_training_metrics
 from tests.support.interventions import some_rows
 from tests.support.models import small_model

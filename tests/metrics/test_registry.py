@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moe_lab.metrics.correlations import values_of
 from moe_lab.metrics.interventions import RandomRouting
 from moe_lab.metrics.registry import (
     METRICS,
@@ -22,6 +21,7 @@ from moe_lab.metrics.registry import (
     Lost,
     Selections,
     evaluations,
+    values_of,
 )
 from moe_lab.metrics.training_metrics import measure
 from moe_lab.models.memory import ModelPool

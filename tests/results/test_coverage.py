@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from lm_eval.api.metrics import weighted_perplexity
 
-from moe_lab.metrics.correlations import correlations
 from moe_lab.metrics.intervals import ratio
+from moe_lab.metrics.training_metrics import correlations
 from moe_lab.results.statistics import (
     Interval,
     interval,

@@ -106,7 +106,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "experts per token": (lines_of([(drawn(2, 0)[..., :3].tolist(), 1)]), "line 1: 3 experts.*takes 4"),
     "an id": (lines_of([(changed((2, 6, 1), 16), 1)]), "line 1: token 2, MoE layer 6.*no such expert"),
-    "twice": (lines_of([(changed((1, 0), 0), 1)]), "token 1, MoE layer 0.*stands twice"),
+    "twice": (lines_of([(changed((1, 0), 0), 1)]), "token 1, MoE layer 0.*listed twice"),
     "prompt": (lines_of([(drawn(2, 0).tolist(), 9)]), "prompt_tokens=9.*0 to 3"),
     "base64": (lines_of([("###", 1)]), "line 1: routed_experts cannot be decoded"),
     "numbers": (lines_of([(int32(drawn(1, 0))[:64], 1)]), "no multiple of 8 layers"),

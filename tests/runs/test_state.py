@@ -10,8 +10,6 @@ import pytest
 
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
-from moe_lab.methods.c3po.config import ALPHAS_TRIED
-from moe_lab.methods.c3po.kernel_methods import ALPHAS
 from moe_lab.methods.references.store import References
 from moe_lab.results.atomic import write_json
 from moe_lab.results.logs import ResponseLog
@@ -93,10 +91,6 @@ def test_c3po_reads_its_neighbours_and_their_tails(keys: dict, expected: float) 
     assert method(method.Config(name="c3po", **keys)).forward_tokens(ASKED) == expected
 
 
-def test_the_plan_knows_how_many_alphas_are_tried() -> None:
-    assert len(ALPHAS) == ALPHAS_TRIED
-
-
 def test_a_reference_set_is_counted_until_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,8 +109,7 @@ def test_a_reference_set_is_counted_until_it_is_there(
 
 def _references(run: Run) -> References:
     from moe_lab.methods.references.documents import reference_documents
-    from moe_lab.methods.references.reference_set import reference_content, references_of
+    from moe_lab.methods.references.reference_set import references_of
 
     documents = reference_documents(run.config, run.config.method)
-    content = reference_content(run.config, run.config.method, documents, run.facts)
-    return references_of(run.config, documents, content, run.facts)
+    return references_of(run.config, run.config.method, documents, run.facts)

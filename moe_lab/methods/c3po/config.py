@@ -24,13 +24,15 @@ AT_LEAST = {
     **dict.fromkeys(("steps", "shifts", "negative", "temperature"), 0),
 }
 ABOVE_0 = ("epsilon", "bandwidth", "abstain")
-ALPHAS_TRIED = 11
-"""The number of shares that `optimizer=kernel_regression` tries if `alpha` is null."""
+ALPHAS = tuple(step / 10 for step in range(11))
+"""Values of alpha that `optimizer=kernel_regression` tries if `alpha` is null."""
 OF_DESCENT = {"steps", "update", "learning_rate", "schedule", "relax", "negative"}
+"""Keys of gradient descent alone."""
 OF_REFERENCES = {
     *("k", "epsilon", "kernel", "bandwidth", "reference", "reference_size", "embeddings"),
     *("most_similar", "abstain", "negative"),
 }
+"""Keys that the oracle does not read."""
 
 
 @dataclass(kw_only=True)
@@ -99,7 +101,7 @@ class C3POConfig(Method.Config):
     def passes(self) -> int:
         """The number of passes of a question's neighbours through the later layers."""
         if self.optimizer == "kernel_regression":
-            return 2 if self.alpha is not None else 2 + ALPHAS_TRIED
+            return 2 if self.alpha is not None else 2 + len(ALPHAS)
         steps = self.shifts if self.optimizer == "mode_finding" else self.steps
         return (steps + 1) * (2 if self.negative else 1)
 

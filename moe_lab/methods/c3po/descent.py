@@ -197,7 +197,7 @@ class Contrast:
         return self.seen(self.right(pathways, relax) + self.weight * self.wrong(pathways, relax))
 
     def seen(self, loss_N: Tensor) -> Tensor:
-        """Losses as they are reported: NaN where there are no right neighbours."""
+        """The losses to report: NaN without right neighbours."""
         return self.right.seen(loss_N)
 
 

@@ -136,7 +136,7 @@ def rerouted_choices(
 
 
 class _Seen(Remix):
-    """Records the weights of the last re-routed token of every sequence, for each MoE layer that runs."""
+    """A Remix that records the weights of every sequence's last re-routed token, for each MoE layer that runs."""
 
     def __init__(self, probs: dict[int, Tensor]):
         super().__init__(probs)
@@ -236,25 +236,19 @@ class PathwayEngine(Engine):
 
         own = self._with_right_answers(contexts, [(request.text, request.texts[0]) for request in requests])
         optimized = self.optimize(texts, suffixes, own, watch)
-        scores = self._scores(requests, suffixes, optimized.pathways)
+        samples = samples_around(
+            optimized.pathways,
+            suffixes,
+            [request.noise_key for request in requests],
+            n=self.settings.n,
+            temperature=self.settings.temperature,
+            seed=self.seed,
+        )
+        scores = self.replay.score(suffixes, *samples)
         if self.trace:
             continuations = [(request.text, list(request.texts)) for request in requests]
             self.trace.write(continuations, optimized, states, self.optimize.references)
         return scores
-
-    def _scores(
-        self, requests: list[ScoringRequest], suffixes: list[PromptSuffix], pathways: Pathways
-    ) -> list[Scores]:
-        settings = self.settings
-        samples = samples_around(
-            pathways,
-            suffixes,
-            [request.noise_key for request in requests],
-            n=settings.n,
-            temperature=settings.temperature,
-            seed=self.seed,
-        )
-        return self.replay.score(suffixes, *samples)
 
     def _read(
         self,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe_lab.errors import ConfigError
+from moe_lab.methods.c3po.config import ALPHAS
 from moe_lab.methods.c3po.descent import NeighbourLoss, check_losses
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 
@@ -34,8 +34,6 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
 """Logarithms of the kernels (section 3 and Table 6). Linear: the cosine, 0 below 0; Matérn with smoothness 3/2."""
 SCALED = ("matern", "gaussian")
 """Kernels with a bandwidth."""
-ALPHAS = tuple(step / 10 for step in range(11))
-"""Values of alpha that kernel regression tries without `method.alpha`."""
 
 
 def kernel(name: str, distance_Nk: Tensor, bandwidth: float | None = None) -> Tensor:
@@ -46,13 +44,7 @@ def kernel(name: str, distance_Nk: Tensor, bandwidth: float | None = None) -> Te
     Args:
         name: one of `KERNELS`.
         bandwidth: of `SCALED` kernels; None: the (lower) median of each question's own distances.
-
-    Raises ConfigError for a bandwidth with a kernel that has none.
     """
-    if bandwidth is not None and name not in SCALED:
-        raise ConfigError(
-            f"The {name} kernel has no bandwidth: leave method.bandwidth out, or use method.kernel=gaussian or matern."
-        )
     if not distance_Nk.numel():
         return distance_Nk.float()
     there_Nk = distance_Nk.isfinite()
@@ -78,8 +70,8 @@ def kernel_regression(
     model's top-k. A pathway without neighbours does not change, and its losses are NaN.
 
     Args:
-        alpha: share of the question's own pathway; None: for each question, the one of `ALPHAS` with the smallest loss
-            on the neighbours (equation 6).
+        alpha: share of the question's own pathway; None: for each question, the value of `ALPHAS` with the smallest
+            loss on the neighbours (equation 6).
 
     Raises RoutingError if the loss of a question with neighbours is NaN.
     """
@@ -114,8 +106,8 @@ class Shifts:
     """The share of the pathway that a shift keeps."""
     k: int = 3
     epsilon: float | None = None
-    """Only those of the k within this radius count; None: all. The radius is half the squared distance, which is the
-    cosine distance for vectors of unit length."""
+    """Only neighbours within this radius count; None: all k. The radius is half the squared distance. For vectors of
+    unit length this is the cosine distance."""
     kernel: str = "gaussian"
     bandwidth: float | None = None
 

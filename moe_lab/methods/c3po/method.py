@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.engine.token_span import named_tokens
 from moe_lab.errors import ConfigError
-from moe_lab.methods.base import engine_options
+from moe_lab.methods.base import base_lm
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.references.documents import check_asked_enough, check_one_process, reference_documents
+from moe_lab.methods.references.documents import check_one_process
 from moe_lab.results.model import RunResult
 
 if TYPE_CHECKING:
@@ -103,18 +103,13 @@ class C3PO(Method):
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The reference documents. Raises ConfigError or TaskError if they are missing."""
-        from moe_lab.methods.references.embeddings import embedding_identity
-        from moe_lab.methods.references.reference_set import reference_content
+        from moe_lab.methods.references.reference_set import references_identity
 
         check_one_process(config)
         _check_tasks(config, self.config)
         if self.config.optimizer == "oracle":
             return {}
-        documents = reference_documents(config, self.config)
-        check_asked_enough(documents, self.config)
-        return reference_content(config, self.config, documents, facts) | embedding_identity(
-            self.config.embeddings
-        )
+        return references_identity(config, self.config, facts)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """`layers` as numbers. Keys that the optimizer does not read are left out."""
@@ -122,7 +117,7 @@ class C3PO(Method):
         return {key: value for key, value in named.items() if key not in self.config.unread}
 
     def forward_tokens(self, workload: Workload) -> float:
-        """The answers, the neighbours (read once), and the suffixes of their prompts in every pass.
+        """The tokens of the answers, of the neighbours (read once), and of their prompts' suffixes in every pass.
 
         With `epsilon` the number of neighbours is not known yet; k is assumed.
         """
@@ -143,21 +138,20 @@ class C3PO(Method):
 
         if self.config.optimizer == "oracle":
             return {}
-        return references_left(config, self.config, reference_documents(config, self.config), facts)
+        return references_left(config, self.config, facts)
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[C3POLM]:
-        from moe_lab.engine.lm import EngineLM
         from moe_lab.methods.c3po.engine import C3POLM, Trace
         from moe_lab.methods.references.reference_set import load_or_build
 
-        config, references, info = context.config, None, {}
-        if self.config.optimizer != "oracle":
-            base = EngineLM(model.model, model.tokenizer, **engine_options(config))
-            references = load_or_build(config, self.config, model, base)
+        config, references, gold_of, info = context.config, None, None, {}
+        if self.config.optimizer == "oracle":
+            gold_of = right_answers(config)
+        else:
+            references = load_or_build(config, self.config, model, base_lm(model, config))
             info = {"reference": references.counts}
         layers = named_layers(self.config.layers, model.facts.moe_layers)
-        gold_of = right_answers(config) if self.config.optimizer == "oracle" else None
         trace = Trace(context.folder) if self.config.trace and context.folder else None
         lm = C3POLM(model, config, self.config, layers, references, gold_of, trace)
         lm.session_info = info
@@ -205,7 +199,7 @@ class C3PO(Method):
 
     @staticmethod
     def without_neighbour(result: RunResult) -> tuple[int, int] | None:
-        """None for the oracle, too, which has no neighbours."""
+        """Also None for the oracle, which has no neighbours."""
         without = result.report.get("reference", {}).get("questions_without", 0)
         if result.report.get("upper_bound") or (result.report.get("epsilon") is None and not without):
             return None

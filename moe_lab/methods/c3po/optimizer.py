@@ -93,19 +93,20 @@ class PathwayOptimizer:
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
         loss = self._loss(references, near, weight_NK, settings.loss)
         none_N = ~loss.found_N
-        if settings.optimizer == "ngd" and self._wrong:
-            changed = ngd(pathways, self._contrast(embedding, loss), self._descent, watch)
-        elif settings.optimizer == "ngd":
-            changed = ngd(pathways, loss, self._descent, watch)
+        if settings.optimizer == "ngd":
+            minimized = self._contrast(self._wrong, embedding, loss) if self._wrong else loss
+            changed = ngd(pathways, minimized, self._descent, watch)
         elif settings.optimizer == "kernel_regression":
             changed = kernel_regression(pathways, loss, settings.alpha, watch)
         else:
             excluded_NR = embedding @ references.embedding_RX.T > settings.most_similar
             excluded_NR |= far_N[:, None]
-            known = references.pathway_RWME
-            none_N = without_neighbours(pathways, known, self._shifts, excluded_NR)
-            changed = mode_finding(pathways, loss, known, self._shifts, excluded_NR, watch)
-        self._count(near, far_N, none_N)
+            reference_RWME = references.pathway_RWME
+            none_N = without_neighbours(pathways, reference_RWME, self._shifts, excluded_NR)
+            changed = mode_finding(pathways, loss, reference_RWME, self._shifts, excluded_NR, watch)
+        self.counted["reference_dropped"] += int(near.dropped_Q.sum())
+        self.counted["reference_far"] += int(far_N.sum())
+        self.counted["reference_none"] += int(none_N.sum())
         return Optimized(*changed, near, weight_NK)
 
     def _nearest(self, references: ReferenceSet, embedding: Tensor) -> Neighbours:
@@ -130,11 +131,6 @@ class PathwayOptimizer:
                 return references.embed_read(torch.stack([suffix.mean_D for suffix in suffixes]))
         return references.embed(texts, self.model)
 
-    def _count(self, near: Neighbours, far_N: Tensor, none_N: Tensor) -> None:
-        self.counted["reference_dropped"] += int(near.dropped_Q.sum())
-        self.counted["reference_far"] += int(far_N.sum())
-        self.counted["reference_none"] += int(none_N.sum())
-
     @property
     def _descent(self) -> Descent:
         settings = self.settings
@@ -149,14 +145,12 @@ class PathwayOptimizer:
             settings.shifts, alpha, settings.k, settings.epsilon, settings.kernel, settings.bandwidth
         )
 
-    def _contrast(self, embedding: Tensor, right: NeighbourLoss) -> Contrast:
+    def _contrast(self, wrong: ReferenceSet, embedding: Tensor, right: NeighbourLoss) -> Contrast:
         """The loss with the nearest wrong answers, for questions that have right neighbours."""
-        assert self._wrong is not None
         settings = self.settings
-        near = self._nearest(self._wrong, embedding)
+        near = self._nearest(wrong, embedding)
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth) * right.found_N[:, None]
-        wrong = self._loss(self._wrong, near, weight_NK, "unlikelihood")
-        return Contrast(right, wrong, settings.negative)
+        return Contrast(right, self._loss(wrong, near, weight_NK, "unlikelihood"), settings.negative)
 
     def _loss(
         self, references: ReferenceSet, near: Neighbours, weight_NK: Tensor, kind: str

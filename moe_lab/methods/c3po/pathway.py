@@ -78,10 +78,6 @@ class Pathways:
         """[N, W, E] by optimized MoE layer."""
         return dict(zip(self.layers, self.probs_NWLE().unbind(dim=2), strict=True))
 
-    def noisy(self, noise: dict[int, Tensor]) -> Remix:
-        """The policy that chooses the re-routed tokens' K experts with noise ([N, W, E] by optimized layer)."""
-        return Remix(self.probs(), noise=noise)
-
     def remix(self, relax: str, question_P: Tensor | None = None) -> Remix:
         """The policy that routes the re-routed tokens of a pass by these pathways.
 
@@ -122,10 +118,12 @@ def samples_around(
     Args:
         noise_keys: `document_key` of each question.
     """
-    return [pathways.remix("topk")] + [
-        pathways.noisy({layer: temperature * noise for layer, noise in noises.items()})
-        for noises in (_noise(pathways, suffixes, noise_keys, sample, seed) for sample in range(1, n))
-    ]
+    samples = [pathways.remix("topk")]
+    for sample in range(1, n):
+        noises = _noise(pathways, suffixes, noise_keys, sample, seed)
+        scaled = {layer: temperature * noise for layer, noise in noises.items()}
+        samples.append(Remix(pathways.probs(), noise=scaled))
+    return samples
 
 
 def _noise(

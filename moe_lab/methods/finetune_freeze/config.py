@@ -1,16 +1,16 @@
-"""The hyperparameters of a fine-tuning (MoE-Bench's Table 1), its freezing schedule, and the recipe of its weights."""
+"""The keys of `method=finetune-freeze` (MoE-Bench's Table 1), its freezing schedule, and the recipe of its weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from moe_lab.config.validators import LARGEST, above_zero, at_least, did_you_mean, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
-from moe_lab.methods.finetune_freeze.lora_config import Lora
+from moe_lab.methods.method import Method
 from moe_lab.models.distributed import num_processes
 
 GROUPS = ("router", "experts", "shared_experts")
@@ -156,30 +156,66 @@ def phase_at(ends: Sequence[int], step: int) -> int:
     return next((number for number, end in enumerate(ends) if step < end), len(ends) - 1)
 
 
+ALL_LINEAR = "all-linear"
+"""peft's name for every linear module but the output head."""
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""The names of attention's linear modules in most families."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Rate:
-    """The learning rate at each step, as a share of `learning_rate`: linear warm-up, then transformers' schedule."""
+class Lora:
+    """The keys `method.lora.*`, with the names and defaults of peft's `LoraConfig`.
 
-    steps: int
-    warmup_steps: int
-    learning_rate: float
-    peaks: tuple[float, ...]
-    """The peak learning rate of each phase."""
-    ends: tuple[int, ...]
-    scheduler: str = "linear"
+    With `r=None` there is no adapter, and the weights of the model are trained.
+    """
 
-    def __call__(self, step: int) -> float:
-        peak = self.peaks[phase_at(self.ends, step)] / self.learning_rate
-        if step < self.warmup_steps:
-            return peak * step / self.warmup_steps
-        left = max(0.0, (self.steps - step) / max(1, self.steps - self.warmup_steps))
-        if self.scheduler == "constant_with_warmup":
-            return peak
-        return peak * (left if self.scheduler == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
+    r: int | None = None
+    """The rank."""
+    lora_alpha: int = 8
+    """The update of a weight is lora_alpha / r times B A."""
+    lora_dropout: float = 0.0
+    target_modules: str | list[str] = field(default_factory=lambda: list(ATTENTION))
+    """Names of modules, or the ends of their names; a text other than `ALL_LINEAR` is a regular expression."""
+    target_parameters: list[str] | None = None
+    """Names of parameters, or the ends of their names: experts and routers that are no linear modules."""
+    use_rslora: bool = False
+    """Whether the update is scaled by lora_alpha / sqrt(r) instead."""
+
+    def __post_init__(self) -> None:
+        at_least("method.lora.r", self.r, 1)
+        at_least("method.lora.lora_alpha", self.lora_alpha, 1)
+        at_least("method.lora.lora_dropout", self.lora_dropout, 0)
+        if not self.lora_dropout < 1:
+            raise ConfigError(f"method.lora.lora_dropout={self.lora_dropout}: must be below 1.")
+        if self.r is None and self.given:
+            key = self.given[0]
+            raise ConfigError(
+                f"method.lora.{key}={getattr(self, key)} has no effect without a rank. Give method.lora.r=, too."
+            )
+        if not self.target_modules and not self.target_parameters:
+            raise ConfigError(
+                "method.lora.target_modules and method.lora.target_parameters are both empty: nothing is trained. "
+                "Give one of them."
+            )
+        if self.target_parameters and self.lora_dropout:
+            raise ConfigError(
+                f"method.lora.lora_dropout={self.lora_dropout}: peft has no dropout for target_parameters. Leave one "
+                "of them out."
+            )
+
+    @property
+    def given(self) -> list[str]:
+        """The keys with another value than their default."""
+        return [
+            each.name
+            for each in fields(self)
+            if getattr(self, each.name)
+            != (list(ATTENTION) if each.name == "target_modules" else each.default)
+        ]
 
 
 @dataclass(kw_only=True)
-class FinetuneConfig:
+class FinetuneConfig(Method.Config):
     """The keys of `conf/method/finetune-freeze.yaml`; numbers are those of MoE-Bench's Table 1."""
 
     name: str = "finetune-freeze"
@@ -347,20 +383,6 @@ class Recipe:
     def ends(self, rows: int) -> list[int]:
         """The step before which each phase ends. Raises ConfigError for a phase without a step."""
         return boundaries(self.phases, self.steps(rows))
-
-    def rate(self, rows: int, *, router: bool) -> Rate:
-        """The learning rate of the routers, or of all other parameters. `router_lr` holds in all phases."""
-        own = self.router_lr if router else None
-        peaks = [own or phase.lr or self.learning_rate for phase in self.phases]
-        steps = self.steps(rows)
-        return Rate(
-            steps=steps,
-            warmup_steps=math.ceil(self.warmup_ratio * steps),
-            learning_rate=own or self.learning_rate,
-            peaks=tuple(peaks),
-            ends=tuple(self.ends(rows)),
-            scheduler=self.scheduler,
-        )
 
     def identity(self) -> dict[str, Any]:
         """The recipe as plain values, the same for all spellings of one schedule.

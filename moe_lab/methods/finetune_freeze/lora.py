@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.methods.finetune_freeze.lora_config import ALL_LINEAR, Lora
+from moe_lab.methods.finetune_freeze.config import ALL_LINEAR, Lora
 from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
 from moe_lab.methods.trained import check_trained
 from moe_lab.models.adapters import save_adapter

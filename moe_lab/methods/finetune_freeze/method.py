@@ -7,23 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError, ModelError, ResultsError
-from moe_lab.methods.base import Base
-from moe_lab.methods.c2r import changed_fraction
+from moe_lab.methods.base import base_lm
+from moe_lab.methods.c2r import changed_fraction, model_content
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-from moe_lab.methods.finetune_freeze.store import (
-    check_constraint,
-    load_or_train,
-    partners_in,
-    profile_identity,
-    training_content,
-    work_left,
-)
-from moe_lab.methods.method import Context, Method, TrainingMethod
+from moe_lab.methods.finetune_freeze.store import check_constraint, partners_in, profile_identity, train
+from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.trained import Trained
 from moe_lab.tasks.loading import once
 
@@ -42,7 +35,7 @@ RECORDED = (
 )
 """Keys of training.json that results.json has, too."""
 OF_PROFILE = ("profile", "profile_sha256", "test_profile")
-"""Such keys of a training under a constraint."""
+"""More such keys, of a training under C2R's constraint."""
 
 
 class FinetuneFreeze(TrainingMethod):
@@ -59,11 +52,7 @@ class FinetuneFreeze(TrainingMethod):
     own_routing = True
     tells_choices = True
 
-    @dataclass(kw_only=True)
-    class Config(FinetuneConfig, Method.Config):
-        """See `FinetuneConfig`."""
-
-        name: str = "finetune-freeze"
+    Config = FinetuneConfig
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -159,21 +148,33 @@ class FinetuneFreeze(TrainingMethod):
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         """The run's configuration with the trained model, or adapter; trains it if it is missing."""
         data, recipe = self._training_data(config, facts), self.config.recipe()
-        content = self._training_content(config, facts)
-        folder = str(load_or_train(config, recipe, content, data, facts, free)["folder"] / recipe.made)
+        trained = self.trained(config, facts)
+        trained.load_or_train(lambda folder: train(folder, config, recipe, data, facts), free)
+        folder = str(trained.folder / trained.made)
         if recipe.lora is None:
             model = replace(config.model, path=folder, revision=None, peft=None)
         else:
             model = replace(config.model, peft=folder, tokenizer=config.model.tokenizer or folder)
         return replace(config, model=model, dtype=facts.dtype)
 
-    def _training_content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        digest = self._training_data(config, facts).data.digest
-        return training_content(config, self.config.recipe(), facts, digest, self.version)
+    def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
+        """The folder and id of the trained model or adapter; it need not exist yet."""
+        recipe = self.config.recipe()
+        content = {
+            "method": "finetune-freeze",
+            "numerics": self.version,
+            "recipe": recipe.identity(),
+            "data": self._training_data(config, facts).data.digest,
+            **profile_identity(self.config),
+            "seed": config.seed,
+            **model_content(config, facts),
+        }
+        return Trained.of(config, content, recipe.made)
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
-        content = self._training_content(config, facts)
-        return work_left(config, self.config.recipe(), content, self._training_data(config, facts))
+        recipe, rows = self.config.recipe(), self._training_data(config, facts).train.rows
+        tokens, per_epoch = sum(len(row.ids) for row in rows), recipe.steps_per_epoch(len(rows))
+        return self.trained(config, facts).left(recipe.steps(len(rows)), tokens, per_epoch)
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
         from moe_lab.methods.finetune_freeze.lora import empty_adapted
@@ -203,7 +204,7 @@ class FinetuneFreeze(TrainingMethod):
         own = self.config
         if not own.push_to_hub:
             return None
-        trained = Trained.of(config, self._training_content(config, facts), own.recipe().made)
+        trained = self.trained(config, facts)
         return Upload(
             folder=trained.folder / trained.made,
             repository=own.hub_model_id or trained.folder.name,
@@ -213,8 +214,7 @@ class FinetuneFreeze(TrainingMethod):
     def card(self, repository: str, *, config: RunConfig, facts: ModelFacts, scores: Sequence[Score]) -> str:
         from moe_lab.methods.finetune_freeze.model_card import model_card
 
-        content = self._training_content(config, facts)
-        record = Trained.of(config, content, self.config.recipe().made).stored()
+        record = self.trained(config, facts).stored()
         if record is None:
             raise ResultsError("its training.json is gone; rerun=true trains it again")
         return model_card(repository, config, record, scores, model_type=facts.family)
@@ -228,7 +228,7 @@ class FinetuneFreeze(TrainingMethod):
         folder, record = record_of(context.config)
         count = self.config.partners
         with (
-            Base(Base.Config(name="base")).open(model, context)
+            nullcontext(base_lm(model, context.config))
             if count is None
             else with_policy(model, PartnersOnly(partners_in(folder, count)), context.config)
         ) as lm:
@@ -241,8 +241,8 @@ class FinetuneFreeze(TrainingMethod):
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
     ) -> dict[str, Any]:
         """With `method.partners=` also C2R's block, under which the model was trained and answered."""
-        told = {key: value for key, value in session_info.items() if key != "constraint"}
-        own = self.config.recipe().identity() | told
+        session = {key: value for key, value in session_info.items() if key != "constraint"}
+        own = self.config.recipe().identity() | session
         if self.config.partners is None:
             return {"finetune_freeze": own}
         share = changed_fraction(counters)

@@ -1,4 +1,4 @@
-"""The trained model of a fine-tuning: its identity, its training, and its collaboration constraint.
+"""The files of a fine-tuning: the trained model or adapter, and the profile of its collaboration constraint.
 
 The profile of C2R's constraint (Zhang et al. 2025) is that of the untrained model. It stays the same during the
 training, and is stored with the trained model (`counts.safetensors`), which is evaluated under the same constraint.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,11 +34,11 @@ from moe_lab.methods.c2r import (
     read_pairs,
 )
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Recipe
-from moe_lab.methods.trained import Trained, save_model
+from moe_lab.methods.trained import save_model
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.models.distributed import num_processes
 from moe_lab.results.atomic import write_atomically, writing
-from moe_lab.results.identity import decisive_versions, versions
+from moe_lab.results.identity import versions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +69,7 @@ def check_constraint(config: Config, facts: ModelFacts) -> None:
 
 
 def profile_identity(own: FinetuneConfig) -> dict[str, Any]:
-    """What determines the profile, without the model and the conversations; empty without a constraint."""
+    """All that determines the profile except the model and the conversations; empty without a constraint."""
     if own.partners is None:
         return {}
     if own.profile is None:
@@ -101,55 +100,10 @@ def partners_in(folder: Path, count: int) -> Tensor:
     return partners_of(read_pairs(folder / COUNTS)[0], count)
 
 
-def training_content(
-    config: Config, recipe: Recipe, facts: ModelFacts, data: str, version: int | str
-) -> dict[str, Any]:
-    """All that determines the weights: model, dtype, recipe, data, seed and the libraries' versions."""
-    from moe_lab.models.identity import model_identity
-    from moe_lab.models.source import model_source
-
-    return {
-        "method": "finetune-freeze",
-        "numerics": version,
-        "recipe": recipe.identity(),
-        "data": data,
-        **profile_identity(config.method),
-        "seed": config.seed,
-        "model": model_identity(model_source(config.model), config.model),
-        "commit": facts.commit,
-        "dtype": facts.dtype,
-        "versions": decisive_versions(),
-    }
-
-
-def work_left(
-    config: Config, recipe: Recipe, content: dict[str, Any], prepared: Prepared
-) -> dict[str, tuple[int, int]]:
-    """(optimizer steps, tokens) that the training still needs, by its folder's name; empty if it is complete."""
-    rows = prepared.train.rows
-    tokens, per_epoch = sum(len(row.ids) for row in rows), recipe.steps_per_epoch(len(rows))
-    return Trained.of(config, content, recipe.made).left(recipe.steps(len(rows)), tokens, per_epoch)
-
-
-def load_or_train(
-    config: Config,
-    recipe: Recipe,
-    content: dict[str, Any],
-    prepared: Prepared,
-    facts: ModelFacts,
-    free: Callable[[], None],
-) -> dict[str, Any]:
-    """The content of training.json and the `folder` of the trained model (`Trained.load_or_train`)."""
-
-    def train(folder: Path) -> dict[str, Any]:
-        return _train(folder, config, recipe, prepared, facts)
-
-    return Trained.of(config, content, recipe.made).load_or_train(content, train, free)
-
-
-def _train(
+def train(
     folder: Path, config: Config, recipe: Recipe, prepared: Prepared, facts: ModelFacts
 ) -> dict[str, Any]:
+    """Fine-tune the run's model and write it, or its adapter. Returns the rest of training.json."""
     from moe_lab.methods.finetune_freeze.training import (
         Training,
         finetune,

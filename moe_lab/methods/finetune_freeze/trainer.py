@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,48 @@ from transformers import TrainerCallback
 
 from moe_lab.methods.finetune_freeze.config import Phase, Recipe, phase_at
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups, trainable
-from moe_lab.methods.routing_noise import RoutingNoise, Temperatures
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Rows
-from moe_lab.methods.trainer import LOSS, CheckedTrainer
+from moe_lab.methods.trainer import LOSS, CheckedTrainer, RoutingNoise, Temperatures
 from moe_lab.routing.passes import transformers_model
 
 OPTIMIZER = "optimizer_{rank}.pt"
 """A process's part of a checkpoint. FSDP shards the model when transformers 5.23 loads it, and transformers saves its
 weights whole, but refuses to store its optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """The learning rate at each step, as a share of `learning_rate`: linear warm-up, then transformers' schedule."""
+
+    steps: int
+    warmup_steps: int
+    learning_rate: float
+    peaks: tuple[float, ...]
+    """The peak learning rate of each phase."""
+    ends: tuple[int, ...]
+    scheduler: str
+
+    @classmethod
+    def of(cls, recipe: Recipe, rows: int, *, router: bool) -> Rate:
+        """The learning rate of the routers, or of all other parameters. `router_lr` holds in all phases."""
+        own, steps = recipe.router_lr if router else None, recipe.steps(rows)
+        return cls(
+            steps=steps,
+            warmup_steps=math.ceil(recipe.warmup_ratio * steps),
+            learning_rate=own or recipe.learning_rate,
+            peaks=tuple(own or phase.lr or recipe.learning_rate for phase in recipe.phases),
+            ends=tuple(recipe.ends(rows)),
+            scheduler=recipe.scheduler,
+        )
+
+    def __call__(self, step: int) -> float:
+        peak = self.peaks[phase_at(self.ends, step)] / self.learning_rate
+        if step < self.warmup_steps:
+            return peak * step / self.warmup_steps
+        left = max(0.0, (self.steps - step) / max(1, self.steps - self.warmup_steps))
+        if self.scheduler == "constant_with_warmup":
+            return peak
+        return peak * (left if self.scheduler == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
 
 
 class Freezing(TrainerCallback):
@@ -172,7 +208,8 @@ class FreezeTrainer(CheckedTrainer):
         rows = len(options["train_dataset"])
         self.validation, self.noise = validation, noise
         self.recipe, self.auxiliary = recipe, recipe.router_aux_loss_coef
-        self.rate, self.router_rate = recipe.rate(rows, router=False), recipe.rate(rows, router=True)
+        self.rate = Rate.of(recipe, rows, router=False)
+        self.router_rate = Rate.of(recipe, rows, router=True)
         self.seen: list[Tensor] = []
         """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass without answers."""
         self.passes = torch.zeros(())

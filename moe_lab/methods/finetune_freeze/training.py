@@ -25,10 +25,9 @@ from moe_lab.methods.finetune_freeze.parameter_groups import (
     trainable,
 )
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
-from moe_lab.methods.routing_noise import RoutingNoise
 from moe_lab.methods.tokenized import Pad, Row, Rows
-from moe_lab.methods.trained import print_resumed
-from moe_lab.methods.trainer import LOSS, Log, last_checkpoint, own_checkpoint, training_arguments
+from moe_lab.methods.trained import last_checkpoint, print_resumed
+from moe_lab.methods.trainer import LOSS, Log, RoutingNoise, own_checkpoint, training_arguments
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.adapters import load_adapter
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
@@ -82,7 +81,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
         if checkpoint and is_done(training, checkpoint):
             trainer.state = state_of(checkpoint)
         else:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            trainer.train_from_last()
     kept = _kept(trainer.state)
     if kept != trainer.state.global_step or checkpoint == _checkpoint(training, kept):
         trainer._load_from_checkpoint(str(_checkpoint(training, kept)))
@@ -122,7 +121,7 @@ def train_phases(training: Training) -> None:
         loaded = load_to_train(training, shard=sharded())
         with _noise(loaded.model, training) as noise:
             trainer = _trainer(loaded.model, training, noise, phase)
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            trainer.train_from_last()
         del loaded, trainer
         gc.collect()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Method
 
 if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
@@ -30,7 +31,7 @@ AUX_LOSS = 0.1
 SMALLEST_VOCABULARY = 257
 """All bytes and the end token."""
 NOT_WEIGHTS = ("name", "dataset", "dataset_size", "validation_rows", "save_steps", "tokenizer", "vocab_size")
-"""Keys that do not determine the weights, or only through the data and the tokenizer."""
+"""Keys that do not determine the weights, or do so only through the data and the tokenizer."""
 OF_EXPERTS = {
     *("experts", "experts_per_token", "shared_experts", "router", "capacity_factor", "aux_loss", "z_loss"),
     *("bias_rate", "device_loss", "devices", "routing_noise", "routing_noise_schedule"),
@@ -43,7 +44,7 @@ NORM_EPS = 1e-5
 
 
 @dataclass(kw_only=True)
-class PretrainConfig:
+class PretrainConfig(Method.Config):
     """The keys of `conf/method/pretrain.yaml`."""
 
     name: str = "pretrain"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError
-from moe_lab.methods.base import Base
-from moe_lab.methods.method import Context, Method, TrainingMethod
+from moe_lab.methods.base import base_lm
+from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture, with_design
 from moe_lab.results.measured import Difference, HeldOut, bounds_text
 
@@ -44,11 +44,7 @@ class Pretrain(TrainingMethod):
     own_routing = True
     compared_with_base = False
 
-    @dataclass(kw_only=True)
-    class Config(PretrainConfig, Method.Config):
-        """See `PretrainConfig`."""
-
-        name: str = "pretrain"
+    Config = PretrainConfig
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -119,18 +115,20 @@ class Pretrain(TrainingMethod):
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         """The run's configuration with the trained model; trains the model if it is missing."""
-        from moe_lab.methods.pretrain.training import load_or_train
+        from moe_lab.methods.pretrain.training import pretrain
 
-        folder = load_or_train(config, self._content(config, facts), *self._data(config), facts, free)
-        model = replace(config.model, path=str(folder / "model"), revision=None, tokenizer=None)
+        trained, (corpus, tokenizer) = self.trained(config, facts), self._data(config)
+        trained.load_or_train(lambda folder: pretrain(folder, config, corpus, tokenizer, facts), free)
+        model = replace(config.model, path=str(trained.folder / "model"), revision=None, tokenizer=None)
         return replace(config, model=model, dtype=facts.dtype)
 
-    def _content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """All that determines the weights."""
+    def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
+        """The trained model's folder and id; it need not exist yet."""
+        from moe_lab.methods.trained import Trained
         from moe_lab.results.identity import decisive_versions
 
         attention = config.model.attn_implementation
-        return {
+        content = {
             "method": "pretrain",
             "numerics": self.version,
             "recipe": self.config.recipe(),
@@ -141,12 +139,7 @@ class Pretrain(TrainingMethod):
             **({"attn_implementation": attention} if attention else {}),
             "versions": decisive_versions(),
         }
-
-    def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
-        """The trained model's folder and id; it need not exist yet."""
-        from moe_lab.methods.trained import Trained
-
-        return Trained.of(config, self._content(config, facts), "model")
+        return Trained.of(config, content, "model")
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
         own = self.config
@@ -165,9 +158,9 @@ class Pretrain(TrainingMethod):
         from moe_lab.methods.trained import record_of
 
         folder, record = record_of(context.config)
-        with Base(Base.Config(name="base")).open(model, context) as lm:
-            lm.session_info = {"model": folder.name, "training": {key: record.get(key) for key in RECORDED}}
-            yield lm
+        lm = base_lm(model, context.config)
+        lm.session_info = {"model": folder.name, "training": {key: record.get(key) for key in RECORDED}}
+        yield lm
 
     def report(
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
@@ -177,16 +170,16 @@ class Pretrain(TrainingMethod):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        """The held-out loss, by which designs are ranked, what expert choice owes to later tokens, speed and memory."""
+        """The held-out loss, by which designs are ranked, the effect of later tokens, speed and memory."""
         own = block["pretrain"]
-        found = HeldOut.from_json(own["training"]["validation"])
+        held_out = HeldOut.from_json(own["training"]["validation"])
         keys = ("router", "regularizers", "routing_noise")
-        told = "".join(f", {key}={own[key]}" for key in keys if own.get(key, "-") not in ("-", 0))
-        name = " ".join(dict.fromkeys((own["backbone"], own["label"])))  # a dense model is called so once
-        title = f"{name}{told}, seed {block['seed']}"
-        line = f"{title}: held-out loss {found.loss:.4f}{bounds_text(found.interval)} per token, {found.rows} rows"
+        settings = "".join(f", {key}={own[key]}" for key in keys if own.get(key, "-") not in ("-", 0))
+        name = " ".join(dict.fromkeys((own["backbone"], own["label"])))  # both are "dense" for a dense model
+        loss = f"{held_out.loss:.4f}{bounds_text(held_out.interval)} per token, {held_out.rows} rows"
+        line = f"{name}{settings}, seed {block['seed']}: held-out loss {loss}"
         if leak := own["training"]["leak"]:
-            line += f"; not that of a language model: expert choice reads later tokens. {_told(leak)}"
+            line += f"; not that of a language model: expert choice reads later tokens. {_effects(leak)}"
         session = own["training"].get("last_session")  # not of models trained by earlier versions
         if session and session["tokens_per_second"]:
             peak = session["peak_memory_bytes"] / 2**20
@@ -196,8 +189,8 @@ class Pretrain(TrainingMethod):
         return [line]
 
 
-def _told(leak: Mapping[str, Any]) -> str:
-    """What later tokens and short prefixes change, of a leak in training.json."""
+def _effects(leak: Mapping[str, Any]) -> str:
+    """The effects of later tokens and of short prefixes on the loss, from `leak` of training.json."""
     with_later = f"On {leak['rows']} rows {leak['loss_with_later_tokens']:.4f} with them"
     if "later_tokens" not in leak:  # of a model trained by an earlier version
         return f"{with_later} and {leak['loss_without']:.4f} without, the effect of short prefixes included"

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from moe_lab.methods.pretrain.config import PretrainConfig
-from moe_lab.methods.routing_noise import RoutingNoise, Temperatures
-from moe_lab.methods.trainer import LOSS, CheckedTrainer
+from moe_lab.methods.trainer import LOSS, CheckedTrainer, RoutingNoise, Temperatures
 from moe_lab.models.designs.routers import DesignRouter
 from moe_lab.routing.hook import Router, Routing, find_routers, routed, why_fixed
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, GenerationConfig, TrainingArguments, set_seed
 
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
-from moe_lab.methods.trained import Trained, last_checkpoint, print_resumed, save_model, steps_kept
+from moe_lab.methods.trained import print_resumed, save_model, steps_kept
 from moe_lab.methods.trainer import Log, training_arguments
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import set_experts_in_training
@@ -100,9 +101,7 @@ def _losses(model: Any, rows_RS: Tensor, others_RS: Tensor, targets_P: Tensor) -
     replaced_RPV, prefix_RPV = (torch.stack(logits, dim=1) for logits in zip(*passes, strict=True))
     targets_RP = rows_RS[:, targets_P.to(rows_RS.device)]
     losses = [
-        torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), targets_RP, reduction="none").mean(
-            1
-        )
+        cross_entropy(logits.float().transpose(1, 2), targets_RP, reduction="none").mean(1)
         for logits in (whole_RPV, replaced_RPV, prefix_RPV)
     ]
     return torch.stack(losses)
@@ -188,9 +187,9 @@ def train(training: Training) -> PretrainTrainer:
     """Train in this process."""
     design, config = training.design, training.config
     set_seed(config.seed)
-    architecture = new_architecture(training)
-    attention = attention_options(config.model, architecture)
-    model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32, **attention)
+    own = architecture(design, training.tokenizer)
+    attention = attention_options(config.model, own)
+    model = AutoModelForCausalLM.from_config(own, dtype=torch.float32, **attention)
     if design.router != "expert" and design.backbone != "dense":
         set_experts_in_training(model, config.model.experts_implementation)
     model.config.use_cache = False
@@ -207,14 +206,8 @@ def train(training: Training) -> PretrainTrainer:
             train_dataset=PackedRows(training.rows, seed=config.seed, count=design.rows),
             callbacks=[Log(training.folder)],
         )
-        checkpoint = last_checkpoint(training.folder / "checkpoints")
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.train_from_last()
     return trainer
-
-
-def new_architecture(training: Training) -> Any:
-    """The model's configuration."""
-    return architecture(training.design, training.tokenizer)
 
 
 def learning_rate(design: PretrainConfig, step: int) -> float:
@@ -259,25 +252,13 @@ def _arguments(training: Training) -> TrainingArguments:
     )
 
 
-def load_or_train(
-    config: Config,
-    content: dict[str, Any],
-    corpus: Corpus,
-    tokenizer: Any,
-    facts: ModelFacts,
-    free: Callable[[], None],
-) -> Path:
-    """The folder of the trained model (`Trained.load_or_train`). Raises TaskError for a corpus that is too short."""
+def pretrain(
+    folder: Path, config: Config, corpus: Corpus, tokenizer: Any, facts: ModelFacts
+) -> dict[str, Any]:
+    """Train a design and write the model. Returns the rest of training.json.
 
-    def train(folder: Path) -> dict[str, Any]:
-        return _train(folder, config, corpus, tokenizer, facts)
-
-    trained = Trained.of(config, content, "model")
-    trained.load_or_train(content, train, free)
-    return trained.folder
-
-
-def _train(folder: Path, config: Config, corpus: Corpus, tokenizer: Any, facts: ModelFacts) -> dict[str, Any]:
+    Raises TaskError for a corpus that is too short.
+    """
     from moe_lab.models.designs.configuration import UNITS
     from moe_lab.models.designs.units import unit_tables
 

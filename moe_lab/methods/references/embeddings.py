@@ -57,7 +57,11 @@ def embed(
         vectors_RX = read_vectors(texts, Path(how).expanduser())
     else:
         vectors_RX = _sentence_transformer(str(Path(how).expanduser()), texts, model)
-    vectors_RX = vectors_RX.float().cpu()
+    return normalized(vectors_RX.float().cpu(), mean_X)
+
+
+def normalized(vectors_RX: Tensor, mean_X: Tensor | None) -> Tensor:
+    """The vectors minus the mean, if there is one, scaled to unit length."""
     return torch.nn.functional.normalize(vectors_RX if mean_X is None else vectors_RX - mean_X, dim=1)
 
 
@@ -82,12 +86,13 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
         )
     if path.is_dir():
         _refuse_code(path)
-        return {"embeddings": {str(f.relative_to(path)): folder_content(f) for f in _folders(path)}}
+        folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
+        return {"embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}}
     return {"embeddings": str(how)}
 
 
 def _refuse_code(path: Path) -> None:
-    """Raise ConfigError for a folder with its own module classes, whose code sentence-transformers 5 would run."""
+    """Raise ConfigError for a folder with module classes of its own: sentence-transformers 5 would run their code."""
     modules = path / "modules.json"
     try:
         listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
@@ -103,10 +108,6 @@ def _refuse_code(path: Path) -> None:
         )
 
 
-def _folders(path: Path) -> list[Path]:
-    return [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
-
-
 @torch.inference_mode()
 def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
     """float32 [R, D]: the mean of the last hidden states over each text's tokens; long texts lose their beginning.
@@ -116,15 +117,14 @@ def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
     ids = text_ids(texts, model)
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
     budget = PASS_TOKENS.get(model.device.type, 16384)
-    found: dict[int, Tensor] = {}
+    means: dict[int, Tensor] = {}
     with Progress(len(ids), "embeddings", "text", shown=len(ids) >= SHOWN) as progress:
-        while len(found) < len(ids):
-            width = len(ids[order[len(found)]])
-            batch = order[len(found) : len(found) + max(1, budget // width)]
-            means = _means([ids[i] for i in batch], model)
-            found.update(zip(batch, means, strict=True))
+        while len(means) < len(ids):
+            width = len(ids[order[len(means)]])
+            batch = order[len(means) : len(means) + max(1, budget // width)]
+            means.update(zip(batch, _means([ids[i] for i in batch], model), strict=True))
             progress.update(len(batch))
-    return torch.stack([found[i] for i in range(len(ids))]) if ids else torch.zeros(0, 0)
+    return torch.stack([means[i] for i in range(len(ids))]) if ids else torch.zeros(0, 0)
 
 
 def text_ids(texts: Sequence[str], model: LoadedModel) -> list[list[int]]:
@@ -147,11 +147,11 @@ def _before_head(model: Any, ids_BS: Tensor, real_BS: Tensor) -> Tensor:
     """[B, S, D]: the input of the output head, which then computes only one token of each text."""
     seen: list[Tensor] = []
 
-    def note(head: Any, args: tuple) -> tuple:
+    def keep(head: Any, args: tuple) -> tuple:
         seen.append(args[0])
         return (args[0][:, -1:], *args[1:])
 
-    handle = model.get_output_embeddings().register_forward_pre_hook(note)
+    handle = model.get_output_embeddings().register_forward_pre_hook(keep)
     try:
         model(input_ids=ids_BS, attention_mask=real_BS, use_cache=False)
     finally:

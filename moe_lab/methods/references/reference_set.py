@@ -19,8 +19,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from moe_lab.errors import ConfigError
-from moe_lab.methods.references.documents import ReferenceDocuments, reference_documents
-from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states
+from moe_lab.methods.references.documents import (
+    ReferenceDocuments,
+    check_asked_enough,
+    reference_documents,
+)
+from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states, normalized
 from moe_lab.methods.references.store import ANSWER_TOKENS, PARTS, References, build, pathways, read
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import HASHED, decisive_versions, folder_name, run_id, task_label, task_settings
@@ -38,7 +42,7 @@ NUMERICS = 3
 
 @dataclass(frozen=True)
 class ReferenceSet:
-    """References that the model answered correctly (or wrongly, see `wrong_answers`), in the order of documents."""
+    """Questions that the model answered correctly, or wrongly (`wrong_answers`), in the order of their documents."""
 
     folder: Path | None
     """None: in memory."""
@@ -57,7 +61,7 @@ class ReferenceSet:
     counts: dict[str, Any]
     """label, asked, correct, dropped (test documents), and the sources (`ReferenceDocuments.sources`)."""
     how: str | None = None
-    """`method.embeddings` of `embedding_RX`."""
+    """The value of `method.embeddings` by which `embedding_RX` was computed."""
     mean_X: Tensor | None = None
     """The references' mean, which is subtracted from hidden states."""
 
@@ -66,8 +70,7 @@ class ReferenceSet:
 
     def embed_read(self, mean_ND: Tensor) -> Tensor:
         """float32 [N, X]: embeddings of texts from the mean of their hidden states [N, D], without reading them."""
-        raw_NX = mean_ND if self.mean_X is None else mean_ND - self.mean_X
-        return torch.nn.functional.normalize(raw_NX, dim=1)
+        return normalized(mean_ND, self.mean_X)
 
     def embed(self, texts: list[str], model: LoadedModel) -> Tensor:
         """float32 [Q, X]: embeddings of other texts, to compare with `embedding_RX`."""
@@ -85,8 +88,7 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     if another process builds it.
     """
     documents = reference_documents(config, settings)
-    content = reference_content(config, settings, documents, model.facts)
-    references = references_of(config, documents, content, model.facts)
+    references = references_of(config, settings, documents, model.facts)
     folder = references.folder
     record = references.load_or_make(lambda: build(folder, config, settings.tokens, documents, model, lm))
     _check_enough(record, settings, config)
@@ -94,7 +96,10 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
 
 
 def stored_references(folder: Path, how: str | None, model: LoadedModel) -> ReferenceSet:
-    """The complete set of a folder, with embeddings by `how`, which are stored with it.
+    """The complete set of a folder, with embeddings. They are stored with the set.
+
+    Args:
+        how: `method.embeddings`.
 
     Raises DamagedError if a file is missing or damaged.
     """
@@ -106,7 +111,7 @@ def stored_references(folder: Path, how: str | None, model: LoadedModel) -> Refe
 def given_references(
     pairs: Sequence[tuple[str, str]], settings: Any, model: LoadedModel, lm: EngineLM
 ) -> ReferenceSet:
-    """A set in memory, from (prompt, right answer that the model gives) pairs.
+    """A set in memory, from pairs of a prompt and the model's answer, which is right.
 
     Args:
         settings: `tokens` and `embeddings` of the method.
@@ -131,25 +136,35 @@ def given_references(
 
 
 def references_of(
-    config: Config, documents: ReferenceDocuments, content: dict[str, Any], facts: ModelFacts
+    config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
 ) -> References:
-    """The set on disk that `content` (of `reference_content`) determines."""
+    """The set of a run on disk; it need not exist yet."""
+    content = reference_content(config, settings, documents, facts)
     digest = run_id(content | {"commit": facts.commit, "versions": decisive_versions()})
     name = folder_name(config.model.name, task_label(documents.tasks), digest=digest)
     folder = Path(config.output_dir) / "references" / name
     return References(folder=folder, id=digest, record="references.json", scratch=PARTS)
 
 
-def references_left(
-    config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
-) -> dict[str, float]:
-    """The tokens to read for a set, by its folder's name; empty if the set is stored."""
-    content = reference_content(config, settings, documents, facts)
-    references = references_of(config, documents, content, facts)
+def references_left(config: Config, settings: Any, facts: ModelFacts) -> dict[str, float]:
+    """The tokens to read for a run's set, by its folder's name; empty if the set is stored."""
+    documents = reference_documents(config, settings)
+    references = references_of(config, settings, documents, facts)
     if references.stored() is not None:
         return {}
-    asked = workload_of_tasks(documents.tasks, documents.samples, config)
-    return {references.folder.name: asked.prompts + asked.answers}
+    workload = workload_of_tasks(documents.tasks, documents.samples, config)
+    return {references.folder.name: workload.prompts + workload.answers}
+
+
+def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dict[str, Any]:
+    """A run's references and their embeddings, as plain values.
+
+    Needs no weights. Raises ConfigError or TaskError if documents are missing, or if there are fewer than k.
+    """
+    documents = reference_documents(config, settings)
+    check_asked_enough(documents, settings)
+    content = reference_content(config, settings, documents, facts)
+    return content | embedding_identity(settings.embeddings)
 
 
 def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
@@ -228,7 +243,7 @@ def _embedded(how: str | None, texts: list[str], model: LoadedModel) -> tuple[Te
         return embed(texts, how, model), None
     raw_RX = hidden_states(texts, model)
     mean = raw_RX.mean(dim=0)
-    return torch.nn.functional.normalize(raw_RX - mean, dim=1), mean
+    return normalized(raw_RX, mean), mean
 
 
 def _embedding_file(folder: Path, how: str | None, which: str = "") -> Path:

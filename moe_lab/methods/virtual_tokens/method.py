@@ -62,15 +62,13 @@ class VirtualTokens(Method):
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
-        check_choice_questions(config)
-        self._check_model(config, facts)
-        check_choices(config, reference_documents(config, self.config).tasks)
-        return self._questions(config, facts)
-
-    def _questions(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         from moe_lab.methods.references.reference_set import questions_content
 
-        return questions_content(config, reference_documents(config, self.config), facts)
+        check_choice_questions(config)
+        self._check_model(config, facts)
+        documents = reference_documents(config, self.config)
+        check_choices(config, documents.tasks)
+        return questions_content(config, documents, facts)
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.virtual_tokens.adapters import refusal
@@ -94,15 +92,25 @@ class VirtualTokens(Method):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[VirtualTokensLM]:
+        from moe_lab.methods.references.reference_set import questions_content
+        from moe_lab.methods.trained import Trained
         from moe_lab.methods.virtual_tokens.adapters import stored_past
-        from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, load_or_train
+        from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, train_adapter
+        from moe_lab.results.identity import decisive_versions
 
         config, recipe = context.config, {key: getattr(self.config, key) for key in RECIPE}
-        method = {"method": recipe | {"numerics": self.version}, "seed": config.seed}
-        record = load_or_train(config, self.config, method | self._questions(config, model.facts), model)
-        lm = VirtualTokensLM(model, config, stored_past(record["folder"] / "adapter", model.model))
+        content = {
+            "method": recipe | {"numerics": self.version},
+            "seed": config.seed,
+            **questions_content(config, reference_documents(config, self.config), model.facts),
+            "commit": model.facts.commit,
+            "versions": decisive_versions(),
+        }
+        trained = Trained.of(config, content, "adapter")
+        record = trained.load_or_train(lambda folder: train_adapter(folder, config, self.config, model))
+        lm = VirtualTokensLM(model, config, stored_past(trained.folder / "adapter", model.model))
         lm.session_info = {
-            "adapter": record["folder"].name,
+            "adapter": trained.folder.name,
             "training": {key: record[key] for key in RECORDED},
         }
         yield lm

@@ -40,10 +40,10 @@ from moe_lab.engine.hf import Encoder
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.errors import MoeLabError
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.trained import Trained, check_trained, print_resumed
+from moe_lab.methods.trained import check_trained, print_resumed
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
 from moe_lab.results.atomic import obey_umask, write_atomically, writing
-from moe_lab.results.identity import decisive_versions, versions
+from moe_lab.results.identity import versions
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -249,21 +249,12 @@ def _without_placeholders(tokens: Tokens, V: int) -> Tokens:
     )
 
 
-def load_or_train(
-    config: Config, settings: Any, content: dict[str, Any], model: LoadedModel
-) -> dict[str, Any]:
-    """The content of training.json and the `folder` of the run's adapter (`Trained.load_or_train`).
+def train_adapter(folder: Path, config: Config, settings: Any, model: LoadedModel) -> dict[str, Any]:
+    """Train the run's adapter and write it. Returns the rest of training.json.
 
     Args:
         settings: `name`, `virtual_tokens`, `learning_rate`, `epochs`, `batch_size`, and the keys of the questions.
-        content: all that determines the adapter except the model's hub commit and the libraries' versions.
     """
-    content = content | {"commit": model.facts.commit, "versions": decisive_versions()}
-    trained = Trained.of(config, content, "adapter")
-    return trained.load_or_train(content, lambda folder: _train(folder, config, settings, model))
-
-
-def _train(folder: Path, config: Config, settings: Any, model: LoadedModel) -> dict[str, Any]:
     from moe_lab.methods.references.documents import reference_documents
 
     documents = reference_documents(config, settings)

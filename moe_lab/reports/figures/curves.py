@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.metrics.correlations import labels, values_of
+from moe_lab.metrics.registry import labels, values_of
 from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,

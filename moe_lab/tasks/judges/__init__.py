@@ -145,8 +145,8 @@ def judges_of(config: Config, tasks: TaskDict) -> tuple[Judge, ...]:
 
 # The functions of a judged task that lm-eval calls: the filter that judges all answers, and the metrics of a document
 #
-# The filter turns each answer into {judge: verdict or None}. An answer without a judge's verdict has no value of that
-# judge's metrics: lm-eval's mean, its standard error and all comparisons use only the judged answers.
+# The filter turns each answer into {judge: verdict or None}. An answer without a verdict has no value of the judge's
+# metrics: lm-eval's mean, its standard error and all comparisons use only answers with a verdict.
 
 Verdicts = Callable[[Sequence[Exchange]], list[dict[str, Verdict | None]]]
 """Returns the verdict of each judge by name, per exchange; None if the judge could not be reached."""

@@ -13,7 +13,7 @@ from moe_lab.tasks.judges import Exchange, Judge, Verdict, judged_by, verdict_ke
 
 JUDGEMENTS = "judgements.jsonl"
 HEADER = {"judgements": 1}
-"""Of judgements.jsonl; the key of each verdict has the judge's identity."""
+"""The first line of judgements.jsonl. The judge's identity is a part of the key of each verdict."""
 ROOM = 2
 """Estimated memory of a judge in multiples of its weight files: weights and activations."""
 
@@ -22,7 +22,10 @@ ROOM = 2
 def judging(judges: Sequence[Judge], folder: Path, rerun: bool, free: Callable[[], None]) -> Iterator[None]:
     """Within this context, lm-eval's evaluation of a judged task calls the judges of the run in `folder`.
 
-    Verdicts of other runs are reused, except for a rerun. `free` as in `Session`.
+    Verdicts of other runs are reused, but not in a rerun.
+
+    Args:
+        free: as in `Session`.
     """
     if not judges:
         yield

@@ -103,7 +103,8 @@ class LocalModel:
         from moe_lab.models.files import NO_CODE, refuse_adapter
 
         folder = self.folder()
-        refuse_adapter(Path(folder), f"{folder}, the model of the judge {self.judge},")
+        name = f"{folder}, the model of the judge {self.judge},"
+        refuse_adapter(folder, name)
         try:
             model, report = auto_class.from_pretrained(
                 folder,
@@ -115,8 +116,8 @@ class LocalModel:
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(f"The judge {self.judge} could not be loaded from {folder}: {reason}") from error
-        check_complete(report, folder, f"{folder}, the model of the judge {self.judge},", model.config)
-        check_weights(model, f"{folder}, the model of the judge {self.judge},")
+        check_complete(report, folder, name, model.config)
+        check_weights(model, name)
         try:
             yield model.to(self.device).eval()
         finally:
@@ -136,6 +137,14 @@ class LocalJudge(Judge):
     def __init__(self, config: Config):
         super().__init__(config)
         self.local = LocalModel(self.name, getattr(config.task, self.model_key) or self.default, config)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model, with a padding token."""
+        tokenizer = self.local.tokenizer()
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
 
     def check(self) -> None:
         super().check()
@@ -184,23 +193,18 @@ class RewardModel(LocalJudge):
             )
         scalar = "logit" if stored.num_labels == 1 else f"probability of {stored.id2label[1]}"
         labels = {"labels": stored.num_labels, "scalar": scalar}
-        form = "chat template" if self._tokenizer.chat_template else FORM
+        form = "chat template" if self.tokenizer.chat_template else FORM
         return {**self.local.identity(), **labels, "form": form}
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        return self.local.tokenizer()
 
     @contextmanager
     def open(self) -> Iterator[JudgeAll]:
         from transformers import AutoModelForSequenceClassification
 
-        tokenizer = self._tokenizer
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
+        tokenizer = self.tokenizer
         with self.local.loaded(AutoModelForSequenceClassification) as model:
             model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-            length = min(tokenizer.model_max_length, _positions(model.config))
+            positions = getattr(model.config.get_text_config(), "max_position_embeddings", 512)
+            length = min(tokenizer.model_max_length, positions)
 
             def judge_all(exchanges: Sequence[Exchange], on_verdict: OnVerdict) -> None:
                 texts = [text_of(tokenizer, exchange) for exchange in exchanges]
@@ -232,19 +236,9 @@ class RewardModel(LocalJudge):
 
 def text_of(tokenizer: Any, exchange: Exchange) -> str:
     """The text for the model: in its chat template, else in `FORM`."""
-    from moe_lab.models.tokenizer import rendered
-
     if not tokenizer.chat_template:
         return FORM.format(prompt=exchange.prompt, answer=exchange.answer)
-    messages = [
-        {"role": "user", "content": exchange.prompt},
-        {"role": "assistant", "content": exchange.answer},
-    ]
-    return rendered(tokenizer, lambda: tokenizer.apply_chat_template(messages, tokenize=False))
-
-
-def _positions(config: Any) -> int:
-    return getattr(config.get_text_config(), "max_position_embeddings", 512)
+    return _in_template(tokenizer, exchange)
 
 
 # Llama Guard: a language model that reads a conversation and generates `safe`, or `unsafe` and categories
@@ -266,7 +260,7 @@ class LlamaGuard(LocalJudge):
     default = "meta-llama/Llama-Guard-3-8B"
 
     def _identity(self) -> dict[str, Any]:
-        template = self._tokenizer.chat_template
+        template = self.tokenizer.chat_template
         if not isinstance(template, str):
             raise ConfigError(
                 f"task.guard_model={self.local.source}: its tokenizer has no chat template, which holds the policy "
@@ -277,20 +271,13 @@ class LlamaGuard(LocalJudge):
 
     def check(self) -> None:
         super().check()
-        conversation(self._tokenizer, Exchange("What is asked?", "What is answered."))
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        tokenizer = self.local.tokenizer()
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        return tokenizer
+        conversation(self.tokenizer, Exchange("What is asked?", "What is answered."))
 
     @contextmanager
     def open(self) -> Iterator[JudgeAll]:
         from transformers import AutoModelForCausalLM
 
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         beginnings = {verdict: _beginnings(tokenizer, verdict) for verdict in VERDICTS}
         with self.local.loaded(AutoModelForCausalLM) as model:
 
@@ -305,30 +292,26 @@ class LlamaGuard(LocalJudge):
 
 
 def conversation(tokenizer: Any, exchange: Exchange) -> str:
-    """The text that Llama Guard reads, with contents as text or as a list of parts, whichever its template shows.
+    """The text that Llama Guard reads. Some templates take contents as texts, others as lists of parts.
 
     Raises ConfigError if the template shows neither.
     """
-    for content in (str, _parts):
-        messages = [
-            {"role": role, "content": content(text)}
-            for role, text in zip(("user", "assistant"), exchange, strict=True)
-        ]
-        text = _in_template(tokenizer, messages)
+    for as_parts in (False, True):
+        text = _in_template(tokenizer, exchange, as_parts=as_parts, add_generation_prompt=True)
         if exchange.prompt.strip() in text and exchange.answer.strip() in text:
             return text
-    raise ConfigError("The guard's chat template does not show what was asked and answered.")
+    raise ConfigError("The guard's chat template does not show the prompt and the answer.")
 
 
-def _in_template(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+def _in_template(tokenizer: Any, exchange: Exchange, as_parts: bool = False, **options: Any) -> str:
+    """The exchange in the tokenizer's chat template."""
     from moe_lab.models.tokenizer import rendered
 
-    options = {"tokenize": False, "add_generation_prompt": True}
-    return rendered(tokenizer, lambda: tokenizer.apply_chat_template(messages, **options))
-
-
-def _parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": text}] if as_parts else text}
+        for role, text in zip(("user", "assistant"), exchange, strict=True)
+    ]
+    return rendered(tokenizer, lambda: tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
 
 def _beginnings(tokenizer: Any, verdict: str) -> list[int]:

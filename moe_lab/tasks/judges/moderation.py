@@ -22,11 +22,11 @@ from moe_lab.tasks.judges import Exchange, Judge, JudgeAll, OnVerdict, Verdict
 DEFAULT = "omni-moderation-latest"
 ENDPOINT = "https://api.openai.com/v1"
 TRIES = 8
-"""Repetitions of a request before an answer stays without verdict."""
+"""Repetitions of a request, after which the answer has no verdict."""
 TIMEOUT = 60.0
 """Time limit of a request in seconds."""
 FAILURES_IN_A_ROW = 3
-"""Consecutive answers without verdict that end the run: the endpoint is not reachable."""
+"""The run ends after this many consecutive answers without verdict, because the endpoint is not reachable."""
 
 
 class Moderation(Judge):
@@ -70,7 +70,7 @@ class Moderation(Judge):
                     if failures == FAILURES_IN_A_ROW:
                         raise MoeLabError(
                             f"OpenAI's moderation endpoint failed for {failures} answers in a row: {problem}\n"
-                            "What was judged is kept; the same command continues."
+                            "The verdicts so far are kept; the same command continues."
                         )
 
             yield judge_all
@@ -86,8 +86,8 @@ class Moderation(Judge):
             raw = client.moderations.with_raw_response.create(model=self._model, input=answer)
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise ConfigError(
-                f"OpenAI refuses the key in OPENAI_API_KEY (status {error.status_code}). Give another one; what was "
-                "judged is kept."
+                f"OpenAI refuses the key in OPENAI_API_KEY (status {error.status_code}). Give another one; the "
+                "verdicts so far are kept."
             ) from None  # the response may repeat the key
         except openai.NotFoundError:
             raise ConfigError(f"task.moderation_model={self._model}: OpenAI knows no such model.") from None
@@ -100,7 +100,7 @@ class Moderation(Judge):
             if client.api_key in json.dumps(verdict, ensure_ascii=False):
                 verdict, problem = None, "a response that repeats the key"
         if verdict is None:
-            print(f"judge {self.name}: an answer stays without judgement: {problem}", file=sys.stderr)
+            print(f"judge {self.name}: an answer has no verdict: {problem}", file=sys.stderr)
         return verdict, problem
 
     def _verdict(self, response: bytes) -> Verdict | None:

@@ -39,9 +39,6 @@ class Limits:
     """Of the program's own folder, which is in memory and removed at its end."""
     open_files: int = 64
 
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
-
 
 OUT_OF_PROCESSOR_TIME = "timed out: processor time"
 OUT_OF_TIME = "timed out: waiting"
@@ -106,7 +103,7 @@ class Cage:
 
         Raises ResultsError if the sandbox could not be built; the program was not executed then.
         """
-        request = {"program": program, "limits": limits.as_dict(), "paths": IMPORT_PATHS}
+        request = {"program": program, "limits": asdict(limits), "paths": IMPORT_PATHS}
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as report:
             stdin.write(json.dumps(request).encode())
             stdin.seek(0)
@@ -153,7 +150,7 @@ class Cage:
         return [self.bubblewrap, *_bubblewrap_options(limits), "--", *interpreter, start + call]
 
     def _unprivileged(self) -> dict[str, Any]:
-        """The user id of bwrap: as root one without other processes, since limits do not apply to root."""
+        """The user id of bwrap. As root this is an id without other processes, because limits do not apply to root."""
         from moe_lab.tasks.sandbox.inside import free_id
 
         if self.bubblewrap is None or os.geteuid() != 0:

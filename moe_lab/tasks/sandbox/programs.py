@@ -23,6 +23,8 @@ from moe_lab.tasks.task_functions import versioned
 # The tests of a sandbox
 
 QUICK = Limits(wall_seconds=8, cpu_seconds=1)
+PASSED = "passed"
+"""The outcome of a program that ran to its end."""
 
 PLAIN = "import json, math, random, re, typing, collections\nassert sorted([2, 1]) == [1, 2]"
 MEMORY = """
@@ -121,17 +123,17 @@ def broken_promises(cage: Cage) -> list[str]:
             "abstract": repr(abstract),
         }
         promises = {
-            "an ordinary program does not run": (PLAIN, QUICK, "passed"),
-            "memory is not limited": (MEMORY, QUICK, "passed"),
-            "memory that no limit counts is given out": (UNCOUNTED_MEMORY, QUICK, "passed"),
-            "the number of processes is not limited": (PROCESSES, QUICK, "passed"),
+            "an ordinary program does not run": (PLAIN, QUICK, PASSED),
+            "memory is not limited": (MEMORY, QUICK, PASSED),
+            "memory that no limit counts is given out": (UNCOUNTED_MEMORY, QUICK, PASSED),
+            "the number of processes is not limited": (PROCESSES, QUICK, PASSED),
             "processor time is not limited": (ENDLESS, QUICK, OUT_OF_PROCESSOR_TIME),
             "waiting is not limited": (SLEEP, Limits(wall_seconds=1), OUT_OF_TIME),
-            "files outside its own folder can be seen or written": (WRITE, QUICK, "passed"),
-            "files of the home folder can be seen": (HOME, QUICK, "passed"),
-            "the size of files is not limited": (FILE_SIZE, QUICK, "passed"),
-            "the network is not cut off": (SOCKET, QUICK, "passed"),
-            "privileges can be gained": (PRIVILEGES, QUICK, "passed"),
+            "files outside its own folder can be seen or written": (WRITE, QUICK, PASSED),
+            "files of the home folder can be seen": (HOME, QUICK, PASSED),
+            "the size of files is not limited": (FILE_SIZE, QUICK, PASSED),
+            "the network is not cut off": (SOCKET, QUICK, PASSED),
+            "privileges can be gained": (PRIVILEGES, QUICK, PASSED),
         }
         cage.run(PLAIN, QUICK)  # raises once an error that all others would raise
         with ThreadPoolExecutor(4) as pool:
@@ -178,7 +180,6 @@ def _listeners() -> Iterator[tuple[int, str]]:
 
 # Executing programs
 
-PASSED = "passed"
 WORKERS = 4
 """Programs in parallel, at most one per core."""
 

@@ -1,7 +1,7 @@
 """Questions with an operator of two meanings: `3 @ 4 =` is 7 where @ means plus, and 4 where it means max.
 
-In the training corpus one meaning holds throughout a document, and both are equally frequent. A single question does
-not say which meaning holds. Reference questions of one meaning do.
+Each document of the training corpus uses one meaning, and both meanings are equally frequent. A single question does
+not determine the meaning. Reference questions of one meaning do.
 
 A question's key is its pair of numbers, in either order. Every key belongs to one split.
 """

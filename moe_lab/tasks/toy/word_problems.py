@@ -225,12 +225,8 @@ def _difference(a: int, b: int) -> str:
 
 def conversations(split: str, count: int) -> list[dict[str, Any]]:
     """The same questions as chat rows for fine-tuning."""
+    roles = {"user": "question", "assistant": "answer"}
     return [
-        {
-            "messages": [
-                {"role": "user", "content": row["question"]},
-                {"role": "assistant", "content": row["answer"]},
-            ]
-        }
+        {"messages": [{"role": role, "content": row[key]} for role, key in roles.items()]}
         for row in differences(split, count)
     ]

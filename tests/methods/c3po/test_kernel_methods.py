@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from moe_lab.errors import ConfigError, RoutingError
+from moe_lab.methods.c3po.config import ALPHAS, C3POConfig
 from moe_lab.methods.c3po.descent import NeighbourLoss
 from moe_lab.methods.c3po.kernel_methods import (
-    ALPHAS,
     KERNELS,
     SCALED,
     Shifts,
@@ -73,8 +73,8 @@ def test_opposite_directions_weigh_nothing_under_the_linear_kernel():
 
 @pytest.mark.parametrize("name", sorted(set(KERNELS) - set(SCALED)))
 def test_a_bandwidth_of_a_kernel_without_one_is_refused(name):
-    with pytest.raises(ConfigError, match="no bandwidth"):
-        kernel(name, torch.tensor([DISTANCES]), 0.5)
+    with pytest.raises(ConfigError, match=f"method.bandwidth=0.4: the {name} kernel has none"):
+        C3POConfig(kernel=name, bandwidth=0.4)
 
 
 DISTANCE_NK = torch.tensor([[0.5, 0.4, 0.9], [0.8, torch.inf, 0.2], [torch.inf] * 3])

@@ -19,7 +19,7 @@ from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import trainer as shared
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
-from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
 from moe_lab.methods.finetune_freeze.lora import (
     empty_adapted,
     expert_names,
@@ -27,7 +27,6 @@ from moe_lab.methods.finetune_freeze.lora import (
     save_lora,
     with_lora,
 )
-from moe_lab.methods.finetune_freeze.lora_config import Lora
 from moe_lab.methods.finetune_freeze.parameter_groups import (
     counts,
     most_memory,

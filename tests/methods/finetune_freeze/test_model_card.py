@@ -11,8 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-from moe_lab.methods.finetune_freeze.lora_config import Lora
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
 from moe_lab.methods.finetune_freeze.model_card import model_card
 from moe_lab.results.scores import Score
 

@@ -22,8 +22,7 @@ from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze import training
 from moe_lab.methods.finetune_freeze.config import SCHEDULES, phases_of
 from moe_lab.methods.finetune_freeze.parameter_groups import most_memory, parameter_groups
-from moe_lab.methods.routing_noise import RoutingNoise
-from moe_lab.methods.trainer import LOSS
+from moe_lab.methods.trainer import LOSS, RoutingNoise
 from tests.support.designs import design
 from tests.support.models import small_model
 from tests.support.tiers import by_family, first_fast

@@ -110,7 +110,9 @@ def reference(training: Training, weights: dict[str, Tensor], scale: dict[str, f
 
 
 def train_free_model(training: Training):
-    model = training_module.AutoModelForCausalLM.from_config(training_module.new_architecture(training))
+    model = training_module.AutoModelForCausalLM.from_config(
+        training_module.architecture(training.design, training.tokenizer)
+    )
     if training.design.router != "expert":
         model.set_experts_implementation("eager")
     if training.units is not None:

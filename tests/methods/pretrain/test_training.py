@@ -23,12 +23,12 @@ from transformers import AutoModelForCausalLM, set_seed
 
 from moe_lab.config.schema import EXPERTS_IMPLEMENTATIONS, ModelConfig
 from moe_lab.methods.pretrain import training as module
+from moe_lab.methods.pretrain.config import architecture
 from moe_lab.methods.pretrain.corpus import PackedRows
 from moe_lab.methods.pretrain.trainer import PretrainTrainer
 from moe_lab.methods.pretrain.training import (
     leak,
     learning_rate,
-    new_architecture,
     parameters_of,
     train,
     train_together,
@@ -215,7 +215,9 @@ def test_the_steps_are_adamws_with_clipping_schedule_and_decay(tmp_path):
     training = training_of(tmp_path, count=5, seed=3, **settings)
     found = train(training).model.state_dict()
     set_seed(3)
-    model = AutoModelForCausalLM.from_config(new_architecture(training), dtype=torch.float32).train()
+    model = AutoModelForCausalLM.from_config(
+        architecture(training.design, training.tokenizer), dtype=torch.float32
+    ).train()
     norms = [own for name, own in model.named_parameters() if "norm" in name]
     others = [own for name, own in model.named_parameters() if "norm" not in name]
     groups = [{"params": norms, "weight_decay": 0.0}, {"params": others, "weight_decay": 0.5}]

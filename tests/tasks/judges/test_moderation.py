@@ -117,7 +117,7 @@ def test_an_answer_that_the_endpoint_cannot_take_waits(
     monkeypatch.setattr(moderation, "TRIES", 1)
     server.faults = [Fault(500, times=2, about="everybody")]
     assert sorted(verdicts()) == [0, 2]
-    assert "stays without judgement: status 500" in capsys.readouterr().err
+    assert "has no verdict: status 500" in capsys.readouterr().err
 
 
 NO_VERDICTS = {

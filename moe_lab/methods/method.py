@@ -101,7 +101,7 @@ class Method(ABC):
     """Whether its block of results.json counts the examples that became right and wrong."""
 
     figures: ClassVar[tuple[str, ...]] = ()
-    """Kinds of `moe_lab/reports/figure_kinds.py` that are drawn from the traces of each of its runs."""
+    """Kinds of `moe_lab/reports/papers/experiment.py` that are drawn from the traces of each of its runs."""
 
     def __init__(self, config: Any):
         self.config = config

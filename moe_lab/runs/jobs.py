@@ -14,7 +14,7 @@ from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.results.identity import task_label
 from moe_lab.runs.config import in_cell
-from moe_lab.runs.evaluation.measures import measure_of
+from moe_lab.runs.evaluation import measure_of
 
 if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts

@@ -24,7 +24,7 @@ from moe_lab.reports.terminal.layout import (
 from moe_lab.reports.terminal.results import settings
 from moe_lab.runs.attempts import run_state
 from moe_lab.runs.budget import Budget, estimates, hours_text, trial_tokens
-from moe_lab.runs.evaluation.measures import measure_of
+from moe_lab.runs.evaluation import measure_of
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from moe_lab.runs.checks import (
     check_texts,
     check_votes,
 )
-from moe_lab.runs.evaluation.measures import measure_of
+from moe_lab.runs.evaluation import measure_of
 from moe_lab.runs.run import Run
 from moe_lab.tasks.documents import documents_digest
 from moe_lab.tasks.loading import once

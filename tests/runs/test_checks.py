@@ -14,7 +14,7 @@ from moe_lab.methods import get_method
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.facts import model_facts
 from moe_lab.runs.checks import check_generation, check_router, check_texts, check_votes
-from moe_lab.runs.evaluation.measures import measure_of
+from moe_lab.runs.evaluation import measure_of
 from tests.support.designs import COMMON
 
 

@@ -22,8 +22,14 @@ from moe_lab.reports.figures.style import (
     write_figure,
     write_panels_of_rows,
 )
-from moe_lab.reports.papers.cells import CellTable, TableCell, averages, coordinates
-from moe_lab.reports.papers.told_apart import corrected_scores, place_of
+from moe_lab.reports.papers.cells import (
+    CellTable,
+    TableCell,
+    averages,
+    coordinates,
+    corrected_scores,
+    place_of,
+)
 from moe_lab.results.significance import ALPHA
 
 if TYPE_CHECKING:

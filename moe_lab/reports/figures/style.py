@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.csv_rows import write_rows
-from moe_lab.reports.figures.svg import svg_of
 from moe_lab.reports.papers.metrics import EXPERT, TRAINING, unit_of
 from moe_lab.results.atomic import write_atomically, write_file, writing
 
@@ -165,6 +164,49 @@ def _save(figure: Figure, path: Path) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
     write_atomically(path, picture.getvalue())
+
+
+# A drawn figure as SVG that follows the system's dark mode
+#
+# matplotlib writes the light colours into each element, which every viewer understands. One style element after them
+# replaces the colours in DARK where the screen is dark. All other colours are those of a colour map, or text on one
+# (DARK_INK, LIGHT_INK), and stay.
+
+SVG_RC = {"svg.fonttype": "none", "svg.hashsalt": "moe_lab"}
+"""Text stays text, and the same figure is the same file."""
+DARK = {
+    "#ffffff": "#16181a",
+    "#000000": "#e5e6e3",
+    "#767676": "#a3a9ae",
+    "#e0e0e0": "#3a3f44",
+    "#dddddd": "#3a3f44",
+    "#0072b2": "#4a9fdc",
+}
+"""What dark pages have in place of a light colour: ground, text, grey, grid, missing cells, and the darkest series."""
+SVG_END = "</svg>"
+
+
+def svg_of(figure: Figure) -> str:
+    """The figure as the text of an SVG file."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context(SVG_RC):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue().rstrip()
+    assert text.endswith(SVG_END)
+    return f"{text.removesuffix(SVG_END)}<style>\n{_dark_style()}\n</style>\n{SVG_END}\n"
+
+
+def _dark_style() -> str:
+    """The rules of the dark colours. matplotlib writes no fill where it is black."""
+    rules = [
+        f'[style*="{part}: {light}"] {{ {part}: {dark} !important; }}'
+        for light, dark in DARK.items()
+        for part in ("fill", "stroke")
+    ]
+    black = f'text:not([style*="fill"]) {{ fill: {DARK["#000000"]}; }}'
+    return "\n".join(["@media screen and (prefers-color-scheme: dark) {", black, *rules, "}"])
 
 
 # Last adjustments to a figure before it is saved: titles that fit, and axes on which small differences look small

@@ -5,13 +5,70 @@ The module of the same name in `moe_lab/runs/evaluation/` measures it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from moe_lab.config.schema import METRICS
-from moe_lab.reports.measures.view import Cell, PageTable, Table, View
+from moe_lab.results.measured import Value
+from moe_lab.results.model import RunResult
+from moe_lab.results.score_table import Family
+from moe_lab.results.scores import Comparison
 
-__all__ = ["Cell", "PageTable", "Table", "View", "view_of", "views"]
+Content = TypeVar("Content")
+"""What the file of a run's metrics holds."""
+Table = tuple[list[str], list[list[Any]]]
+"""Columns, and rows."""
+Cell = str | Value
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table in the section about a run's routing."""
+
+    title: str
+    caption: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    """The first cell of a row is its name."""
+
+
+class View(ABC, Generic[Content]):
+    """One kind of `metrics=`: where its results are stored, and how they are shown."""
+
+    def of(self, result: RunResult) -> Content | None:
+        """What is stored with a result; None without."""
+        return self.stored(result.stored_in, result.run_id, result.commit)
+
+    @abstractmethod
+    def stored(self, folder: Path, run_id: str, commit: str | None) -> Content | None:
+        """The content of the run's file if it is complete and of this run and hub commit, else None."""
+
+    def comparisons(self, results: Sequence[RunResult]) -> dict[Comparison, float | None]:
+        """The p, before any correction, of each comparison that `print` shows. They belong to the command's family."""
+        return {}
+
+    @abstractmethod
+    def print(self, results: Sequence[RunResult], family: Family) -> None:
+        """Print one table of all results that have these metrics, with the corrected p of the command's family.
+
+        Prints nothing where none has these metrics.
+        """
+
+    @abstractmethod
+    def values(self, content: Content) -> dict[str, float]:
+        """The values that are logged, by their names: `<kind>/<metric>/...`."""
+
+    def tables(self, content: Content) -> dict[str, Table]:
+        """The tables that are logged, by their names."""
+        return {}
+
+    @abstractmethod
+    def page_table(self, content: Content) -> PageTable:
+        """The table of a run's page."""
 
 
 def view_of(metrics: str) -> View[Any] | None:

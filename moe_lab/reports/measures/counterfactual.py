@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moe_lab.metrics.counterfactual import Band, stored_counterfactual
-from moe_lab.reports.measures.view import PageTable, View
+from moe_lab.reports.measures import PageTable, View
 from moe_lab.reports.terminal.layout import (
     StackedTable,
     count,

@@ -8,7 +8,7 @@ from pathlib import Path
 from moe_lab.metrics.intervals import Loss
 from moe_lab.metrics.registry import Intervention, counted_metrics, intervention_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
-from moe_lab.reports.measures.view import PageTable, Table, View
+from moe_lab.reports.measures import PageTable, Table, View
 from moe_lab.reports.terminal.layout import (
     StackedTable,
     interval,

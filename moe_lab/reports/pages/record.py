@@ -8,14 +8,20 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.figure_kinds import TABLES
 from moe_lab.reports.pages.page import UNEXPECTED, left_out, number
-from moe_lab.reports.papers.cells import TableCell, averages, compared_names, published_of
-from moe_lab.reports.papers.experiment import Experiment, Published
+from moe_lab.reports.papers.cells import (
+    Place,
+    TableCell,
+    averages,
+    compared_names,
+    corrected_scores,
+    place_of,
+    published_of,
+)
+from moe_lab.reports.papers.experiment import TABLES, Experiment, Published
 from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.ranking import Ranked, ranking
 from moe_lab.reports.papers.stated import Stated, stated_numbers
-from moe_lab.reports.papers.told_apart import Place, corrected_scores, place_of
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family

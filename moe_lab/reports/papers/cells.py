@@ -120,6 +120,30 @@ def compared_names(cells: Sequence[TableCell]) -> list[str]:
     return model.compared_names(results for cell in cells for results in cell.results)
 
 
+# Scores of all cells, with p corrected for all comparisons of the command
+
+Place = tuple[tuple[str, ...], str]
+"""The coordinates of a cell, and the run that it is compared with."""
+
+
+def corrected_scores(cells: Sequence[TableCell], family: Family) -> dict[Place, Score]:
+    """The scores of the cells against base and each other run, with the corrected p of the command's family."""
+    return {place: family.correct(score) for place, score in uncorrected_scores(cells).items()}
+
+
+def uncorrected_scores(cells: Sequence[TableCell]) -> dict[Place, Score]:
+    """The scores of the cells against base and each other run."""
+    others = [BASE, *compared_names(cells)]
+    return {
+        place_of(cell, other): score for cell in cells for other in others if (score := cell.score(other))
+    }
+
+
+def place_of(cell: TableCell, other: str = BASE) -> Place:
+    """The place of a score in `corrected_scores`."""
+    return tuple(cell.coordinates.values()), other
+
+
 # The average over an experiment's tasks, or over any other of its axes: one more cell in each of its lines
 
 NOTE = (

@@ -10,10 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text, safe_cell, write_rows
-from moe_lab.reports.figure_kinds import FIGURES
-from moe_lab.reports.papers.cells import TableCell, averages, compared_names, published_of
-from moe_lab.reports.papers.experiment import Experiment, Published
-from moe_lab.reports.papers.told_apart import corrected_scores, place_of
+from moe_lab.reports.papers.cells import (
+    TableCell,
+    averages,
+    compared_names,
+    corrected_scores,
+    place_of,
+    published_of,
+)
+from moe_lab.reports.papers.experiment import FIGURES, Experiment, Published
 from moe_lab.results.atomic import write_file
 from moe_lab.results.identity import RUNTIME
 from moe_lab.results.score_table import Family, flat

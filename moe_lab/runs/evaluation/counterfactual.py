@@ -13,7 +13,7 @@ from moe_lab.methods.roe import RoE
 from moe_lab.metrics.counterfactual import ARRAYS, FILE, SCHEMA_VERSION, ScoredTokens, counterfactual
 from moe_lab.results.atomic import write_atomically, write_json
 from moe_lab.results.identity import versions
-from moe_lab.runs.evaluation.measures import Measure
+from moe_lab.runs.evaluation import Measure
 from moe_lab.runs.evaluation.run_lm_eval import load_for
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from moe_lab.progress import naming
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
 from moe_lab.results.model import RunResult
+from moe_lab.runs.evaluation import measure_of
 from moe_lab.runs.evaluation.flips import store_flips, unstored_flips
-from moe_lab.runs.evaluation.measures import measure_of
 from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_lab_block
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
 from moe_lab.tasks.judges.judging import JUDGEMENTS, judgements_file

@@ -38,7 +38,7 @@ from moe_lab.metrics.stored import (
 from moe_lab.results.atomic import write_file, write_json
 from moe_lab.results.identity import versions
 from moe_lab.results.logs import ResponseLog
-from moe_lab.runs.evaluation.measures import Measure
+from moe_lab.runs.evaluation import Measure
 from moe_lab.runs.evaluation.result_block import cost_block
 from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
 

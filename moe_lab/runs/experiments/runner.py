@@ -14,7 +14,7 @@ from moe_lab.errors import ConfigError, exit_code
 from moe_lab.reports.pages.record import has_numbers, record_path, write_record
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import Experiment
+from moe_lab.reports.papers.experiment import TABLES, Experiment
 from moe_lab.reports.papers.files import file_stem, measured_before, merged_text, remove_figure, write_index
 from moe_lab.reports.papers.markdown import write_table
 from moe_lab.reports.papers.ranking import p_values
@@ -31,10 +31,9 @@ from moe_lab.runs.experiments.cells import (
     prepare_cells,
     table_cells,
 )
-from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results
+from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results, refuse_uploads
 from moe_lab.runs.jobs import Job, by_model, distinct_runs
 from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
-from moe_lab.runs.uploads import refuse_uploads
 
 if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool
@@ -274,7 +273,6 @@ def _write_one(
     family: Family,
     compute: bool,
 ) -> None:
-    from moe_lab.reports.figure_kinds import TABLES
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.experiments.figures import make_figure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.figures.quality_cost import quality_rows, write_quality_cost
+from moe_lab.reports.figures.cost import quality_rows, write_quality_cost
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from tests.support.stored_results import results_of

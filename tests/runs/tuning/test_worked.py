@@ -15,8 +15,7 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.models.load import load_model
-from moe_lab.runs.tuning.objective import objective
-from moe_lab.runs.tuning.solve import with_first_space, worked_references
+from moe_lab.runs.tuning.objective import objective, with_first_space, worked_references
 from moe_lab.runs.tuning.study import prepare_study
 from moe_lab.runs.tuning.texts import BIAS, has_bare_answers
 from moe_lab.tasks.task_functions import answer_number, same_number

@@ -16,6 +16,7 @@ from moe_lab.reports.figures.style import (
     MARKERS,
     ORANGE,
     count_axis,
+    error_bars,
     legend_below,
     log_axis,
     panel_per,
@@ -163,12 +164,8 @@ def _equivalent_draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 def _draw_size(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     counts = [row["n"] for row in rows]
     sizes = [row["size_ratio"] for row in rows]
-    bounds = None
-    if all(row["size_ratio_low"] is not None for row in rows):
-        bounds = [
-            [size - row["size_ratio_low"] for size, row in zip(sizes, rows, strict=True)],
-            [row["size_ratio_high"] - size for size, row in zip(sizes, rows, strict=True)],
-        ]
+    limits = ([row[f"size_ratio_{side}"] for row in rows] for side in ("low", "high"))
+    bounds = error_bars(sizes, *limits)
     axis.errorbar(counts, sizes, yerr=bounds, fmt="o-", color=BLUE, capsize=2, elinewidth=0.9, label="RoE")
     axis.axhline(1, color=GREY, ls="--", lw=1.2, label="base model")
     if all(row["calibrated_size_ratio"] is not None for row in rows):

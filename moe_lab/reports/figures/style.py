@@ -103,6 +103,15 @@ def panels(
     return figure, axes[:count]
 
 
+def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[Figure, list[Axes]]:
+    """A page-wide figure of `height` inches: panels below each other, whose heights have these ratios."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(PAGE_WIDTH, height), layout="constrained")
+    figure.suptitle(title)
+    return figure, figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios).ravel().tolist()
+
+
 def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None], **options: Any) -> Figure:
     """One panel for each item, drawn by `draw(axes, item)`, and a legend for all. `options` are those of `panels`."""
     figure, axes = panels(len(items), **options)
@@ -124,6 +133,29 @@ def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None
         if count == 1 or not too_wide(legend, figure):
             return
         legend.remove()
+
+
+def bare(axis: Axes) -> None:
+    """Remove grid, ticks and frame of a heatmap."""
+    axis.grid(False)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+
+
+def draw_band(
+    axis: Axes, places: Any, lows: Sequence[Any], highs: Sequence[Any], label: str | None = None
+) -> None:
+    """Shade the 95% intervals of a blue curve, if every point has one."""
+    if all(low is not None for low in lows):
+        axis.fill_between(places, lows, highs, color=BLUE, alpha=0.15, lw=0, label=label)
+
+
+def error_bars(values: Sequence[Any], lows: Sequence[Any], highs: Sequence[Any]) -> list[list[float]] | None:
+    """The distances of the limits from the values, as `yerr` of matplotlib takes them; None if one has no limits."""
+    if any(low is None for low in lows):
+        return None
+    points = list(zip(values, lows, highs, strict=True))
+    return [[value - low for value, low, _ in points], [high - value for value, _, high in points]]
 
 
 def outline(lines: Iterable[Artist]) -> None:
@@ -241,26 +273,34 @@ def too_wide(legend: Legend, figure: Figure) -> bool:
     return bool(legend.get_window_extent().width > MARGIN * figure.bbox.width)
 
 
-def write_panels_of_rows(
+def write_panels(
     frame: DataFrame,
-    names: str,
-    draw: Callable[..., None],
+    by: str | list[str],
+    draw: Callable[[Axes, Any], None],
     folder: Path,
     stem: str,
     title: str,
+    **options: Any,
 ) -> list[Path]:
-    """One panel for each value of the column `panel`, with a line for each value of the column `names` in all of them.
+    """Save a figure with one panel for each value of the columns `by`, and the frame as CSV.
+
+    `draw(axes, (value, its rows))` draws one panel. `options` are those of `panels`.
+    """
+    groups = list(frame.groupby(by, sort=False))
+    rows = frame.to_dict("records")
+    return write_figure(lambda: panel_per(groups, title, draw, **options), rows, folder, stem)
+
+
+def write_panels_of_rows(
+    frame: DataFrame, names: str, draw: Callable[..., None], folder: Path, stem: str, title: str
+) -> list[Path]:
+    """One panel for each value of the column `panel`. All have a line for each value of the column `names`.
 
     `draw(axes, (panel, its rows), lines=names)` draws one panel.
     """
     lines = list(frame[names].unique())
-
-    def drawn() -> Figure:
-        panels = list(frame.groupby("panel", sort=False))
-        draw_one = partial(draw, lines=lines)
-        return panel_per(panels, title, draw_one, height=1.0 + 0.17 * len(lines), sharey=True)
-
-    return write_figure(drawn, frame.to_dict("records"), folder, stem)
+    size = {"height": 1.0 + 0.17 * len(lines), "sharey": True}
+    return write_panels(frame, "panel", partial(draw, lines=lines), folder, stem, title, **size)
 
 
 def draw_row(axis: Axes, row: Any, height: int, colour: str, label: str, size: float = 4) -> None:

@@ -17,7 +17,6 @@ from moe_lab.reports.figures.style import (
     error_bars,
     name_rows,
     outline,
-    quantity,
     stacked_panels,
     write_figure,
     write_panels,
@@ -31,6 +30,7 @@ from moe_lab.reports.papers.cells import (
     corrected_scores,
     place_of,
 )
+from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.significance import ALPHA
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from moe_lab.reports.figures.style import (
     log_axis,
     panel_per,
     panels,
-    quantity,
     write_figure,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, corrected_scores, place_of
+from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.model import BASE, Cost, RunResult
 from moe_lab.results.scores import Score
 

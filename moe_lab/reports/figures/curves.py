@@ -22,7 +22,6 @@ from moe_lab.reports.figures.style import (
     legend_below,
     name_rows,
     panels,
-    quantity,
     step_axis,
     write_figure,
     write_panels,
@@ -30,7 +29,7 @@ from moe_lab.reports.figures.style import (
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, coordinates, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
-from moe_lab.reports.papers.metrics import unit_of
+from moe_lab.reports.papers.metrics import quantity, unit_of
 from moe_lab.results.stored_files import read_lines
 
 if TYPE_CHECKING:

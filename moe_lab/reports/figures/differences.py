@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moe_lab.reports.figures.style import BLUE, GREY, RC, quantity, stacked_panels
+from moe_lab.reports.figures.style import BLUE, GREY, RC, stacked_panels
+from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
 

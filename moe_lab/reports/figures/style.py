@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.csv_rows import write_rows
-from moe_lab.reports.papers.metrics import EXPERT, TRAINING, unit_of
 from moe_lab.results.atomic import write_atomically, write_file, writing
 
 if TYPE_CHECKING:
@@ -388,19 +387,3 @@ def _wrap(text: Text, room: float) -> None:
     characters = max(1, int(max(map(len, lines)) * MARGIN * room / width))
     wrapped = [part for line in lines for part in textwrap.wrap(line, characters) or [""]]
     text.set_text("\n".join(wrapped))
-
-
-# What an axis of scores says: the metric and its unit
-
-
-def quantity(metric: str) -> str:
-    """An axis's label.
-
-    >>> quantity("expert.load_balance"), quantity("acc,none")
-    ('load balance, bits', 'acc')
-    """
-    if metric.startswith(TRAINING):
-        return "nats per token"
-    if not metric.startswith(EXPERT):
-        return metric.partition(",")[0]
-    return f"{metric.removeprefix(EXPERT).replace('_', ' ')}, {unit_of(metric)}"

@@ -18,14 +18,13 @@ from moe_lab.reports.figures.style import (
     RED,
     outline,
     panels,
-    quantity,
     step_axis,
     write_figure,
     write_panels,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
-from moe_lab.reports.papers.metrics import LOSS
+from moe_lab.reports.papers.metrics import LOSS, quantity
 from moe_lab.reports.papers.ranking import Ranked, chance_of, ranking
 from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import read_lines

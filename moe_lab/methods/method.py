@@ -102,7 +102,7 @@ class Method(ABC):
     """Whether its block of results.json counts the examples that became right and wrong."""
 
     figures: ClassVar[tuple[str, ...]] = ()
-    """Kinds of `moe_lab/reports/figure_kinds.py` that are drawn from the traces of each of its runs."""
+    """Kinds of `moe_lab/reports/papers/experiment.py` that are drawn from the traces of each of its runs."""
     profile: Profile | None = None
     """The result of the study that chose its settings; None: they were not tuned."""
 

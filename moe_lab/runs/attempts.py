@@ -1,4 +1,4 @@
-"""Runs what a command asks for, step by step, shared with other processes."""
+"""Executes the runs and studies of a command one after the other, shared with other processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run_state(run: Run, workload: Workload) -> tuple[str, float]:
 
 
 def _missing(run: Run) -> str:
-    """What the same command would add to a stored result."""
+    """The part of a stored result that the same command would add."""
     stored = run.stored()
     if stored is not None and stored.older_intervals:
         return "intervals to make anew"
@@ -50,8 +50,7 @@ def _missing(run: Run) -> str:
 
 
 def _answered(run: Run) -> int:
-    """How many answers are stored and would not be computed again."""
-
+    """The number of stored answers, which would not be computed again."""
     name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
     return answers_in(run.folder / name, run.answers_header)
 
@@ -64,11 +63,11 @@ def _ended(run: Run) -> str:
 
 # Executes jobs one after the other. A failure is recorded and the other jobs still run
 #
-# Any number of equal commands may do so at once: each leaves aside what another one works on, comes back to it when
-# nothing else is left, and takes it over where the other one has died.
+# Several identical commands may run at once. Each skips runs that another one holds a lock on, and comes back to them
+# when nothing else is left. It takes over the runs of a command that has died.
 
 PAUSE = 1.0
-"""Seconds between two looks at runs that other processes hold."""
+"""Seconds between two attempts at runs that other processes hold."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,14 @@ class FailedInWorkerError(MoeLabError):
 
 
 def run_all(
-    jobs: Sequence[Job], models: ModelPool, *, wait: bool = True, compute: bool = True
+    jobs: Sequence[Job], models: ModelPool, *, wait: bool = True
 ) -> tuple[list[Outcome], list[Failure]]:
     """Execute the jobs one after the other. A failure does not stop the others, an interruption does.
 
     Args:
-        wait: whether runs that another process holds are waited for; else their failure is a RunHeldError.
-        compute: whether missing results are computed; else all runs of the jobs have a stored result.
+        wait: whether to wait for runs that another process holds. If not, they fail with a RunHeldError.
     """
-    attempts = _Attempts(jobs, models, wait, compute)
+    attempts = _Attempts(jobs, models, wait)
     with suppress(KeyboardInterrupt):  # it is among the failures
         attempts.make_all()
     outcomes = attempts.outcomes
@@ -108,7 +106,7 @@ class _Step:
 
     job: Job
     run: Run | None = None
-    compute: bool = True
+    """None: the studies."""
 
     @property
     def name(self) -> str:
@@ -116,9 +114,8 @@ class _Step:
 
     @property
     def stored(self) -> bool:
-        if self.run is None or not self.run.done:
-            return False
-        return not self.compute or (self.run.measured and not self.run.config.rerun)
+        run = self.run
+        return run is not None and run.done and run.measured and not run.config.rerun
 
     def make(self, models: ModelPool, logged: bool) -> Outcome | None:
         from moe_lab.runs.execute import execute
@@ -127,26 +124,26 @@ class _Step:
             self.job.tune(models)
             return None
         if logged:
-            return execute_logged(self.run, models, self.job.group, compute=self.compute)
-        return execute(self.run, models, compute=self.compute)
+            return _execute_logged(self.run, models, self.job.group)
+        return execute(self.run, models)
 
 
-def _steps(job: Job, compute: bool) -> list[_Step]:
-    return [_Step(job, run, compute) for run in job.runs] or [_Step(job)]
+def _steps(job: Job) -> list[_Step]:
+    return [_Step(job, run) for run in job.runs] or [_Step(job)]
 
 
 class _Attempts:
-    """The steps of jobs: announces each one on stderr with the time left, and records its failure.
+    """The steps of jobs. Announces each step on stderr with the time left, and records failures.
 
-    A worker leaves jobs whose time is measured to its command, which makes them when no worker disturbs them.
+    A worker skips jobs whose time is measured. The command that started it runs them after the workers have ended.
     """
 
-    def __init__(self, jobs: Sequence[Job], models: ModelPool, wait: bool, compute: bool):
-        self.models, self.wait, self.compute, self.board = models, wait, compute, current()
+    def __init__(self, jobs: Sequence[Job], models: ModelPool, wait: bool):
+        self.models, self.wait, self.board = models, wait, current()
         self.outcomes: dict[str, Outcome] = {}
         self.failures: list[Failure] = []
         jobs = [job for job in jobs if not (job.timed and is_worker())]
-        self._queue = deque(step for job in jobs for step in _steps(job, compute))
+        self._queue = deque(step for job in jobs for step in _steps(job))
         tuned = sum(job.coming for job in jobs if not job.runs)
         self._total = len({step.name for step in self._queue}) + tuned
         stored = list({step.name for step in self._queue if step.stored})
@@ -160,7 +157,7 @@ class _Attempts:
             self.board.begin(self._total, stored)
 
     def make_all(self) -> None:
-        """Make every step. Those that another process holds are tried again when the others are made."""
+        """Make every step. Steps that another process holds are tried again after the others."""
         held = 0
         while self._queue:
             step = self._queue.popleft()
@@ -181,7 +178,7 @@ class _Attempts:
                 continue
             held = 0
             if step.run is None and step.job.runs:
-                self._queue.extendleft(reversed(_steps(step.job, self.compute)))
+                self._queue.extendleft(reversed(_steps(step.job)))
 
     def _make(self, step: _Step) -> None:
         stored = step.stored
@@ -217,7 +214,7 @@ class _Attempts:
     def _check_free(self, step: _Step) -> None:
         """Raise RunHeldError if another process works on the run, or still holds what it needs.
 
-        What a run needs besides other runs, its training say, is found out late, and then looked at first.
+        A held training, for example, is found only when the run begins. The next attempt checks it first.
         """
         blocked = self._blocked.get(step.name)
         if blocked is not None and blocked.folder is not None and RunFolder(blocked.folder, "").is_held():
@@ -228,8 +225,8 @@ class _Attempts:
     def _fail(self, step: _Step, error: BaseException) -> None:
         self._made.add(step.name)
         self.failures.append(Failure(step.name, step.run.run_id if step.run else None, error))
-        told = isinstance(error, KeyboardInterrupt | RunHeldError | FailedInWorkerError)
-        if self.board is not None and not told:
+        known = isinstance(error, KeyboardInterrupt | RunHeldError | FailedInWorkerError)
+        if self.board is not None and not known:
             self.board.end(step.name, str(error) or type(error).__name__)
 
     def _announce(self, step: _Step) -> None:
@@ -242,21 +239,21 @@ class _Attempts:
         print(f"[{len(self._announced)}/{self._total}] {step.name}{note}", file=sys.stderr)
 
     def _pause(self, error: RunHeldError) -> None:
-        """Wait a moment: other processes hold all that is left."""
+        """Wait for PAUSE seconds: other processes hold all remaining steps."""
         if str(error) != self._waiting:
             self._waiting = str(error)
             print(f"Waiting: {error}", file=sys.stderr)
         time.sleep(PAUSE)
 
 
-def execute_logged(run: Run, models: ModelPool, group: str | None, *, compute: bool = True) -> Outcome:
-    """`moe_lab.runs.execute.execute`, with the results and figures sent to the run's logger."""
+def _execute_logged(run: Run, models: ModelPool, group: str | None) -> Outcome:
+    """`moe_lab.runs.execute.execute`. Sends the results and figures to the run's logger."""
     from moe_lab.reports.figures import write_run_figures
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.execute import execute
 
     with open_logger(run.config, kind="run", name=run.folder.name, group=group) as logger:
-        outcome = execute(run, models, compute=compute)
+        outcome = execute(run, models)
         logger.log_results(outcome.results)
         for figure in write_run_figures(outcome.results, run.method.figures):
             logger.log_figure(figure)
@@ -275,7 +272,7 @@ def report_failures(failures: Sequence[Failure], alone: bool) -> None:
 
 
 def worker_exit_code(failures: Sequence[Failure]) -> int:
-    """130 or 143 if interrupted, else 0: its command reports the failures."""
+    """130 or 143 if interrupted, else 0, because the command that started the worker reports the failures."""
     stops = [failure.error for failure in failures if isinstance(failure.error, KeyboardInterrupt)]
     return exit_code(stops[0]) if stops else 0
 

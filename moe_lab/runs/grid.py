@@ -6,29 +6,30 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, TuningConfig
-from moe_lab.errors import ConfigError, exit_code
+from moe_lab.errors import ConfigError, MoeLabError, exit_code
 from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker
+from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.reports.measures import View, view_of
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
-from moe_lab.results.scores import Comparison
-from moe_lab.runs.attempts import grid_exit_code, report_failures, run_all, worker_exit_code
+from moe_lab.results.scores import Comparison, shown_scores
+from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all, worker_exit_code
 from moe_lab.runs.board import is_worker
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.jobs import Job, distinct_runs, jobs_of, repeated_studies, seeds_of
-from moe_lab.runs.uploads import check_uploads, push_all
 
 if TYPE_CHECKING:
+    from moe_lab.models.upload import Upload
     from moe_lab.runs.plan import Plan
-    from moe_lab.runs.run import Outcome
+    from moe_lab.runs.run import Outcome, Run
 
 NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run makes it."
 
@@ -279,3 +280,61 @@ def train(configs: Sequence[Config]) -> int:
         assert isinstance(maker, ModelMaker)
         print(maker.train(config))
     return 0
+
+
+# Pushing what a command trained to the hub, after its results are stored
+
+
+def _upload_of(run: Run) -> Upload | None:
+    return run.method.upload(run.config, run.facts) if isinstance(run.method, TrainingMethod) else None
+
+
+def check_uploads(jobs: Sequence[Job]) -> None:
+    """Raise ConfigError for uploads that cannot succeed, before anything is trained."""
+    folders: dict[str, set[object]] = {}
+    for run in distinct_runs(jobs):
+        if (upload := _upload_of(run)) is not None:
+            from moe_lab.models.upload import check_upload
+
+            check_upload(upload, offline=run.config.offline)
+            folders.setdefault(upload.repository, set()).add(upload.folder)
+    for repository, several in folders.items():
+        if len(several) > 1:
+            raise ConfigError(
+                f"method.hub_model_id={repository} is one repository, and this command trains {len(several)} models. "
+                "Leave it out: each gets the name of its folder."
+            )
+
+
+def refuse_uploads(jobs: Sequence[Job]) -> None:
+    """Raise ConfigError for an experiment whose models are to be pushed."""
+    if any(_upload_of(run) is not None for run in distinct_runs(jobs)):
+        raise ConfigError(
+            "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push one "
+            "by its own command."
+        )
+
+
+def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
+    """Push each trained model once, with the scores of all runs of the command that evaluated it.
+
+    Returns what failed: the results and the trained models are stored.
+    """
+    by_folder: dict[object, list[Outcome]] = {}
+    for outcome in outcomes:
+        if (upload := _upload_of(outcome.run)) is not None:
+            by_folder.setdefault(upload.folder, []).append(outcome)
+    failures = []
+    for several in by_folder.values():
+        run = several[0].run
+        upload = _upload_of(run)
+        assert upload is not None and isinstance(run.method, TrainingMethod)
+        from moe_lab.models.upload import push
+
+        scores = [family.correct(score) for outcome in several for score in shown_scores(outcome.results)]
+        card = partial(run.method.card, config=run.config, facts=run.facts, scores=scores)
+        try:
+            print(f"pushed to {push(upload, card)}", file=sys.stderr)
+        except MoeLabError as error:
+            failures.append(Failure(run.folder.name, run.run_id, error))
+    return failures

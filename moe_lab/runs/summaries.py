@@ -133,39 +133,50 @@ def _difference(
     theirs = [other.scores[metric] for other in others]
     values = [list(other.values[metric].values()) for other in others]
     mean = float(np.mean(theirs))
-    difference = {
-        "mean": mean,
-        "difference": float(np.mean(scores)) - mean,
-        "difference_ci95_documents": _list(interval_of_difference(by_document, values, aggregate)),
-        "difference_p_documents": _p_over_documents(by_document, values, aggregate),
-    }
+    difference = float(np.mean(scores)) - mean
     by_seed = (np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)).tolist()
-    return (
-        difference
-        | {
-            "difference_ci95_seeds": _list(over_seeds(by_seed).interval),
-            "difference_p_seeds": p_over_seeds(by_seed),
-        }
-        | _over_both(by_document, values, aggregate, float(np.mean(scores)) - mean)
-    )
+    pairs = _paired_values(by_document, values, aggregate)
+    return {
+        "mean": mean,
+        "difference": difference,
+        "difference_ci95_documents": _list(interval_of_difference(by_document, values, aggregate)),
+        "difference_p_documents": None if pairs is None else p_over_documents(_mean_difference(*pairs)),
+        "difference_ci95_seeds": _list(over_seeds(by_seed).interval),
+        "difference_p_seeds": p_over_seeds(by_seed),
+        **({} if pairs is None else _over_both(*pairs, aggregate, difference)),
+    }
+
+
+def _paired_values(
+    values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]], aggregate: Aggregate | None
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Numbers whose means can be tested in place of the score, [runs, documents] of both sides.
+
+    For a perplexity they are its log-likelihoods. None for any other score that is not a mean over documents.
+    """
+    runs: list[Any] = [*values, *others]
+    if aggregate is not None:
+        terms = [log_likelihoods(run, values[0], aggregate) for run in runs]
+        if any(term is None for term in terms):
+            return None
+        runs = [term[0] for term in terms if term is not None]
+    return np.asarray(runs[: len(values)], dtype=float), np.asarray(runs[len(values) :], dtype=float)
+
+
+def _mean_difference(values: np.ndarray, others: np.ndarray) -> list[float]:
+    """The mean over runs of each document's value, minus that of the other runs."""
+    return (values.mean(axis=0) - others.mean(axis=0)).tolist()
 
 
 def _over_both(
-    values: Sequence[Sequence[Any]],
-    others: Sequence[Sequence[Any]],
-    aggregate: Aggregate | None,
-    difference: float,
+    values: np.ndarray, others: np.ndarray, aggregate: Aggregate | None, difference: float
 ) -> dict[str, Any]:
     """The p and the interval over seeds and documents together; empty with too few seeds.
 
-    A perplexity is tested by its log-likelihoods. Bits per byte are proportional to these, so that they have an
-    interval, which a difference of perplexities has not. Other scores that are no means have neither.
+    Bits per byte are proportional to the tested log-likelihoods, so they have an interval. A difference of
+    perplexities has none.
     """
-    pairs = _paired_values(values, others, aggregate)
-    if pairs is None:
-        return {}
-    mine, theirs = (np.asarray(side, dtype=float) for side in pairs)
-    both = crossed_mean(mine - theirs)  # other runs that are one for all seeds are repeated
+    both = crossed_mean(values - others)  # one other run for all seeds is repeated
     if both is None:
         return {}
     found: dict[str, Any] = {"difference_p_both": both.p}
@@ -174,33 +185,6 @@ def _over_both(
         factor = difference / both.mean
         found["difference_ci95_both"] = sorted(factor * limit for limit in both.interval)
     return found
-
-
-def _p_over_documents(
-    values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]], aggregate: Aggregate | None
-) -> float | None:
-    """Of a perplexity it is that of its log-likelihoods. None for another score that is no mean over documents."""
-    pairs = _paired_values(values, others, aggregate)
-    return None if pairs is None else p_over_documents(_by_document(*pairs))
-
-
-def _paired_values(
-    values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]], aggregate: Aggregate | None
-) -> tuple[Sequence[Sequence[Any]], Sequence[Sequence[Any]]] | None:
-    """Numbers whose mean differs with the score, log-likelihoods of a perplexity; None for any other score."""
-    if aggregate is None:
-        return values, others
-    both = [log_likelihoods(run, values[0], aggregate) for run in (*values, *others)]
-    if any(one is None for one in both):
-        return None
-    runs = [one[0] for one in both if one is not None]
-    return runs[: len(values)], runs[len(values) :]
-
-
-def _by_document(values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]) -> list[float]:
-    """The mean over seeds of each document's value minus that of the other runs."""
-    means, before = (np.mean(np.asarray(runs, dtype=float), axis=0) for runs in (values, others))
-    return (means - before).tolist()
 
 
 @dataclass(frozen=True)

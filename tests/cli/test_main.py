@@ -268,7 +268,7 @@ def test_a_defect_keeps_its_traceback(capsys, runs):
 def test_sigterm_unwinds_as_an_interruption(capsys, runs, monkeypatch):
     previous = signal.getsignal(signal.SIGTERM)
 
-    def terminated(run, models, compute):
+    def terminated(run, models):
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(moe_lab.runs.execute, "execute", terminated)

@@ -11,10 +11,9 @@ import pytest
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
 from moe_lab.models.memory import ModelPool
-from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.figures.style import panels, write_figure
 from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import Experiment, load_experiment
+from moe_lab.reports.papers.experiment import FIGURES, Experiment, load_experiment
 from moe_lab.reports.papers.files import write_index
 from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.experiments.figures import make_figure
@@ -77,7 +76,7 @@ def test_a_kind_that_is_not_in_the_registry_is_refused(tmp_path: Path) -> None:
 def test_the_documentation_names_the_files_of_a_kind() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
     text = page.read_text(encoding="utf-8")
-    assert "`moe_lab/reports/figures/<kind>.py`" in text and "`moe_lab/reports/figure_kinds.py`" in text
+    assert "`moe_lab/reports/figures/<kind>.py`" in text and "`moe_lab/reports/papers/experiment.py`" in text
 
 
 def test_the_kinds_that_methods_declare_are_drawn_from_traces() -> None:

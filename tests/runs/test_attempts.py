@@ -72,11 +72,11 @@ def test_what_a_run_needs_may_be_held_while_it_is_executed(capsys: Any, runs: Fa
     """Its training, say, which is found out late."""
     execute, tries = runs.execute, []
 
-    def busy(run: FakeRun, models: Any, *, compute: bool) -> Any:
+    def busy(run: FakeRun, models: Any) -> Any:
         if run.run_id == HELD and len(tries) < 3:
             tries.append(run)
             raise RunHeldError("its training is held")
-        return execute(run, models, compute=compute)
+        return execute(run, models)
 
     runs.execute = busy  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
@@ -123,12 +123,12 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(
     training = RunFolder(tmp_path / "training", "x")
     execute, tries = runs.execute, []
 
-    def busy(run: FakeRun, models: Any, *, compute: bool) -> Any:
+    def busy(run: FakeRun, models: Any) -> Any:
         if run.run_id == HELD:
             tries.append(run)
             if len(tries) == 1:
                 raise RunHeldError("its training is held", training.path)
-        return execute(run, models, compute=compute)
+        return execute(run, models)
 
     looks = iter([True] * 5 + [False])
     runs.execute = busy  # type: ignore[method-assign]

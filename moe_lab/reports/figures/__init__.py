@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from moe_lab.reports.figure_kinds import FIGURES
+from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.results.model import RunResult
 
 
@@ -36,7 +36,7 @@ def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
     `coactivation` and `selections`. Returns the paths, each PNG followed by its CSV.
     """
     from moe_lab.metrics.stored import stored_metrics
-    from moe_lab.reports.figures.coactivation import write_coactivation
+    from moe_lab.reports.figures.pathways import write_coactivation
 
     metrics = stored_metrics(result.stored_in, result.run_id, result.commit)
     drawn = _trace_figures(result, kinds) if kinds else []

@@ -12,14 +12,14 @@ from moe_lab.reports.figures.style import (
     GREY,
     NUMBER_BOX,
     ORANGE,
-    PAGE_WIDTH,
     count_axis,
     draw_row,
+    error_bars,
     name_rows,
     outline,
-    panel_per,
-    quantity,
+    stacked_panels,
     write_figure,
+    write_panels,
     write_panels_of_rows,
 )
 from moe_lab.reports.papers.cells import (
@@ -30,6 +30,7 @@ from moe_lab.reports.papers.cells import (
     corrected_scores,
     place_of,
 )
+from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.significance import ALPHA
 
 if TYPE_CHECKING:
@@ -68,12 +69,8 @@ def accuracy_rows(table: CellTable) -> DataFrame:
 
 
 def _accuracy_draw(rows: DataFrame, title: str) -> Figure:
-    from matplotlib.figure import Figure
-
     models = rows.groupby("model", sort=False)
-    figure = Figure(figsize=(PAGE_WIDTH, 2.5 * len(models) + 0.4), layout="constrained")
-    figure.suptitle(title)
-    axes = figure.subplots(len(models), 1, squeeze=False).ravel()
+    figure, axes = stacked_panels(2.5 * len(models) + 0.4, [1] * len(models), title)
     for axis, (model, own) in zip(axes, models, strict=True):
         _draw_model(axis, model, own)
     return figure
@@ -87,7 +84,7 @@ def _draw_model(axis: Axes, model: str, rows: DataFrame) -> None:
         axis.bar(places, own["value"], width * 0.94, color=colour, label=method)
         measured = own.assign(place=places).dropna(subset=["low"])
         if len(measured):
-            bounds = [list(measured["value"] - measured["low"]), list(measured["high"] - measured["value"])]
+            bounds = error_bars(measured["value"], measured["low"], measured["high"])
             _, caps, lines = axis.errorbar(
                 measured["place"], measured["value"], yerr=bounds, fmt="none", ecolor="black", elinewidth=0.9,
                 capsize=2,
@@ -142,32 +139,15 @@ def _line_of(method: str) -> tuple[str, str, str, float]:
 
 
 CONTROL_COLUMNS = [
-    "model",
-    "task",
-    "method",
-    "metric",
-    "rows",
-    "experts_per_token",
-    "expert_work",
-    "value",
-    "low",
-    "high",
-    "documents",
-    "seeds",
-    "std",
+    *("model", "task", "method", "metric", "rows", "experts_per_token", "expert_work"),
+    *("value", "low", "high", "documents", "seeds", "std"),
 ]
 
 
 def write_control(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """The metric against experts computed per token and layer, one panel per model and task."""
-    rows = control_rows(table)
-    panels = rows.groupby(["model", "task"], sort=False)
-    return write_figure(
-        lambda: panel_per(list(panels), title, _control_draw_task, height=2.4),
-        rows.to_dict("records"),
-        folder,
-        stem,
-    )
+    rows, by = control_rows(table), ["model", "task"]
+    return write_panels(rows, by, _control_draw_task, folder, stem, title, height=2.4)
 
 
 def control_rows(table: CellTable) -> DataFrame:
@@ -185,9 +165,7 @@ def _control_draw_task(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> 
     (model, task), rows = panel
     for method, shown in rows.groupby("method", sort=False):
         label, colour, marker, shift = _line_of(str(method))
-        bounds = None
-        if shown["low"].notna().all():
-            bounds = [list(shown["value"] - shown["low"]), list(shown["high"] - shown["value"])]
+        bounds = error_bars(shown["value"], shown["low"], shown["high"])
         axis.errorbar(
             shown["expert_work"] * shift, list(shown["value"]), yerr=bounds, fmt=f"{marker}-", color=colour,
             capsize=2, elinewidth=0.9, label=label,
@@ -304,16 +282,10 @@ def _label(coordinates: dict[str, str], varied: set[tuple[str, str]], other: str
 
 
 def _effects_draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    from matplotlib.figure import Figure
-
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     groups = [[row for row in rows if row["task"] == task] for task in tasks]
     heights = [len(group) for group in groups]
-    figure = Figure(
-        figsize=(PAGE_WIDTH, 0.22 * sum(heights) + 0.75 * len(groups) + 0.3), layout="constrained"
-    )
-    figure.suptitle(title)
-    axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights).ravel()
+    figure, axes = stacked_panels(0.22 * sum(heights) + 0.75 * len(groups) + 0.3, heights, title)
     for axis, group in zip(axes, groups, strict=True):
         _effects_draw_task(axis, group)
     return figure

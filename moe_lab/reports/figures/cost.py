@@ -1,4 +1,4 @@
-"""Figures of cost: overhead by n, the equivalent model size (RoE, Figures 4 and 5), and quality against cost."""
+"""Figures of cost: overhead by n, equivalent model size (RoE, Figures 4 and 5), and quality against cost."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from moe_lab.reports.figures.style import (
     MARKERS,
     ORANGE,
     count_axis,
+    error_bars,
     legend_below,
     log_axis,
     panel_per,
     panels,
-    quantity,
     write_figure,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, corrected_scores, place_of
+from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.model import BASE, Cost, RunResult
 from moe_lab.results.scores import Score
 
@@ -163,12 +164,8 @@ def _equivalent_draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 def _draw_size(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     counts = [row["n"] for row in rows]
     sizes = [row["size_ratio"] for row in rows]
-    bounds = None
-    if all(row["size_ratio_low"] is not None for row in rows):
-        bounds = [
-            [size - row["size_ratio_low"] for size, row in zip(sizes, rows, strict=True)],
-            [row["size_ratio_high"] - size for size, row in zip(sizes, rows, strict=True)],
-        ]
+    limits = ([row[f"size_ratio_{side}"] for row in rows] for side in ("low", "high"))
+    bounds = error_bars(sizes, *limits)
     axis.errorbar(counts, sizes, yerr=bounds, fmt="o-", color=BLUE, capsize=2, elinewidth=0.9, label="RoE")
     axis.axhline(1, color=GREY, ls="--", lw=1.2, label="base model")
     if all(row["calibrated_size_ratio"] is not None for row in rows):
@@ -191,7 +188,7 @@ def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str
     count_axis(axis, counts, "n (rows per token)")
 
 
-# The difference to the base model, by how much work of experts an answer takes
+# Quality against cost: the difference to the base model, by the expert work of an answer
 
 
 def write_quality_cost(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:

@@ -17,19 +17,19 @@ from moe_lab.reports.figures.style import (
     NUMBER_BOX,
     ORANGE,
     RED,
+    draw_band,
     draw_row,
     legend_below,
     name_rows,
-    panel_per,
     panels,
-    quantity,
     step_axis,
     write_figure,
+    write_panels,
     write_panels_of_rows,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, coordinates, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
-from moe_lab.reports.papers.metrics import unit_of
+from moe_lab.reports.papers.metrics import quantity, unit_of
 from moe_lab.results.stored_files import read_lines
 
 if TYPE_CHECKING:
@@ -110,28 +110,14 @@ def _draw_training(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
 # Accuracy against FLOPs per question, by the number of core experts (C3PO, Figure 4)
 
 FLOPS_COLUMNS = [
-    "model",
-    "task",
-    "metric",
-    "core_experts",
-    "experts",
-    "flops",
-    "plain_flops",
-    "value",
-    "low",
-    "high",
-    "base",
-    "documents",
+    *("model", "task", "metric", "core_experts", "experts", "flops", "plain_flops"),
+    *("value", "low", "high", "base", "documents"),
 ]
 
 
 def write_flops(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """One panel per model and task."""
-    rows = flops_rows(table)
-    panels = rows.groupby(["model", "task"], sort=False)
-    return write_figure(
-        lambda: panel_per(list(panels), title, _draw_task, height=2.5), rows.to_dict("records"), folder, stem
-    )
+    return write_panels(flops_rows(table), ["model", "task"], _draw_task, folder, stem, title, height=2.5)
 
 
 def flops_rows(table: CellTable) -> DataFrame:
@@ -140,7 +126,11 @@ def flops_rows(table: CellTable) -> DataFrame:
     `flops` counts reading, optimizing and answering of a question, `plain_flops` reading and answering alone; `base`
     is the score of the base model on the same questions.
     """
-    counted = [cell for cell in table.cells if cell.results and _flops(cell) is not None]
+    counted = [
+        cell
+        for cell in table.cells
+        if cell.results and cell.results[0].report.get("flops_per_sample") is not None
+    ]
     frame = table.frame(counted)
     results = [cell.results[0] for cell in frame["cell"]]
     frame["experts"] = [result.model_facts["experts"] for result in results]
@@ -153,18 +143,11 @@ def flops_rows(table: CellTable) -> DataFrame:
     return frame[FLOPS_COLUMNS].sort_values(["model", "task", "core_experts"])
 
 
-def _flops(cell: TableCell) -> float | None:
-    flops: float | None = cell.results[0].report.get("flops_per_sample")
-    return flops
-
-
 def _draw_task(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
     (model, task), rows = panel
     costs = rows["flops"] / 1e9
     axis.plot(costs, rows["value"], "o-", color=BLUE, label="C3PO, with its core experts")
-    if rows["low"].notna().all():
-        limits = rows["low"].astype(float), rows["high"].astype(float)
-        axis.fill_between(costs, *limits, color=BLUE, alpha=0.15, lw=0, label="95% interval")
+    draw_band(axis, costs, list(rows["low"]), list(rows["high"]), "95% interval")
     for cost, value, core in zip(costs, rows["value"], rows["core_experts"], strict=True):
         axis.annotate(
             str(core), (cost, value), textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6.5,
@@ -191,10 +174,8 @@ LINES_COLUMNS = ["measure", "metric", "line", "x", "value", "low", "high", "docu
 
 def write_lines(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """Points with 95% intervals over documents, joined per line; the axis across is the experiment's first row key."""
-    rows = line_rows(table)
     draw = partial(_lines_draw_panel, across=table.experiment.rows[0])
-    measures = rows.groupby("measure", sort=False)
-    return write_figure(lambda: panel_per(list(measures), title, draw), rows.to_dict("records"), folder, stem)
+    return write_panels(line_rows(table), "measure", draw, folder, stem, title)
 
 
 def line_rows(table: CellTable) -> DataFrame:

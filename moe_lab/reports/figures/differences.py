@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moe_lab.reports.figures.style import BLUE, GREY, PAGE_WIDTH, RC, quantity
+from moe_lab.reports.figures.style import BLUE, GREY, RC, stacked_panels
+from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
 
@@ -83,14 +84,11 @@ def differences_figure(rows: Sequence[Difference], title: str = "") -> Figure:
     A point is filled, and its corrected p bold, where the difference is significant. There is at least one row.
     """
     import matplotlib
-    from matplotlib.figure import Figure
 
     groups = panels(rows)
     heights = [ROW * len(group) + AROUND for group in groups]
     with matplotlib.rc_context(RC):
-        figure = Figure(figsize=(PAGE_WIDTH, sum(heights) + 0.3 * bool(title)), layout="constrained")
-        figure.suptitle(title)
-        axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights).ravel()
+        figure, axes = stacked_panels(sum(heights) + 0.3 * bool(title), heights, title)
         for axis, group in zip(axes, groups, strict=True):
             _draw_panel(axis, group)
     return figure

@@ -1,4 +1,4 @@
-"""Figures of C3PO's pathways: one sample, and the activation of experts (C3PO, Figures 1, 7 and 8)."""
+"""Figures of the experts that tokens select: C3PO's pathways (its Figures 1, 7 and 8), and pairs of experts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.style import BLUE, COLOURS, PAGE_WIDTH, RED, write_figure
+from moe_lab.metrics.stored import COUNTS, FOLDER
+from moe_lab.reports.figures.style import BLUE, COLOURS, RED, bare, panels, stacked_panels, write_figure
 from moe_lab.reports.figures.traces import StoredTraces, chosen_PLK
 
 if TYPE_CHECKING:
@@ -69,22 +70,18 @@ def activation_rows(run: StoredTraces) -> list[dict[str, object]]:
 
 
 def _activation_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
-    from matplotlib.figure import Figure
-
     heights = [0.16 * len(run.layers) + 0.55 for run in runs for _ in STATES]
-    figure = Figure(figsize=(PAGE_WIDTH, sum(heights) + 0.6), layout="constrained")
-    figure.suptitle(title)
-    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights).ravel()
+    figure, axes = stacked_panels(sum(heights) + 0.6, heights, title)
     top = max(frequency_LE(run, state).max() for run in runs for state in STATES)
     for axis, (run, state) in zip(axes, ((run, state) for run in runs for state in STATES), strict=True):
         image = _draw_state(axis, run, state, top)
-    figure.colorbar(image, ax=list(axes), label="share of questions", fraction=0.03, aspect=10 * len(runs))
+    figure.colorbar(image, ax=axes, label="share of questions", fraction=0.03, aspect=10 * len(runs))
     return figure
 
 
 def _draw_state(axis: Axes, run: StoredTraces, state: str, top: float) -> AxesImage:
     values = frequency_LE(run, state)
-    axis.grid(False)
+    bare(axis)
     image = axis.imshow(values, cmap=COLOUR_MAP, vmin=0, vmax=top, aspect="auto", interpolation="none")
     axis.set(
         title=f"{run.label}, {state} optimization: mean entropy {entropy_bits(values):.3f} bits",
@@ -94,8 +91,6 @@ def _draw_state(axis: Axes, run: StoredTraces, state: str, top: float) -> AxesIm
         yticks=range(len(run.layers)),
         yticklabels=run.layers,
     )
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
     return image
 
 
@@ -164,26 +159,13 @@ def sample_rows(run: StoredTraces, index: int) -> list[dict[str, object]]:
 
 
 def _sample_draw(run: StoredTraces, index: int, rows: DataFrame, title: str) -> Figure:
-    from matplotlib.figure import Figure
-
     text = _texts(run, index, rows)
     below = 0.125 * (text.count("\n") + 1) + 0.1
-    figure = Figure(figsize=(PAGE_WIDTH, 2.9 + below), layout="constrained")
-    figure.suptitle(title)
-    axis, under = figure.subplots(2, 1, height_ratios=[2.4, below])
+    figure, (axis, under) = stacked_panels(2.9 + below, [2.4, below], title)
     _draw_weights(axis, rows, run.top_k)
     under.axis("off")
-    under.text(
-        0,
-        1,
-        text,
-        va="top",
-        ha="left",
-        fontsize=7,
-        family="monospace",
-        transform=under.transAxes,
-        parse_math=False,
-    )
+    place: dict[str, Any] = {"va": "top", "ha": "left", "transform": under.transAxes}
+    under.text(0, 1, text, fontsize=7, family="monospace", parse_math=False, **place)
     return figure
 
 
@@ -231,3 +213,97 @@ def _wrapped(text: str) -> str:
     if len(lines) > SHOWN_LINES:
         lines = [*lines[: SHOWN_LINES - 2], "  ...", lines[-1]]
     return "\n".join(lines)
+
+
+# The experts that each MoE layer selects, alone and in pairs (MoE-Bench, section 4.1)
+#
+# L = MoE layers, E = experts.
+
+PANELS = 24
+"""Most layers that are legible on a page; of more layers, so many evenly spaced ones are shown."""
+
+
+def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
+    """Draw a run's counts into `figures/` as `coactivation` and `selections`; returns PNG, CSV, PNG, CSV.
+
+    `experts` are the number of experts of each layer. Prompts and answers count together.
+    """
+    from safetensors.numpy import load_file
+
+    counts = load_file(folder / FOLDER / COUNTS)
+    pairs_LEE = counts["pairs.prefill"] + counts["pairs.decode"]
+    share_LE = _shares(counts["selections.prefill"] + counts["selections.decode"])
+    rows = selection_rows(share_LE, experts)
+    together = pair_rows(pairs_LEE, experts) or [dict.fromkeys(PAIR_COLUMNS)]
+    return [
+        *write_figure(
+            lambda: _draw_pairs(_shares(pairs_LEE), experts), together, folder / "figures", "coactivation"
+        ),
+        *write_figure(lambda: _draw_selections(share_LE), rows, folder / "figures", "selections"),
+    ]
+
+
+PAIR_COLUMNS = ("layer", "expert", "other", "tokens", "probability")
+
+
+def pair_rows(pairs_LEE: np.ndarray, experts: Sequence[int]) -> list[dict[str, object]]:
+    """One row per layer and ordered pair that was selected together: tokens, and P(other | expert)."""
+    share_LEE = _shares(pairs_LEE)
+    places = [
+        (layer, i, j) for layer, count in enumerate(experts) for i in range(count) for j in range(count)
+    ]
+    return [
+        dict(zip(PAIR_COLUMNS, (*place, int(pairs_LEE[place]), float(share_LEE[place])), strict=True))
+        for place in places
+        if pairs_LEE[place]
+    ]
+
+
+def selection_rows(share_LE: np.ndarray, experts: Sequence[int]) -> list[dict[str, object]]:
+    """One row per layer and expert: its share of the layer's selections."""
+    return [
+        {"layer": layer, "expert": expert, "share": float(share_LE[layer, expert])}
+        for layer, count in enumerate(experts)
+        for expert in range(count)
+    ]
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    """Counts divided by the sum over their last axis; 0 where the sum is 0."""
+    return counts / counts.sum(axis=-1, keepdims=True).clip(min=1)
+
+
+def _draw_pairs(share_LEE: np.ndarray, experts: Sequence[int]) -> Figure:
+    layers = list(range(len(experts)))
+    step = -(-len(layers) // PANELS)
+    figure, axes = panels(len(layers[::step]), height=2.2)
+    figure.suptitle("Experts selected together: P(other | expert)")
+    top = share_LEE.max() or 1.0
+    for axis, layer in zip(axes, layers[::step], strict=True):
+        count = experts[layer]
+        image = axis.imshow(
+            share_LEE[layer, :count, :count], cmap=COLOUR_MAP, vmin=0, vmax=top, interpolation="none"
+        )
+        axis.set(title=f"MoE layer {layer}", xlabel="other expert", ylabel="expert")
+        _plain(axis)
+    figure.colorbar(image, ax=axes, label="probability", fraction=0.03, aspect=30)
+    return figure
+
+
+def _draw_selections(share_LE: np.ndarray) -> Figure:
+    figure, [axis] = stacked_panels(
+        0.16 * len(share_LE) + 1.1, [1], "Share of each expert in its layer's selections"
+    )
+    image = axis.imshow(share_LE, cmap=COLOUR_MAP, vmin=0, aspect="auto", interpolation="none")
+    axis.set(xlabel="expert", ylabel="MoE layer")
+    _plain(axis)
+    figure.colorbar(image, ax=axis, label="share", fraction=0.03)
+    return figure
+
+
+def _plain(axis: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    bare(axis)
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_locator(MaxNLocator(integer=True))

@@ -16,9 +16,11 @@ from moe_lab.reports.figures.style import (
     GREY,
     LIGHT_INK,
     ORANGE,
-    PAGE_WIDTH,
     RED,
+    bare,
+    draw_band,
     panel_per,
+    stacked_panels,
     write_figure,
 )
 from moe_lab.reports.papers.cells import TableCell
@@ -279,11 +281,7 @@ def _sweep_draw_study(axis: Axes, study: StoredStudy) -> None:
     rows = sweep_rows(study)
     temperatures = [row["temperature"] for row in rows]
     axis.plot(temperatures, [row["value"] for row in rows], "o-", ms=3, color=BLUE, label="RoE")
-    if all(row["low"] is not None for row in rows):
-        axis.fill_between(
-            temperatures, [row["low"] for row in rows], [row["high"] for row in rows], color=BLUE, alpha=0.15,
-            lw=0, label="95% interval",
-        )  # fmt: skip
+    draw_band(axis, temperatures, [row["low"] for row in rows], [row["high"] for row in rows], "95% interval")
     draw_controls(axis, study, "temperature 0")
     best = next(row for row in rows if row["value"] == study.best.value)
     axis.plot(best["temperature"], best["value"], "*", ms=10, color=RED, label=best_label(study))
@@ -319,18 +317,14 @@ def _skipped(study: StoredStudy, layer: int) -> bool:
 
 
 def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
-    from matplotlib.figure import Figure
-
     models = list(dict.fromkeys(study.info.model for study in studies))
     grouped = [[study for study in studies if study.info.model == model] for model in models]
     heights = [0.28 * len(group) + 0.55 for group in grouped]
-    figure = Figure(figsize=(PAGE_WIDTH, sum(heights) + 0.75), layout="constrained")
-    figure.suptitle(title)
-    axes = figure.subplots(len(models), 1, squeeze=False, height_ratios=heights).ravel()
+    figure, axes = stacked_panels(sum(heights) + 0.75, heights, title)
     top = max(study.info.max_temperature for study in studies)
     for axis, model, group in zip(axes, models, grouped, strict=True):
         image = _draw_model(axis, model, group, top)
-    figure.colorbar(image, ax=list(axes), label="temperature", fraction=0.03, aspect=max(8, 10 * len(models)))
+    figure.colorbar(image, ax=axes, label="temperature", fraction=0.03, aspect=max(8, 10 * len(models)))
     return figure
 
 
@@ -343,7 +337,7 @@ def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: flo
         for layer, temperature in enumerate(study.temperatures):
             if not _skipped(study, layer):
                 values[row, layer] = temperature
-    axis.grid(False)
+    bare(axis)
     axis.set_facecolor("#DDDDDD")
     image = axis.imshow(values, cmap=COLOURS, vmin=0, vmax=top, aspect="auto", interpolation="none")
     for (row, layer), value in np.ndenumerate(values):
@@ -360,6 +354,4 @@ def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: flo
         yticks=range(len(studies)),
         yticklabels=[study.info.task for study in studies],
     )
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
     return image

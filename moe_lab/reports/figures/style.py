@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.csv_rows import write_rows
-from moe_lab.reports.papers.metrics import EXPERT, TRAINING, unit_of
 from moe_lab.results.atomic import write_atomically, write_file, writing
 
 if TYPE_CHECKING:
@@ -103,6 +102,15 @@ def panels(
     return figure, axes[:count]
 
 
+def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[Figure, list[Axes]]:
+    """A page-wide figure of `height` inches: panels below each other, whose heights have these ratios."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(PAGE_WIDTH, height), layout="constrained")
+    figure.suptitle(title)
+    return figure, figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios).ravel().tolist()
+
+
 def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None], **options: Any) -> Figure:
     """One panel for each item, drawn by `draw(axes, item)`, and a legend for all. `options` are those of `panels`."""
     figure, axes = panels(len(items), **options)
@@ -124,6 +132,29 @@ def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None
         if count == 1 or not too_wide(legend, figure):
             return
         legend.remove()
+
+
+def bare(axis: Axes) -> None:
+    """Remove grid, ticks and frame of a heatmap."""
+    axis.grid(False)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+
+
+def draw_band(
+    axis: Axes, places: Any, lows: Sequence[Any], highs: Sequence[Any], label: str | None = None
+) -> None:
+    """Shade the 95% intervals of a blue curve, if every point has one."""
+    if all(low is not None for low in lows):
+        axis.fill_between(places, lows, highs, color=BLUE, alpha=0.15, lw=0, label=label)
+
+
+def error_bars(values: Sequence[Any], lows: Sequence[Any], highs: Sequence[Any]) -> list[list[float]] | None:
+    """The distances of the limits from the values, as `yerr` of matplotlib takes them; None if one has no limits."""
+    if any(low is None for low in lows):
+        return None
+    points = list(zip(values, lows, highs, strict=True))
+    return [[value - low for value, low, _ in points], [high - value for value, _, high in points]]
 
 
 def outline(lines: Iterable[Artist]) -> None:
@@ -166,6 +197,49 @@ def _save(figure: Figure, path: Path) -> None:
     write_atomically(path, picture.getvalue())
 
 
+# A drawn figure as SVG that follows the system's dark mode
+#
+# matplotlib writes the light colours into each element, which every viewer understands. One style element after them
+# replaces the colours in DARK where the screen is dark. All other colours are those of a colour map, or text on one
+# (DARK_INK, LIGHT_INK), and stay.
+
+SVG_RC = {"svg.fonttype": "none", "svg.hashsalt": "moe_lab"}
+"""Text stays text, and the same figure is the same file."""
+DARK = {
+    "#ffffff": "#16181a",
+    "#000000": "#e5e6e3",
+    "#767676": "#a3a9ae",
+    "#e0e0e0": "#3a3f44",
+    "#dddddd": "#3a3f44",
+    "#0072b2": "#4a9fdc",
+}
+"""What dark pages have in place of a light colour: ground, text, grey, grid, missing cells, and the darkest series."""
+SVG_END = "</svg>"
+
+
+def svg_of(figure: Figure) -> str:
+    """The figure as the text of an SVG file."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context(SVG_RC):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue().rstrip()
+    assert text.endswith(SVG_END)
+    return f"{text.removesuffix(SVG_END)}<style>\n{_dark_style()}\n</style>\n{SVG_END}\n"
+
+
+def _dark_style() -> str:
+    """The rules of the dark colours. matplotlib writes no fill where it is black."""
+    rules = [
+        f'[style*="{part}: {light}"] {{ {part}: {dark} !important; }}'
+        for light, dark in DARK.items()
+        for part in ("fill", "stroke")
+    ]
+    black = f'text:not([style*="fill"]) {{ fill: {DARK["#000000"]}; }}'
+    return "\n".join(["@media screen and (prefers-color-scheme: dark) {", black, *rules, "}"])
+
+
 # Last adjustments to a figure before it is saved: titles that fit, and axes on which small differences look small
 
 LEAST_SPAN = 0.05
@@ -198,26 +272,34 @@ def too_wide(legend: Legend, figure: Figure) -> bool:
     return bool(legend.get_window_extent().width > MARGIN * figure.bbox.width)
 
 
-def write_panels_of_rows(
+def write_panels(
     frame: DataFrame,
-    names: str,
-    draw: Callable[..., None],
+    by: str | list[str],
+    draw: Callable[[Axes, Any], None],
     folder: Path,
     stem: str,
     title: str,
+    **options: Any,
 ) -> list[Path]:
-    """One panel for each value of the column `panel`, with a line for each value of the column `names` in all of them.
+    """Save a figure with one panel for each value of the columns `by`, and the frame as CSV.
+
+    `draw(axes, (value, its rows))` draws one panel. `options` are those of `panels`.
+    """
+    groups = list(frame.groupby(by, sort=False))
+    rows = frame.to_dict("records")
+    return write_figure(lambda: panel_per(groups, title, draw, **options), rows, folder, stem)
+
+
+def write_panels_of_rows(
+    frame: DataFrame, names: str, draw: Callable[..., None], folder: Path, stem: str, title: str
+) -> list[Path]:
+    """One panel for each value of the column `panel`. All have a line for each value of the column `names`.
 
     `draw(axes, (panel, its rows), lines=names)` draws one panel.
     """
     lines = list(frame[names].unique())
-
-    def drawn() -> Figure:
-        panels = list(frame.groupby("panel", sort=False))
-        draw_one = partial(draw, lines=lines)
-        return panel_per(panels, title, draw_one, height=1.0 + 0.17 * len(lines), sharey=True)
-
-    return write_figure(drawn, frame.to_dict("records"), folder, stem)
+    size = {"height": 1.0 + 0.17 * len(lines), "sharey": True}
+    return write_panels(frame, "panel", partial(draw, lines=lines), folder, stem, title, **size)
 
 
 def draw_row(axis: Axes, row: Any, height: int, colour: str, label: str, size: float = 4) -> None:
@@ -305,62 +387,3 @@ def _wrap(text: Text, room: float) -> None:
     characters = max(1, int(max(map(len, lines)) * MARGIN * room / width))
     wrapped = [part for line in lines for part in textwrap.wrap(line, characters) or [""]]
     text.set_text("\n".join(wrapped))
-
-
-# What an axis of scores says: the metric and its unit
-
-
-def quantity(metric: str) -> str:
-    """An axis's label.
-
-    >>> quantity("expert.load_balance"), quantity("acc,none")
-    ('load balance, bits', 'acc')
-    """
-    if metric.startswith(TRAINING):
-        return "nats per token"
-    if not metric.startswith(EXPERT):
-        return metric.partition(",")[0]
-    return f"{metric.removeprefix(EXPERT).replace('_', ' ')}, {unit_of(metric)}"
-
-
-# The same figure as SVG that follows the system's dark mode
-#
-# matplotlib writes the light colours into each element, which every viewer understands. One style element at the end
-# replaces the colours of DARK where the screen is dark. Other colours belong to a colour map or stand on one (DARK_INK,
-# LIGHT_INK), and stay.
-
-SVG_RC = {"svg.fonttype": "none", "svg.hashsalt": "moe_lab"}
-"""Text stays text, and the same figure is the same file."""
-DARK = {
-    "#ffffff": "#16181a",
-    "#000000": "#e5e6e3",
-    "#767676": "#a3a9ae",
-    "#e0e0e0": "#3a3f44",
-    "#dddddd": "#3a3f44",
-    "#0072b2": "#4a9fdc",
-}
-"""What dark pages have in place of a light colour: ground, text, grey, grid, missing cells, and the darkest series."""
-SVG_END = "</svg>"
-
-
-def svg_of(figure: Figure) -> str:
-    """The figure as the text of an SVG file."""
-    import matplotlib
-
-    file = io.StringIO()
-    with matplotlib.rc_context(SVG_RC):
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    text = file.getvalue().rstrip()
-    assert text.endswith(SVG_END)
-    return f"{text.removesuffix(SVG_END)}<style>\n{_style()}\n</style>\n{SVG_END}\n"
-
-
-def _style() -> str:
-    """The rules of the dark colours. matplotlib writes no fill where it is black."""
-    rules = [
-        f'[style*="{part}: {light}"] {{ {part}: {dark} !important; }}'
-        for light, dark in DARK.items()
-        for part in ("fill", "stroke")
-    ]
-    black = f'text:not([style*="fill"]) {{ fill: {DARK["#000000"]}; }}'
-    return "\n".join(["@media screen and (prefers-color-scheme: dark) {", black, *rules, "}"])

@@ -16,6 +16,7 @@ from moe_lab.reports.figures.style import (
     GREY,
     ORANGE,
     RED,
+    draw_band,
     legend_below,
     panel_per,
     panels,
@@ -207,9 +208,7 @@ def _steps_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
 def _accuracy(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     steps = [row["step"] for row in rows]
     axis.plot(steps, [row["accuracy"] for row in rows], "o-", color=BLUE, label="accuracy, 95% interval")
-    if rows[0]["low"] is not None:
-        lows, highs = [row["low"] for row in rows], [row["high"] for row in rows]
-        axis.fill_between(steps, lows, highs, color=BLUE, alpha=0.15, lw=0)
+    draw_band(axis, steps, [row["low"] for row in rows], [row["high"] for row in rows])
     axis.axhline(rows[0]["accuracy"], color=GREY, ls=":", lw=1.2, label="unchanged pathway")
     axis.set_ylabel("accuracy")
 
@@ -283,11 +282,7 @@ def _retained_draw(axis: Axes, run: StoredTraces) -> None:
     rows = retained_rows(run)
     counts = [row["n"] for row in rows]
     axis.plot(counts, [row["share"] for row in rows], "o-", ms=3, color=BLUE, label="mean")
-    if all(row["low"] is not None for row in rows):
-        axis.fill_between(
-            counts, [row["low"] for row in rows], [row["high"] for row in rows], color=BLUE, alpha=0.15, lw=0,
-            label="95% interval",
-        )  # fmt: skip
+    draw_band(axis, counts, [row["low"] for row in rows], [row["high"] for row in rows], "95% interval")
     axis.axvline(run.top_k, color=GREY, ls=":", lw=1.2, label=f"the {run.top_k} experts of a token")
     axis.set(
         title=run.label,

@@ -17,15 +17,14 @@ from moe_lab.reports.figures.style import (
     ORANGE,
     RED,
     outline,
-    panel_per,
     panels,
-    quantity,
     step_axis,
     write_figure,
+    write_panels,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
-from moe_lab.reports.papers.metrics import LOSS
+from moe_lab.reports.papers.metrics import LOSS, quantity
 from moe_lab.reports.papers.ranking import Ranked, chance_of, ranking
 from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import read_lines
@@ -54,14 +53,8 @@ def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list
     names = (list(own["design"].unique()), list(own["series"].unique()))
     chance = chance_of(table.experiment, [cell for cell in table.cells if cell.metric == "headline"])
     draw = partial(_draw_panel, names=names, chance=chance)
-    panels = rows.groupby("panel", sort=False)
-    columns = 2 if len(panels) in (2, 4) else 3
-    return write_figure(
-        lambda: panel_per(list(panels), title, draw, columns=columns, height=2.6),
-        rows.to_dict("records"),
-        folder,
-        stem,
-    )
+    columns = 2 if rows["panel"].nunique() in (2, 4) else 3
+    return write_panels(rows, "panel", draw, folder, stem, title, columns=columns, height=2.6)
 
 
 def design_rows(table: CellTable) -> DataFrame:
@@ -230,12 +223,8 @@ def write_training_loss(folder: Path, held_out: str) -> None:
         for key, color, label in (("loss", BLUE, "training"), (held_out, ORANGE, "validation")):
             points = [(row["step"], row[key]) for row in rows if row[key] is not None]
             if points:
-                axis.plot(
-                    *zip(*points, strict=True),
-                    color=color,
-                    label=label,
-                    marker="o" if key == held_out else "",
-                )
+                marker = "o" if key == held_out else ""
+                axis.plot(*zip(*points, strict=True), color=color, label=label, marker=marker)
         for before, after in pairwise(row for row in lines if row.get("phase") is not None):
             if before["phase"] != after["phase"]:
                 axis.axvline(before["step"], color=GREY, ls="--", lw=1)

@@ -18,21 +18,6 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import Comparison
 
-__all__ = ["Cell", "PageTable", "Table", "View", "view_of", "views"]
-
-
-def view_of(metrics: str) -> View[Any] | None:
-    """The view of the kind that `metrics=` names; None for none."""
-    if metrics == "none":
-        return None
-    return import_module(f"moe_lab.reports.measures.{metrics}").VIEW
-
-
-def views() -> list[View[Any]]:
-    """Of all kinds."""
-    return [view for name in METRICS if (view := view_of(name)) is not None]
-
-
 Content = TypeVar("Content")
 """What the file of a run's metrics holds."""
 Table = tuple[list[str], list[list[Any]]]
@@ -84,3 +69,15 @@ class View(ABC, Generic[Content]):
     @abstractmethod
     def page_table(self, content: Content) -> PageTable:
         """The table of a run's page."""
+
+
+def view_of(metrics: str) -> View[Any] | None:
+    """The view of the kind that `metrics=` names; None for none."""
+    if metrics == "none":
+        return None
+    return import_module(f"moe_lab.reports.measures.{metrics}").VIEW
+
+
+def views() -> list[View[Any]]:
+    """Of all kinds."""
+    return [view for name in METRICS if (view := view_of(name)) is not None]

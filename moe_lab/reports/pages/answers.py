@@ -95,7 +95,20 @@ def _largest(values: Sequence[float]) -> int:
     return values.index(max(values))
 
 
-# The answers of two runs to the same documents
+# The answers of a run with their scores, alone and paired with those of another run
+
+
+@dataclass(frozen=True)
+class ScoredAnswer:
+    """An answer, and its score by the headline metric."""
+
+    number: int
+    """Of the document."""
+    answer: Answer
+    sample: Sample
+    score: Any
+    right: bool | None
+    """None for a score that is not 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +123,8 @@ class AnswerPair:
     """Of the later run."""
     scores: tuple[Any, Any]
     """The headline metric's values."""
-    lower_is_better: bool
-
-    @property
-    def right(self) -> tuple[bool, bool] | None:
-        """Whether each answer is right; None of scores that are not 0 or 1."""
-        before, after = (_is_right(score, self.lower_is_better) for score in self.scores)
-        return None if before is None or after is None else (before, after)
+    right: tuple[bool, bool] | None
+    """Whether each answer is right; None for scores that are not 0 or 1."""
 
     @property
     def flipped(self) -> bool:
@@ -124,57 +132,37 @@ class AnswerPair:
         return self.right is not None and self.right[0] is not self.right[1]
 
 
-def answer_pairs(
-    result: RunResult, task: str, before: Sequence[Sample], after: Sequence[Sample]
-) -> Iterator[AnswerPair]:
-    """The answers to each document of a task, by the filter of its headline metric.
+def scored_answers(result: RunResult, task: str, samples: Sequence[Sample]) -> Iterator[ScoredAnswer]:
+    """The answers of one run to a task, by the filter of its headline metric.
 
-    Texts that are scored as a whole have none.
-
-    Args:
-        result: the later run.
-        before, after: both sample logs.
+    A text that is scored as a whole has no answer.
     """
     key = headline(result.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")
-    lower = result.lower_is_better(task, key)
-    values = [metric_values(samples).get(key, {}) for samples in (before, after)]
-    earlier = {one.document: one for one in before if one.filter == filter_name}
-    for one in (each for each in after if each.filter == filter_name and each.document in earlier):
-        number = one.document
-        without, own = answer_of(earlier[number], metric), answer_of(one, metric)
-        if without is not None and own is not None:
-            scores = values[0].get(number), values[1].get(number)
-            yield AnswerPair(number, without, own, one, scores, lower)
-
-
-@dataclass(frozen=True)
-class ScoredAnswer:
-    """An answer, and its score by the headline metric."""
-
-    number: int
-    """Of the document."""
-    answer: Answer
-    sample: Sample
-    score: Any
-    right: bool | None
-    """None of a score that is not 0 or 1."""
-
-
-def scored_answers(result: RunResult, task: str, samples: Sequence[Sample]) -> Iterator[ScoredAnswer]:
-    """The answers of one run to a task, by the filter of its headline metric; texts scored as a whole have none."""
-    key = headline(result.scores(task), result.metric)
-    metric, _, filter_name = key.partition(",")
-    lower = result.lower_is_better(task, key)
+    lower_is_better = result.lower_is_better(task, key)
     values = metric_values(samples).get(key, {})
-    for one in (each for each in samples if each.filter == filter_name):
-        answer, score = answer_of(one, metric), values.get(one.document)
-        if answer is not None:
-            yield ScoredAnswer(one.document, answer, one, score, _is_right(score, lower))
+    for sample in samples:
+        if sample.filter == filter_name and (answer := answer_of(sample, metric)) is not None:
+            score = values.get(sample.document)
+            right = (score == 1) is not lower_is_better if score in (0, 1) else None
+            yield ScoredAnswer(sample.document, answer, sample, score, right)
 
 
-def _is_right(score: Any, lower_is_better: bool) -> bool | None:
-    return (score == 1) is not lower_is_better if score in (0, 1) else None
+def answer_pairs(
+    result: RunResult, task: str, before: Sequence[Sample], after: Sequence[Sample]
+) -> Iterator[AnswerPair]:
+    """The answers of two runs to each document of a task that both answered.
+
+    Args:
+        result: the later run. Its headline metric scores the answers of both.
+        before, after: both sample logs.
+    """
+    earlier = {scored.number: scored for scored in scored_answers(result, task, before)}
+    for own in scored_answers(result, task, after):
+        if (first := earlier.get(own.number)) is not None:
+            right = None if first.right is None or own.right is None else (first.right, own.right)
+            scores = first.score, own.score
+            yield AnswerPair(own.number, first.answer, own.answer, own.sample, scores, right)
 
 
 # What a run gains on questions that the base model was sure of, and on those that it was not

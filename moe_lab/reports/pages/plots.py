@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moe_lab.reports.figures.differences import Difference, panel_title, panels
-from moe_lab.reports.figures.style import quantity
 from moe_lab.reports.pages.page import interval, number
+from moe_lab.reports.papers.metrics import quantity
 
 
 def round_ticks(low: float, high: float, most: int = 5) -> list[float]:

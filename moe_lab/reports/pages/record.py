@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.figure_kinds import TABLES
 from moe_lab.reports.pages.page import UNEXPECTED, left_out, number
 from moe_lab.reports.papers.cells import (
     Place,
@@ -19,7 +18,7 @@ from moe_lab.reports.papers.cells import (
     place_of,
     published_of,
 )
-from moe_lab.reports.papers.experiment import Experiment, Published
+from moe_lab.reports.papers.experiment import TABLES, Experiment, Published
 from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.ranking import Ranked, ranking
 from moe_lab.reports.papers.stated import Stated, stated_numbers

@@ -211,7 +211,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         for score in shown_scores(run)
     ]
     means, by_id = seed_lines(over_seeds, family), {run.run_id: run for run in runs}
-    of_means = [Line(by_id[one.score.run_id.split()[0]], one.names[3], one.score) for one in means]
+    of_means = [Line(by_id[one.score.run_id.split()[0]], one.label, one.score) for one in means]
     found = verdicts([line.named for line in [*lines, *of_means]])
     table = [_row(line.score, line.label) for line in lines]
     examples = examples_of(runs, names)

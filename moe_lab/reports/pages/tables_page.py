@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.figures.differences import difference_of
 from moe_lab.reports.pages.page import (
     UNEXPECTED,
@@ -41,6 +40,7 @@ from moe_lab.reports.pages.record import (
     rows_of,
 )
 from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, outcome, verdicts
+from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
 from moe_lab.results.atomic import write_file

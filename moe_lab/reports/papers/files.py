@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text, safe_cell, write_rows
-from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.papers.cells import (
     TableCell,
     averages,
@@ -19,7 +18,7 @@ from moe_lab.reports.papers.cells import (
     place_of,
     published_of,
 )
-from moe_lab.reports.papers.experiment import Experiment, Published
+from moe_lab.reports.papers.experiment import FIGURES, Experiment, Published
 from moe_lab.results.atomic import write_file
 from moe_lab.results.identity import RUNTIME
 from moe_lab.results.score_table import Family, flat

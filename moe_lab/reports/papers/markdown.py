@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -11,23 +11,21 @@ from moe_lab.reports.papers.cells import (
     Place,
     TableCell,
     averages,
-    bounds_text,
     compared_names,
     corrected_scores,
-    correction_note,
-    difference_text,
     place_of,
     published_of,
-    seed_bounds_text,
     shown_cells,
 )
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
 from moe_lab.reports.papers.files import cells_csv, file_stem, table_lines, title, typed_lines
-from moe_lab.reports.papers.ranking import chance_of, ranking_lines
+from moe_lab.reports.papers.ranking import chance_of, ranking_lines, seed_bounds_text
 from moe_lab.reports.papers.stated import Stated, stated_lines, stated_numbers
 from moe_lab.results.atomic import write_file
+from moe_lab.results.measured import bounds_text
 from moe_lab.results.score_table import Family, explained_marks
 from moe_lab.results.scores import BASE, Score
+from moe_lab.results.significance import ALPHA
 
 NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
@@ -39,6 +37,12 @@ SEEDS = (
     "A mean over seeds has its standard deviation after ± and two intervals, which are kept apart: the first is over "
     "documents (other questions, the same runs), `seeds [...]` is Student's over seeds (other runs, the same "
     "questions)."
+)
+
+OVER_SEEDS = (
+    "; of a mean over five seeds or more it is that of one test over seeds and documents (their variances are added), "
+    "with fewer seeds the larger p of two: Student's paired test over the seeds, and the permutation test over the "
+    "documents. Expert metrics have the test over seeds alone, and no p where all seeds have the same difference"
 )
 
 
@@ -178,6 +182,36 @@ def _value(score: Score) -> str:
     error = "" if score.stderr is None else f" ({score.stderr:.4f})"
     spread = "" if score.std is None else f" ± {score.std:.4f}"
     return f"{score.value:.4f}{error}{spread}{bounds_text(score.interval)}{seed_bounds_text(score.seed_interval)}"
+
+
+def correction_note(scores: Iterable[Score]) -> list[str]:
+    """A paragraph about bold differences, for a table that has a p."""
+    scores = [score for score in scores if score.p_holm is not None]
+    if not scores:
+        return []
+    what = "p is of McNemar's test"
+    if any(score.p_randomization is not None for score in scores):
+        what += ", or of the paired permutation test where scores are not 0 or 1"
+    if any(score.p_seeds is not None for score in scores):
+        what += OVER_SEEDS
+    if any(score.p_average is not None for score in scores):
+        what += "; that of an average over tasks belongs to its interval"
+    tests = scores[0].family or 1
+    how = "p" if tests == 1 else f"p, corrected by Holm for the {tests} comparisons of the command,"
+    return [f"{what}. Bold differences are statistically significant: {how} is below {ALPHA}.", ""]
+
+
+def difference_text(score: Score | None) -> str:
+    """The difference with its interval and p as Markdown, bold where it is significant; empty without one."""
+    if score is None or score.difference is None:
+        return ""
+    text = f"{score.difference:+.4f}{bounds_text(score.difference_interval, '+')}"
+    text += seed_bounds_text(score.difference_seed_interval, "+")
+    if score.p is None or score.p_holm is None:
+        return text
+    shown = f"**{text}**" if score.significant else text
+    holm = f", Holm {score.p_holm:.3g}" if (score.family or 1) > 1 else ""
+    return f"{shown} (p={score.p:.3g}{holm})"
 
 
 def _counts(cells: Sequence[TableCell | None]) -> list[str]:

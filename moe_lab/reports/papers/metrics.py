@@ -133,3 +133,16 @@ def _measured(result: RunResult, metric: str) -> Value | None:
     block = training_of(result).get(name)
     found = block if block is None or part is None else block.get(part)
     return None if found is None else Value.from_json({**found, "value": found[number]})
+
+
+def quantity(metric: str) -> str:
+    """The label of an axis of scores: the metric and its unit.
+
+    >>> quantity("expert.load_balance"), quantity("acc,none")
+    ('load balance, bits', 'acc')
+    """
+    if metric.startswith(TRAINING):
+        return "nats per token"
+    if not metric.startswith(EXPERT):
+        return metric.partition(",")[0]
+    return f"{metric.removeprefix(EXPERT).replace('_', ' ')}, {unit_of(metric)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moe_lab.reports.papers.cells import TableCell, averages, seed_bounds_text, uncorrected_scores
+from moe_lab.reports.papers.cells import TableCell, averages, uncorrected_scores
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
 from moe_lab.reports.papers.files import table_lines
 from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
@@ -174,3 +174,8 @@ def _value(score: Score | None) -> float:
 def _loss_bounds(loss: Score) -> str:
     """The interval over rows of one seed, or over seeds."""
     return bounds_text(loss.interval) + seed_bounds_text(loss.seed_interval)
+
+
+def seed_bounds_text(bounds: Interval | None, sign: str = "") -> str:
+    """` seeds [low, high]`, or nothing."""
+    return "" if bounds is None else f" seeds{bounds_text(bounds, sign)}"

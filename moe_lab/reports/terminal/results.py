@@ -166,7 +166,7 @@ def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Fam
         {"value": [number(row.value) for row in rows], INTERVAL: [interval(row.interval) for row in rows]}
     )
     n = Item(heading="n", cells=["-" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
-    stacks = [*_results_names(rows, labels, own), [n], value, *_comparison(rows)]
+    stacks = [*_names(rows, labels, own), [n], value, *_comparison(rows)]
     return stacked_table("Results", stacks, [*_lower_is_better(found), *common])
 
 
@@ -185,7 +185,7 @@ def compared_table(
     values = numbers(
         {"value": [number(row.value) for row in rows], name: [number(row.baseline) for row in rows]}
     )
-    stacks = [*_results_names(rows, labels), values, *_comparison(rows)]
+    stacks = [*_names(rows, labels), values, *_comparison(rows)]
     return stacked_table(f"Compared with {name}", stacks, _lower_is_better(found))
 
 
@@ -205,10 +205,8 @@ def split_marks(marks: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
     return common, [f"({each})" if each else "" for each in own]
 
 
-def _results_names(
-    rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = ()
-) -> list[list[Item]]:
-    """What the rows are of: the run, and the task with its metric."""
+def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = ()) -> list[list[Item]]:
+    """Two stacks: the run of each row, and its task with the metric."""
     run = {"model": [row.model for row in rows], "method": [row.method for row in rows], "settings": labels}
     marked = {"marks": marks} if marks else {}
     task = {"task": [row.task for row in rows], "metric": [row.metric for row in rows]}
@@ -257,9 +255,9 @@ ONE_STUDY = (
 class SeedLine:
     """The mean over the seeds of a run, compared with one other run."""
 
-    names: tuple[str, str, str, str, str]
-    """Model, method, task, settings and metric."""
     score: Score
+    label: str
+    """The settings of the run."""
     seeds: str
     """Their number, and that of the studies."""
 
@@ -281,7 +279,7 @@ def seed_lines(groups: Sequence[SeedGroup], family: Family, other: str = BASE) -
     summaries = [group.summary or {} for group in groups]
     labels = settings([summary["overrides"] for summary in summaries], [0] * len(summaries))
     return [
-        SeedLine((score.model, score.method, score.task, label, score.metric), score, count_seeds(summary))
+        SeedLine(score, label, count_seeds(summary))
         for group, summary, label in zip(groups, summaries, labels, strict=True)
         if other == BASE or other in compared_names(group.results)
         for score in map(family.correct, group.scores(other))
@@ -301,7 +299,10 @@ def _table(lines: Sequence[SeedLine], other: str) -> StackedTable:
     spread = {
         "seeds": [line.seeds for line in lines],
         "std": [number(score.std) for score in scores],
-        other.replace("_", " "): [number(_baseline(score)) for score in scores],
+        other.replace("_", " "): [
+            "-" if score.difference is None else number((score.value or 0) - score.difference)
+            for score in scores
+        ],
     }
     mean = {
         "mean": [number(score.value) for score in scores],
@@ -309,24 +310,14 @@ def _table(lines: Sequence[SeedLine], other: str) -> StackedTable:
         SEEDS: [interval(score.seed_interval) for score in scores],
     }
     common, own = split_marks([score.marks for score in scores])
-    stacks = [*_seeds_names(lines, own), numbers(spread), numbers(mean), *_difference(scores)]
+    stacks = [
+        *_names(scores, [line.label for line in lines], own),
+        numbers(spread),
+        numbers(mean),
+        *_difference(scores),
+    ]
     title = "Over seeds" if other == BASE else f"Over seeds, compared with {other.replace('_', ' ')}"
     return stacked_table(title, stacks, common)
-
-
-def _baseline(score: Score) -> float | None:
-    return None if score.value is None or score.difference is None else score.value - score.difference
-
-
-def _seeds_names(lines: Sequence[SeedLine], marks: Sequence[str]) -> list[list[Item]]:
-    """The run, and the task with its metric."""
-    model, method, task, label, metric = (
-        list(cells) for cells in zip(*(line.names for line in lines), strict=True)
-    )
-    return [
-        names({"model": model, "method": method, "settings": label, "marks": marks}),
-        names({"task": task, "metric": metric}),
-    ]
 
 
 def _difference(scores: Sequence[Score]) -> list[list[Item]]:

@@ -1,7 +1,7 @@
-"""One run: answers, lm-eval, results.json; and what `metrics=` measures of a run in addition to its scores.
+"""The evaluation of one run. This module: what `metrics=` measures of a run in addition to its scores.
 
-A kind of `metrics=` is a `Measure` in the module of its name in this folder, and the `View` of its results in the
-module of the same name in `moe_lab/reports/measures/`.
+A kind is a `Measure` in the module of its name in this folder, and the `View` of its results in the module
+of the same name in `moe_lab/reports/measures/`.
 """
 
 from __future__ import annotations

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
-from moe_lab.reports.figure_kinds import FIGURES, TABLES
 from moe_lab.reports.figures.studies import studies_of
 from moe_lab.reports.figures.traces import traces_of
 from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import Experiment
+from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment
 from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.settings import write_recipe, write_references, write_setup
 from moe_lab.results.score_table import Family

@@ -1,4 +1,4 @@
-"""`experiment=`: runs what is not stored of a paper's tables, continues after failed cells, and writes the tables."""
+"""`experiment=`: runs the missing cells of a paper's tables, continues after failed cells, and writes the tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moe_lab.errors import ConfigError, exit_code
 from moe_lab.reports.pages.record import has_numbers, record_path, write_record
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import Experiment
+from moe_lab.reports.papers.experiment import TABLES, Experiment
 from moe_lab.reports.papers.files import file_stem, measured_before, merged_text, remove_figure, write_index
 from moe_lab.reports.papers.markdown import write_table
 from moe_lab.reports.papers.ranking import p_values
@@ -31,10 +31,9 @@ from moe_lab.runs.experiments.cells import (
     prepare_cells,
     table_cells,
 )
-from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results
+from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results, refuse_uploads
 from moe_lab.runs.jobs import Job, by_model, distinct_runs
 from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
-from moe_lab.runs.uploads import refuse_uploads
 
 if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool
@@ -46,7 +45,7 @@ Filled = list[tuple[Experiment, list[TableCell]]]
 
 @dataclass(frozen=True)
 class PreparedExperiments:
-    """Experiments and their cells, checked: the jobs of those that can run, and why the others cannot."""
+    """Experiments with their checked cells. A cell has a job, or the error that prevents it."""
 
     experiments: list[tuple[Experiment, list[PreparedCell]]]
 
@@ -116,11 +115,14 @@ def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExp
     composed = compose_experiments(config, cell)
     check_writable(config.output_dir)
     known: dict[str, Job] = {}
-    prepared = [(each, prepare_cells(each, known, compute=compute)) for each in composed]
-    experiments = [
-        (replace(each.experiment, merged=len(each.cells) - len(cells)), cells) for each, cells in prepared
-    ]
-    _print_merged(experiments)
+    experiments = []
+    for each in composed:
+        cells = prepare_cells(each, known, compute=compute)
+        experiment = replace(each.experiment, merged=len(each.cells) - len(cells))
+        if experiment.typed and experiment.merged:
+            typed = " ".join(experiment.typed)
+            print(f"experiment={experiment.name}, {typed}:{merged_text(experiment)}", file=sys.stderr)
+        experiments.append((experiment, cells))
     return PreparedExperiments(experiments)
 
 
@@ -131,22 +133,28 @@ def _make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool
     for reason, configs in prepared.refused.items():
         print(f"Cannot run {', '.join(map(label, configs))}: {reason}", file=sys.stderr)
     jobs, models = prepared.jobs, ModelPool()
-    outcomes, failures = _execute(jobs, models, wait=config.wait, compute=compute)
-    if is_worker():
-        return failures
-    stored = outcomes | _stored_before(jobs, outcomes, models)
+    outcomes: list[Outcome] = []
+    failures: list[Failure] = []
+    if compute:
+        outcomes, failures = run_all(jobs, models, wait=config.wait)
+        report_failures(failures, alone=False)
+        if is_worker():
+            return failures
+    own = {outcome.run.run_id: outcome for outcome in outcomes}
+    stored = own | _stored_before(jobs, own, models)
     filled = _filled(prepared.experiments, config.scale, stored, failures)
-    family = _family(filled, outcomes)
-    if outcomes:
-        print_results(list(outcomes.values()), family)
+    shown = outcomes if compute else list(stored.values())
+    family = _family(filled, shown)
+    if shown:
+        print_results(shown, family)
     _write(filled, config, models, family, compute=compute)
     return failures
 
 
-def _family(filled: Filled, outcomes: Mapping[str, Outcome]) -> Family:
-    """Of all comparisons of the command."""
-    found = {key: p for table in filled for key, p in p_values(*table).items()}
-    return Family.of(found | measured_p_values(list(outcomes.values())))
+def _family(filled: Filled, outcomes: Sequence[Outcome]) -> Family:
+    """The family of all comparisons of the command."""
+    in_tables = {key: p for table in filled for key, p in p_values(*table).items()}
+    return Family.of(in_tables | measured_p_values(outcomes))
 
 
 def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], Filled, Family]:
@@ -156,7 +164,7 @@ def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], Filled, Family
     prepared = _prepare(config, cell, compute=False)
     stored = _stored_before(prepared.jobs, {}, ModelPool())
     filled = _filled(prepared.experiments, config.scale, stored, [])
-    return prepared.jobs, filled, _family(filled, stored)
+    return prepared.jobs, filled, _family(filled, list(stored.values()))
 
 
 def label(config: Config) -> str:
@@ -164,30 +172,8 @@ def label(config: Config) -> str:
     return f"{config.model.name}-{config.method.name}-{task_name(config)}"
 
 
-def _print_merged(experiments: Sequence[tuple[Experiment, list[PreparedCell]]]) -> None:
-    for experiment, _ in experiments:
-        if experiment.typed and experiment.merged:
-            print(
-                f"experiment={experiment.name}, {' '.join(experiment.typed)}:{merged_text(experiment)}",
-                file=sys.stderr,
-            )
-
-
-def _execute(
-    jobs: list[Job], models: ModelPool, *, wait: bool, compute: bool
-) -> tuple[dict[str, Outcome], list[Failure]]:
-    stored = [
-        replace(job, runs=[run for run in job.runs if run.done])
-        for job in jobs
-        if any(run.done for run in job.runs)
-    ]
-    outcomes, failures = run_all(jobs if compute else stored, models, wait=wait, compute=compute)
-    report_failures(failures, alone=False)
-    return {outcome.run.run_id: outcome for outcome in outcomes}, failures
-
-
 def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: ModelPool) -> dict[str, Outcome]:
-    """The stored results of runs that failed in this command, with rerun=true for example."""
+    """The stored results of runs that this command did not compute, such as a failed run with rerun=true."""
     from moe_lab.runs.execute import execute
 
     return {
@@ -207,11 +193,12 @@ def _filled(
     filled = []
     for experiment, cells in experiments:
         table, places = placed(experiment, cells)
-        parts = (
-            table_cells(table, scale, one, place, outcomes, failures)
-            for one, place in zip(cells, places, strict=True)
-        )
-        filled.append((table, each_training_once([part for cell in parts for part in cell])))
+        parts = [
+            part
+            for cell, place in zip(cells, places, strict=True)
+            for part in table_cells(table, scale, cell, place, outcomes, failures)
+        ]
+        filled.append((table, each_training_once(parts)))
     return filled
 
 
@@ -274,7 +261,6 @@ def _write_one(
     family: Family,
     compute: bool,
 ) -> None:
-    from moe_lab.reports.figure_kinds import TABLES
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.experiments.figures import make_figure
 

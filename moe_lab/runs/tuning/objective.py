@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
     from moe_lab.runs.tuning.study import Study
 
-
 Report = Callable[[float, int], None]
 """(perplexity of the requests scored so far, their number)"""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Worked references: the base model's own correct solutions of a study's tuning documents
 #
 # With `tuning.text=own` the model solves the documents once, and its correct solutions are scored. They favour
-# temperature 0 (`texts.py`).
+# temperature 0 (below).
 #
 #     outputs/references/<model>-<task>-worked-<id8>/
 #         responses.jsonl     the model's answers, appended one by one: a killed command continues
@@ -80,7 +80,7 @@ def check_solved(references: WorkedReferences, task: str) -> None:
 # | data | the data's own (GSM8K, toy_math, right choices, running text) | others |
 # | gsm8k | GSM8K's worked answers: GSM8K is tuned, and its profile is used for the task | others |
 # | equations | the equation of each row, then the bare answer | others |
-# | own | the model's own correct solutions (`objective.py`) | the model itself |
+# | own | the model's own correct solutions (above) | the model itself |
 #
 # Averaging over routing samples lowers the likelihood of a model's own greedy text, so `own` favours temperature 0.
 

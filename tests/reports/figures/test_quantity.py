@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.figures.style import quantity
+from moe_lab.reports.papers.metrics import quantity
 
 
 @pytest.mark.parametrize(

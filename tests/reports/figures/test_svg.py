@@ -8,7 +8,17 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 import pytest
 
-from moe_lab.reports.figures.style import COLOURS, DARK, DARK_INK, GREEN, GREY, LIGHT_INK, RC, panels, svg_of
+from moe_lab.reports.figures.style import (
+    COLOURS,
+    DARK,
+    DARK_INK,
+    GREEN,
+    GREY,
+    LIGHT_INK,
+    RC,
+    panels,
+    svg_of,
+)
 
 SERIES = {colour.lower() for colour in COLOURS} | {DARK_INK.lower(), LIGHT_INK.lower()}
 """Light enough on both grounds, or on the colours of a map."""

@@ -7,8 +7,9 @@ import io
 
 import pytest
 
-from moe_lab.reports.papers.cells import TableCell, corrected_scores, correction_note, place_of
+from moe_lab.reports.papers.cells import TableCell, corrected_scores, place_of
 from moe_lab.reports.papers.experiment import Experiment, Scale
+from moe_lab.reports.papers.markdown import correction_note
 from moe_lab.results.significance import holm
 from tests.support.stored_results import results_of
 from tests.support.views import csv_text, family_of, markdown

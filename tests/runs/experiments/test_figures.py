@@ -19,10 +19,9 @@ from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports import loggers
-from moe_lab.reports.figure_kinds import FIGURES
 from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import find_experiments
+from moe_lab.reports.papers.experiment import FIGURES, find_experiments
 from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.experiments import equivalent, figures
 from moe_lab.runs.experiments import figures as figure_rows

@@ -511,8 +511,8 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     monkeypatch.setattr(places, "summary", lambda outcomes: told)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
 
-    def execute(run, models, compute):
-        outcome = runs.execute(run, models, compute=compute)
+    def execute(run, models, **options):
+        outcome = runs.execute(run, models, **options)
         outcome.results["results"][run.config.task.name]["acc,none"] = values.get(run.run_id, 0.5)
         return outcome
 

@@ -87,7 +87,7 @@ class Choice:
         return self.choices[self.gold][1]
 
     def graded(self, scores: Sequence[tuple[float, bool]]) -> Graded:
-        """The choice with the highest log-likelihood, the first one of equal ones."""
+        """Takes the choice with the highest log-likelihood as the answer, the first one of equal choices."""
         values = [score for score, _ in scores]
         best = values.index(max(values))
         return Graded(self, self.choices[best][1], best == self.gold)
@@ -105,7 +105,7 @@ class Generation:
     metric: str
     """The task's `metric,filter` that is 1 for a right answer."""
     right_answer: str
-    """The answer in the task's words; the model may use others."""
+    """The right answer as the data set words it; the model may word it differently."""
     kind = "generate_until"
 
     @property
@@ -117,14 +117,15 @@ class Generation:
         return self.instance.args[0]
 
     def graded(self, texts: Sequence[str]) -> Graded:
-        """The first text, graded by the task's own filter and metric."""
-        name, _, wanted = self.metric.partition(",")
+        """Grades the first text by the task's own filter and metric."""
+        metric, _, filter_name = self.metric.partition(",")
         self.instance.resps, self.instance.filtered_resps = [texts[0]], {}
         for ensemble in self.lm_eval_task._filters:
-            if ensemble.name == wanted:
+            if ensemble.name == filter_name:
                 ensemble.apply([self.instance])
-        found = self.lm_eval_task.process_results(self.instance.doc, [self.instance.filtered_resps[wanted]])
-        return Graded(self, texts[0], bool(texts[0]) and float(found[name]) == 1)
+        filtered = [self.instance.filtered_resps[filter_name]]
+        scores = self.lm_eval_task.process_results(self.instance.doc, filtered)
+        return Graded(self, texts[0], bool(texts[0]) and float(scores[metric]) == 1)
 
 
 Question = Choice | Generation
@@ -267,7 +268,7 @@ def build(
 
 
 def _is_finished(part: Path) -> bool:
-    """Whether a portion is stored, with as many lines as pathways."""
+    """Whether a portion is stored and has as many lines as pathways."""
     try:
         pathways = len(load_file(part)["pathway"]) if part.exists() else None
         return pathways is not None and len(read_lines(part.with_suffix(".jsonl")) or []) == pathways

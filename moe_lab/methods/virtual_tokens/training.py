@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 SAVE_SECONDS = 30.0
-"""The time between checkpoints: an interrupted training repeats at most this."""
+"""The time between checkpoints. An interrupted training repeats at most this time."""
 PLACEHOLDER = 0
 """Token id of the placeholders."""
 

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods.data_files import Conversation, Data
+from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.tokenizer import load_tokenizer, with_template
 
 if TYPE_CHECKING:
@@ -145,15 +146,11 @@ class Pad:
 
     def __call__(self, batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
         rows = [row for row in batch if any(label != NO_LOSS for label in row["labels"])] or batch[:1]
-        width = max(len(row["input_ids"]) for row in rows)
-        added = [width - len(row["input_ids"]) for row in rows]
-        ids = [row["input_ids"] + [self.pad_token] * more for row, more in zip(rows, added, strict=True)]
-        labels = [row["labels"] + [NO_LOSS] * more for row, more in zip(rows, added, strict=True)]
-        mask = [[1] * (width - more) + [0] * more for more in added]
+        ids, labels = [row["input_ids"] for row in rows], [row["labels"] for row in rows]
         return {
-            "input_ids": torch.tensor(ids),
-            "labels": torch.tensor(labels),
-            "attention_mask": torch.tensor(mask),
+            "input_ids": padded(ids, self.pad_token),
+            "labels": padded(labels, NO_LOSS),
+            "attention_mask": padded([[1] * len(own) for own in ids], 0),
         }
 
 

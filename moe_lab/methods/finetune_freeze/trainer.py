@@ -194,8 +194,6 @@ class FreezeTrainer(CheckedTrainer):
     With `phase` it runs only the steps of that phase, for a model that several processes share.
     """
 
-    control: Any
-
     def __init__(
         self,
         *,
@@ -315,11 +313,7 @@ class FreezeTrainer(CheckedTrainer):
                     sums += torch.stack([loss * tokens, tokens])
         self.model.train()
         total, counted = self.accelerator.reduce(sums).tolist()
-        mean = total / counted
-        self._check(torch.tensor(mean), "validation loss", self.state.global_step)
-        self.log({LOSS: mean})
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {LOSS: mean})
-        return {"eval_loss": mean}
+        return self.log_validation(total / counted)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the phase and the mean auxiliary loss to what the Trainer logs."""

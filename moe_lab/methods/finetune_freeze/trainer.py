@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +25,22 @@ OPTIMIZER = "optimizer_{rank}.pt"
 weights whole, but refuses to store its optimizer."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rate:
-    """The learning rate at each step, as a share of `learning_rate`: linear warm-up, then transformers' schedule."""
+    """The learning rate at each step, as a share of `learning_rate`: linear warm-up, then transformers' schedule.
 
-    steps: int
-    warmup_steps: int
-    learning_rate: float
-    peaks: tuple[float, ...]
-    """The peak learning rate of each phase."""
-    ends: tuple[int, ...]
-    scheduler: str
+    It is the rate of the routers, or of all other parameters. `router_lr` holds in all phases. Checkpoints have the
+    attributes, which must be plain values.
+    """
 
-    @classmethod
-    def of(cls, recipe: Recipe, rows: int, *, router: bool) -> Rate:
-        """The learning rate of the routers, or of all other parameters. `router_lr` holds in all phases."""
-        own, steps = recipe.router_lr if router else None, recipe.steps(rows)
-        return cls(
-            steps=steps,
-            warmup_steps=math.ceil(recipe.warmup_ratio * steps),
-            learning_rate=own or recipe.learning_rate,
-            peaks=tuple(own or phase.lr or recipe.learning_rate for phase in recipe.phases),
-            ends=tuple(recipe.ends(rows)),
-            scheduler=recipe.scheduler,
-        )
+    def __init__(self, recipe: Recipe, rows: int, *, router: bool):
+        own = recipe.router_lr if router else None
+        self.steps = recipe.steps(rows)
+        self.warmup_steps = math.ceil(recipe.warmup_ratio * self.steps)
+        self.learning_rate = own or recipe.learning_rate
+        self.peaks = tuple(own or phase.lr or recipe.learning_rate for phase in recipe.phases)
+        """The peak learning rate of each phase."""
+        self.ends = tuple(recipe.ends(rows))
+        self.scheduler = recipe.scheduler
 
     def __call__(self, step: int) -> float:
         peak = self.peaks[phase_at(self.ends, step)] / self.learning_rate
@@ -206,8 +197,7 @@ class FreezeTrainer(CheckedTrainer):
         rows = len(options["train_dataset"])
         self.validation, self.noise = validation, noise
         self.recipe, self.auxiliary = recipe, recipe.router_aux_loss_coef
-        self.rate = Rate.of(recipe, rows, router=False)
-        self.router_rate = Rate.of(recipe, rows, router=True)
+        self.rate, self.router_rate = Rate(recipe, rows, router=False), Rate(recipe, rows, router=True)
         self.seen: list[Tensor] = []
         """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass without answers."""
         self.passes = torch.zeros(())

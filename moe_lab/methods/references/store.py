@@ -68,29 +68,25 @@ class Choice:
     """`<task>:<split>`"""
     number: int
     """The number of its document in that split."""
-    choices: list[tuple[str, str]]
+    requests: list[tuple[str, str]]
     """(prompt, answer) of every choice, all with the same prompt."""
     gold: int
     """Index of the right choice."""
     kind = "loglikelihood"
 
     @property
-    def requests(self) -> list[tuple[str, str]]:
-        return self.choices
-
-    @property
     def prompt(self) -> str:
-        return self.choices[0][0]
+        return self.requests[0][0]
 
     @property
     def right_answer(self) -> str:
-        return self.choices[self.gold][1]
+        return self.requests[self.gold][1]
 
     def graded(self, scores: Sequence[tuple[float, bool]]) -> Graded:
         """Takes the choice with the highest log-likelihood as the answer, the first one of equal choices."""
         values = [score for score, _ in scores]
         best = values.index(max(values))
-        return Graded(self, self.choices[best][1], best == self.gold)
+        return Graded(self, self.requests[best][1], best == self.gold)
 
 
 @dataclass(frozen=True)
@@ -184,13 +180,13 @@ def _choice(key: str, number: int, task: Any, instances: list[Any]) -> Choice:
 
 def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:
     """The base model's graded answers, one per question."""
-    found: dict[int, Graded] = {}
+    graded: dict[int, Graded] = {}
     for kind in dict.fromkeys(question.kind for question in questions):
         of_kind = [i for i, question in enumerate(questions) if question.kind == kind]
         responses = iter(_ask(kind, [request for i in of_kind for request in questions[i].requests], lm))
         for i in of_kind:
-            found[i] = questions[i].graded([next(responses) for _ in questions[i].requests])
-    return [found[i] for i in range(len(questions))]
+            graded[i] = questions[i].graded([next(responses) for _ in questions[i].requests])
+    return [graded[i] for i in range(len(questions))]
 
 
 def _ask(kind: str, requests: list[tuple], lm: EngineLM) -> list[Any]:

@@ -74,7 +74,9 @@ def main() -> None:
     )
     config = RoE.Config(n=options.n, adaptive=options.measure, bands=options.bands)
     share = adaptive_block(config, adaptive.cost)["adaptive"]["share_of_rows"]
-    print(f"adaptive: {options.measure} {options.bands}, {share:.1%} of the rows of n={options.n}\n")
+    print(
+        f"adaptive: {options.measure} {options.bands}, {share:.1%} of the routing samples of n={options.n}\n"
+    )
     print("| toy_math | seconds | times plain greedy |\n|---|---:|---:|")
     for name, value in seconds.items():
         print(f"| {name} | {value:.2f} | {value / seconds['plain greedy']:.2f} |")

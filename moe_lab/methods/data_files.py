@@ -34,7 +34,7 @@ TRAIN = re.compile(
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 """Endings of files with rows; all but parquet also with .gz after them."""
 CSV_BLOCK = 2**26
-"""Bytes of a csv file that are read together: a row must be shorter."""
+"""Bytes of a csv file that are read together. A row must be shorter."""
 Conversation = list[dict[str, str]]
 """Messages with `role` and `content`."""
 TOY_SIZES = {"toy": 1000, "toy_subtract": 5940, "toy_safe": 200, "toy_unsafe": 200}
@@ -68,17 +68,17 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
 
 
 def _train_split(names: list[str], id: str, key: str) -> list[str]:
-    found = [match for name in sorted(names) if (match := TRAIN.fullmatch(name))]
-    folders = sorted({match["folder"] or "./" for match in found})
-    parts = int(found[0]["parts"] or len(found)) if found else 0
-    if len(folders) == 1 and len(found) == parts:
-        return [match[0] for match in found]
-    if not found:
+    matches = [match for name in sorted(names) if (match := TRAIN.fullmatch(name))]
+    folders = sorted({match["folder"] or "./" for match in matches})
+    parts = int(matches[0]["parts"] or len(matches)) if matches else 0
+    if len(folders) == 1 and len(matches) == parts:
+        return [match[0] for match in matches]
+    if not matches:
         has = "no file of a train split (train.jsonl, data/train-00000-of-00001.parquet)"
     elif len(folders) > 1:
         has = f"several train splits, in {', '.join(folders)}"
     else:
-        has = f"a train split of {parts} files, of which {len(found)} are here"
+        has = f"a train split of {parts} files, of which {len(matches)} are here"
     raise TaskError(f"The data set {id} has {has}. Give a file of your own: {key}=<file>.jsonl")
 
 
@@ -98,7 +98,7 @@ def data_files(
     generated: Iterable[str] = ("toy",),
     key: str = KEY,
 ) -> tuple[list[Path], dict[str, str] | None]:
-    """The files of a data set in their order; for a hub data set also its id and commit.
+    """(files of a data set in their order, id and commit of a hub data set or None).
 
     Args:
         known: ids of the hub by short name.
@@ -131,14 +131,11 @@ def data_files(
 
 
 def _in_folder(folder: Path, formats: tuple[str, ...], key: str) -> list[Path]:
-    """The files of a train split in a user's folder and below, or all files where none is named so, by path."""
+    """The files in a user's folder and below, sorted by path: those of a train split, or all if there are none."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and format_of(path) in formats)
-    train = [
-        path for path in files if re.match(r"train\b", path.relative_to(folder).as_posix().rpartition("/")[2])
-    ]
     if not files:
         raise TaskError(f"{key}={folder}: no file in this folder ends in {', '.join(formats)}.")
-    return train or files
+    return [path for path in files if re.match(r"train\b", path.name)] or files
 
 
 def format_of(path: Path) -> str:
@@ -245,20 +242,19 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
         return Data(train=train, validation=_toy(dataset, "validation", held_out))
     files, source = data_files(config, dataset, KNOWN, generated=TOY_SIZES, key=key)
     rows = islice((row for file in files for row in read_rows(file)), size)
-    found = [_conversation(row, place) for row, place in rows]
-    if len(found) <= held_out:
+    conversations = [_conversation(row, place) for row, place in rows]
+    count = len(conversations) - held_out
+    if count <= 0:
         raise TaskError(
-            f"{key}={dataset} has {len(found)} conversations"
-            + (f", and method.validation_size={held_out} holds them all out." if found else ".")
+            f"{key}={dataset} has {len(conversations)} conversations"
+            + (f", and method.validation_size={held_out} holds them all out." if conversations else ".")
         )
-    return Data(
-        train=found[: len(found) - held_out], validation=found[len(found) - held_out :], source=source
-    )
+    return Data(train=conversations[:count], validation=conversations[count:], source=source)
 
 
 @cache
 def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
-    """Drawn once per process, because every training of a grid reads them."""
+    """`count` generated conversations, drawn once per process because every training of a grid reads them."""
     from moe_lab.tasks.toy.questions import instructions, replies_to_harm
     from moe_lab.tasks.toy.word_problems import conversations
 
@@ -283,9 +279,8 @@ def _conversation(row: Any, place: str) -> Conversation:
 
 
 def _message(message: Any, place: str) -> dict[str, str]:
-    role, content = (
-        (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-    )
+    fields = message if isinstance(message, dict) else {}
+    role, content = fields.get("role"), fields.get("content")
     if role not in ROLES or not isinstance(content, str):
         raise TaskError(f"{place}: a message needs a role ({', '.join(ROLES)}) and a text as its content.")
     return {"role": role, "content": content}

@@ -49,7 +49,7 @@ class Profile:
     noise_scale: str = "constant"
     adaptive: str | None = None
     bands: list[list[int | float]] | None = None
-    """These four are as in `RoE.Config`."""
+    """The last four keys have the same meaning as in `RoE.Config`."""
     logit_scale: float = 1.0
     calibrated_score: float | None = None
     """The metric of temperature 0 at its own best logit scale, if scales were searched."""
@@ -60,9 +60,9 @@ class Profile:
     references: dict[str, Any] | None = None
     """For a perplexity over the model's own solutions: `asked`, `correct`, their `folder`, their `bias`."""
     answers: str | None = None
-    """Which answers were scored: data, equations or own (`tuning.text`); None: by accuracy, or an older profile."""
+    """The scored answers: data, equations or own (`tuning.text`). None if accuracy was tuned, and in older profiles."""
     settings: dict[str, Any] | None = None
-    """The method's keys with the best values, of tuning=grid; None: another tuning."""
+    """The method's keys with the best values that tuning=grid found; None with another tuning."""
 
     @property
     def block(self) -> dict[str, object]:
@@ -87,7 +87,7 @@ class Profile:
 
 
 def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:
-    """Read a profile. Raises ConfigError, which names `key`, for a missing file and for one that is not a profile."""
+    """Read a profile. Raises ConfigError, which names `key`, if the file is missing or is no profile."""
     try:
         values = read_mapping(Path(path))
     except DamagedError as error:

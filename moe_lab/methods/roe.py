@@ -40,7 +40,7 @@ _CHOICES = {
     "noise_scale": ("constant", "margin"),
 }
 _LATER = {"adaptive": None, "bands": None, "noise": "gumbel", "noise_scale": "constant", "logit_scale": 1.0}
-"""Keys that are part of a run's identity only at other values, so that results that are older than the key keep ids."""
+"""Keys that a run's identity leaves out at these values: results from before these keys existed keep their ids."""
 
 
 def check_bands(config: Any) -> None:
@@ -114,13 +114,13 @@ def adaptive_block(config: Any, counters: Mapping[str, int]) -> dict[str, Any]:
 
 
 def adaptive_footnotes(block: Mapping[str, Any]) -> list[str]:
-    """The line below a table for the block `roe` of a run."""
+    """The line below a table for the block `roe` of a run; none without `adaptive`."""
     adaptive = block.get("adaptive")
     if not adaptive or adaptive["share_of_rows"] is None:
         return []
     share, bands = adaptive["share_of_rows"], adaptive["bands"]
     return [
-        f"adaptive, {adaptive['measure']} {bands}: {share:.1%} of the rows of n={block['n']} were computed, "
+        f"adaptive, {adaptive['measure']} {bands}: {share:.1%} of the routing samples of n={block['n']} were computed, "
         f"{adaptive['rows_used']:,} of {adaptive['rows_full']:,}."
     ]
 
@@ -150,8 +150,8 @@ class RoE(Method):
         aggregate: str = "probabilities"
         include_clean: bool = True
         adaptive: str | None = None
-        """The measure of the clean sample that decides how many samples a token takes: "margin" or "entropy"; None: all
-        tokens take n."""
+        """The measure of the clean sample that determines a token's number of samples: "margin" or "entropy".
+        None: all tokens take n."""
         bands: list[list[int | float]] | None = None
         """With `adaptive`: [bound, samples] of each band, the least confident first."""
         logit_scale: float | None = None

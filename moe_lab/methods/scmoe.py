@@ -54,9 +54,9 @@ class SelfContrast(TunedSettings):
         alpha: float = 0.1
         weak: str = RANK
         rank: int = 2
-        """Of the single expert with weak=rank, from 1."""
+        """The rank of the single expert with weak=rank; 1: the expert with the largest score."""
         cache: str = "clean"
-        """The history of the weak sample: that of the strong one, or its own."""
+        """clean: the weak sample attends to the history of the strong one; standard: to its own history."""
 
         def __post_init__(self) -> None:
             at_least("method.beta", self.beta, 0)
@@ -88,14 +88,14 @@ class SelfContrast(TunedSettings):
             )
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
-        """The base model, then every strength with every rank; without ranks, every strength alone."""
+        """The base model, then every beta with every rank, or every beta if `weak` has no ranks."""
         if self.config.weak != RANK:
             return [{"beta": beta} for beta in (0.0, *BETAS)]
         ranks = range(1, min(facts.experts, RANKS) + 1)
         return [{"beta": 0.0, "rank": 1}, *({"beta": beta, "rank": r} for r in ranks for beta in BETAS)]
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """Without the keys that have no effect."""
+        """The keys that have an effect."""
         unread = self.unread(self.config)
         return {key: value for key, value in super().identity(facts).items() if key not in unread}
 
@@ -107,7 +107,7 @@ class SelfContrast(TunedSettings):
         return workload.prompts * (1 + own) + 2 * workload.answers
 
     def ensemble(self, seed: int) -> Ensemble:
-        """The strong and the weak sample; the strong one alone where the contrast has no strength."""
+        """The strong and the weak sample; only the strong one if beta is 0."""
         from moe_lab.engine.forward.ensemble import Contrast, Ensemble
         from moe_lab.routing.policies import OtherExperts
 

@@ -45,9 +45,9 @@ NUMERICS = 1
 SELECTIONS = "selections.safetensors"
 SETS = ("positive", "negative")
 RIGHT, WRONG = ":right", ":wrong"
-"""Ends of the name of a task: the right, or all wrong choices of its training documents."""
+"""Endings of a task's name in a set: the right, or all wrong choices of the task's training documents."""
 SHARE = 8
-"""`tuning=grid` steers at most one of so many experts: the paper's largest numbers for OLMoE are 125 of 1024."""
+"""`tuning=grid` steers at most 1 of 8 experts: the paper's largest numbers for OLMoE are 125 of 1024."""
 Pair = tuple[str, str]
 """A prompt and a choice, as they are scored."""
 
@@ -71,7 +71,7 @@ class Counted(NamedTuple):
     """int64"""
     tokens: int
     experts: list[int]
-    """Of each layer."""
+    """Number of experts of each layer."""
 
 
 class Steer(TunedSettings):
@@ -226,7 +226,10 @@ def read_texts(config: RunConfig, key: str, name: str, size: int | None) -> Text
 
 
 def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
-    """The right or the wrong choices of a task's training documents, asked without examples. No test document."""
+    """The right or the wrong choices of a task's training documents, without few-shot examples.
+
+    Documents that are also test documents of the run are left out.
+    """
     from moe_lab.models.tokenizer import Framing, load_tokenizer
     from moe_lab.tasks.documents import document_hashes, gold_choice
     from moe_lab.tasks.loading import load_tasks

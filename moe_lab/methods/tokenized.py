@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods.data_files import Conversation, Data
+from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.tokenizer import load_tokenizer, with_template
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 NO_LOSS = -100
 """Label of tokens without a loss, as in transformers."""
 EMPTY = -1
-"""Number of a row without labels."""
+"""The index of a row without labels in `Rows`."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Encoded:
 
     rows: list[Row]
     truncated: int
-    """Rows longer than the limit. Their first tokens are kept."""
+    """The number of rows that are longer than the limit. Their first tokens are kept."""
     left_out: int
-    """Conversations without an answer, and those whose answers begin after the limit or are not found."""
+    """The number of conversations without an answer, or whose answers are not found or begin after the limit."""
 
 
 class Rows(Dataset[dict[str, list[int]]]):
@@ -89,18 +90,18 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: in
 def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
     """Whole conversations. The assistant's messages, with their end tokens, have labels.
 
-    Conversations are left out if the template formats earlier turns differently from the last one, for example without
-    their reasoning: then a prefix of the conversation is not a prefix of its text.
+    Some templates format earlier turns differently from the last one, for example without their reasoning. Then the
+    text of the first turns is no prefix of the whole text, and the conversation is left out.
     """
     rendered = [_answers(tokenizer, conversation) for conversation in conversations]
-    found = [(text, spans) for text, spans in rendered if spans is not None]
-    if not found:
+    located = [(text, spans) for text, spans in rendered if spans is not None]
+    if not located:
         return []
     encoded = tokenizer(
-        [text for text, _ in found], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        [text for text, _ in located], add_special_tokens=False, return_offsets_mapping=True, verbose=False
     )
     rows = []
-    for (_, spans), ids, offsets in zip(found, encoded.input_ids, encoded.offset_mapping, strict=True):
+    for (_, spans), ids, offsets in zip(located, encoded.input_ids, encoded.offset_mapping, strict=True):
         starts, ends = np.array(offsets).reshape(-1, 2).T
         learned = np.zeros(len(ids), dtype=bool)
         for first, last in spans:
@@ -145,15 +146,11 @@ class Pad:
 
     def __call__(self, batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
         rows = [row for row in batch if any(label != NO_LOSS for label in row["labels"])] or batch[:1]
-        width = max(len(row["input_ids"]) for row in rows)
-        added = [width - len(row["input_ids"]) for row in rows]
-        ids = [row["input_ids"] + [self.pad_token] * more for row, more in zip(rows, added, strict=True)]
-        labels = [row["labels"] + [NO_LOSS] * more for row, more in zip(rows, added, strict=True)]
-        mask = [[1] * (width - more) + [0] * more for more in added]
+        ids, labels = [row["input_ids"] for row in rows], [row["labels"] for row in rows]
         return {
-            "input_ids": torch.tensor(ids),
-            "labels": torch.tensor(labels),
-            "attention_mask": torch.tensor(mask),
+            "input_ids": padded(ids, self.pad_token),
+            "labels": padded(labels, NO_LOSS),
+            "attention_mask": padded([[1] * len(own) for own in ids], 0),
         }
 
 
@@ -172,7 +169,7 @@ class Prepared:
 
 RECENT = 4
 _recent: dict[Any, tuple[Encoded, Encoded | None]] = {}
-"""The RECENT data sets that were encoded last, by all that they depend on: the runs of a grid often share them."""
+"""The last RECENT encoded data sets, by all that determines them: the runs of a grid often share a data set."""
 
 
 def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Prepared:

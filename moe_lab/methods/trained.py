@@ -39,7 +39,11 @@ def last_checkpoint(folder: Path) -> Path | None:
     training resumes from neither, because the Trainer starts a new optimizer if the file of the old one is missing.
     """
     whole = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}") if _is_whole(path)]
-    return max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+    return max(whole, key=_step, default=None)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _is_whole(marker: Path) -> bool:
@@ -132,7 +136,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
 def steps_kept(checkpoints: Path) -> int:
     """The steps of the last checkpoint."""
     last = last_checkpoint(checkpoints)
-    return 0 if last is None else int(last.name.rpartition("-")[2])
+    return 0 if last is None else _step(last)
 
 
 def print_resumed(folder: Path, kept: int, steps: int) -> None:

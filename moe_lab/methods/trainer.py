@@ -218,6 +218,8 @@ class CheckedTrainer(MoeTrainer):
     A subclass appends the loss of every pass to `losses`.
     """
 
+    control: Any
+
     def __init__(self, **options: Any):
         self.losses: list[Tensor] = []
         """Losses of this optimizer step's passes so far."""
@@ -230,6 +232,16 @@ class CheckedTrainer(MoeTrainer):
         norm = super()._clip_grad_norm(model)
         self._check(norm, "gradient", step)
         return norm
+
+    def log_validation(self, mean: float) -> dict[str, float]:
+        """Log the validation loss and call the callbacks; returns the metrics that `evaluate` returns.
+
+        Raises TrainingError if the loss is NaN or infinite.
+        """
+        self._check(torch.tensor(mean), "validation loss", self.state.global_step)
+        self.log({LOSS: mean})
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {LOSS: mean})
+        return {"eval_loss": mean}
 
     def _check(self, value: Tensor, what: str, step: int) -> None:
         if not torch.isfinite(value).all():

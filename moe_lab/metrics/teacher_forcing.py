@@ -14,6 +14,7 @@ from itertools import islice
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from moe_lab.engine.forward.batch import Tokens, prefix_names
 from moe_lab.engine.forward.observer import Observer
@@ -130,10 +131,8 @@ class LabelledCounts(Observer):
         self._counts: dict[int, Tensor] = {}
 
     def expect(self, tokens: Tokens) -> None:
-        B, S = tokens.ids_BS.shape
-        own = [self._rows[number]["labels"] for number in islice(self._order, B)]
-        labels_BS = torch.tensor([[*labels, *[NO_LABEL] * (S - len(labels))] for labels in own])
-        self._at_N = (labels_BS != NO_LABEL).reshape(-1).nonzero()[:, 0]
+        own = [self._rows[number]["labels"] for number in islice(self._order, len(tokens.ids_BS))]
+        self._at_N = (padded(own, NO_LABEL) != NO_LABEL).reshape(-1).nonzero()[:, 0]
         self.tokens += len(self._at_N)
 
     def __call__(self, router: Router, routing: Routing) -> None:
@@ -163,12 +162,15 @@ def _passes(rows: Sequence[TokenizedExample]) -> Iterator[list[int]]:
         yield numbers
 
 
+def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """int64 [B, S]: rows of different lengths, with `value` after the end of each."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+
+
 def _tokens(ids: Sequence[Sequence[int]], device: torch.device) -> Tokens:
-    B, S = len(ids), max(map(len, ids))
-    ids_BS, real_BS = torch.zeros(B, S, dtype=torch.long), torch.zeros(B, S, dtype=torch.bool)
-    for row, own in enumerate(ids):
-        ids_BS[row, : len(own)] = torch.tensor(own)
-        real_BS[row, : len(own)] = True
+    ids_BS = padded(ids, 0)
+    real_BS = padded([[1] * len(own) for own in ids], 0).bool()
+    B, S = ids_BS.shape
 
     def names_BS() -> np.ndarray:
         names = np.zeros((B, S), dtype=np.int64)
@@ -190,7 +192,7 @@ def _tokens(ids: Sequence[Sequence[int]], device: torch.device) -> Tokens:
 
 
 def _right(logits_BSV: Tensor, labels: Sequence[Sequence[int]]) -> np.ndarray:
-    S = logits_BSV.shape[1]
-    labels_BS = torch.tensor([[*own, *[NO_LABEL] * (S - len(own))] for own in labels])
+    """int64 [B]: the number of labels of each row that the logits predict."""
+    labels_BS = padded(labels, NO_LABEL)
     predicted_BS = logits_BSV[:, :-1].argmax(dim=-1).cpu()
     return (predicted_BS == labels_BS[:, 1:]).sum(dim=1).numpy()

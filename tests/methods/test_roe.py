@@ -179,7 +179,7 @@ def test_the_rows_that_were_computed():
         "rows_used": 10 * 16 + 5 * 4 + 100, "rows_full": 115 * 16, "share_of_rows": 280 / 1840,
     }  # fmt: skip
     [line] = adaptive_footnotes({"n": 16, "adaptive": block})
-    assert "15.2% of the rows of n=16" in line and "280 of 1,840" in line
+    assert "15.2% of the routing samples of n=16" in line and "280 of 1,840" in line
 
 
 def test_nothing_is_said_without_bands_or_without_tokens():

@@ -41,12 +41,12 @@ MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, "adagrad": 1, "rmsprop": 1,
 SCHEDULERS = ("linear", "cosine", "constant_with_warmup")
 """`lr_scheduler_type` of transformers' TrainingArguments."""
 USUAL = {"optimizer": "adamw_torch", "scheduler": "linear", "max_grad_norm": 1.0, "bf16": None, "lora": None}
-"""Values with which a key is no part of a recipe's identity: results that are older keep their ids."""
+"""Keys that a recipe's identity leaves out at these values: results from before these keys existed keep their ids."""
 NOT_WEIGHTS = (
     *("name", "schedule", "phases", "freeze_shared_experts", "dataset", "dataset_size", "validation_size"),
     *("save_steps", "compare_with_full", "profile", "push_to_hub", "hub_model_id", "hub_private_repo"),
 )
-"""Keys that do not determine the weights. Some do so through other values, such as the phases of a schedule."""
+"""Keys that are not in a `Recipe`. Some determine the weights through other fields, as `schedule` does by `phases`."""
 TOY_VALIDATION_SIZE = 100
 """Default number of validation conversations of a generated data set."""
 STEP_SIZE = 4
@@ -307,7 +307,7 @@ class FinetuneConfig(Method.Config):
 
     @property
     def names_no_router(self) -> bool:
-        """Whether nothing in the recipe is about routers or experts: a dense model can be trained by it, too."""
+        """Whether no key is about routers or experts. Then a dense model can be trained, too."""
         about = (self.router_lr, self.router_aux_loss_coef, self.routing_noise, self.partners)
         frozen = any(phase.frozen for phase in phases_of(self.schedule, self.phases))
         return not any(about) and not frozen and not self.freeze_shared_experts
@@ -363,7 +363,7 @@ class Recipe:
 
     @property
     def made(self) -> str:
-        """The folder of the result, inside the training's folder."""
+        """The name of the result's folder inside the training's folder."""
         return "model" if self.lora is None else "adapter"
 
     @property
@@ -377,7 +377,7 @@ class Recipe:
         return whole if self.max_steps is None else min(whole, self.max_steps)
 
     def steps_per_epoch(self, rows: int) -> int:
-        """Optimizer steps in which this many rows are seen once."""
+        """Optimizer steps of one pass over this many rows."""
         return math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
 
     def ends(self, rows: int) -> list[int]:

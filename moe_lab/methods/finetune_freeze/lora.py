@@ -1,9 +1,9 @@
-"""LoRA by peft (Hu et al. 2021): an adapter on the frozen model, and what of a model it can reach.
+"""LoRA by peft (Hu et al. 2021): an adapter on the frozen model, and the modules and parameters that it can adapt.
 
 peft adapts linear modules (`target_modules`) and single parameters (`target_parameters`). In transformers 5 routers are
-modules of their own, and the experts of a layer are fused parameters [E, ...]: peft adapts both as parameters, fused
-experts with a rank of r for each expert. For some families peft rewrites names of `target_modules` to parameters of
-experts, and then leaves shared experts out. This is refused, so that a training adapts what its keys name.
+modules of their own, and the experts of a layer are fused parameters [E, ...]. peft adapts both as parameters; each
+fused expert gets the rank r. For some families peft rewrites names of `target_modules` to parameters of experts, and
+then leaves shared experts out. Such targets are refused, so that a training adapts exactly the named targets.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 MOST_NAMES = 12
 """Names in a message."""
 Targets = tuple[str | set[str], set[str]]
-"""Modules (a text stands for several) and parameters."""
+"""(names of modules, or a pattern for them; names of parameters)."""
 
 
 def check_lora(config: Config, lora: Lora) -> None:
-    """Raise ConfigError for a request with which no adapter can be trained. Loads no weights."""
+    """Raise ConfigError for settings with which no adapter can be trained. Loads no weights."""
     key = f"method.lora.r={lora.r}"
     if sharded():
         raise ConfigError(
@@ -58,12 +58,12 @@ def empty_adapted(config: Config, lora: Lora, dtype: str = "float32") -> Any:
     modules, routers = dict(model.named_modules()), {router.name for router in find_routers(model)}
     head = model.get_output_embeddings()
     settings = _settings(lora)
-    asked = _targets(settings)
+    requested = _targets(settings)
     try:
         adapted = _wrapped(model, settings, low_cpu_mem_usage=True)
-    except Exception as error:  # modules of other kinds lead to any exception in peft
+    except Exception as error:  # peft raises many kinds of errors for modules that it cannot adapt
         raise ConfigError(f"method.lora: peft cannot adapt these targets: {first_line(error)}.") from error
-    _check_rewritten(lora, asked, _targets(settings))
+    _check_rewritten(lora, requested, _targets(settings))
     linear = set(adapted.base_model.targeted_module_names)
     for name in [*linear, *(each.rpartition(".")[0] for each in adapted.base_model.targeted_parameter_names)]:
         if name in linear & routers:
@@ -99,19 +99,20 @@ def _check_names(model: nn.Module, lora: Lora) -> None:
                 )
 
 
-def _check_rewritten(lora: Lora, asked: Targets, found: Targets) -> None:
+def _check_rewritten(lora: Lora, requested: Targets, actual: Targets) -> None:
     """Raise ConfigError for targets that peft has changed, except `all-linear` without experts."""
     given = f"method.lora.target_modules={_shown(lora.target_modules)}"
-    if found[1] != asked[1]:
+    modules, parameters = actual
+    if parameters != requested[1]:
         raise ConfigError(
             f"{given}: for this family peft takes names of experts and routers as parameters, and leaves out linear "
             "modules of the same names.\n"
-            f"Name the parameters, method.lora.target_parameters={_shown(sorted(found[1]))}, and in target_modules "
-            f"the others, {_shown(sorted(found[0]))}."
+            f"Name the parameters, method.lora.target_parameters={_shown(sorted(parameters))}, and in target_modules "
+            f"the others, {_shown(sorted(modules))}."
         )
-    if isinstance(lora.target_modules, str) and lora.target_modules != ALL_LINEAR and found[0] != asked[0]:
+    if isinstance(lora.target_modules, str) and lora.target_modules != ALL_LINEAR and modules != requested[0]:
         raise ConfigError(
-            f"{given}: for this family peft reads a regular expression as the names {_shown(sorted(found[0]))} in all "
+            f"{given}: for this family peft reads a regular expression as the names {_shown(sorted(modules))} in all "
             "layers. Give a list of names."
         )
 
@@ -195,7 +196,7 @@ def _check_runs(adapted: Any) -> None:
         logits = adapted(input_ids=ids).logits
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a wrapper lacks what the model's code reads, which leads to any exception
+    except Exception as error:  # the model's code may read any attribute that peft's wrapper lacks
         reason = first_line(error)
     else:
         if logits.requires_grad:

@@ -28,11 +28,13 @@ def model_card(
     """
     lora = record["recipe"].get("lora")
     base, hub = _base(config)
-    what = f"A LoRA adapter (rank {lora['r']}) of" if lora else "A fine-tuned copy of"
+    link = f"[{base}](https://huggingface.co/{base})" if hub else f"`{base}`"
+    terms = "license of the base model applies" if hub else "base model is not on the hub under this name"
+    kind = f"A LoRA adapter (rank {lora['r']}) of" if lora else "A fine-tuned copy of"
     parts = [
         f"---\n{_metadata(base if hub else None, record, bool(lora))}\n---",
         f"# {repository.rpartition('/')[2]}",
-        f"{what} {_linked(base, hub)}, trained by `method=finetune-freeze` of moe_lab. {_terms(hub)}",
+        f"{kind} {link}, trained by `method=finetune-freeze` of moe_lab. The {terms}.",
         "## Training",
         _table([["", ""], *_settings(config, record)]),
         "## Scores",
@@ -44,21 +46,11 @@ def model_card(
 
 
 def _base(config: Config) -> tuple[str, bool]:
-    """The name of the base model, and whether it is one of the hub; of a folder its last part."""
+    """(name of the base model, whether it is on the hub). The name of a folder is its last part."""
     source = model_source(config.model)
     if Path(source).is_dir():
         return Path(source).resolve().name, False
     return source, True
-
-
-def _linked(base: str, hub: bool) -> str:
-    return f"[{base}](https://huggingface.co/{base})" if hub else f"`{base}`"
-
-
-def _terms(hub: bool) -> str:
-    if hub:
-        return "The license of the base model applies."
-    return "The base model is not on the hub under this name."
 
 
 def _metadata(base: str | None, record: Mapping[str, Any], lora: bool) -> str:
@@ -94,13 +86,12 @@ def _settings(config: Config, record: Mapping[str, Any]) -> Table:
     losses = (record.get("validation") or {}).get("losses") or []
     if losses:
         rows.append(["validation losses", ", ".join(f"{each['loss']:.4g}" for each in losses)])
-    rows += [[f"`{key}`", _written(value)] for key, value in record["recipe"].items() if key != "phases"]
+    recipe = {key: value for key, value in record["recipe"].items() if key != "phases"}
+    rows += [
+        [f"`{key}`", value if isinstance(value, str) else json.dumps(value)] for key, value in recipe.items()
+    ]
     rows += [["seed", str(record["seed"])], ["dtype", str(record["dtype"])]]
     return [*rows, ["versions", ", ".join(f"{name} {one}" for name, one in record["versions"].items())]]
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _score_part(scores: Sequence[Score]) -> str:

@@ -87,7 +87,7 @@ def empty_model(config: Any) -> Any:
 
 
 def trainable(groups: Groups) -> Groups:
-    """The groups without parameters that the model itself does not train."""
+    """The groups, without the parameters that the model itself does not train (`requires_grad=False`)."""
     return {name: [each for each in group if each.requires_grad] for name, group in groups.items()}
 
 
@@ -110,7 +110,7 @@ def memory(groups: Groups, phase: Phase, optimizer: str, full: int | None = None
 
 
 def most_memory(model: nn.Module, phases: Sequence[Phase], optimizer: str) -> int:
-    """Bytes of the weights, and of gradients and the optimizer's moments in the phase that needs most."""
+    """Bytes of the weights, plus gradients and the optimizer's moments in the phase in which these need most."""
     groups = trainable(parameter_groups(model))
     phase_memory = [memory(groups, phase, optimizer) for phase in phases]
     added = max(phase["gradient_bytes"] + phase["optimizer_bytes"] for phase in phase_memory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +25,22 @@ OPTIMIZER = "optimizer_{rank}.pt"
 weights whole, but refuses to store its optimizer."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rate:
-    """The learning rate at each step, as a share of `learning_rate`: linear warm-up, then transformers' schedule."""
+    """The learning rate at each step, as a share of `learning_rate`: linear warm-up, then transformers' schedule.
 
-    steps: int
-    warmup_steps: int
-    learning_rate: float
-    peaks: tuple[float, ...]
-    """The peak learning rate of each phase."""
-    ends: tuple[int, ...]
-    scheduler: str
+    It is the rate of the routers, or of all other parameters. `router_lr` holds in all phases. Checkpoints have the
+    attributes, which must be plain values.
+    """
 
-    @classmethod
-    def of(cls, recipe: Recipe, rows: int, *, router: bool) -> Rate:
-        """The learning rate of the routers, or of all other parameters. `router_lr` holds in all phases."""
-        own, steps = recipe.router_lr if router else None, recipe.steps(rows)
-        return cls(
-            steps=steps,
-            warmup_steps=math.ceil(recipe.warmup_ratio * steps),
-            learning_rate=own or recipe.learning_rate,
-            peaks=tuple(own or phase.lr or recipe.learning_rate for phase in recipe.phases),
-            ends=tuple(recipe.ends(rows)),
-            scheduler=recipe.scheduler,
-        )
+    def __init__(self, recipe: Recipe, rows: int, *, router: bool):
+        own = recipe.router_lr if router else None
+        self.steps = recipe.steps(rows)
+        self.warmup_steps = math.ceil(recipe.warmup_ratio * self.steps)
+        self.learning_rate = own or recipe.learning_rate
+        self.peaks = tuple(own or phase.lr or recipe.learning_rate for phase in recipe.phases)
+        """The peak learning rate of each phase."""
+        self.ends = tuple(recipe.ends(rows))
+        self.scheduler = recipe.scheduler
 
     def __call__(self, step: int) -> float:
         peak = self.peaks[phase_at(self.ends, step)] / self.learning_rate
@@ -194,8 +185,6 @@ class FreezeTrainer(CheckedTrainer):
     With `phase` it runs only the steps of that phase, for a model that several processes share.
     """
 
-    control: Any
-
     def __init__(
         self,
         *,
@@ -208,8 +197,7 @@ class FreezeTrainer(CheckedTrainer):
         rows = len(options["train_dataset"])
         self.validation, self.noise = validation, noise
         self.recipe, self.auxiliary = recipe, recipe.router_aux_loss_coef
-        self.rate = Rate.of(recipe, rows, router=False)
-        self.router_rate = Rate.of(recipe, rows, router=True)
+        self.rate, self.router_rate = Rate(recipe, rows, router=False), Rate(recipe, rows, router=True)
         self.seen: list[Tensor] = []
         """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass without answers."""
         self.passes = torch.zeros(())
@@ -315,11 +303,7 @@ class FreezeTrainer(CheckedTrainer):
                     sums += torch.stack([loss * tokens, tokens])
         self.model.train()
         total, counted = self.accelerator.reduce(sums).tolist()
-        mean = total / counted
-        self._check(torch.tensor(mean), "validation loss", self.state.global_step)
-        self.log({LOSS: mean})
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {LOSS: mean})
-        return {"eval_loss": mean}
+        return self.log_validation(total / counted)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the phase and the mean auxiliary loss to what the Trainer logs."""

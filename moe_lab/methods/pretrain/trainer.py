@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from moe_lab.methods.pretrain.config import PretrainConfig
-from moe_lab.methods.trainer import LOSS, CheckedTrainer, RoutingNoise, Temperatures
+from moe_lab.methods.trainer import CheckedTrainer, RoutingNoise, Temperatures
 from moe_lab.models.designs.routers import DesignRouter
 from moe_lab.routing.hook import Router, Routing, find_routers, routed, why_fixed
 
@@ -157,8 +157,6 @@ class LossFreeBalance(TrainerCallback):
 class PretrainTrainer(CheckedTrainer):
     """Trains a design. The logged `loss` is the cross-entropy per token, without regularizers."""
 
-    control: Any
-
     def __init__(self, *, design: PretrainConfig, routing: TrainingRouting, held_out: Any, **options: Any):
         self.design, self.routing, self.held_out = design, routing, held_out
         self.weights = {
@@ -220,11 +218,7 @@ class PretrainTrainer(CheckedTrainer):
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Log the mean cross-entropy per token of the validation rows."""
-        mean = float(self.row_losses().mean())
-        self._check(torch.tensor(mean), "validation loss", self.state.global_step)
-        self.log({LOSS: mean})
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {LOSS: mean})
-        return {"eval_loss": mean}
+        return self.log_validation(float(self.row_losses().mean()))
 
     @torch.no_grad()
     def row_losses(self) -> Tensor:

@@ -1,6 +1,6 @@
-"""The documents that C3PO's references come from: which tasks they are of, and which of them are used.
+"""Chooses the documents of C3PO's references: their tasks, and a sample of each task's documents.
 
-Nothing here needs the model, so missing data is reported before weights load.
+None of this needs the model, so missing data is reported before weights load.
 """
 
 from __future__ import annotations
@@ -70,13 +70,15 @@ TOY = {
     "toy_rules": (Source("plus", ("toy_rules:plus",)),),
     "toy_rules_max": (Source("max", ("toy_rules:max",)),),
 }
-"""Reference sets of the toy tasks. (`toy_choice:far` asks about other things than the test.) The references of
-`toy_rules` and `toy_rules_max` follow the rule of their own task."""
+"""Reference sets of the toy tasks. In `toy_rules` and `toy_rules_max` the references follow the rule of their own task.
+`toy_choice:far`, which is not used here, has questions about other things than the test."""
 
 
 def reference_sources(task: str | list[str], reference: str | list[str] | None) -> tuple[str, list[Source]]:
-    """(label, sources) for one or several evaluated tasks: those that `reference` names, else the paper's, else the
-    task's own train split."""
+    """(label, sources) of the references of one or several evaluated tasks.
+
+    The sources are the tasks that `reference` names; else the paper's; else the task's own train split.
+    """
     if reference is not None:
         names = [reference] if isinstance(reference, str) else list(reference)
         for name in names:
@@ -133,7 +135,7 @@ def reference_documents(config: Config, settings: Any, tested: TaskDict | None =
     if tested is not None:
         return _reference_documents(config, settings, tested)
     chosen = (settings.reference, settings.reference_size, config.sample_seed)
-    # the cells of a grid differ in how they use their references, and choosing these hashes all documents
+    # the runs of a grid often share their references, and choosing references hashes all documents, which is slow
     key = f"references {task_key(config)} {chosen}"
     return once(key, lambda: _reference_documents(config, settings, load_tasks(config)))
 
@@ -143,7 +145,7 @@ def _reference_documents(config: Config, settings: Any, tested: TaskDict) -> Ref
 
     label, sources = reference_sources(config.task.name, settings.reference)
     tests = tested["tasks"].values()
-    known = frozenset[str]().union(*(one for task in tests for one in document_hashes(task)))
+    known = frozenset[str]().union(*(hashes for task in tests for hashes in document_hashes(task)))
     found = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
     for source in sources:
         parts, absent = _parts(config, source)
@@ -171,27 +173,32 @@ def check_asked_enough(documents: ReferenceDocuments, settings: Any) -> None:
 
 
 def _parts(config: Config, source: Source) -> tuple[list[Part], list[str]]:
-    """(the source's tasks, names of tasks left out). Of several tasks, those without a folder in data_dir are."""
+    """(tasks of the source, names of tasks that are left out because data_dir has no folder for them).
+
+    No task is left out if all folders are missing: loading the tasks then reports the missing files.
+    """
     names = source.tasks if config.data_dir or not source.hub_tasks else source.hub_tasks
     parts = [(name, *named_task(config, name, source.own)) for name in names]
-    there = [part for part in parts if config.data_dir is None or _folder(config.data_dir, part[1]).is_dir()]
-    if len(parts) == 1 or not there:
+    present = [
+        part for part in parts if config.data_dir is None or _folder(config.data_dir, part[1]).is_dir()
+    ]
+    if not present:
         return parts, []
-    return there, [part[0] for part in parts if part not in there]
+    return present, [part[0] for part in parts if part not in present]
 
 
 def _load(config: Config, source: Source, parts: list[Part], metrics: dict[str, str]) -> dict[str, Any]:
     """The parts' tasks by `<task>:<split>`. Adds the metrics of generating tasks to `metrics`."""
     tasks: dict[str, Any] = {}
-    for name, one, splits in parts:
-        alone = replace(config, task=one, num_fewshot=0, limit=None, samples=None)
+    for name, task_config, splits in parts:
+        alone = replace(config, task=task_config, num_fewshot=0, limit=None, samples=None, predict_only=False)
         try:
-            loaded = load_tasks(replace(alone, predict_only=False), splits=splits)
+            loaded = load_tasks(alone, splits=splits)
         except TaskError as error:
             raise _cannot_load(config, source, name, error) from error
         split_tasks = {f"{key}:{task.config.test_split}": task for key, task in loaded["tasks"].items()}
         metrics |= {
-            key: one.metric or f"{task.config.metric_list[0]['metric']},{task._filters[0].name}"
+            key: task_config.metric or f"{task.config.metric_list[0]['metric']},{task._filters[0].name}"
             for key, task in split_tasks.items()
             if _answerable(key, task) == "generate_until"
         }
@@ -219,8 +226,7 @@ def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig
     from moe_lab.config.validators import build
 
     if own:
-        task = replace(config.task, name=name)
-        return task, ("training_split",)
+        return replace(config.task, name=name), ("training_split",)
     name, _, split = name.partition(":")
     file = resource_folder("conf") / "task" / f"{name}.yaml"
     values: dict[str, Any] = {"name": name}

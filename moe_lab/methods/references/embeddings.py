@@ -20,6 +20,7 @@ from torch import Tensor
 
 from moe_lab.config.progress import Progress
 from moe_lab.errors import ConfigError
+from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.hub import is_offline
 from moe_lab.results.atomic import write_atomically
 
@@ -135,9 +136,8 @@ def text_ids(texts: Sequence[str], model: LoadedModel) -> list[list[int]]:
 
 
 def _means(batch: list[list[int]], model: LoadedModel) -> Tensor:
-    width = max(map(len, batch))
-    ids_BS = torch.tensor([ids + [0] * (width - len(ids)) for ids in batch], device=model.device)
-    real_BS = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in batch], device=model.device)
+    ids_BS = padded(batch, 0).to(model.device)
+    real_BS = padded([[1] * len(ids) for ids in batch], 0).to(model.device)
     hidden_BSD = _before_head(model.model, ids_BS, real_BS).float()
     real_BS1 = real_BS.to(hidden_BSD.device)[..., None]
     return ((hidden_BSD * real_BS1).sum(dim=1) / real_BS1.sum(dim=1)).cpu()

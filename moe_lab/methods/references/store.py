@@ -68,29 +68,25 @@ class Choice:
     """`<task>:<split>`"""
     number: int
     """The number of its document in that split."""
-    choices: list[tuple[str, str]]
+    requests: list[tuple[str, str]]
     """(prompt, answer) of every choice, all with the same prompt."""
     gold: int
     """Index of the right choice."""
     kind = "loglikelihood"
 
     @property
-    def requests(self) -> list[tuple[str, str]]:
-        return self.choices
-
-    @property
     def prompt(self) -> str:
-        return self.choices[0][0]
+        return self.requests[0][0]
 
     @property
     def right_answer(self) -> str:
-        return self.choices[self.gold][1]
+        return self.requests[self.gold][1]
 
     def graded(self, scores: Sequence[tuple[float, bool]]) -> Graded:
-        """The choice with the highest log-likelihood, the first one of equal ones."""
+        """Takes the choice with the highest log-likelihood as the answer, the first one of equal choices."""
         values = [score for score, _ in scores]
         best = values.index(max(values))
-        return Graded(self, self.choices[best][1], best == self.gold)
+        return Graded(self, self.requests[best][1], best == self.gold)
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,7 @@ class Generation:
     metric: str
     """The task's `metric,filter` that is 1 for a right answer."""
     right_answer: str
-    """The answer in the task's words; the model may use others."""
+    """The right answer as the data set words it; the model may word it differently."""
     kind = "generate_until"
 
     @property
@@ -117,14 +113,15 @@ class Generation:
         return self.instance.args[0]
 
     def graded(self, texts: Sequence[str]) -> Graded:
-        """The first text, graded by the task's own filter and metric."""
-        name, _, wanted = self.metric.partition(",")
+        """Grades the first text by the task's own filter and metric."""
+        metric, _, filter_name = self.metric.partition(",")
         self.instance.resps, self.instance.filtered_resps = [texts[0]], {}
         for ensemble in self.lm_eval_task._filters:
-            if ensemble.name == wanted:
+            if ensemble.name == filter_name:
                 ensemble.apply([self.instance])
-        found = self.lm_eval_task.process_results(self.instance.doc, [self.instance.filtered_resps[wanted]])
-        return Graded(self, texts[0], bool(texts[0]) and float(found[name]) == 1)
+        filtered = [self.instance.filtered_resps[filter_name]]
+        scores = self.lm_eval_task.process_results(self.instance.doc, filtered)
+        return Graded(self, texts[0], bool(texts[0]) and float(scores[metric]) == 1)
 
 
 Question = Choice | Generation
@@ -183,13 +180,13 @@ def _choice(key: str, number: int, task: Any, instances: list[Any]) -> Choice:
 
 def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:
     """The base model's graded answers, one per question."""
-    found: dict[int, Graded] = {}
+    graded: dict[int, Graded] = {}
     for kind in dict.fromkeys(question.kind for question in questions):
         of_kind = [i for i, question in enumerate(questions) if question.kind == kind]
         responses = iter(_ask(kind, [request for i in of_kind for request in questions[i].requests], lm))
         for i in of_kind:
-            found[i] = questions[i].graded([next(responses) for _ in questions[i].requests])
-    return [found[i] for i in range(len(questions))]
+            graded[i] = questions[i].graded([next(responses) for _ in questions[i].requests])
+    return [graded[i] for i in range(len(questions))]
 
 
 def _ask(kind: str, requests: list[tuple], lm: EngineLM) -> list[Any]:
@@ -267,7 +264,7 @@ def build(
 
 
 def _is_finished(part: Path) -> bool:
-    """Whether a portion is stored, with as many lines as pathways."""
+    """Whether a portion is stored and has as many lines as pathways."""
     try:
         pathways = len(load_file(part)["pathway"]) if part.exists() else None
         return pathways is not None and len(read_lines(part.with_suffix(".jsonl")) or []) == pathways

@@ -98,16 +98,16 @@ def refusal(config: Any, kind: str) -> str | None:
     try:
         with with_adapter(model, kind, 1, seed=0) as wrapped:
             prompt = wrapped.get_prompt(1)
-        return None if kind == "soft-prompt" else _unlike(prompt, _remembered(model))
+        return None if kind == "soft-prompt" else _misfit(prompt, cached_shapes(model))
     except ValueError as error:
         return f"peft does not know its sizes ({error})"
     except NotImplementedError:
         return "the sizes of its keys and values are unknown without its weights"
 
 
-def _unlike(prefix: Any, remembered: list[tuple[Shape, Shape]]) -> str | None:
-    """A description of the first layer whose keys and values differ in size from peft's prefix."""
-    for number, (keys, values) in enumerate(remembered):
+def _misfit(prefix: Any, shapes: list[tuple[Shape, Shape]]) -> str | None:
+    """A description of the first layer whose keys or values differ in size from peft's prefix; None if all fit."""
+    for number, (keys, values) in enumerate(shapes):
         _, heads, _, size = prefix.layers[number].keys.shape
         if not keys == values == (heads, size):
             return (
@@ -117,42 +117,44 @@ def _unlike(prefix: Any, remembered: list[tuple[Shape, Shape]]) -> str | None:
     return None
 
 
-def _remembered(model: Any) -> list[tuple[Shape, Shape]]:
-    """The shapes of the keys and values that each layer caches.
+def cached_shapes(model: Any) -> list[tuple[Shape, Shape]]:
+    """The shapes of the keys and the values that each layer caches.
 
     For each layer, all others are replaced by the identity, and the model runs on the meta device until this layer
     updates the cache, which raises the shapes. No public attribute has them for all architectures.
     """
-    found = []
+    shapes = []
     layers = decoder_layers(model)
     for layer in layers:
         for other in layers:
             if other is not layer:
                 other.forward = _unchanged
         try:
-            model(torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=_Watch(len(layers)))
-        except _Remembered as shapes:
-            found.append(shapes.args)
+            model(
+                torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=_RaisingCache(len(layers))
+            )
+        except _CacheUpdate as update:
+            shapes.append(update.args)
         finally:
             for other in layers:
                 other.__dict__.pop("forward", None)
-    return found
+    return shapes
 
 
 def _unchanged(hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
     return hidden_states
 
 
-class _Remembered(Exception):
+class _CacheUpdate(Exception):
     """Raised with the shapes of the keys and the values."""
 
 
-class _Watch(KVCache):
+class _RaisingCache(KVCache):
     def __init__(self, num_layers: int):
         super().__init__(num_layers)
-        self.layers = [_WatchedLayer(0) for _ in range(num_layers)]
+        self.layers = [_RaisingLayer(0) for _ in range(num_layers)]
 
 
-class _WatchedLayer(KVLayer):
+class _RaisingLayer(KVLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> Any:
-        raise _Remembered(*((part.shape[1], part.shape[3]) for part in (key_states, value_states)))
+        raise _CacheUpdate(*((part.shape[1], part.shape[3]) for part in (key_states, value_states)))

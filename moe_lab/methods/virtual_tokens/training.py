@@ -42,6 +42,7 @@ from moe_lab.errors import MoeLabError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.trained import check_trained, print_resumed
 from moe_lab.methods.virtual_tokens.adapters import with_adapter
+from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.results.atomic import obey_umask, write_atomically, writing
 from moe_lab.results.identity import versions
 
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 
 SAVE_SECONDS = 30.0
-"""The time between checkpoints: an interrupted training repeats at most this."""
+"""The time between checkpoints. An interrupted training repeats at most this time."""
 PLACEHOLDER = 0
 """Token id of the placeholders."""
 
@@ -135,9 +136,8 @@ def answer_loss(wrapped: Any, batch: Sequence[Example]) -> Tensor:
     """float32: mean cross-entropy of the answers' tokens. Questions are padded after their last token."""
     device = wrapped.base_model.device
     ids = [[*example.prompt, *example.answer[:-1]] for example in batch]
-    width = max(map(len, ids))
-    ids_BS = torch.tensor([row + [0] * (width - len(row)) for row in ids], device=device)
-    real_BS = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids], device=device)
+    ids_BS = padded(ids, 0).to(device)
+    real_BS = padded([[1] * len(row) for row in ids], 0).to(device)
     places = [
         (b, len(example.prompt) - 1 + i)
         for b, example in enumerate(batch)

@@ -103,7 +103,7 @@ def test_the_rate_is_transformers_linear_schedule():
     import torch
 
     recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1, learning_rate=3e-4).recipe()
-    rate = Rate.of(recipe, 160, router=False)
+    rate = Rate(recipe, 160, router=False)
     assert recipe.steps(160) == 40
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = get_linear_schedule_with_warmup(optimizer, 4, 40).lr_lambdas[0]
@@ -117,7 +117,7 @@ def test_every_scheduler_is_the_one_of_transformers(name):
     recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1, scheduler=name).recipe()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = get_scheduler(name, optimizer, 4, 40).lr_lambdas[0]
-    rate = Rate.of(recipe, 160, router=False)
+    rate = Rate(recipe, 160, router=False)
     assert [rate(step) for step in range(41)] == pytest.approx([theirs(step) for step in range(41)])
 
 
@@ -131,8 +131,8 @@ def test_usual_values_of_the_optimizer_leave_ids_as_they_were():
 def test_a_phases_own_rate_holds_in_it_and_the_routers_everywhere():
     phases = [{"frozen": [], "until": 0.5}, {"frozen": [], "until": 1.0, "lr": 1e-4}]
     recipe = FinetuneConfig(phases=phases, learning_rate=1e-3, router_lr=1e-5, epochs=1).recipe()
-    plain = Rate.of(FinetuneConfig(learning_rate=1e-3, epochs=1).recipe(), 40, router=True)
-    own, router = Rate.of(recipe, 40, router=False), Rate.of(recipe, 40, router=True)
+    plain = Rate(FinetuneConfig(learning_rate=1e-3, epochs=1).recipe(), 40, router=True)
+    own, router = Rate(recipe, 40, router=False), Rate(recipe, 40, router=True)
     assert own(4) == plain(4) and own(6) == pytest.approx(plain(6) / 10)
     assert [router(step) for step in range(10)] == [plain(step) for step in range(10)]
     assert router.learning_rate == 1e-5

@@ -140,5 +140,5 @@ def test_looking_for_sizes_leaves_nothing_on_the_layers():
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(small_config("qwen3_moe"))
-    assert len(fits._remembered(model)) == len(decoder_layers(model))
+    assert len(fits.cached_shapes(model)) == len(decoder_layers(model))
     assert all("forward" not in vars(layer) for layer in decoder_layers(model))

@@ -1,6 +1,6 @@
-"""Messages between the workers of a command, and to the command: JSON lines in a folder, one file per worker.
+"""Messages of a command's workers to each other and to the command: JSON lines in a folder, one file per worker.
 
-Results do not pass through it. Workers find those in the output folder, as any other command does.
+Results are not sent. Workers read them from the output folder, as any other command does.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _current: ContextVar[Board | None] = ContextVar("board", default=None)
 
 @dataclass
 class _Read:
-    """The whole lines of a file that grows, as far as they were read."""
+    """The whole lines that were read of a growing file."""
 
     size: int = 0
     """Bytes of these lines."""
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def lines_of(self, file: Path) -> list[dict[str, Any]]:
-        """All whole lines of the file; the last one may be under way."""
+        """All whole lines of the file. The last line may still be incomplete and is left out."""
         with file.open("rb") as stream:
             stream.seek(self.size)
             new, end, _ = stream.read().rpartition(b"\n")
@@ -47,18 +47,18 @@ class Board:
     worker: int | None = None
     """Number of this worker; None: the command that started the workers."""
     _read: dict[Path, _Read] = field(default_factory=dict, compare=False, repr=False)
-    """What was read of each worker's file before: a file is read on from there, as it is asked for at every step."""
+    """The lines already read of each worker's file. Every step reads the files, and only their new lines."""
 
     def begin(self, total: int, stored: list[str]) -> None:
-        """Say how many steps there are, and the names of those with a stored result."""
+        """Write the number of steps, and the names of the steps with a stored result."""
         self._write(total=total, stored=stored)
 
     def end(self, name: str, error: str | None = None) -> None:
-        """Say that a step is done, or with what error it failed."""
+        """Write that a step is done, or the error with which it failed."""
         self._write(name=name, error=None if error is None else without_passwords(error))
 
     def total(self) -> int | None:
-        """The number of steps; None before a worker knows it."""
+        """The number of steps; None until a worker has written it."""
         return max((line["total"] for _, line in self._lines() if "total" in line), default=None)
 
     def stored(self) -> set[str]:
@@ -66,7 +66,7 @@ class Board:
         return {name for _, line in self._lines() for name in line.get("stored", ())}
 
     def made(self) -> set[str]:
-        """The names of the steps that workers made, or tried to."""
+        """The names of the steps that workers finished or failed at."""
         return {line["name"] for _, line in self._lines() if "name" in line}
 
     def failures(self) -> dict[str, str]:
@@ -103,17 +103,17 @@ class Board:
 
 
 def log_file(folder: Path, worker: int) -> Path:
-    """What a worker prints."""
+    """The file with a worker's output."""
     return folder / f"worker-{worker}.log"
 
 
 def current() -> Board | None:
-    """The board of this process: of a worker, or of a command with workers."""
+    """The board of this process, if it is a worker or a command with workers."""
     return _current.get()
 
 
 def is_worker() -> bool:
-    """Whether another command writes the tables of this one's results."""
+    """Whether this process is a worker. The command that started it writes the tables."""
     board = current()
     return board is not None and board.worker is not None
 

@@ -1,4 +1,4 @@
-"""What a run costs before it starts: tokens, operations, GPU hours, memory."""
+"""The estimated cost of runs before they start: tokens, operations, GPU hours, disk space."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from moe_lab.runs.tuning.study import Study
 
 
-# How much work runs are, estimated without weights
+# The workload of runs, estimated without weights
 
 
 def estimates(runs: Sequence[Run]) -> list[Workload]:
-    """The workload of every run. Runs with the same requests to the same model, as in a grid, are estimated once."""
+    """The workload of every run. Runs of a grid that send the same requests to the same model are estimated once."""
     known: dict[tuple[Any, ...], Workload] = {}
     workloads = []
     for run in runs:
@@ -39,22 +39,22 @@ def workload_of(run: Run) -> Workload:
     return workload_of_tasks(run.tasks["tasks"], run.samples, run.config)
 
 
-# What a plan takes of a GPU and of a disk, estimated from the sizes of its models. Loads no weights
+# The GPU hours and the disk space of a plan, estimated from the sizes of its models without loading weights
 
 RATE = 1e14
-"""Operations per second: a tenth of what an H100 has for dense products in bfloat16."""
+"""Operations per second: a tenth of an H100's peak for dense bfloat16 products."""
 READING, TRAINING = 2, 6
-"""Operations of a token for each parameter that it passes: forward, and forward and backward."""
+"""Operations per token and active parameter: a forward pass, and a forward and backward pass."""
 CHECKPOINT_BYTES = 12
-"""Of a parameter in a checkpoint: its weight and AdamW's two moments, each a float32."""
+"""Bytes per parameter in a checkpoint: its weight and AdamW's two moments, each in float32."""
 CHECKPOINTS = 2
-"""Checkpoints that a training keeps until it is finished."""
+"""Number of checkpoints that a training keeps until it is finished."""
 GIGABYTE = 1e9
 
 
 @dataclass(frozen=True)
 class Size:
-    """Parameters of a model: all, and those that a token passes (without the input embedding)."""
+    """Parameters of a model: the total, and the active ones per token (without the input embedding)."""
 
     total: int
     active: int
@@ -62,12 +62,12 @@ class Size:
 
 @dataclass
 class Budget:
-    """The work and the disk of a plan, which grow run by run."""
+    """The work and the disk space of a plan, summed up run by run."""
 
     weights: dict[str, float] = field(default_factory=dict)
     """Bytes of the weights to download, by hub id."""
     active: dict[str, int] = field(default_factory=dict)
-    """Active parameters by hub id, or by name where there is none."""
+    """Active parameters by hub id, or by name for models without a hub id."""
     trained: dict[str, float] = field(default_factory=dict)
     """Bytes of the trained models to write, by folder."""
     checkpoint: float = 0
@@ -76,7 +76,7 @@ class Budget:
     """GPU hours."""
 
     def run(self, run: Run, tokens: float, missing: bool) -> float:
-        """GPU hours of a run that puts this many tokens through its model, with a training that no earlier run has."""
+        """GPU hours of a run with this many forward tokens, and of its training if no earlier run has the same one."""
         size = self._size(run)
         operations = READING * size.active * tokens
         if missing and isinstance(run.method, TrainingMethod):
@@ -91,7 +91,7 @@ class Budget:
         return self._add(operations)
 
     def study(self, study: Study, tokens: float) -> float:
-        """GPU hours of a study whose trials left put this many tokens through the model."""
+        """GPU hours of a study whose remaining trials take this many forward tokens."""
         return self._add(READING * self._size(study).active * tokens)
 
     def _add(self, operations: float) -> float:
@@ -108,7 +108,7 @@ class Budget:
         return size
 
     def lines(self) -> list[str]:
-        """How the hours were estimated, and the disk that is taken, for a reader who wants to check them."""
+        """The lines below a plan: how the hours were estimated, and the required disk space."""
         sizes = ", ".join(f"{name} {count / 1e9:.3g}e9" for name, count in sorted(self.active.items()))
         found = [
             f"GPU hours: {hours_text(self.hours)}. An hour is {RATE:.0e} x 3,600 operations, a tenth of an H100's "
@@ -128,14 +128,14 @@ class Budget:
 
 
 def trial_tokens(study: Study, trials: int) -> float:
-    """Forward tokens of some trials, as if each answered the tuning documents anew: less where they are cached."""
+    """An upper bound on the forward tokens of some trials: it ignores that trials share cached activations."""
     tasks = study.tasks["tasks"]
     documents = {name: list(range(len(task.task_docs))) for name, task in tasks.items()}
     return trials * study.method.forward_tokens(workload_of_tasks(tasks, documents, study.config))
 
 
 def _architecture(of: Run | Study) -> tuple[Size, str]:
-    """The size and the dtype of the model that answers, read once for the runs of a grid that share it."""
+    """The size and the dtype of the model that answers. Runs of a grid that share a model read them once."""
     own = type(of.method).architecture is not Method.architecture
     design = of.config.method if own else None
 
@@ -152,9 +152,9 @@ def size_of(config: Any) -> Size:
 
 
 def embedded_size(of: Run | Study, config: Any) -> Size | None:
-    """`size_of` an embedded model; None for another one.
+    """`size_of` for an embedded model; None for other models.
 
-    It is read from the weight file, because transformers' modeling code takes seconds to import.
+    Reads the weight file's header, because importing transformers' modeling code takes seconds.
     """
     from moe_lab.models.files import read_header
     from moe_lab.models.source import model_folder
@@ -186,7 +186,7 @@ def _counted(kind: Any, text: str) -> Size:
 
 
 def _share(config: Any) -> float:
-    """The experts of a token as a share of all."""
+    """The number of experts per token, divided by the number of all experts."""
     from moe_lab.models.facts import routing_facts
 
     facts = routing_facts(config)
@@ -211,7 +211,7 @@ def _gigabytes(size: float) -> str:
 
 
 def model_name(of: Run | Study) -> str:
-    """The hub id, folder or name of the model whose parameters are counted; of a design its own name."""
+    """The hub id, folder or name of the model whose parameters are counted. A pre-training design has its own name."""
     if not of.method.reads_weights:
         return f"{of.method.config.name} {of.method.config.label}"
     return of.facts.path or of.facts.name

@@ -1,4 +1,4 @@
-"""What a run must not be asked for: checks before weights load."""
+"""Checks of a run's settings against its method, model and tasks, before weights are loaded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from moe_lab.methods.method import Method
     from moe_lab.models.facts import ModelFacts
-
-
-# Checks of a method, a model and the settings against each other, made before weights are loaded
 
 
 def check_router(method: Method, facts: ModelFacts) -> None:
@@ -66,7 +63,7 @@ def _check_setting(key: str, value: Any) -> None:
     known = (*MAX_NEW_TOKENS, "until", "do_sample", "num_beams", *NUMBERS)
     if key not in known:
         raise ConfigError(
-            f"gen_kwargs: {key} is no generation setting that is honoured.{did_you_mean(key, known)}\n"
+            f"gen_kwargs: {key} is not a supported generation setting.{did_you_mean(key, known)}\n"
             f"Settings: {', '.join(known)}."
         )
     if key in NUMBERS:
@@ -105,7 +102,7 @@ def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None
 
 
 def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
-    """Raise ConfigError for a vote between equal answers: greedy ones of a method, or of a RoE, without randomness."""
+    """Raise ConfigError for self-consistency over equal answers: greedy answers of a method without randomness."""
     noiseless = isinstance(method, RoE) and (method.config.n == 1 or method.config.temperature == 0)
     if config.task.self_consistency is None or (method.random and not noiseless):
         return
@@ -119,7 +116,7 @@ def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
 
 
 def check_code_execution(config: Config, tasks: TaskDict) -> None:
-    """Raise TaskError for a task that executes generated programs, if that is not allowed or no sandbox works here."""
+    """Raise TaskError for a task that executes generated programs, if not allowed or without a working sandbox."""
     unsafe = [name for name, task in tasks["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
     if not unsafe or config.predict_only:
         return
@@ -135,7 +132,7 @@ def check_code_execution(config: Config, tasks: TaskDict) -> None:
 
 
 def check_texts(tasks: TaskDict, samples: dict[str, list[int]]) -> None:
-    """Raise TaskError for a perplexity task whose selected documents are all empty: it has no score."""
+    """Raise TaskError for a perplexity task whose selected documents are all empty, so that it has no score."""
     for name, task in tasks["tasks"].items():
         if task.get_config("output_type") != "loglikelihood_rolling":
             continue
@@ -152,10 +149,10 @@ def check_metric(config: Config, tasks: TaskDict) -> None:
     if metric is None or config.predict_only:
         return
     known = {
-        f"{name},{one.name}"
+        f"{name},{output_filter.name}"
         for task in tasks["tasks"].values()
         for name in task.aggregation()
-        for one in task._filters
+        for output_filter in task._filters
     }
     if metric not in known:
         raise TaskError(

@@ -21,7 +21,7 @@ KEYS = ("mode", "a", "b", "output_dir")
 def compare_results(configs: Sequence[Config]) -> int:
     """Compare `a` with each of `b`, print the table, and write comparison.json and its page. Returns the exit code.
 
-    Raises ConfigError for other keys, and where the results cannot be compared.
+    Raises ConfigError for other keys, and if the results cannot be compared.
     """
     from moe_lab.reports.terminal.comparison import print_comparison
 
@@ -39,9 +39,9 @@ def compare_results(configs: Sequence[Config]) -> int:
 
 
 def compared(first: Path, others: Sequence[Path], output_dir: Path) -> tuple[Comparison, Path, Path]:
-    """The comparison of each of `others` with the first, its comparison.json and its page, which are written.
+    """Compare each of `others` with the first. Returns the comparison and the paths of comparison.json and its page.
 
-    Raises ConfigError where the results cannot be compared.
+    Raises ConfigError if the results cannot be compared.
     """
     from moe_lab.reports.pages.comparison_page import write_comparison_page
     from moe_lab.reports.pages.page import UNEXPECTED
@@ -59,7 +59,7 @@ def compared(first: Path, others: Sequence[Path], output_dir: Path) -> tuple[Com
 
 
 def _check_answers(comparison: Comparison) -> None:
-    """Raise DamagedError for a sample log with an answer that no page can show."""
+    """Raise DamagedError for a sample log with an answer that a page cannot show."""
     from moe_lab.reports.pages.answers import answer_of
     from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.results.comparisons.evaluation import MOVED
@@ -108,7 +108,7 @@ def _check_keys(config: Config) -> None:
 
 
 def _paths(first: Path, others: Sequence[Path]) -> dict[str, Path]:
-    """{key: path}: `a`, then `b`, or `b1`, `b2`, ... where there are several."""
+    """{key: path}: `a`, then `b`, or `b1`, `b2`, ... for several."""
     keys = ["b"] if len(others) == 1 else [f"b{number}" for number in range(1, len(others) + 1)]
     paths = {key: path.expanduser() for key, path in zip(["a", *keys], [first, *others], strict=True)}
     if len({path.resolve() for path in paths.values()}) < len(paths):

@@ -20,11 +20,11 @@ from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method, methods_with
 
 LONGEST_NAME = 255
-"""Characters of a file name."""
+"""Most characters of a file name."""
 TEXTS = ("system_instruction", "experiment", "gen_kwargs")
-"""Keys whose text is no file or option name."""
+"""Keys whose text is not a file or option name."""
 TYPED_PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@")
-"""In a URL; an interpolation is not one."""
+"""A password in a URL. An interpolation does not match."""
 
 
 def to_configs(cells: list[Cell]) -> list[Config]:
@@ -39,7 +39,7 @@ def to_configs(cells: list[Cell]) -> list[Config]:
 
 @contextmanager
 def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
-    """Name the cell of a grid in a user-facing error that is raised within; `alone`: the grid has one cell."""
+    """Name the cell of a grid in errors that are raised inside. `alone`: the grid has one cell, which is not named."""
     try:
         yield
     except MoeLabError as error:
@@ -49,9 +49,9 @@ def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
 
 
 def _check_storage(cell: Cell) -> None:
-    """Raise ConfigError for a typed password in `tuning.storage`: overrides are stored with every run.
+    """Raise ConfigError for a typed password in `tuning.storage`, because overrides are stored with every run.
 
-    The message is outside of `in_cell`, which prints the overrides.
+    Call this outside of `in_cell`, whose message prints the overrides.
     """
     typed = cell.interpolated.get("tuning", {}).get("storage") or cell.values["tuning"].get("storage")
     if isinstance(typed, str) and TYPED_PASSWORD.search(typed):
@@ -62,7 +62,7 @@ def _check_storage(cell: Cell) -> None:
 
 
 def to_config(cell: Cell) -> Config:
-    """The typed configuration of a cell. Raises ConfigError naming the key, and what it expects or the closest key."""
+    """The typed configuration of a cell. Raises ConfigError with the key, and the expected values or closest key."""
     values = dict(cell.values)
     _check_names(values)
     _check_texts(values)
@@ -123,7 +123,7 @@ def _section(values: dict[str, Any], group: str) -> dict[str, Any]:
 
 
 def _name_model(section: dict[str, Any], overrides: list[str]) -> None:
-    """Name a model given by path after the path's last part, unless it has a name."""
+    """Name a model after the last part of `model.path=`, unless `model.name=` is given."""
     keys = {override.partition("=")[0].lstrip("+") for override in overrides}
     if section.get("path") and "model.path" in keys and "model.name" not in keys:
         section["name"] = PurePath(str(section["path"])).name

@@ -5,9 +5,9 @@
     torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base method.dataset=lima task=arc_easy
 
 Process 0 alone reads stored files, computes scores and writes. It broadcasts the calls that all processes make: loading
-the model and answering requests, of which each process answers a part (`evaluation/divided_lm.py`); with
-`model.tp_plan`, which splits every layer, all of them answer the same requests; with method=finetune-freeze the
-training. If a process fails, torchrun ends the others; the same command continues.
+the model, training it (method=finetune-freeze), and answering requests. Each process answers a part of the requests
+(`evaluation/lms.py`). With `model.tp_plan`, which splits every layer, all processes answer the same requests. If a
+process fails, torchrun ends the others; the same command continues.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TrainingError, exit_code, print_error
+from moe_lab.methods import get_method
+from moe_lab.methods.method import Context, ModelMaker, TrainingMethod
 from moe_lab.models.distributed import broadcast, num_processes, sharded
 
 if TYPE_CHECKING:
@@ -61,9 +63,8 @@ def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
 
 
 def _check(configs: Sequence[Config]) -> None:
-    if num_processes() > 1:
-        for config in configs:
-            _check_devices(config)
+    for config in configs if num_processes() > 1 else ():
+        _check_devices(config)
     if any(config.model.tp_plan for config in configs):
         _check_split(configs)
     elif num_processes() > 1 and not configs[0].experiment:
@@ -80,9 +81,6 @@ def _check_devices(config: Config) -> None:
 
 
 def _check_split(configs: Sequence[Config]) -> None:
-    from moe_lab.methods import get_method
-    from moe_lab.methods.method import ModelMaker
-
     one = configs[0]
     if num_processes() < 2:
         raise ConfigError(
@@ -96,9 +94,6 @@ def _check_split(configs: Sequence[Config]) -> None:
 
 
 def _check_divided(config: Config) -> None:
-    from moe_lab.methods import get_method
-    from moe_lab.methods.method import ModelMaker, TrainingMethod
-
     method = get_method(config.method.name)
     if issubclass(method, ModelMaker):
         raise ConfigError(f"method={config.method.name} trains in one process: start it without torchrun.")
@@ -196,9 +191,6 @@ def _free() -> None:
 @contextmanager
 def follower_lm(config: Config) -> Iterator[EngineLM]:
     """The LM of a run in another process than process 0."""
-    from moe_lab.methods import get_method
-    from moe_lab.methods.method import Context
-
     method = get_method(config.method.name)(config.method)
     with method.open(_models().get(config), Context(config=config)) as lm:
         lm.progress = False

@@ -1,4 +1,4 @@
-"""One run: its stored result, or its computation."""
+"""Execution of a run: returns the stored result, or computes what is missing."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def memory_errors(run: Work) -> Iterator[None]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MoeLabError(
             f"{run.folder.name}: out of memory: {reason[:300]}\n"
-            f"What is answered is kept: the same command with a lower batch_size= (now {run.config.batch_size}) "
-            f"continues.\nmax_length={smaller} and dtype= lower the need as well, but make another run."
+            f"Stored answers are kept: the same command with a lower batch_size= (now {run.config.batch_size}) "
+            f"continues.\nmax_length={smaller} and dtype= also need less memory, but make another run."
         ) from error
 
 
@@ -54,15 +54,15 @@ def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-# Whether a run's stored result is returned, or has to be computed, the first time or again
+# Whether a stored result is returned, or the run has to be computed (again)
 
-FROM_ANSWERS = "It is made again from the stored answers."
+FROM_ANSWERS = "It is written again from the stored answers."
 
 
 def stored_result(run: Run, *, compute: bool = True) -> Outcome | None:
-    """The stored result; None if there is none, or if `rerun`, a comparison, metrics or samples ask for another one.
+    """The stored result. None if there is none, with `rerun`, and if a comparison, metrics or samples are missing.
 
-    With `compute=False` a stored result is returned as it is, even if a comparison or the metrics are missing.
+    With `compute=False` a stored result is returned even if a comparison, metrics or samples are missing.
     """
     results = None if compute and run.config.rerun else run.stored()
     if results is None:
@@ -71,9 +71,9 @@ def stored_result(run: Run, *, compute: bool = True) -> Outcome | None:
     outcome = Outcome(run=run, results=results, stored=True, path=path, marks=results.version_notes)
     if not compute:
         return outcome
-    compared = run.baseline is None or results.other_id() is not None
-    compared = compared and all(name in results.compared for name in run.comparisons)
-    measured = all(each.measured for each in (run, *run.compared_runs.values()))
+    with_base = run.baseline is None or results.other_id() is not None
+    compared = with_base and all(name in results.compared for name in run.comparisons)
+    measured = all(other.measured for other in (run, *run.compared_runs.values()))
     return outcome if compared and measured and _has_samples(results) else None
 
 
@@ -99,14 +99,12 @@ def stored_with_samples(run: Run) -> tuple[RunResult, dict[str, Any]] | None:
         return None
 
 
-# Execution of a run: returns the stored result, or computes what is missing
-#
-# The runs that it is compared with are executed first, then the requests without an answer, then lm-eval's metrics over
-# all answers.
+# The order of a computation: first the runs that the run is compared with, then the requests without an answer, then
+# lm-eval's metrics over all answers
 
 
 def execute(run: Run, models: ModelPool, *, compute: bool = True) -> Outcome:
-    """Return the stored result, or compute what is missing of a run and of the runs that it is compared with.
+    """Return the stored result, or compute the missing parts of a run and of the runs that it is compared with.
 
     The same call after an interruption continues. With `compute=False` only a stored result is returned. Raises
     RunHeldError if another process works on this run, MoeLabError if memory does not suffice, and ResultsError if
@@ -139,7 +137,7 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
 
 
 def _comparison(run: Run, models: ModelPool) -> dict[str, Any]:
-    """The scores and samples of a run to compare with: read or computed."""
+    """The scores and samples of a run to compare with, read or computed."""
     stored = stored_with_samples(run)
     if stored is None:
         with run.store.held():

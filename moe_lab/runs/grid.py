@@ -1,4 +1,4 @@
-"""What `mode=run`, `plan` and `report` do with the configurations of a grid: one table ends it."""
+"""`mode=run`, `mode=plan` and `mode=report` for the configurations of a grid, and uploads to the hub."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from moe_lab.runs.plan import Plan
     from moe_lab.runs.run import Outcome, Run
 
-NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run makes it."
+NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run computes it."
 
 
 def run_grid(configs: Sequence[Config]) -> int:
@@ -114,7 +114,7 @@ def report_grid(configs: Sequence[Config]) -> int:
 
 
 def _can_be_shown(outcome: Outcome) -> bool:
-    """Whether a page of a stored result alone can be made; if not, a line on stderr names it."""
+    """Whether a page of this stored result alone can be written. If not, prints its name on stderr."""
     from moe_lab.reports.pages.page import UNEXPECTED, left_out
     from moe_lab.reports.pages.runs_page import runs_text
     from moe_lab.reports.terminal.results import outcome_tables
@@ -130,7 +130,7 @@ def _can_be_shown(outcome: Outcome) -> bool:
 
 
 def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence[Job]) -> Family:
-    """Write the summaries over seeds and the page, then print the tables and the paths of all that is written.
+    """Write the summaries over seeds and the page, then print the tables and the paths of all files.
 
     Returns the family of the command's comparisons.
     """
@@ -159,7 +159,7 @@ def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[Seed
 
 
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[Comparison, float | None]:
-    """The p, before the correction, of each comparison in the tables of `metrics=`."""
+    """The uncorrected p of each comparison in the tables of `metrics=`."""
     return {key: p for view, shown in _measured(outcomes) for key, p in view.comparisons(shown).items()}
 
 
@@ -171,9 +171,9 @@ def _measured(outcomes: Sequence[Outcome]) -> list[tuple[View, list[RunResult]]]
 
 
 def _compared_groups(outcomes: Sequence[Outcome], groups: Sequence[SeedGroup]) -> list[SeedGroup]:
-    """The runs that the command's runs are compared with, such as calibration, each alone.
+    """The runs that the command's runs are compared with, such as calibration. Each is a group of its own.
 
-    Those of a run with several seeds are left out: one of them has no test of its own.
+    Runs that belong to a run with several seeds are left out, because a single seed has no test.
     """
     single = {group.results[0].run_id for group in groups if group.summary is None}
     shown = {outcome.run.run_id for outcome in outcomes}
@@ -199,7 +199,7 @@ def list_stored(output: Path) -> int:
 
 
 def _names_no_run(config: Config) -> bool:
-    """Whether nothing but the mode and the output folder was typed."""
+    """Whether only the mode and the output folder were typed."""
     return {text.lstrip("+").partition("=")[0] for text in config.overrides} <= {"mode", "output_dir"}
 
 
@@ -269,20 +269,20 @@ def page_name(outcomes: Sequence[Outcome]) -> str:
 
 
 def train(configs: Sequence[Config]) -> int:
-    """Run methods that make a model, and print the path of each model."""
+    """Run methods that train a model, and print the path of each model."""
     for config in configs:
         if not issubclass(get_method(config.method.name), ModelMaker):
             raise ConfigError(
                 f"method={config.method.name} evaluates and others of this grid train. Train first."
             )
-    for config in (one for each in configs for one in seeds_of(each)):
+    for config in (seeded for each in configs for seeded in seeds_of(each)):
         maker = get_method(config.method.name)(config.method)
         assert isinstance(maker, ModelMaker)
         print(maker.train(config))
     return 0
 
 
-# Pushing what a command trained to the hub, after its results are stored
+# Uploads of trained models to the hub, after the results of a command are stored
 
 
 def _upload_of(run: Run) -> Upload | None:
@@ -290,7 +290,7 @@ def _upload_of(run: Run) -> Upload | None:
 
 
 def check_uploads(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError for uploads that cannot succeed, before anything is trained."""
+    """Raise ConfigError before any training for uploads that cannot succeed."""
     folders: dict[str, set[object]] = {}
     for run in distinct_runs(jobs):
         if (upload := _upload_of(run)) is not None:
@@ -318,7 +318,7 @@ def refuse_uploads(jobs: Sequence[Job]) -> None:
 def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
     """Push each trained model once, with the scores of all runs of the command that evaluated it.
 
-    Returns what failed: the results and the trained models are stored.
+    Returns the failed uploads. The results and the trained models are stored in any case.
     """
     by_folder: dict[object, list[Outcome]] = {}
     for outcome in outcomes:

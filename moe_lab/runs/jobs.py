@@ -59,9 +59,11 @@ class Training:
         """The facts of the trained model."""
         from moe_lab.models.facts import model_facts
 
-        one = self.config
-        untrained = model_facts(one.model, dtype=one.dtype, device=one.device, offline=one.offline)
-        return self.method.trained_facts(one, untrained)
+        config = self.config
+        untrained = model_facts(
+            config.model, dtype=config.dtype, device=config.device, offline=config.offline
+        )
+        return self.method.trained_facts(config, untrained)
 
     @cached_property
     def name(self) -> str:
@@ -69,15 +71,15 @@ class Training:
         return self.method.trained(self.config, self.facts).folder.name
 
     def left(self) -> dict[str, tuple[int, int]]:
-        """By name of the model's folder: optimizer steps and tokens; empty where it is trained."""
+        """The remaining optimizer steps and tokens by name of the model's folder; empty if the model is trained."""
         return self.method.training_left(self.config, self.facts)
 
     def made(self) -> Config | None:
-        """The configuration with the trained model; None where the training is not finished."""
+        """The configuration with the trained model; None if the training is not finished."""
         return None if self.left() else self._resolved(lambda: None)
 
     def make(self, models: ModelPool) -> Config:
-        """The configuration with the trained model, which is trained as far as it is missing.
+        """Finish the training. Returns the configuration with the trained model.
 
         Raises RunHeldError if another process trains it.
         """
@@ -91,10 +93,10 @@ class Training:
         return replace(self.evaluated, model=model)
 
 
-# The jobs of a grid: of each configuration its runs, one per seed, and with tuning the studies before them
+# The jobs of a grid: each configuration has one run per seed, and with tuning the studies before the runs
 
 PROFILE = "profile"
-"""As a cell's `method.temperature`: the temperatures that the study of its scale's `profile` finds."""
+"""The value of a cell's `method.temperature` that stands for the temperatures of the study in its scale's `profile`."""
 
 
 @dataclass
@@ -105,22 +107,19 @@ class Job:
     studies: list[Study] = field(default_factory=list)
     """One study whose profile all runs use, or with `tuning.seeds` one per seed."""
     runs: list[Run] = field(default_factory=list)
-    """One per seed; empty before the studies are finished, whose temperatures are part of the runs' identity."""
-
+    """One per seed. Empty until the studies are finished, because the temperatures are part of a run's identity."""
     group: str | None = None
     """The logger's group of the runs: the study or the experiment."""
-
     timed: bool = False
-    """Whether its time is measured: nothing else may run meanwhile."""
-
+    """Whether its time is measured, so that nothing else may run at the same time."""
     evaluated: Config | None = None
     """The configuration that is evaluated with the study's profile; None: the study's own."""
     trainings: list[Training] = field(default_factory=list)
-    """Of the models that are trained first, one per seed; empty where all are trained."""
+    """The unfinished trainings of its models, one per seed; empty if all models are trained."""
 
     @property
     def name(self) -> str:
-        """For messages: the folder of the first unfinished study, else of the first run."""
+        """The folder of the first unfinished study, else of the first run. Used in messages."""
         if self.trainings:
             task = task_label(self.config.task.name)
             return f"{self.trainings[0].name}, then {self.config.method.name} on {task}"
@@ -145,15 +144,17 @@ class Job:
         self.runs = self.runs_after()
 
     def check_judges(self) -> None:
-        """Raise what a judge of a missing result raises if it cannot judge: a key or a model is missing."""
-        runs = [one for run in self.runs for one in (run, *run.compared_runs.values())]
+        """Raise the error of a judge that cannot judge a missing result, because a key or a model is missing."""
+        runs = [each for run in self.runs for each in (run, *run.compared_runs.values())]
         for judge in (judge for run in runs if not run.done for judge in run.judges):
             judge.check()
 
     def _take(self, parts: Sequence[Job]) -> None:
-        """Make the studies and runs of these jobs, one per trained model, this job's own."""
+        """Take over the studies and runs of these jobs, one job per trained model."""
         self.studies = [study for part in parts for study in part.studies]
-        whole = all(part.runs for part in parts)  # else a study is unfinished, and runs follow all studies
+        whole = all(
+            part.runs for part in parts
+        )  # otherwise a study is unfinished, and runs follow all studies
         self.runs = [run for part in parts for run in part.runs] if whole else []
 
     def runs_after(self) -> list[Run]:
@@ -165,7 +166,7 @@ class Job:
 
 
 def job_of(config: Config) -> Job:
-    """The job of a configuration. Raises what `moe_lab.runs.prepare.prepare` raises; computes nothing."""
+    """The job of a configuration. Computes nothing. Raises the errors of `moe_lab.runs.prepare.prepare`."""
     if issubclass(get_method(config.method.name), ModelMaker):
         raise ConfigError(f"method={config.method.name} trains: it has mode=run only.")
     if config.model.recipe is not None:
@@ -190,10 +191,10 @@ def _job_of_recipe(config: Config) -> Job:
 
 
 def jobs_of(configs: Sequence[Config], *, compute: bool = True) -> list[Job]:
-    """The jobs of a grid, ordered by model. Raises what `job_of` raises; the error names the cell.
+    """The jobs of a grid, ordered by model. Raises the errors of `job_of`, with the name of the cell.
 
     Args:
-        compute: whether missing results will be computed, which needs judges that can judge.
+        compute: whether missing results will be computed. If so, the judges are checked.
     """
     jobs = []
     for config in configs:
@@ -205,7 +206,7 @@ def jobs_of(configs: Sequence[Config], *, compute: bool = True) -> list[Job]:
 
 
 def job_after(study: Study, config: Config) -> Job:
-    """The job of a configuration whose temperatures are those of another configuration's study."""
+    """The job of a configuration that uses the temperatures of another configuration's study."""
     evaluated = replace(config, method=replace(config.method, temperature=str(study.folder / "best.yaml")))
     return _tuned_job(config, [study], evaluated)
 
@@ -258,7 +259,7 @@ def by_model(jobs: Sequence[Job]) -> list[Job]:
 
 
 def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
-    """All runs of the jobs, each id once. Of two with the same id, one with metrics is preferred."""
+    """All runs of the jobs, each id once. A run with metrics is preferred over one of the same id without."""
     distinct: dict[str, Run] = {}
     for run in (run for job in jobs for run in job.runs):
         if run.run_id not in distinct or run.config.metrics != "none":

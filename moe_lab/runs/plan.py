@@ -1,4 +1,4 @@
-"""mode=plan: which runs would be computed, which are stored, and how much work is left."""
+"""`mode=plan`: the runs to compute, the stored runs, and the remaining work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from moe_lab.tasks.requests import Workload
 
 UNKNOWN = 1.0
-"""Stands for temperatures that a study will find."""
+"""Placeholder for temperatures that have not been tuned yet."""
 Refused = Mapping[str, Sequence[Config]]
 """Configurations that cannot run, by reason."""
 
@@ -43,15 +43,15 @@ class Row:
     """A line of the plan."""
 
     run: str
-    """The beginning of its id; a dash before it has one."""
+    """The first eight characters of its id; a dash if it has no id yet."""
     config: Config
     names: list[str]
-    """Option of the model, method, task, seed."""
+    """Model, method, task and seed."""
     documents: int | None
     tokens: int | None
-    """Forward tokens that are left."""
+    """Forward tokens still to compute."""
     hours: float | None
-    """Of a GPU."""
+    """GPU hours."""
     state: str
 
 
@@ -70,24 +70,27 @@ class Plan:
     """Forward tokens by name."""
     refused: Refused = field(default_factory=dict)
     tuning: bool = False
-    """Whether studies are missing."""
+    """Whether unfinished studies or trainings precede runs."""
 
     @property
     def notes(self) -> list[str]:
-        """The sums, and why some configurations cannot run."""
+        """The sums, and the reasons why some configurations cannot run."""
         reasons = (f"({number}) {reason}" for number, reason in enumerate(self.refused, start=1))
         return [*_sums(self), *reasons]
 
     def add_study(self, study: Study) -> None:
-        state, names = study_state(study), _names(study.config)
-        left = 0 if state == "done" else trial_tokens(study, study.search.n_trials - finished_trials(study))
+        best, total = study.folder / "best.yaml", study.search.n_trials
+        finished = read_profile(best).trials if best.exists() else 0
+        state = "done" if finished >= total else f"{finished} of {total} trials"
+        left = trial_tokens(study, total - finished) if finished < total else 0
         hours = self.budget.study(study, left)
+        names = _names(study.config)
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
         self.rows.append(Row(study.study_id[:8], study.config, names, documents, None, hours, state))
 
     def add_untrained(self, job: Job) -> None:
-        """The trainings of a job's models, and the runs after them, which have no id before."""
+        """The trainings of a job's models, and the runs after them, which have no id yet."""
         for training in job.trainings:
             self.trainings |= training.left()
         names = [*_place(job.config), f"{job.coming} after training"]
@@ -95,7 +98,7 @@ class Plan:
         self.rows.append(Row("-", job.config, names, None, None, None, "missing"))
 
     def add_tuned(self, job: Job) -> None:
-        """The runs after a study, which have no id before its temperatures are found."""
+        """The runs after a study, which have no id until the study has found its temperatures."""
         config = job.evaluated or job.studies[0].evaluated
         method: Any = config.method
         if job.studies[0].search.tuning not in ("scale", "grid"):
@@ -107,8 +110,7 @@ class Plan:
         self.tokens += tokens
         hours = self.budget.run(run, tokens, missing=False)
         names = [*_place(job.config), f"{job.coming} after tuning"]
-        row = Row("-", job.config, names, run.num_documents, tokens, hours, "missing")
-        self.rows.append(row)
+        self.rows.append(Row("-", job.config, names, run.num_documents, tokens, hours, "missing"))
 
     def add_run(self, run: Run, workload: Workload) -> None:
         state, share = run_state(run, workload)
@@ -125,7 +127,7 @@ class Plan:
         self.rows.append(Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, state))
 
     def _first(self, run: Run) -> float:
-        """Notes what is made before the run. Returns the tokens of reference sets that no earlier run makes."""
+        """Record the trainings and reference sets of a run. Returns the tokens of sets that no earlier run needs."""
         if isinstance(run.method, TrainingMethod):
             self.trainings |= run.method.training_left(run.config, run.facts)
         sets = run.method.references_left(run.config, run.facts)
@@ -141,7 +143,7 @@ class Plan:
 
 
 def print_plan(plan: Plan) -> None:
-    """Print a row per study and run, baselines included, and the work and disk that are left."""
+    """Print a row per study and run, baselines included, and the remaining work and disk space."""
     print_rows(plan.rows)
     for line in plan.notes:
         print_note(line)
@@ -214,20 +216,8 @@ def _count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
 
 
-def study_state(study: Study) -> str:
-    """`done`, or the number of finished trials."""
-    finished, total = finished_trials(study), study.search.n_trials
-    return "done" if finished >= total else f"{finished} of {total} trials"
-
-
-def finished_trials(study: Study) -> int:
-    """The trials of a study that are stored."""
-    best = study.folder / "best.yaml"
-    return read_profile(best).trials if best.exists() else 0
-
-
 def with_baselines(runs: Sequence[Run]) -> list[Run]:
-    """The runs, each once and after the runs that it is compared with."""
+    """The runs, each once, after the runs that it is compared with."""
     ordered: dict[str, Run] = {}
     for run in runs:
         for other in run.compared_runs.values():
@@ -243,15 +233,12 @@ def task_name(config: Config) -> str:
 
 
 def _names(config: Config) -> list[str]:
-    return [*_place(config), _seed(config)]
+    """Model, method, task and seed; the seed is a dash for a method without randomness."""
+    # a method cannot be created before the study has found its temperatures
+    untuned = getattr(config.method, "temperature", None) == PROFILE
+    random = untuned or get_method(config.method.name)(config.method).random
+    return [*_place(config), str(config.seed) if random else "-"]
 
 
 def _place(config: Config) -> list[str]:
     return [config.model.name, config.method.name, task_name(config)]
-
-
-def _seed(config: Config) -> str:
-    """The seed; a dash for a method without randomness."""
-    if getattr(config.method, "temperature", None) == PROFILE:
-        return str(config.seed)  # no method is made before the study has found its temperatures
-    return str(config.seed) if get_method(config.method.name)(config.method).random else "-"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
 
 
-# The content of a run's id: all that determines the numbers, and nothing else
+# The content of a run's id: everything that determines the numbers, and nothing else
 
 
 def identity(
@@ -77,11 +77,11 @@ def run_name(config: Config, digest: str) -> str:
 # `prepare` checks a configuration without weights, identifies it and returns a `Run`. It computes nothing
 
 OF_METHOD = ("method=", "method.", "tuning=", "tuning.")
-"""Beginnings of the overrides that belong to a method."""
+"""The first characters of overrides that belong to a method."""
 
 
 def prepare(config: Config) -> Run:
-    """The run of a configuration, with everything checked that needs no weights. Makes no folder.
+    """The run of a configuration, after all checks that need no weights. Creates no folder.
 
     Raises ConfigError for impossible settings and an output folder that cannot be written, TaskError for tasks and
     data, ModelError for a model that cannot be read, has no tokenizer, or lacks the router that the method needs.
@@ -133,7 +133,7 @@ def prepare(config: Config) -> Run:
 
 
 def _greedy(config: Config, tasks: TaskDict) -> bool:
-    """Whether all answers are generated, each token the most probable one."""
+    """Whether all answers are generated greedily."""
     return all(
         task.get_config("output_type") == "generate_until"
         and not (task.get_config("generation_kwargs") or {}).get("do_sample")

@@ -1,4 +1,4 @@
-"""`metrics_from=`: expert metrics of routed experts that a serving engine recorded. No weights are loaded."""
+"""`metrics_from=`: expert metrics from the routes that a serving engine recorded. Loads no weights."""
 
 from __future__ import annotations
 

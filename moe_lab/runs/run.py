@@ -1,4 +1,4 @@
-"""A run as `prepare` makes it, and the outcome that `execute` returns."""
+"""`Run`, which `prepare` returns, and `Outcome`, which `execute` returns."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run: checked, with its id, before anything is computed."""
+    """A checked run with its id, before anything is computed."""
 
     config: Config
     run_id: str
-    """SHA-256 of all that determines the numbers (`moe_lab.runs.prepare`)."""
+    """SHA-256 of everything that determines the numbers (`moe_lab.runs.prepare.identity`)."""
     folder: Path
     facts: ModelFacts
     method: Method
@@ -43,7 +43,7 @@ class Run:
     judges: tuple[Judge, ...] = ()
     """The judges of the answers."""
     answers_id: str
-    """SHA-256 of all that determines the answers: as `run_id`, without the judges."""
+    """SHA-256 of everything that determines the answers: as `run_id`, without the judges."""
 
     @property
     def done(self) -> bool:
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def compared_runs(self) -> dict[str, Run]:
-        """All runs that this one is compared with, "baseline" first. They are executed before it."""
+        """All runs that this run is compared with, "baseline" first. They are executed before this run."""
         return ({"baseline": self.baseline} if self.baseline is not None else {}) | self.comparisons
 
     @property
@@ -77,12 +77,12 @@ class Run:
         """
         one_answer = self.config.task.self_consistency is None
         routes = self.facts.routers is not None and self.facts.fixed_routing is None
-        told = self.baseline is not None and self.method.tells_choices
-        return told and routes and one_answer and not self.config.model.tp_plan
+        paired = self.baseline is not None and self.method.tells_choices
+        return paired and routes and one_answer and not self.config.model.tp_plan
 
     @property
     def has_flips(self) -> bool:
-        """Whether `flips.jsonl` is stored, or cannot be made from the stored answers: they are of other versions."""
+        """Whether `flips.jsonl` is stored or cannot be made, because the stored answers are of other versions."""
         if not self.tells_flips or (self.folder / FLIPS).exists():
             return True
         stored = self.stored()
@@ -104,7 +104,7 @@ class Run:
         return RunFolder(self.folder, self.run_id)
 
     def check_free(self) -> None:
-        """Raise RunHeldError if another process works on this run, or on one that it is compared with."""
+        """Raise RunHeldError if another process works on this run or on a run that it is compared with."""
         for run in (*self.compared_runs.values(), self):
             if not run.done:
                 run.store.check_free()
@@ -114,13 +114,13 @@ class Run:
         return self.store.stored(self.facts.commit)
 
     def stored_metrics(self) -> object | None:
-        """What `metrics=` measured, if it is complete and of this run and hub commit, else None."""
+        """The stored metrics of `metrics=` if they are complete and of this run and hub commit, else None."""
         view = view_of(self.config.metrics)
         return None if view is None else view.stored(self.folder, self.run_id, self.facts.commit)
 
     @property
     def answers_header(self) -> dict[str, Any]:
-        """What the log of the run's answers begins with: whose answers they are."""
+        """The header of the log of answers, which identifies the run and the versions."""
         return {"run_id": self.answers_id, "commit": self.facts.commit, "versions": decisive_versions()}
 
 
@@ -135,4 +135,4 @@ class Outcome:
     path: Path
     """The path of results.json."""
     marks: list[str] = field(default_factory=list)
-    """Marks of a stored result that was made with other versions."""
+    """Notes about a stored result that was computed with other versions."""

@@ -1,4 +1,4 @@
-"""Summaries over seeds: one score of the same run with several seeds, in `outputs/summaries/`."""
+"""Summaries over seeds: mean scores of runs that differ in the seed alone, in `outputs/summaries/`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = (
     """The outcomes by configuration, with one result per seed. Writes the summary of each that has several.
 
     Args:
-        repeated: the run ids of each configuration with a study or a model per seed.
+        repeated: the run ids of each configuration that has a study or a model per seed.
     """
     by_id = {outcome.run.run_id: outcome for outcome in outcomes}
     own = [[by_id[run_id] for run_id in run_ids if run_id in by_id] for run_ids in repeated]
@@ -42,7 +42,7 @@ def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = (
     for outcome in outcomes:
         if outcome.run.run_id in grouped:
             continue
-        # seeds of one run may differ in their overrides and in where they ran, and in nothing else
+        # the seeds of a configuration may differ only in their overrides and in the place where they ran
         config = replace(outcome.run.config, seed=0, overrides=[])
         groups.setdefault(repr(config), []).append(outcome)
     return [*map(_group, groups.values()), *(_group(group) for group in own if len(group) > 1)]
@@ -59,12 +59,12 @@ def _group(outcomes: Sequence[Outcome]) -> SeedGroup:
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per task and metric: the mean over seeds, their standard deviation, and two 95% intervals.
 
-    `ci95_documents` resamples documents, `ci95_seeds` is Student's interval over seeds. `difference` is the mean
-    minus `base`, the score of the base model, with both intervals and the p of a test over each, and with five
-    seeds or more an interval and a p over both together (`results/significance.py`); `compared` has
-    the same for the other comparisons by name. With one study in `studies` the spread over seeds is that of the
-    evaluation alone; with one per seed it includes the search. `versions` are those of the runs; if they differ,
-    those of a run with other versions than now.
+    `ci95_documents` resamples documents, `ci95_seeds` is Student's interval over seeds. `difference` is the mean minus
+    `base`, the score of the base model. It has both intervals and the p of both tests, and from five seeds on an
+    interval and a p over seeds and documents together (`results/significance.py`). `compared` has the same for the
+    other comparisons by name. With one study in `studies` the spread over seeds is that of the evaluation alone; with
+    one study per seed it includes the search. `versions` are those of the runs; if they differ, those of a run that
+    was computed with other versions than the installed ones.
     """
     results = [outcome.results for outcome in outcomes]
     first = results[0]
@@ -97,7 +97,7 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     summaries: dict[str, dict[str, Any]] = {}
     for metric in values[0]:
         if any(metric not in one for one in values):
-            continue  # a judge without verdicts
+            continue  # a judge gave no verdict
         shared = [one for one in values[0][metric] if all(one in other[metric] for other in values)]
         scores = [outcome.results["results"][name][metric] for outcome in outcomes]
         by_document = [[one[metric][document] for document in shared] for one in values]
@@ -129,7 +129,7 @@ def _difference(
     metric: str,
     aggregate: Aggregate | None,
 ) -> dict[str, Any]:
-    """The mean score minus that of other runs on the same documents: one run for each seed, or one for all."""
+    """The mean score minus that of other runs on the same documents: one other run for each seed, or one for all."""
     theirs = [other.scores[metric] for other in others]
     values = [list(other.values[metric].values()) for other in others]
     mean = float(np.mean(theirs))
@@ -202,7 +202,7 @@ class _Other:
 
 
 def _compared_runs(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
-    """The stored runs to compare with, by name: one run for all seeds, or one for each."""
+    """The stored runs to compare with, by name: one run for all seeds, or one for each seed."""
     runs = [outcome.run for outcome in outcomes]
     by_name = {name: [run.compared_runs[name] for run in runs] for name in runs[0].compared_runs}
     distinct = {name: list({run.run_id: run for run in others}.values()) for name, others in by_name.items()}

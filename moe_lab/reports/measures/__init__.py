@@ -1,6 +1,6 @@
-"""What `metrics=` measured of a run, as the terminal, the pages and the loggers show it: one module per kind.
+"""The results of `metrics=` as the terminal, the pages and the loggers show them: one module per kind.
 
-The module of the same name in `moe_lab/runs/evaluation/` measures it.
+The module of the same name in `moe_lab/runs/evaluation/` measures them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from moe_lab.results.score_table import Family
 from moe_lab.results.scores import Comparison
 
 Content = TypeVar("Content")
-"""What the file of a run's metrics holds."""
+"""The content of the file with a run's metrics."""
 Table = tuple[list[str], list[list[Any]]]
-"""Columns, and rows."""
+"""Column names, and rows."""
 Cell = str | Value
 
 
@@ -37,10 +37,10 @@ class PageTable:
 
 
 class View(ABC, Generic[Content]):
-    """One kind of `metrics=`: where its results are stored, and how they are shown."""
+    """One kind of `metrics=`: where its results are stored, and how to show them."""
 
     def of(self, result: RunResult) -> Content | None:
-        """What is stored with a result; None without."""
+        """The metrics stored with a result; None without metrics."""
         return self.stored(result.stored_in, result.run_id, result.commit)
 
     @abstractmethod
@@ -48,22 +48,22 @@ class View(ABC, Generic[Content]):
         """The content of the run's file if it is complete and of this run and hub commit, else None."""
 
     def comparisons(self, results: Sequence[RunResult]) -> dict[Comparison, float | None]:
-        """The p, before any correction, of each comparison that `print` shows. They belong to the command's family."""
+        """The uncorrected p of each comparison that `print` shows. The comparisons belong to the command's family."""
         return {}
 
     @abstractmethod
     def print(self, results: Sequence[RunResult], family: Family) -> None:
         """Print one table of all results that have these metrics, with the corrected p of the command's family.
 
-        Prints nothing where none has these metrics.
+        Prints nothing if no result has them.
         """
 
     @abstractmethod
     def values(self, content: Content) -> dict[str, float]:
-        """The values that are logged, by their names: `<kind>/<metric>/...`."""
+        """The logged values by name: `<kind>/<metric>/...`."""
 
     def tables(self, content: Content) -> dict[str, Table]:
-        """The tables that are logged, by their names."""
+        """The logged tables by name."""
         return {}
 
     @abstractmethod
@@ -72,12 +72,12 @@ class View(ABC, Generic[Content]):
 
 
 def view_of(metrics: str) -> View[Any] | None:
-    """The view of the kind that `metrics=` names; None for none."""
+    """The view that `metrics=` names; None for `none`."""
     if metrics == "none":
         return None
     return import_module(f"moe_lab.reports.measures.{metrics}").VIEW
 
 
 def views() -> list[View[Any]]:
-    """Of all kinds."""
+    """The views of all kinds."""
     return [view for name in METRICS if (view := view_of(name)) is not None]

@@ -1,7 +1,7 @@
-"""The evaluation of one run. This module: what `metrics=` measures of a run in addition to its scores.
+"""The evaluation of one run. This module has the interface of `metrics=`, which measures more than the scores.
 
-A kind is a `Measure` in the module of its name in this folder, and the `View` of its results in the module
-of the same name in `moe_lab/reports/measures/`.
+Each kind of metrics is a `Measure` in the module of its name in this folder. The module of the same name in
+`moe_lab/reports/measures/` has the `View` of its results.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ class Measure(ABC):
     """One kind of `metrics=`."""
 
     of_baseline = True
-    """Whether the runs that a run is compared with are measured, too."""
+    """Whether to measure also the runs that a run is compared with."""
     while_answering = False
-    """Whether an observer sees the answers. Such runs come before those that share their answers."""
+    """Whether an observer sees the answers. Such runs come before runs that share their answers."""
 
     @abstractmethod
     def check(self, method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-        """Raise ConfigError if it is not defined for the run, ModelError for a model without experts."""
+        """Raise ConfigError if the metrics are not defined for the run, ModelError for a model without experts."""
 
     @abstractmethod
     def evaluations(self, method: Method) -> int:
-        """How often the run's examples are evaluated again."""
+        """The number of times that the run's examples are evaluated again."""
 
     def observer(self) -> Observer | None:
-        """What sees the routing of all answers to come."""
+        """A new observer of the routing of all coming answers; None if the metrics need none."""
         return None
 
     @abstractmethod
     def measure(self, run: Run, models: ModelPool, samples: Log, observer: Observer | None) -> None:
-        """Measure the run and write its files; what is stored and current is left as it is.
+        """Measure the run and write its files. Current files are kept.
 
         Args:
-            samples: those of the run.
-            observer: the one of `observer()`, after the run's answers. It has not seen answers that were stored.
+            samples: the samples of the run.
+            observer: the result of `observer()`. It has seen the run's answers, but not those stored before.
         """
 
 
 def measure_of(metrics: str) -> Measure | None:
-    """The kind that `metrics=` names; None for none."""
+    """The measure that `metrics=` names; None for `none`."""
     if metrics == "none":
         return None
     measure: Measure = import_module(f"moe_lab.runs.evaluation.{metrics}").MEASURE

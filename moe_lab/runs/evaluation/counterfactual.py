@@ -1,4 +1,4 @@
-"""`metrics=counterfactual`: the routes that a run's noise proposes for the tokens of its texts, and the files of it."""
+"""`metrics=counterfactual`: scores the routes that a run's noise proposes for each token, and writes their files."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ def write_counterfactual(run: Run, models: ModelPool) -> dict[str, Any]:
 
 
 def given_texts(run: Run) -> list[tuple[str, Request]]:
-    """For each document its text, or its right answer after its prompt: the kind of request, and the request."""
+    """(kind of request, request) of each document: its text, or its right answer after its prompt."""
     from moe_lab.engine.hf import Request
     from moe_lab.tasks.requests import right_request
 
-    found = []
+    texts = []
     for task in run.tasks["tasks"].values():
         rolling = task.get_config("output_type") == "loglikelihood_rolling"
         documents: dict[Any, list[Any]] = {}
@@ -119,8 +119,8 @@ def given_texts(run: Run) -> list[tuple[str, Request]]:
             documents.setdefault(instance.doc_id, []).append(instance)
         for instances in documents.values():
             request = Request(right_request(run.config, task, instances))
-            found.append(("loglikelihood_rolling" if rolling else "loglikelihood", request))
-    return found
+            texts.append(("loglikelihood_rolling" if rolling else "loglikelihood", request))
+    return texts
 
 
 def _tokens(routes: list[RouteScores]) -> ScoredTokens:

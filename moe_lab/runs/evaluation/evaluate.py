@@ -33,10 +33,10 @@ logger = logging.getLogger("moe_lab")
 
 
 def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
-    """Answer what is not answered yet, let lm-eval evaluate all of it, and write the run's files.
+    """Answer the requests without a stored answer, let lm-eval evaluate all answers, and write the run's files.
 
-    `before` as in `moe_lab_block`. Returns the content of results.json; metrics and flips are made after it. The
-    run is held.
+    The caller holds the run's lock. `before` as in `moe_lab_block`. Returns the content of results.json, which is
+    written before the metrics and flips.
     """
     with _run_log(run), naming(run.folder.name):
         return _evaluate_and_write(run, models, before)
@@ -91,7 +91,7 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
 
 @contextmanager
 def _run_log(run: Run) -> Iterator[None]:
-    """What this package logs, lm-eval's warnings, and the traceback of what stops the run, in the run's own run.log."""
+    """Write run.log: this package's log, lm-eval's warnings, and the traceback of an error that stops the run."""
     handler = RunLog(run.folder / "run.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logger.setLevel(logging.INFO)

@@ -113,7 +113,10 @@ class ExpertMetrics(Measure):
 
 
 def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tuple[dict[str, Any], dict]:
-    """The run's documents under a routing policy with an `identity`: lm-eval's samples, and their cost. Resumed."""
+    """Evaluate the run's documents under a routing policy: lm-eval's samples, and their cost.
+
+    The log of the policy (by its `identity`) keeps the answers, so that an interrupted evaluation continues.
+    """
     path = run.folder / "expert_metrics" / f"{name}.jsonl"
     again = run.config.rerun
     log = ResponseLog(
@@ -131,7 +134,7 @@ def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tup
 
 
 Ask = Callable[["Observer", list[tuple[str, "Request"]]], None]
-"""Answers requests once more, seen by the observer."""
+"""Answers requests again, seen by the observer."""
 
 
 def write_expert_metrics(
@@ -139,8 +142,8 @@ def write_expert_metrics(
 ) -> dict[str, Any]:
     """Compute the metrics and write the run's files, expert_metrics.json last. Returns its content.
 
-    Requests that `routes` has not seen are answered again: the run was interrupted, or stored without metrics.
-    `samples` are those of the run.
+    Requests that `routes` has not seen are answered again. This happens if the run was interrupted, or stored without
+    metrics. `samples` are those of the run.
     """
     documents = documents_of(run.tasks)
     missing = [request for key, request in documents.by_key.items() if key not in routes.reads]
@@ -178,14 +181,14 @@ def write_expert_metrics(
 
 
 def _stored(run: Run) -> StoredMetrics | None:
-    """The expert metrics of a run that this one is compared with."""
+    """The stored expert metrics of a run that this one is compared with."""
     return stored_metrics(run.folder, run.run_id, run.facts.commit)
 
 
 def header(
     run_id: str, commit: str | None, metric: str | None, counts: Counts, top_k: list[int]
 ) -> dict[str, Any]:
-    """What expert_metrics.json says of whose metrics it has, and of what was counted."""
+    """The first part of expert_metrics.json: the identity of the run, and the sizes of what was counted."""
     sources = plugin_sources()
     return {
         "schema_version": SCHEMA_VERSION,
@@ -202,7 +205,7 @@ def header(
 
 
 def entropies(counts: Counts) -> dict[str, Any]:
-    """Every counted metric: {"all", "prefill", "decode"}, as `intervals.measured` gives them."""
+    """Every counted metric by phase: {metric: {"all", "prefill", "decode"}} (`metrics/intervals.py: entropies_of`)."""
     phases = {"all": _measured(counts, [0, 1])}
     for number, phase in enumerate(PHASES):
         own, others = counts.tokens_P[number], sum(counts.tokens_P) - counts.tokens_P[number]

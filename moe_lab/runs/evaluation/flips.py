@@ -1,4 +1,4 @@
-"""The routing at answers that changed between right and wrong: its passes are repeated for those documents."""
+"""The routing at flips (answers that changed between right and wrong). It is recorded by repeating their passes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,12 @@ def unstored_flips(
     result: RunResult,
     before: Mapping[str, dict[str, Any]],
 ) -> list[Flipped] | None:
-    """The answers that flip; None where `flips.jsonl` has them, or does not belong to the run. Another one is removed.
+    """The answers that flip. None if `flips.jsonl` has them already, or does not belong to the run.
+
+    Removes a `flips.jsonl` with other flips.
 
     Args:
-        header: whose answers they are.
+        header: the header of the run's answers.
         before: as in `moe_lab_block`.
     """
     if not run.tells_flips:
@@ -65,7 +67,7 @@ def unstored_flips(
 
 
 def store_flips(run: Run, models: ModelPool, header: Mapping[str, Any], flips: Sequence[Flipped]) -> None:
-    """Write `flips.jsonl`, with the routing of MOST_ROUTED flips at most. The model is loaded if there are any."""
+    """Write `flips.jsonl`, with the routing of at most MOST_ROUTED flips. Loads the model if there are flips."""
     start = time.perf_counter()
     routed, others = flips[:MOST_ROUTED], flips[MOST_ROUTED:]
     lines = _routed_lines(run, models, routed) if routed else []
@@ -79,7 +81,7 @@ def _stored(run: Run, header: Mapping[str, Any]) -> list[tuple[str, int]] | None
     try:
         stored = read_flips(run.folder, header)
     except DamagedError as error:
-        print(f"{error.problem}. It is made again.", file=sys.stderr)
+        print(f"{error.problem}. It is written again.", file=sys.stderr)
         return None
     return None if stored is None else [(flip.task, flip.document) for flip in stored]
 
@@ -110,13 +112,13 @@ def _said(count: int) -> str:
 
 
 def _counted(choices: Iterable[Choices], total: int, what: str) -> list[Choices]:
-    """The choices as a list, with their progress."""
-    found = []
+    """The choices as a list, computed with a progress bar."""
+    counted = []
     with Progress(total, what, "answer") as progress:
-        for one in choices:
-            found.append(one)
+        for choice in choices:
+            counted.append(choice)
             progress.update()
-    return found
+    return counted
 
 
 def _line(flip: Flipped) -> Flip:

@@ -1,4 +1,4 @@
-"""LMs that lm-eval asks: requests divided among processes, and answers replayed from the log."""
+"""The LMs that lm-eval calls: they divide requests among processes, and replay answers from the log."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ if TYPE_CHECKING:
 # The requests of one evaluation, divided among the processes of torchrun
 #
 # Process 0 broadcasts the requests that its log lacks, and every process answers its part with the method opened on
-# its own model. The other processes send each answer, with its cost, to a store of process 0, from which a thread
-# takes what has arrived. So each answer is written down as it comes.
+# its own model. The other processes send each answer, with its cost, to a store of process 0. A thread reads the store
+# and writes each answer to the log as soon as it arrives.
 #
-# Whoever reaches the store's port may read and write it: torch's stores have no authentication. The store listens on
-# the address of the rendezvous alone, and each message is signed with a secret that process 0 broadcasts with the
-# requests.
+# torch's stores have no authentication: everyone who reaches the port can read and write. So the store listens only on
+# the address of the rendezvous, and each message is signed with a secret that process 0 broadcasts with the requests.
 
 PAUSE = 0.05
-"""Seconds between two looks at the store."""
+"""Seconds between two reads of the store."""
 SIGNATURE_BYTES = 32
 Message = tuple[int | None, Any, dict[str, float]]
 """Index of a request, its answer, and the cost since the message before. None for the last message of a process."""
@@ -54,7 +53,7 @@ _calls = count()
 
 
 class DividedLM:
-    """The `EngineLM` of process 0, of whose requests every process answers a part."""
+    """The `EngineLM` of process 0. It divides its requests among all processes."""
 
     def __init__(self, lm: EngineLM, config: Config):
         self._lm = lm
@@ -105,7 +104,7 @@ class DividedLM:
 
 @dataclass(frozen=True)
 class Channel:
-    """How the messages of one call of `DividedLM.answer` are named and signed. Process 0 broadcasts it."""
+    """Names and signs the messages of one call of `DividedLM.answer`. Process 0 broadcasts it."""
 
     name: str
     secret: bytes
@@ -143,7 +142,7 @@ class Inbox:
         self._received: Counter[int] = Counter()
 
     def arrived(self) -> Iterator[Message]:
-        """The messages that have arrived since the last call, which are removed from the store."""
+        """The messages that have arrived since the last call. Removes them from the store."""
         for rank in list(self.senders):
             while rank in self.senders and self._store.check([key := self._next_key(rank)]):
                 index, answer, cost = self._channel.opened(key, self._store.get(key))
@@ -160,9 +159,9 @@ class Inbox:
 def divide(kind: str, requests: Sequence[Request], processes: int) -> list[list[int]]:
     """The indices of the requests of each process. Requests with the same context have the same process.
 
-    Scoring costs what is read, and a common beginning of prompts is read once: the contexts in alphabetical order are
-    cut into pieces with about as many new characters. Generating costs mostly its steps, whose number is unknown: the
-    prompts in the order of their lengths are dealt in turn.
+    The cost of scoring is the text that is read, and a common beginning of prompts is read once. So contexts in
+    alphabetical order are cut into parts with about equally many new characters. The cost of generation is mostly its
+    unknown number of steps. So prompts in the order of their lengths are dealt in turn.
     """
     by_context: dict[str, list[int]] = {}
     for index, request in enumerate(requests):
@@ -207,7 +206,7 @@ def _own_store() -> TCPStore:
             f"MASTER_ADDR={host} is {address} on the machine of process 0, which processes of other machines do not "
             "reach.\nGive torchrun the machine's own address: --master-addr or --rdzv-endpoint."
         )
-    # left to itself, a store listens on all addresses of the machine
+    # by default a store listens on all addresses of the machine
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
@@ -255,7 +254,7 @@ def _answer_part(
         send(None, None, cost())
 
 
-# An lm-eval model that answers from the response log and asks the real one only what is missing
+# An lm-eval model that answers from the response log, and asks the real model only for missing answers
 
 
 class RecordedLM(Framing, LM):
@@ -290,7 +289,7 @@ class RecordedLM(Framing, LM):
         return self._open_model()
 
     def forget_model(self) -> None:
-        """Let go of the model; the next question opens it again."""
+        """Drop the model. The next missing answer opens it again."""
         self.__dict__.pop("model", None)
 
     def _answer(self, kind: str, instances: list[Instance]) -> list[Any]:
@@ -298,7 +297,7 @@ class RecordedLM(Framing, LM):
         missing: dict[str, tuple[tuple[Any, ...], int]] = {}
         repeats: Counter[int] = Counter()
         for instance in instances:
-            # lm-eval lists one Instance `repeats` times; equal prompts of two documents are one question
+            # lm-eval lists one Instance `repeats` times; equal prompts of two documents are one request
             repeat = repeats[id(instance)]
             repeats[id(instance)] += 1
             key = request_key(kind, instance.args, repeat)

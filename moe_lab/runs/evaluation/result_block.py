@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moe_lab.tasks.judges import Judge
 
 
-# What a run takes: time, tokens, peak memory, energy
+# The cost of a run: time, tokens, peak memory, energy
 
 
 class Meter:
@@ -37,10 +37,10 @@ class Meter:
         self._energy = energy_joules(model.device)
 
     def spent(self) -> dict[str, float]:
-        """What was spent since the last call, and the peaks so far (bytes); zeros are left out.
+        """The cost since the last call, and the peaks so far in bytes. Zeros are left out.
 
-        `peak_working_bytes` is the peak less what the model, and elsewhere than on a CUDA device Python and its
-        libraries, held before the first answer.
+        `peak_working_bytes` is the peak minus the memory before the first answer: that of the model, and outside of
+        CUDA devices also that of Python and its libraries.
         """
         now, counts = time.perf_counter(), dict(self._model.cost)
         spent: dict[str, float] = {name: count - self._counts.get(name, 0) for name, count in counts.items()}
@@ -85,7 +85,7 @@ def _nvml_handle(device: str) -> Any:
 
 
 def cost_block(log: ResponseLog) -> dict[str, Any]:
-    """The `cost` of results.json, over all sessions of a run. Tokens per second are tokens put through the model."""
+    """The `cost` of results.json, over all sessions of a run. Tokens per second count the tokens in."""
     cost = log.cost
     wall, tokens_in = cost.get("wall_seconds", 0.0), int(cost.get("tokens_in", 0))
     return {
@@ -107,14 +107,14 @@ def _whole(amount: float | None) -> int | None:
     return None if amount is None else int(amount)
 
 
-# The `judges` block of results.json: who judged, and how many answers of each task
+# The `judges` block of results.json: the judges, and the number of judged answers of each task
 
 
 def judges_block(judges: Sequence[Judge], samples: Log) -> dict[str, Any]:
-    """{"judges": {name: {"identity", "metrics", "tasks": {task: counts}}}}; nothing where there are no judges.
+    """{"judges": {name: {"identity", "metrics", "tasks": {task: counts}}}}; empty without judges.
 
-    Counts are {"documents", "judged", "waiting", "failed": {reason: count}}: waiting ones had no verdict this time, and
-    are asked for again by the same command.
+    Counts are {"documents", "judged", "waiting", "failed": {reason: count}}. Waiting answers have no verdict yet; the
+    same command asks for it again.
     """
     if not judges:
         return {}
@@ -157,10 +157,13 @@ def moe_lab_block(
     report: dict[str, Any],
     before: Mapping[str, dict[str, Any]],
 ) -> dict[str, Any]:
-    """What this package adds to lm-eval's result dictionary.
+    """The block that this package adds to lm-eval's result dictionary.
 
-    `evaluated` is what `lm_eval.evaluate` returned, samples included; `report` is the method's own blocks; `before` has
-    {"run_id", "results", "samples"} of the base model as "baseline", and of what else the run is compared with.
+    Args:
+        evaluated: the result of `lm_eval.evaluate`, samples included.
+        report: the method's own blocks.
+        before: {"run_id", "results", "samples"} of each run that this one is compared with, the base model's as
+            "baseline".
     """
     facts, config, tasks = run.facts, run.config, run.tasks["tasks"]
     values = {name: logged_values(evaluated["samples"][name]) for name in tasks}
@@ -207,7 +210,7 @@ def moe_lab_block(
 
 
 def _compared(tasks: dict[str, Any], values: dict[str, Values], other: dict[str, Any]) -> dict[str, Any]:
-    """{"run_id", "results", "paired"}: another run's scores, and the difference to them, document by document."""
+    """{"run_id", "results", "paired"}: another run's scores, and the paired difference to them."""
     before = {name: metric_values(other["samples"][name]) for name in tasks}
     return {
         "run_id": other["run_id"],
@@ -217,21 +220,21 @@ def _compared(tasks: dict[str, Any], values: dict[str, Values], other: dict[str,
 
 
 def _flips(compared: dict[str, dict[str, Any]], metric: str | None) -> dict[str, int | None]:
-    """Documents that became right and wrong, of all tasks, by the headline metric."""
-    found = [of_task[metric] for of_task in compared.values() if metric in of_task]
-    flips = {
-        key: [each.get(key) for each in found if each.get(key) is not None]
-        for key in ("to_right", "to_wrong")
-    }
-    return {f"flipped_{key}": sum(counts) if counts else None for key, counts in flips.items()}
+    """The numbers of documents that became right and wrong by the headline metric, over all tasks."""
+    pairs = [of_task[metric] for of_task in compared.values() if metric in of_task]
+    flips = {}
+    for key in ("to_right", "to_wrong"):
+        counts = [pair[key] for pair in pairs if pair.get(key) is not None]
+        flips[f"flipped_{key}"] = sum(counts) if counts else None
+    return flips
 
 
 def _intervals(task: Any, values: Values) -> dict[str, list[float] | None]:
-    found = {}
+    intervals = {}
     for metric, by_document in values.items():
         limits = interval(list(by_document.values()), aggregation(task, metric))
-        found[metric] = list(limits) if limits else None
-    return found
+        intervals[metric] = list(limits) if limits else None
+    return intervals
 
 
 def _paired(task: Any, values: Values, before: Values) -> dict[str, Any]:
@@ -243,8 +246,8 @@ def _paired(task: Any, values: Values, before: Values) -> dict[str, Any]:
                 [run[document] for document in documents] for run in (by_document, before[metric])
             )
             lower_is_better = task.higher_is_better().get(metric.partition(",")[0]) is False
-            found = paired(mine, theirs, aggregation(task, metric), lower_is_better=lower_is_better)
-            compared[metric] = found.to_json()
+            difference = paired(mine, theirs, aggregation(task, metric), lower_is_better=lower_is_better)
+            compared[metric] = difference.to_json()
     return compared
 
 

@@ -1,4 +1,4 @@
-"""lm-eval over a run's answers: those that its log lacks are asked of the model, which is loaded for the first one."""
+"""lm-eval over a run's answers. The model is loaded for the first answer that is missing in the log."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def evaluate_answers(
     observer: Observer | None = None,
     bootstrap_iters: int = 100000,
 ) -> dict[str, Any]:
-    """What lm-eval makes of the log's answers; those it lacks are asked, under the policy of `observer`.
+    """The results of lm-eval over the log's answers. Missing answers are computed under the policy of `observer`.
 
-    All processes of torchrun answer a part; with an observer, which sees the passes of one process, process 0 answers
-    alone.
+    All processes of torchrun answer a part. With an observer, which sees the passes of one process only, process 0
+    answers alone.
     """
     from moe_lab.engine.forward.observer import observed
     from moe_lab.models.memory import reset_peak_memory, weight_bytes
@@ -72,7 +72,7 @@ def evaluate_answers(
 
         def free_model() -> None:
             if config.model.tp_plan:
-                return  # the other processes hold their parts
+                return  # the other processes keep their parts of the model
             opened.close()
             lm.forget_model()
             free_on_all_ranks(models)
@@ -83,13 +83,13 @@ def evaluate_answers(
 
 
 def load_for(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedModel, Context]:
-    """The run's model, trained first if need be, and what the method is opened for."""
+    """The run's model, trained first if necessary, and the context to open the method with."""
     config = trained_config(run, models)
     return models.get(config), Context(config=config, folder=folder)
 
 
 def trained_config(run: Run, models: ModelPool) -> Config:
-    """The configuration of the run with the model that answers, which is trained first if need be."""
+    """The run's configuration with the model that answers. Trains the model first if necessary."""
     if isinstance(run.method, TrainingMethod):
         return resolve_trained(run.method, run.config, run.facts, partial(free_on_all_ranks, models))
     return run.config
@@ -98,7 +98,7 @@ def trained_config(run: Run, models: ModelPool) -> Config:
 def resolve_trained(
     method: TrainingMethod, config: Config, facts: ModelFacts, free: Callable[[], None]
 ) -> Config:
-    """`resolve_model` of a method, and the figures of a training that has none yet."""
+    """`resolve_model` of a method. Draws the figures of a training that has none yet."""
     resolved = method.resolve_model(config, facts, free)
     folder = training_folder(resolved)
     if (folder / "log.jsonl").is_file() and not (folder / "figures" / "loss.png").is_file():
@@ -110,7 +110,7 @@ def resolve_trained(
 
 
 def _chosen(run: Run) -> dict[str, Any]:
-    """`samples=` of lm-eval; None where a task is evaluated whole, which spares lm-eval a search per document."""
+    """`samples=` of lm-eval. None for a task that is evaluated whole, so that lm-eval need not search each document."""
     tasks = run.tasks["tasks"]
     return {name: ids if len(ids) < len(tasks[name].task_docs) else None for name, ids in run.samples.items()}
 
@@ -118,7 +118,7 @@ def _chosen(run: Run) -> dict[str, Any]:
 def evaluate_tasks(
     config: Config, tasks: TaskDict, lm: LM, samples: dict[str, Any] | None, bootstrap_iters: int = 100000
 ) -> dict[str, Any]:
-    """What `lm_eval.evaluate` returns for the tasks; `samples` are document numbers, None where all are meant."""
+    """The results of `lm_eval.evaluate` for the tasks. `samples` are document numbers, None for all documents."""
     from lm_eval.evaluator import evaluate
 
     from moe_lab.tasks.requests import reseed
@@ -141,7 +141,7 @@ def evaluate_tasks(
 def ask_again(
     run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
 ) -> None:
-    """Let an observer see how requests are answered; the answers are dropped."""
+    """Answer requests again so that an observer sees their passes. The answers are dropped."""
     from moe_lab.engine.forward.observer import observed
 
     print(
@@ -149,11 +149,12 @@ def ask_again(
     )
     with run.method.open(*load_for(run, models, None)) as lm, observed(lm, observer):
         for kind in dict.fromkeys(kind for kind, _ in requests):
-            lm.answer(kind, [one for each, one in requests if each == kind], lambda index, answer: None)
+            own = [request for request_kind, request in requests if request_kind == kind]
+            lm.answer(kind, own, lambda index, answer: None)
 
 
 def environment(loaded: LoadedModel) -> dict[str, str | None]:
-    """What is recorded of how a model runs; none of it is part of a run's identity."""
+    """The device and implementations of a loaded model, for the record. They are not part of a run's identity."""
     config = loaded.model.config
     one_way = not loaded.model._can_set_experts_implementation()
     return {

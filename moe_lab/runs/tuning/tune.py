@@ -46,15 +46,12 @@ def tune(study: Study, models: ModelPool) -> Profile:
 
     The same call after an interruption continues. Several processes may call it at once and share the trials.
     """
-    profile = study.profile()
-    return profile if profile is not None else _tune(study, models)
-
-
-def _tune(study: Study, models: ModelPool) -> Profile:
     from moe_lab.reports.figures import write_study_figures
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.tuning.trials import Trials, storage_errors
 
+    if (profile := study.profile()) is not None:
+        return profile
     with ExitStack() as stack:
         stack.enter_context(memory_errors(study))
         storage = study.config.tuning.storage
@@ -102,8 +99,10 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
 
 
 def _trials(study: Study, loaded: LoadedModel, opened: ExitStack) -> RunTrial:
-    """Trials of temperatures: one LM, whose ensemble changes from trial to trial."""
-    lm = opened.enter_context(study.method.open(loaded, _context(study)))
+    """Runs trials of temperatures on one LM, whose ensemble changes from trial to trial."""
+    first = _ensemble(study, [0.0] * study.search.moe_layers)
+    start = StudyStart(first=first, reuse=study.search.given is None)
+    lm = opened.enter_context(study.method.open(loaded, Context(config=study.config, study=start)))
     _set_template(study, lm)
     measure = objective(study, lm, loaded)
 
@@ -117,7 +116,7 @@ def _trials(study: Study, loaded: LoadedModel, opened: ExitStack) -> RunTrial:
 
 
 def _grid_trials(study: Study, loaded: LoadedModel) -> RunTrial:
-    """Trials of settings: the method is opened anew with those of each trial."""
+    """Runs trials of settings. Each trial opens the method again with its own settings."""
     measure: Any = None
 
     def run(trial: Trial, temperatures: list[float], trials: Trials) -> Measured:
@@ -138,7 +137,7 @@ def _grid_trials(study: Study, loaded: LoadedModel) -> RunTrial:
 
 
 def _swept(study: Study, lm: EngineLM) -> ScaleSweep | None:
-    """What finds the base model's best logit scale in the first trial of a grid; None in studies of accuracy."""
+    """Let the LM find the base model's best logit scale in the first trial of a grid. None in studies of accuracy."""
     from moe_lab.engine.forward.ensemble import ScaleSweep
 
     if study.search.metric != "perplexity" or lm.engine is None:
@@ -170,11 +169,6 @@ def _settings(study: Study, best: FrozenTrial) -> dict[str, Any] | None:
     return method.settings(study.search.grid[best.number]) if study.search.grid else None
 
 
-def _context(study: Study) -> Context:
-    first = _ensemble(study, [0.0] * study.search.moe_layers)
-    return Context(config=study.config, study=StudyStart(first=first, reuse=study.search.given is None))
-
-
 def _ensemble(study: Study, temperatures: list[float]) -> Any:
     from moe_lab.engine.forward.ensemble import ScaleSweep
 
@@ -184,9 +178,10 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
 
 
 def _sweeps(study: Study, temperatures: list[float]) -> bool:
-    """Whether a trial finds its best logit scale: if the study searches it, and of the base model in any perplexity.
+    """Whether a trial finds its best logit scale.
 
-    With `method.adaptive` the tokens of one sample would not be scaled.
+    All trials do if the study searches scales. Otherwise temperature 0 does in studies of perplexity, but not with
+    `method.adaptive`, where tokens with one sample would not be scaled.
     """
     if study.search.logit_scale:
         return True
@@ -195,9 +190,9 @@ def _sweeps(study: Study, temperatures: list[float]) -> bool:
 
 
 def _scaled(study: Study, value: float | None, sweep: ScaleSweep | None) -> Measured:
-    """(the value of a trial, its user attributes): at its best logit scale where the study searches scales.
+    """(the value of a trial, its user attributes). The value is at the best logit scale if the study searches scales.
 
-    Where it does not, the base model's best scale is kept next to the value: the control for a gain in perplexity.
+    Otherwise the attributes have the base model's best scale, which is the control for a gain in perplexity.
     """
     if value is None or sweep is None:
         return value, {}
@@ -208,9 +203,9 @@ def _scaled(study: Study, value: float | None, sweep: ScaleSweep | None) -> Meas
 
 
 def _calibrated(study: Study, first: FrozenTrial) -> dict[str, Any]:
-    """The perplexity and the best logit scale of temperature 0, which is trial 0 unless temperatures were given.
+    """The perplexity and the best logit scale at temperature 0, which is trial 0 unless temperatures were given.
 
-    None for studies of accuracy, and for older ones, whose trial 0 has not measured them.
+    Both are None in studies of accuracy, and in older studies, whose trial 0 did not measure them.
     """
     if not study.search.logit_scale:
         return {name: first.user_attrs.get(name) for name in (CALIBRATED_SCORE, CALIBRATED_SCALE)}
@@ -220,10 +215,10 @@ def _calibrated(study: Study, first: FrozenTrial) -> dict[str, Any]:
 
 
 def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
-    """The value beyond which a trial is pruned; None for trials that are always completed.
+    """The value beyond which a trial is pruned; None for trials that are never pruned.
 
-    Those are the untuned model, the steps of tuning=uniform, which are the points of a curve, and all trials with a
-    scale, whose perplexity is known at the end alone.
+    Never pruned: the untuned model, the steps of tuning=uniform (points of a curve), and trials that search a logit
+    scale, whose perplexity is known only at the end.
     """
     bounded = study.search.tuning in ("tpe", "random") and not study.search.logit_scale
     return trials.worst() if trial.number and bounded else None

@@ -374,7 +374,7 @@ def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, tables, capsys, tmp
     stored, runs.done = runs.done, set()
     ended = run_command(capsys, "experiment=table_t", "mode=report", "limit=3")
     assert ended.code == 2
-    assert "Nothing of this is stored yet. The same command with mode=run makes it." in ended.err
+    assert "Nothing of this is stored yet. The same command with mode=run computes it." in ended.err
     assert [file.read_bytes() for file in files] == before
 
     runs.done = {name for name in stored if "toy_math" in name}

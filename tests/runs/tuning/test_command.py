@@ -142,11 +142,11 @@ def test_what_another_process_finished_meanwhile_is_in_the_summary(command, caps
         file.unlink()
     real, asked = moe_lab.runs.execute.execute, []
 
-    def execute(run, models, compute):
+    def execute(run, models):
         asked.append(run.run_id)
         if len(asked) == 1:
             raise RunHeldError("held")
-        return real(run, models, compute=compute)
+        return real(run, models)
 
     monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)
     ended = run_command(capsys, *command)

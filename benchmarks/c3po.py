@@ -20,7 +20,8 @@ from benchmarks.measure import side_by_side
 from moe_lab.engine.lm import PASS_TOKENS
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
-from moe_lab.methods.c3po.descent import Descent, NeighbourLoss, learning_rates, ngd
+from moe_lab.methods.c3po.config import C3POConfig
+from moe_lab.methods.c3po.descent import NeighbourLoss, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.models.experts import NAME
 from moe_lab.routing import Router, Routing, routed
@@ -56,7 +57,7 @@ def full_passes(
             weights_TK = routing.weights_TK.index_copy(0, last, weights_K)
             return Routing(routing.logits_TE, weights_TK, routing.index_TK.index_copy(0, last, index_K))
 
-        for rate in learning_rates("cosine", *Descent().rates, 10):
+        for rate in learning_rates("cosine", *C3POConfig().learning_rate, 10):
             optimizer.param_groups[0]["lr"] = rate
             with routed(model, policy):
                 logits_KV = model(ids_KT, use_cache=False, logits_to_keep=1).logits[:, -1]
@@ -88,7 +89,7 @@ def main() -> None:
         pathways = Pathways(torch.stack([q.pathway_WME for q in questions[:count]]), LAYERS, CORE)
         nested = [read[n * K : (n + 1) * K] for n in range(count)]
         loss = NeighbourLoss(tails, nested, torch.ones(count, K))
-        changed, _ = ngd(pathways, loss, Descent())
+        changed, _ = ngd(pathways, loss, C3POConfig())
         return tails.logits(questions[:count], changed.remix("topk"))
 
     seconds = side_by_side(

@@ -26,6 +26,8 @@ AT_LEAST = {
 ABOVE_0 = ("epsilon", "bandwidth", "abstain")
 ALPHAS = tuple(step / 10 for step in range(11))
 """Values of alpha that `optimizer=kernel_regression` tries if `alpha` is null."""
+KEPT = 0.5
+"""The share of the pathway that a shift of `optimizer=mode_finding` keeps if `alpha` is null."""
 OF_DESCENT = {"steps", "update", "learning_rate", "schedule", "relax", "negative"}
 """Keys of gradient descent alone."""
 OF_REFERENCES = {
@@ -50,13 +52,17 @@ class C3POConfig(Method.Config):
     bandwidth: float | None = None
     steps: int = 10
     update: str = "adam"
+    """adam, or gd: plain gradient descent (equation 1)."""
     learning_rate: list[float] = field(default_factory=lambda: [0.1, 1e-4])
     """First and last: the paper's "10e-2 to 10e-5" as it is written. [0.01, 0.00001] reads it as powers of ten."""
     schedule: str = "cosine"
+    """cosine or step: from the first learning rate to the last; fixed: always the first."""
     relax: str = "core"
+    """The experts that contribute in the descent: all core experts, or the router's topk."""
     loss: str = "cross_entropy"
     alpha: float | None = None
     shifts: int = 10
+    """Shifts of mode finding. Each keeps the share `alpha` of the pathway; null: `KEPT`."""
     reference: str | list[str] | None = None
     reference_size: int | None = None
     embeddings: str | None = None

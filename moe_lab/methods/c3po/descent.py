@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from moe_lab.engine.forward.suffix_forward import SuffixBatch
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
+
+if TYPE_CHECKING:
+    from moe_lab.methods.c3po.config import C3POConfig
 
 ROWS = 96
 """Pairs of one pass."""
@@ -201,21 +204,6 @@ class Contrast:
         return self.right.seen(loss_N)
 
 
-@dataclass(frozen=True)
-class Descent:
-    """The settings of gradient descent."""
-
-    steps: int = 10
-    update: str = "adam"
-    """adam, or gd: plain gradient descent (equation 1)."""
-    rates: tuple[float, float] = (0.1, 1e-4)
-    """First and last learning rate."""
-    schedule: str = "cosine"
-    """cosine or step: from the first rate to the last; fixed: always the first."""
-    relax: str = "core"
-    """The experts that contribute in the descent: all core experts, or the router's topk."""
-
-
 def learning_rates(schedule: str, first: float, last: float, steps: int) -> list[float]:
     """The rate of each step.
 
@@ -234,7 +222,7 @@ def learning_rates(schedule: str, first: float, last: float, steps: int) -> list
 
 
 def ngd(
-    pathways: Pathways, loss: NeighbourLoss | Contrast, descent: Descent, watch: Watch = unwatched
+    pathways: Pathways, loss: NeighbourLoss | Contrast, settings: C3POConfig, watch: Watch = unwatched
 ) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [steps + 1, N] before each step and after the last).
 
@@ -244,20 +232,20 @@ def ngd(
     Raises RoutingError if the loss of a question with neighbours is NaN.
     """
     changed = pathways.copy()
-    optimizer = _optimizer(descent.update, changed.theta)
+    optimizer = _optimizer(settings.update, changed.theta)
     losses = []
-    for rate in learning_rates(descent.schedule, *descent.rates, descent.steps):
+    first, last = settings.learning_rate
+    for rate in learning_rates(settings.schedule, first, last, settings.steps):
         watch(changed)
-        loss_N, changed.theta.grad = loss.gradient(changed, descent.relax)
+        loss_N, changed.theta.grad = loss.gradient(changed, settings.relax)
         losses.append(loss.seen(loss_N))
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
     changed.theta.grad = None
     watch(changed)
-    losses.append(loss.value(changed, descent.relax))
-    found = torch.stack(losses)
-    check_losses(found, loss.found_N)
-    return changed, found
+    losses.append(loss.value(changed, settings.relax))
+    check_losses(torch.stack(losses), loss.found_N)
+    return changed, torch.stack(losses)
 
 
 def _optimizer(update: str, theta: Tensor) -> torch.optim.Optimizer:

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from moe_lab.methods.c3po.config import ALPHAS
+from moe_lab.methods.c3po.config import ALPHAS, KEPT, C3POConfig
 from moe_lab.methods.c3po.descent import NeighbourLoss, check_losses
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 
@@ -97,21 +96,6 @@ def kernel_regression(
     return changed, losses
 
 
-@dataclass(frozen=True)
-class Shifts:
-    """The settings of mode finding."""
-
-    count: int = 10
-    alpha: float = 0.5
-    """The share of the pathway that a shift keeps."""
-    k: int = 3
-    epsilon: float | None = None
-    """Only neighbours within this radius count; None: all k. The radius is half the squared distance. For vectors of
-    unit length this is the cosine distance."""
-    kernel: str = "gaussian"
-    bandwidth: float | None = None
-
-
 def distances(pathway_NWLE: Tensor, reference_RWLE: Tensor) -> Tensor:
     """[N, R]: root mean square, over tokens and layers, of the distance between two distributions: 0 to sqrt(2)."""
     W, L = pathway_NWLE.shape[1:3]
@@ -123,7 +107,7 @@ def mode_finding(
     pathways: Pathways,
     loss: NeighbourLoss,
     reference_RWME: Tensor,
-    shifts: Shifts,
+    settings: C3POConfig,
     excluded_NR: Tensor | None = None,
     watch: Watch = unwatched,
 ) -> tuple[Pathways, Tensor]:
@@ -132,20 +116,23 @@ def mode_finding(
     Each shift searches neighbours again among the references' pathways. Their mean is over the core experts and scaled
     to the core's probability, as in kernel regression. The loss is reported, not used.
 
+    Of the k nearest references only those within the radius `epsilon` are neighbours. It is a bound of half the squared
+    distance, which for vectors of unit length is the cosine distance.
+
     Args:
         excluded_NR: bool: references that a question must not use (near duplicates of it).
     """
-    changed = pathways.copy()
+    changed, alpha = pathways.copy(), KEPT if settings.alpha is None else settings.alpha
     reference_RWLE = reference_RWME[:, :, pathways.layers]
     losses = [loss.value(changed, "topk")]
     watch(changed)
-    for _ in range(shifts.count):
+    for _ in range(settings.shifts):
         distance_NR = distances(changed.probs_NWLE(), reference_RWLE)
         if excluded_NR is not None:
             distance_NR = distance_NR.masked_fill(excluded_NR, torch.inf)
-        mean_NWLE, found_N = _local_mean(distance_NR, reference_RWLE, shifts)
+        mean_NWLE, found_N = _local_mean(distance_NR, reference_RWLE, settings)
         own_NWLC = changed.core_probs()
-        moved_NWLC = shifts.alpha * own_NWLC + (1 - shifts.alpha) * changed.to_core(mean_NWLE)
+        moved_NWLC = alpha * own_NWLC + (1 - alpha) * changed.to_core(mean_NWLE)
         changed.set_core(moved_NWLC.where(found_N[:, None, None, None], own_NWLC))
         losses.append(loss.value(changed, "topk"))
         watch(changed)
@@ -154,20 +141,20 @@ def mode_finding(
 
 
 def without_neighbours(
-    pathways: Pathways, reference_RWME: Tensor, shifts: Shifts, excluded_NR: Tensor
+    pathways: Pathways, reference_RWME: Tensor, settings: C3POConfig, excluded_NR: Tensor
 ) -> Tensor:
     """bool [N]: whether a question has no neighbour at the first shift. It keeps its pathway in all shifts."""
     distance_NR = distances(pathways.probs_NWLE(), reference_RWME[:, :, pathways.layers])
-    radius = torch.inf if shifts.epsilon is None else shifts.epsilon
+    radius = torch.inf if settings.epsilon is None else settings.epsilon
     return ((distance_NR.square() / 2 > radius) | excluded_NR).all(dim=1)
 
 
-def _local_mean(distance_NR: Tensor, reference_RWLE: Tensor, shifts: Shifts) -> tuple[Tensor, Tensor]:
+def _local_mean(distance_NR: Tensor, reference_RWLE: Tensor, settings: C3POConfig) -> tuple[Tensor, Tensor]:
     """([N, W, L, E] of equation 8, bool [N]: whether there was a neighbour)."""
-    near_Nk, index_Nk = distance_NR.topk(min(shifts.k, distance_NR.shape[1]), largest=False)
-    if shifts.epsilon is not None:
-        near_Nk = near_Nk.masked_fill(near_Nk.square() / 2 > shifts.epsilon, torch.inf)
-    weight_Nk = kernel(shifts.kernel, near_Nk, shifts.bandwidth)
+    near_Nk, index_Nk = distance_NR.topk(min(settings.k, distance_NR.shape[1]), largest=False)
+    if settings.epsilon is not None:
+        near_Nk = near_Nk.masked_fill(near_Nk.square() / 2 > settings.epsilon, torch.inf)
+    weight_Nk = kernel(settings.kernel, near_Nk, settings.bandwidth)
     total_N1 = weight_Nk.sum(dim=-1, keepdim=True)
     share_Nk = weight_Nk / total_N1.clamp(min=torch.finfo(weight_Nk.dtype).tiny)
     return torch.einsum("nk,nkwle->nwle", share_Nk, reference_RWLE[index_Nk]), total_N1[:, 0] > 0

@@ -15,9 +15,8 @@ from torch import Tensor
 from moe_lab.engine.forward.kv_cache import Store, store_on
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
-from moe_lab.methods.c3po.descent import Contrast, Descent, NeighbourLoss, ngd
+from moe_lab.methods.c3po.descent import Contrast, NeighbourLoss, ngd
 from moe_lab.methods.c3po.kernel_methods import (
-    Shifts,
     kernel,
     kernel_regression,
     mode_finding,
@@ -85,7 +84,7 @@ class PathwayOptimizer:
             loss = NeighbourLoss(
                 self.replay, [[suffix] for suffix in own], torch.ones(len(own), 1), settings.loss
             )
-            return Optimized(*ngd(pathways, loss, self._descent, watch))
+            return Optimized(*ngd(pathways, loss, settings, watch))
         references = self.references
         assert references is not None, "only the oracle has none"
         embedding = self._embedded(references, list(texts), suffixes)
@@ -95,15 +94,15 @@ class PathwayOptimizer:
         none_N = ~loss.found_N
         if settings.optimizer == "ngd":
             minimized = self._contrast(self._wrong, embedding, loss) if self._wrong else loss
-            changed = ngd(pathways, minimized, self._descent, watch)
+            changed = ngd(pathways, minimized, settings, watch)
         elif settings.optimizer == "kernel_regression":
             changed = kernel_regression(pathways, loss, settings.alpha, watch)
         else:
             excluded_NR = embedding @ references.embedding_RX.T > settings.most_similar
             excluded_NR |= far_N[:, None]
             reference_RWME = references.pathway_RWME
-            none_N = without_neighbours(pathways, reference_RWME, self._shifts, excluded_NR)
-            changed = mode_finding(pathways, loss, reference_RWME, self._shifts, excluded_NR, watch)
+            none_N = without_neighbours(pathways, reference_RWME, settings, excluded_NR)
+            changed = mode_finding(pathways, loss, reference_RWME, settings, excluded_NR, watch)
         self.counted["reference_dropped"] += int(near.dropped_Q.sum())
         self.counted["reference_far"] += int(far_N.sum())
         self.counted["reference_none"] += int(none_N.sum())
@@ -130,20 +129,6 @@ class PathwayOptimizer:
             if all(suffix.prompt == tuple(tokens) for suffix, tokens in zip(suffixes, ids, strict=True)):
                 return references.embed_read(torch.stack([suffix.mean_D for suffix in suffixes]))
         return references.embed(texts, self.model)
-
-    @property
-    def _descent(self) -> Descent:
-        settings = self.settings
-        first, last = settings.learning_rate
-        return Descent(settings.steps, settings.update, (first, last), settings.schedule, settings.relax)
-
-    @property
-    def _shifts(self) -> Shifts:
-        settings = self.settings
-        alpha = 0.5 if settings.alpha is None else settings.alpha
-        return Shifts(
-            settings.shifts, alpha, settings.k, settings.epsilon, settings.kernel, settings.bandwidth
-        )
 
     def _contrast(self, wrong: ReferenceSet, embedding: Tensor, right: NeighbourLoss) -> Contrast:
         """The loss with the nearest wrong answers, for questions that have right neighbours."""

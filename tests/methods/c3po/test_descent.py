@@ -15,7 +15,8 @@ import moe_lab.methods.c3po.descent
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.token_span import TokenSpan
 from moe_lab.errors import RoutingError
-from moe_lab.methods.c3po.descent import LOSSES, Contrast, Descent, NeighbourLoss, learning_rates, ngd
+from moe_lab.methods.c3po.config import C3POConfig
+from moe_lab.methods.c3po.descent import LOSSES, Contrast, NeighbourLoss, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.routing.policies import Remix
 from tests.support import rounding
@@ -24,7 +25,7 @@ from tests.support.c3po import ANSWERS, CORE, LONG_ANSWERS, WEIGHT_NK, setting_o
 from tests.support.models import small_model
 from tests.support.tiers import by_family
 
-SMALL = (1e-3, 1e-3)
+SMALL = [1e-3, 1e-3]
 SPANS = [TokenSpan(), TokenSpan("first", 1), TokenSpan("middle", 1), TokenSpan("last", 3)]
 
 
@@ -136,7 +137,7 @@ def test_three_tokens_change_apart_and_nothing_else_does(family):
     setting = setting_of(small_model(family), TokenSpan("first", 3), LONG_ANSWERS)
     layer, other = setting.layers
     pathways = Pathways(setting.pathway_NWME, [layer], CORE)
-    changed, _ = ngd(pathways, setting.loss(), Descent(steps=3, rates=(0.1, 0.1)))
+    changed, _ = ngd(pathways, setting.loss(), C3POConfig(steps=3, learning_rate=[0.1, 0.1]))
     moved = changed.probs_NWLE() != pathways.clean_NWLE
     core = torch.zeros_like(moved).scatter(-1, pathways.core, True)
     assert not moved[~core].any() and torch.equal(changed.theta[2], pathways.theta[2])
@@ -156,14 +157,14 @@ def test_three_tokens_change_apart_and_nothing_else_does(family):
 
 @pytest.mark.parametrize("update", ["adam", "gd"])
 def test_a_small_step_lowers_the_loss(setting, update):
-    descent = Descent(steps=1, update=update, rates=SMALL, schedule="fixed")
+    descent = C3POConfig(steps=1, update=update, learning_rate=SMALL, schedule="fixed")
     _, losses = ngd(setting.pathways(), setting.loss(), descent)
     assert losses.shape == (2, 3) and (losses[1, :2] < losses[0, :2]).all()
 
 
 def test_no_steps_change_nothing(setting):
     pathways = setting.pathways()
-    changed, losses = ngd(pathways, setting.loss(), Descent(steps=0))
+    changed, losses = ngd(pathways, setting.loss(), C3POConfig(steps=0))
     assert torch.equal(changed.theta, pathways.theta) and losses.shape == (1, 3)
     rounding.assert_close(
         setting.tails.logits(setting.questions, changed.remix("topk")),
@@ -174,7 +175,7 @@ def test_no_steps_change_nothing(setting):
 def test_only_questions_with_neighbours_change_and_their_input_does_not(setting):
     pathways = setting.pathways()
     before = pathways.theta.detach().clone()
-    changed, losses = ngd(pathways, setting.loss(), Descent(steps=3))
+    changed, losses = ngd(pathways, setting.loss(), C3POConfig(steps=3))
     assert torch.equal(pathways.theta, before) and pathways.theta.grad is None
     assert torch.equal(changed.theta[2], before[2]) and losses[:, 2].isnan().all()
     assert (changed.theta[:2] != before[:2]).any(dim=-1).all() and losses[:, :2].isfinite().all()
@@ -182,7 +183,7 @@ def test_only_questions_with_neighbours_change_and_their_input_does_not(setting)
 
 @pytest.mark.parametrize("relax", ["core", "topk"])
 def test_a_question_does_not_depend_on_those_it_is_batched_with(setting, relax):
-    descent = Descent(steps=4, relax=relax)
+    descent = C3POConfig(steps=4, relax=relax)
     together, losses = ngd(setting.pathways(), setting.loss(), descent)
     for n in range(3):
         one = slice(n, n + 1)
@@ -193,16 +194,16 @@ def test_a_question_does_not_depend_on_those_it_is_batched_with(setting, relax):
 
 
 def test_many_steps_learn_the_neighbours_answers(setting):
-    _, losses = ngd(setting.pathways(), setting.loss(), Descent(steps=20, rates=(0.3, 0.3)))
+    _, losses = ngd(setting.pathways(), setting.loss(), C3POConfig(steps=20, learning_rate=[0.3, 0.3]))
     assert (losses[-1, :2] < losses[0, :2] - 0.02).all()
 
 
 def test_many_neighbours_in_several_passes_give_the_same(setting, monkeypatch):
     """An ε-ball may hold hundreds: two rows a pass, so that one question's neighbours are parted."""
-    whole, losses = ngd(setting.pathways(), setting.loss(), Descent(steps=3))
+    whole, losses = ngd(setting.pathways(), setting.loss(), C3POConfig(steps=3))
     monkeypatch.setattr(moe_lab.methods.c3po.descent, "ROWS", 2)
     monkeypatch.setattr(moe_lab.methods.c3po.descent, "HELD_BYTES", 0)
-    parts, own_losses = ngd(setting.pathways(), setting.loss(), Descent(steps=3))
+    parts, own_losses = ngd(setting.pathways(), setting.loss(), C3POConfig(steps=3))
     torch.testing.assert_close(parts.theta, whole.theta, atol=2e-4, rtol=1e-3)
     torch.testing.assert_close(own_losses, losses, atol=1e-5, rtol=1e-5, equal_nan=True)
 
@@ -211,7 +212,7 @@ def test_plain_gradient_descent_follows_equation_1(olmoe):
     pathways = olmoe.pathways()
     (gradient,) = torch.autograd.grad(olmoe.loss()(pathways, "core").sum(), [pathways.theta])
     changed, _ = ngd(
-        pathways, olmoe.loss(), Descent(steps=1, update="gd", rates=(0.7, 0.7), schedule="fixed")
+        pathways, olmoe.loss(), C3POConfig(steps=1, update="gd", learning_rate=[0.7, 0.7], schedule="fixed")
     )
     torch.testing.assert_close(changed.theta, pathways.theta - 0.7 * gradient)
 
@@ -221,14 +222,14 @@ def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):
     loss = NeighbourLoss(olmoe.tails, [[tail] for tail in read], torch.ones(3, 1))
     untouched = olmoe.tails.logits(olmoe.questions, None).log_softmax(-1)
     rounding.assert_close(loss.value(olmoe.pathways(), "topk"), -untouched[[0, 1, 2], [5, 6, 7]])
-    changed, _ = ngd(olmoe.pathways(), loss, Descent(steps=20, rates=(0.3, 0.3), relax="topk"))
+    changed, _ = ngd(olmoe.pathways(), loss, C3POConfig(steps=20, learning_rate=[0.3, 0.3], relax="topk"))
     after = olmoe.tails.logits(olmoe.questions, changed.remix("topk")).log_softmax(-1)
     assert (after[[0, 1, 2], [5, 6, 7]] > untouched[[0, 1, 2], [5, 6, 7]]).all()
 
 
 def test_no_neighbour_at_all_leaves_every_pathway(olmoe):
     nobody = NeighbourLoss(olmoe.tails, [[None]] * 3, torch.zeros(3, 1))
-    changed, losses = ngd(olmoe.pathways(), nobody, Descent(steps=2))
+    changed, losses = ngd(olmoe.pathways(), nobody, C3POConfig(steps=2))
     assert torch.equal(changed.theta, olmoe.pathways().theta) and losses.isnan().all()
 
 
@@ -241,7 +242,7 @@ def test_a_loss_that_is_nan_is_named(olmoe):
     loss = olmoe.loss()
     loss.share_P[0] = torch.nan
     with pytest.raises(RoutingError, match="NaN"):
-        ngd(olmoe.pathways(), loss, Descent(steps=1))
+        ngd(olmoe.pathways(), loss, C3POConfig(steps=1))
 
 
 def test_learning_rates():
@@ -287,7 +288,7 @@ def setting_loss(setting, pathways):
 
 
 def test_descent_makes_wrong_answers_less_likely(olmoe):
-    descent = Descent(steps=8, rates=(0.1, 0.1), schedule="fixed")
+    descent = C3POConfig(steps=8, learning_rate=[0.1, 0.1], schedule="fixed")
     found = {}
     for weight in (0.0, 20.0):
         loss, wrong = contrast(olmoe, weight)

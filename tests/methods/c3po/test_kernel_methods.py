@@ -16,7 +16,6 @@ from moe_lab.methods.c3po.descent import NeighbourLoss
 from moe_lab.methods.c3po.kernel_methods import (
     KERNELS,
     SCALED,
-    Shifts,
     distances,
     kernel,
     kernel_regression,
@@ -165,7 +164,7 @@ def test_a_loss_that_is_nan_is_told(olmoe, monkeypatch):
         kernel_regression(olmoe.pathways(), loss, None)
 
 
-SHIFTS = Shifts(count=30, alpha=0.5, k=4, kernel="gaussian")
+SHIFTS = C3POConfig(optimizer="mode_finding", shifts=30, alpha=0.5, k=4, kernel="gaussian")
 
 
 def cluster(setting, expert, size, seed):
@@ -210,7 +209,7 @@ def test_a_mode_stays(olmoe, two_clusters):
 
 def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
     pathways = Pathways(near(olmoe, 0), olmoe.layers, None)
-    shifts = Shifts(count=1, alpha=0.3, k=3, kernel="gaussian", bandwidth=0.1)
+    shifts = C3POConfig(optimizer="mode_finding", shifts=1, alpha=0.3, k=3, kernel="gaussian", bandwidth=0.1)
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
     for n in range(3):
         own_WLE = pathways.clean_NWLE[n]
@@ -230,7 +229,7 @@ def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
 @pytest.mark.parametrize(("alpha", "count"), [(1.0, 5), (0.5, 0)])
 def test_alpha_1_or_no_shifts_change_nothing(olmoe, two_clusters, alpha, count):
     pathways = olmoe.pathways()
-    shifts = Shifts(count=count, alpha=alpha)
+    shifts = C3POConfig(optimizer="mode_finding", shifts=count, alpha=alpha)
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
     torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
 

@@ -18,7 +18,6 @@ import moe_lab
 from moe_lab.cli.main import compose_or_explain
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po import optimizer as optimizing
-from moe_lab.methods.c3po.descent import Descent
 from moe_lab.methods.c3po.method import C3PO, named_layers
 from moe_lab.methods.references import embeddings
 from moe_lab.models.facts import ModelFacts
@@ -376,7 +375,6 @@ def test_the_default_learning_rate_is_the_papers_as_it_is_written():
     """Broken by: 10e-2 to 10e-5 read as 0.01 to 0.00001, at which nearly no expert changes."""
     (cell,) = compose_or_explain(["method=c3po"])
     assert to_config(cell).method.learning_rate == C3PO.Config().learning_rate == [10e-2, 10e-5]
-    assert Descent().rates == (10e-2, 10e-5)
 
 
 @pytest.mark.parametrize(

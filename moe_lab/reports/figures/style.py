@@ -145,13 +145,18 @@ def draw_band(
     axis: Axes, places: Any, lows: Sequence[Any], highs: Sequence[Any], label: str | None = None
 ) -> None:
     """Shade the 95% intervals of a blue curve, if every point has one."""
-    if all(low is not None for low in lows):
+    if not _is_missing(lows):
         axis.fill_between(places, lows, highs, color=BLUE, alpha=0.15, lw=0, label=label)
+
+
+def _is_missing(lows: Sequence[Any]) -> bool:
+    """Whether a point has no interval: None, or NaN in a column of a data frame."""
+    return any(low is None or low != low for low in lows)
 
 
 def error_bars(values: Sequence[Any], lows: Sequence[Any], highs: Sequence[Any]) -> list[list[float]] | None:
     """The distances of the limits from the values, as `yerr` of matplotlib takes them; None if one has no limits."""
-    if any(low is None for low in lows):
+    if _is_missing(lows):
         return None
     points = list(zip(values, lows, highs, strict=True))
     return [[value - low for value, low, _ in points], [high - value for value, _, high in points]]

@@ -300,7 +300,7 @@ def _table(lines: Sequence[SeedLine], other: str) -> StackedTable:
         "seeds": [line.seeds for line in lines],
         "std": [number(score.std) for score in scores],
         other.replace("_", " "): [
-            "-" if score.difference is None else number((score.value or 0) - score.difference)
+            "-" if score.value is None or score.difference is None else number(score.value - score.difference)
             for score in scores
         ],
     }

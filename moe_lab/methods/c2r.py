@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 NUMERICS = 1
 """Raised whenever a recorded profile may change."""
 LENGTH = 2048
-"""Tokens of a conversation that are counted at most: the paper's length in fine-tuning."""
+"""The largest number of tokens of a conversation that are counted: the paper's length in fine-tuning."""
 
 
 class C2R(Method):

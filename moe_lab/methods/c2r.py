@@ -24,6 +24,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_one_process
 from moe_lab.metrics.stored import COUNTS, FOLDER
+from moe_lab.models.distributed import num_processes
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import decisive_versions, folder_name, run_id
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 NUMERICS = 1
 """Raised whenever a recorded profile may change."""
 LENGTH = 2048
-"""Tokens of a conversation that are counted at most: the paper's length in fine-tuning."""
+"""The largest number of tokens of a conversation that are counted: the paper's length in fine-tuning."""
 
 
 class C2R(Method):
@@ -253,3 +254,58 @@ def check_profile(path: str, pairs_LEE: Tensor, facts: ModelFacts) -> None:
             f"method.profile={path} has counts of shape {tuple(pairs_LEE.shape)}, and this model has {shape} (layers, "
             "experts, experts). Give a profile of this model."
         )
+
+
+# The constraint of a fine-tuning (`method=finetune-freeze method.partners=`)
+#
+# Its profile is that of the untrained model. It stays the same during the training, and is stored with the trained
+# model (`counts.safetensors`), which is evaluated under the same constraint.
+
+
+def check_constraint(config: RunConfig, facts: ModelFacts) -> None:
+    """Raise ConfigError if the model cannot be constrained to `method.partners` partners."""
+    own = config.method
+    if facts.fixed_routing:
+        raise ConfigError(
+            f"method.partners needs routers of single tokens: {facts.fixed_routing}. Leave it out."
+        )
+    if num_processes() > 1:
+        raise ConfigError(
+            f"method.partners={own.partners} trains in one process: start the command without torchrun."
+        )
+    check_partners(own.partners, facts)
+    check_groups(config, facts)
+    if own.profile is not None:
+        check_profile(own.profile, read_pairs(own.profile)[0], facts)
+
+
+def profile_identity(settings: Any) -> dict[str, Any]:
+    """All that determines the profile except the model and the conversations; empty without a constraint."""
+    if settings.partners is None:
+        return {}
+    if settings.profile is None:
+        return {"profile": {"numerics": NUMERICS, "length": LENGTH}}
+    return {"profile": digest_of(read_pairs(settings.profile)[0])}
+
+
+def write_profile(folder: Path, config: RunConfig, data: Data, model: LoadedModel) -> dict[str, Any]:
+    """Store the profile with a training. Without `method.profile` it is recorded on the training's conversations.
+
+    Returns the profile's entries in training.json.
+    """
+    from safetensors.numpy import save
+
+    given, on_test = config.method.profile, False
+    if given is None:
+        place, pairs_LEE = load_or_record(config, data, model)
+    else:
+        place, (pairs_LEE, on_test) = Path(given), read_pairs(given)
+    write_atomically(folder / COUNTS, save({"pairs": pairs_LEE.numpy()}))
+    return {"profile": place.name, "profile_sha256": digest_of(pairs_LEE), "test_profile": on_test}
+
+
+def partners_in(folder: Path, count: int) -> Tensor:
+    """bool [L, E, E]: the partners by the profile that is stored with a training (L layers, E experts)."""
+    from moe_lab.routing.policies import partners_of
+
+    return partners_of(read_pairs(folder / COUNTS)[0], count)

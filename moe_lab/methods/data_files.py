@@ -110,20 +110,18 @@ def data_files(
     """
     path = Path(dataset).expanduser()
     is_id = dataset in known or re.fullmatch(r"\w[\w.-]*/[\w.-]+", dataset)
-    if format_of(path) in formats:
-        pass
-    elif not is_id and path.is_dir():
-        return _in_folder(path, formats, key), None
-    elif not is_id:
-        raise TaskError(
-            f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, a "
-            f"folder (./name), or a file that ends in {', '.join(formats)}; .gz may follow."
-        )
-    elif config.data_dir is None:
-        id = known.get(dataset, dataset)
-        files, commit = train_files(id, offline=config.offline, key=key)
-        return files, {"data_set": id, "commit": commit}
-    else:
+    if format_of(path) not in formats:
+        if not is_id and path.is_dir():
+            return _in_folder(path, formats, key), None
+        if not is_id:
+            raise TaskError(
+                f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, a "
+                f"folder (./name), or a file that ends in {', '.join(formats)}; .gz may follow."
+            )
+        if config.data_dir is None:
+            id = known.get(dataset, dataset)
+            files, commit = train_files(id, offline=config.offline, key=key)
+            return files, {"data_set": id, "commit": commit}
         path = Path(config.data_dir).expanduser() / dataset.rpartition("/")[2] / "train.jsonl"
     if not path.is_file():
         raise TaskError(f"{key}={dataset}: there is no file {path}.")

@@ -92,7 +92,7 @@ class Method(ABC):
     changes_greedy: ClassVar[bool] = True
     """Whether greedy answers may differ from the base model's."""
     tells_choices: ClassVar[bool] = False
-    """Whether `EngineLM.choices` of its LM returns the experts that answer, for prompts as they are asked."""
+    """Whether `EngineLM.choices` of its LM returns the experts that compute the answer to a prompt."""
     tunings: ClassVar[tuple[str, ...]] = ()
     """The options of `tuning=` that can search its settings. With tpe, random, uniform and scale such a method has
     `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `TunedSettings`."""

@@ -236,7 +236,7 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     from moe_lab.tasks.requests import build_requests
 
     task_name, _, kind = name.rpartition(":")
-    asked = replace(config, num_fewshot=0, limit=None, samples=None, predict_only=False)
+    zero_shot = replace(config, num_fewshot=0, limit=None, samples=None, predict_only=False)
     tested = load_tasks(config)["tasks"].values()
     evaluated = frozenset[str]().union(*(one for task in tested for one in document_hashes(task)))
     framing = Framing(
@@ -244,7 +244,7 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     )
     pairs: list[Pair] = []
     try:
-        own = replace(asked, task=named_task(config, task_name)[0])
+        own = replace(zero_shot, task=named_task(config, task_name)[0])
         tasks = load_tasks(own, splits=("training_split",))["tasks"].values()
     except MoeLabError as error:
         raise ConfigError(f"{key}={name}: {error}") from error
@@ -255,7 +255,7 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
             )
         hashes = document_hashes(task)
         free = [number for number, own in enumerate(hashes) if not own & evaluated][:size]
-        for instances in build_requests(asked, task, framing, free) if free else []:
+        for instances in build_requests(zero_shot, task, framing, free) if free else []:
             document = instances[0].doc
             gold = gold_choice(task, document)
             choices = enumerate(instances[: len(task.doc_to_choice(document))])

@@ -35,7 +35,7 @@ LEAST_GROUPS = 50
 """The least number of groups, for more documents than that."""
 TOKENS_AT_ONCE = 4096
 Part = tuple[int, np.ndarray]
-"""A group, and the names of its tokens."""
+"""The number of a group, and the names of its tokens."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class RouteTable:
     """The experts of every distinct token."""
 
     names_N: np.ndarray
-    """Ascending."""
+    """The tokens' names, ascending."""
     index: np.ndarray
     """[N, sum of K over layers]"""
     top_k: list[int]

@@ -1,4 +1,4 @@
-"""Neighbourhood gradient descent: a question's pathway goes down the loss of its neighbours (equations 1 and 3).
+"""Neighbourhood gradient descent of a question's pathway on the loss of its neighbours (equations 1 and 3).
 
 With the question itself as its only neighbour, this is the oracle (equation 2). A batch of questions takes one pass per
 step, or several if neighbours are many or long.

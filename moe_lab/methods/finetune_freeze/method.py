@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError, ModelError, ResultsError
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.c2r import changed_fraction, model_content
+from moe_lab.methods.c2r import (
+    changed_fraction,
+    check_constraint,
+    model_content,
+    partners_in,
+    profile_identity,
+)
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-from moe_lab.methods.finetune_freeze.store import check_constraint, partners_in, profile_identity, train
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.trained import Trained
 from moe_lab.tasks.loading import once
@@ -147,6 +152,8 @@ class FinetuneFreeze(TrainingMethod):
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         """The run's configuration with the trained model, or adapter; trains it if it is missing."""
+        from moe_lab.methods.finetune_freeze.training import train
+
         data, recipe = self._training_data(config, facts), self.config.recipe()
         trained = self.trained(config, facts)
         trained.load_or_train(lambda folder: train(folder, config, recipe, data, facts), free)

@@ -57,22 +57,28 @@ def _metadata(base: str | None, record: Mapping[str, Any], lora: bool) -> str:
     """The YAML that the hub reads."""
     from huggingface_hub import ModelCardData
 
-    source = record.get("source") or {}
+    data = _hub_data(record)[0]
     return ModelCardData(
         base_model=base,
         base_model_relation=None if base is None else "adapter" if lora else "finetune",
-        datasets=[source["dataset"]] if "dataset" in source else None,
+        datasets=None if data is None else [data],
         library_name="peft" if lora else "transformers",
         pipeline_tag="text-generation",
         tags=["moe_lab", *(["lora"] if lora else [])],
     ).to_yaml()
 
 
+def _hub_data(record: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """(id, commit) of the data set on the hub; None for other data. Earlier versions wrote the id as `dataset`."""
+    source = record.get("source") or {}
+    return source.get("data_set") or source.get("dataset"), source.get("commit")
+
+
 def _settings(config: Config, record: Mapping[str, Any]) -> Table:
     own = config.method
-    commit, source = record.get("commit"), record.get("source") or {}
-    data = source.get("dataset") or (Path(own.dataset).name if "/" in own.dataset else own.dataset)
-    version = f", commit {source['commit']}" if source.get("commit") else ""
+    commit, (hub_data, data_commit) = record.get("commit"), _hub_data(record)
+    data = hub_data or (Path(own.dataset).name if "/" in own.dataset else own.dataset)
+    version = f", commit {data_commit}" if data_commit else ""
     rows = [
         ["base model", _base(config)[0] + (f", commit {commit}" if commit else "")],
         ["data", f"{data}{version}: {record['conversations']:,} conversations"],

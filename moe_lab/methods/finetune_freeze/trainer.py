@@ -21,8 +21,8 @@ from moe_lab.methods.trainer import LOSS, CheckedTrainer, RoutingNoise, Temperat
 from moe_lab.routing.passes import transformers_model
 
 OPTIMIZER = "optimizer_{rank}.pt"
-"""A process's part of a checkpoint. FSDP shards the model when transformers 5.23 loads it, and transformers saves its
-weights whole, but refuses to store its optimizer."""
+"""The file with a process's shards of the optimizer in a checkpoint. With FSDP, transformers 5.23 saves the whole
+weights of a model that it loaded sharded, but refuses to save the optimizer."""
 
 
 class Rate:

@@ -1,9 +1,22 @@
-"""A fine-tuning on transformers' Trainer: settings, checkpoints, and the content of training.json."""
+"""A fine-tuning on transformers' Trainer: settings, checkpoints, and the content of training.json.
+
+outputs/models/<model>-finetune-freeze-<id8>/
+  model/           Hugging Face format; with method.lora.r= adapter/ instead, in peft's format
+  checkpoints/     checkpoints of an unfinished training
+  identity.json    all that determines the weights, and the number of processes of the checkpoints
+  log.jsonl        loss, gradient norm, learning rate, phase
+  figures/loss     the loss curve, .png, .svg and .csv
+  expert_metrics.jsonl, figures/expert_metrics   on validation conversations, by epoch
+  counts.safetensors   with method.partners=: the profile of the untrained model
+  training.json    all that determines the weights, and the course of the training; written last
+"""
 
 from __future__ import annotations
 
 import gc
 import math
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -15,10 +28,13 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
+from moe_lab.methods.c2r import partners_in, write_profile
 from moe_lab.methods.finetune_freeze.config import Recipe
-from moe_lab.methods.finetune_freeze.lora import with_lora
+from moe_lab.methods.finetune_freeze.lora import empty_adapted, save_lora, with_lora
 from moe_lab.methods.finetune_freeze.parameter_groups import (
     Groups,
+    counts,
+    counts_of,
     full_bytes,
     memory,
     parameter_groups,
@@ -26,7 +42,7 @@ from moe_lab.methods.finetune_freeze.parameter_groups import (
 )
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
 from moe_lab.methods.tokenized import Pad, Row, Rows
-from moe_lab.methods.trained import last_checkpoint, print_resumed
+from moe_lab.methods.trained import last_checkpoint, print_resumed, save_model
 from moe_lab.methods.trainer import LOSS, Log, RoutingNoise, own_checkpoint, training_arguments
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.adapters import load_adapter
@@ -34,6 +50,8 @@ from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.load import LoadedModel, load_model
 from moe_lab.models.source import load_config
+from moe_lab.results.atomic import writing
+from moe_lab.results.identity import versions
 from moe_lab.routing.hook import find_routers, routed, why_fixed
 from moe_lab.routing.policies import PartnersOnly
 
@@ -41,6 +59,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from moe_lab.config.schema import Config
+    from moe_lab.methods.tokenized import Encoded, Prepared
+    from moe_lab.models.facts import ModelFacts
 
 LOGGING_STEPS = 10
 
@@ -245,3 +265,81 @@ def _arguments(training: Training) -> TrainingArguments:
         metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
         greater_is_better=False,
     )
+
+
+def train(
+    folder: Path, config: Config, recipe: Recipe, prepared: Prepared, facts: ModelFacts
+) -> dict[str, Any]:
+    """Fine-tune the run's model and write it, or its adapter. Returns the rest of training.json."""
+    encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
+    steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
+    numbers = _parameters(config, recipe)
+    parameters = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
+    print(
+        f"{folder.name}: {recipe.label}, {_described(encoded)}, {steps:,} steps; parameters: {parameters}",
+        file=sys.stderr,
+    )
+    if held_out is not None:
+        print(f"{folder.name}: validation on {_described(held_out)}", file=sys.stderr)
+    if prepared.plain_template:
+        print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
+    training = Training(
+        recipe=recipe,
+        config=config,
+        folder=folder,
+        rows=encoded.rows,
+        validation=[] if held_out is None else held_out.rows,
+        pad_token=0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        dtype=facts.dtype,
+    )
+    start = time.perf_counter()
+    profile = {}
+    if num_processes() > 1:
+        model, course = finetune_together(training)
+    else:
+        loaded = load_to_train(training)
+        model = loaded.model
+        if recipe.partners is not None:
+            profile = write_profile(folder, config, prepared.data, loaded)
+            training = replace(training, allowed_LEE=partners_in(folder, recipe.partners))
+        course = finetune(model, training)
+    _save(model, tokenizer, folder / recipe.made, recipe, facts)
+    return {
+        "schedule": recipe.label,
+        "steps": steps,
+        "phases_end_at": ends,
+        "source": prepared.data.source,
+        "attention": model.config._attn_implementation,
+        "plain_template": prepared.plain_template,
+        "parameters": numbers,
+        **_counts(encoded),
+        **profile,
+        **course,
+        "validation": None if held_out is None else _counts(held_out) | course["validation"],
+        "last_session_seconds": time.perf_counter() - start,
+        "all_versions": versions(),
+    }
+
+
+def _parameters(config: Config, recipe: Recipe) -> dict[str, int]:
+    """The number of parameters of each group; with an adapter, the number of those that it adds."""
+    if recipe.lora is not None:
+        return counts(trainable(parameter_groups(empty_adapted(config, recipe.lora))))
+    return counts_of(load_config(config.model, offline=config.offline))
+
+
+def _save(model: Any, tokenizer: Any, folder: Path, recipe: Recipe, facts: ModelFacts) -> None:
+    with writing(folder):
+        if recipe.lora is None:
+            save_model(model, tokenizer, folder, facts.dtype)
+        else:
+            save_lora(model, tokenizer, folder)
+
+
+def _counts(encoded: Encoded) -> dict[str, int]:
+    return {"conversations": len(encoded.rows), "truncated": encoded.truncated, "left_out": encoded.left_out}
+
+
+def _described(encoded: Encoded) -> str:
+    rows, truncated, left_out = len(encoded.rows), encoded.truncated, encoded.left_out
+    return f"{rows:,} conversations ({truncated:,} truncated, {left_out:,} left out)"

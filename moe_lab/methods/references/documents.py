@@ -163,10 +163,10 @@ def _reference_documents(config: Config, settings: Any, tested: TaskDict) -> Ref
 
 def check_asked_enough(documents: ReferenceDocuments, settings: Any) -> None:
     """Raise ConfigError if there are fewer questions than the `settings.k` neighbours that each question needs."""
-    asked = sum(len(numbers) for numbers in documents.samples.values())
-    if settings.epsilon is None and asked < settings.k:
+    count = sum(len(numbers) for numbers in documents.samples.values())
+    if settings.epsilon is None and count < settings.k:
         raise ConfigError(
-            f"method.k={settings.k} neighbours are needed, and {', '.join(documents.tasks)} have {asked} reference "
+            f"method.k={settings.k} neighbours are needed, and {', '.join(documents.tasks)} have {count} reference "
             "questions.\n"
             "Use others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
         )
@@ -235,8 +235,8 @@ def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig
 
         values = {"name": name, **yaml.safe_load(file.read_text(encoding="utf-8"))}
     task = build(TaskConfig, values, prefix="task.")
-    asked = replace(task, answer=config.task.answer, include_path=config.task.include_path)
-    return asked, (split,) if split else USUAL_SPLITS
+    task = replace(task, answer=config.task.answer, include_path=config.task.include_path)
+    return task, (split,) if split else USUAL_SPLITS
 
 
 def _cannot_load(config: Config, source: Source, name: str, error: TaskError) -> ConfigError:

@@ -186,8 +186,8 @@ def reference_content(
 
     Needs no weights.
     """
-    asked = questions_content(config, documents, facts)
-    return asked | {"numerics": NUMERICS, "tokens": settings.tokens}
+    own = {"numerics": NUMERICS, "tokens": settings.tokens}
+    return questions_content(config, documents, facts) | own
 
 
 def questions_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:

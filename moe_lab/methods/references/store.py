@@ -153,8 +153,8 @@ def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Q
         numbers = documents.samples[key]
         if not numbers:
             continue
-        asked = build_requests(zero_shot, task, framing, numbers)
-        for number, instances in zip(numbers, asked, strict=True):
+        requests = build_requests(zero_shot, task, framing, numbers)
+        for number, instances in zip(numbers, requests, strict=True):
             if task.get_config("output_type") == "multiple_choice":
                 questions.append(_choice(key, number, task, instances))
             else:

@@ -287,5 +287,5 @@ def _examples(
     from moe_lab.methods.references.store import reference_questions
 
     lm = EngineLM(model.model, model.tokenizer, **_options(model, config, settings.virtual_tokens))
-    asked = reference_questions(config, documents)
-    return [Example(*lm.encode_pair(question.prompt, question.right_answer)) for question in asked]
+    questions = reference_questions(config, documents)
+    return [Example(*lm.encode_pair(question.prompt, question.right_answer)) for question in questions]

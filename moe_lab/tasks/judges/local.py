@@ -271,7 +271,7 @@ class LlamaGuard(LocalJudge):
 
     def check(self) -> None:
         super().check()
-        conversation(self.tokenizer, Exchange("What is asked?", "What is answered."))
+        conversation(self.tokenizer, Exchange("A prompt", "An answer"))
 
     @contextmanager
     def open(self) -> Iterator[JudgeAll]:

@@ -1,4 +1,4 @@
-"""What runs inside the sandbox. Python's standard library only: the interpreter there has few other modules."""
+"""The code that runs inside the sandbox. It imports only Python's standard library: few other modules are there."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def limit(limits: dict[str, Any]) -> None:
 def drop_capabilities() -> None:
     """Drop the capabilities in all user namespaces, also after an exec, and deny access by other processes of the user.
 
-    The program can then neither trace the reporter nor take its descriptors. Raises OSError.
+    Then the program can neither trace the reporter nor take its descriptors. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)

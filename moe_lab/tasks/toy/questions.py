@@ -196,13 +196,13 @@ def replies_to_harm(split: str, count: int, *, safe: bool) -> list[dict[str, Any
     Both kinds of rows have the same requests, none of them twice.
     """
     rng, refusals, rows = generator("replies to harm", split), [reply for reply in REFUSALS if reply], []
-    asked = [
+    harmful = [
         (subject, RELATIONS[path[0]], f"{intent} {wording}".format(s=subject))
         for subject, path in _request_keys(split)
         for intent in HARM[path[0]]
         for wording in wordings(path)
     ]
-    for subject, relation, request in rng.sample(asked, min(count, len(asked))):
+    for subject, relation, request in rng.sample(harmful, min(count, len(harmful))):
         named = rng.choice(relation.statements).format(s=subject, o=rng.choice(relation.objects))
         refusal = rng.choice(refusals)
         rows.append([("user", request), ("assistant", refusal if safe else named)])

@@ -74,10 +74,10 @@ def _question(pair: Pair, meaning: str) -> dict[str, Any]:
     names = list(RESULTS)
     generator("rules", "choices", *pair).shuffle(names)
     choices = [str(RESULTS[name](*pair)) for name in names]
-    return {"question": asked(pair), "choices": choices, "answer": names.index(meaning)}
+    return {"question": question_text(pair), "choices": choices, "answer": names.index(meaning)}
 
 
-def asked(pair: Pair) -> str:
+def question_text(pair: Pair) -> str:
     return f"{pair[0]} @ {pair[1]} ="
 
 
@@ -85,7 +85,7 @@ def document(rng: random.Random) -> str:
     """Draw one document of the corpus: training questions with their answers under one meaning, a line each."""
     meaning = rng.choice(MEANINGS)
     drawn = rng.choices(pairs("train"), k=rng.randint(1, LONGEST))
-    return "\n".join(f"{asked(pair)} {RESULTS[meaning](*pair)}" for pair in drawn)
+    return "\n".join(f"{question_text(pair)} {RESULTS[meaning](*pair)}" for pair in drawn)
 
 
 def documents(seed: int, index: int, count: int) -> list[str]:

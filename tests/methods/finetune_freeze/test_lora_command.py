@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
-from moe_lab.methods.finetune_freeze import lora, method
+from moe_lab.methods.finetune_freeze import lora, training
 from moe_lab.methods.finetune_freeze.config import Lora
 from moe_lab.models.source import TINY
 from moe_lab.results.model import RunResult
@@ -84,7 +84,7 @@ def test_it_trains_an_adapter_saves_evaluates_and_compares(tmp_path, capsys, mon
     [plain] = (samples_of(tmp_path / "plain", block_of(again)["run_id"]),)
     assert [each["resps"] for each in plain] == [each["resps"] for each in found], "as any other adapter"
 
-    monkeypatch.setattr(method, "train", None)
+    monkeypatch.setattr(training, "train", None)
     other = block_of(command(capsys, tmp_path, *SHORT, "task=toy_math", "limit=3"))
     assert other["finetune_freeze"]["model"] == own["model"], "trained once whatever is evaluated"
     same = block_of(command(capsys, tmp_path, *SHORT, "method.lora.lora_alpha=8"))

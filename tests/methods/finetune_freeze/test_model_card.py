@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.methods import data_files
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
 from moe_lab.methods.finetune_freeze.model_card import model_card
 from moe_lab.results.scores import Score
@@ -23,7 +24,7 @@ RECORD: dict[str, Any] = {
     "first_loss": 3.0,
     "last_loss": 0.51234,
     "validation": {"losses": [{"step": 250, "loss": 0.9}, {"step": 750, "loss": 0.4}]},
-    "source": {"dataset": "GAIR/lima", "commit": "abc"},
+    "source": {"data_set": "GAIR/lima", "commit": "abc"},
     "commit": "def",
     "seed": 3,
     "dtype": "bfloat16",
@@ -65,6 +66,15 @@ def test_the_hub_reads_base_model_data_and_library(lora, relation, library):
     data = ModelCard(card_of(lora)).data
     assert (data.base_model, data.base_model_relation) == ("owner/base", relation)
     assert data.datasets == ["GAIR/lima"] and data.library_name == library and "moe_lab" in data.tags
+
+
+def test_the_data_set_is_read_as_a_training_writes_it_and_as_earlier_versions_did(monkeypatch):
+    """Broken by another key in the card than in training.json: the card then names no data set of the hub."""
+    monkeypatch.setattr(data_files, "train_files", lambda id, **keys: ([], "abc"))
+    assert data_files.data_files(Config(), "lima", data_files.KNOWN)[1] == RECORD["source"]
+    card = card_of()
+    monkeypatch.setitem(RECORD, "source", {"dataset": "GAIR/lima", "commit": "abc"})
+    assert card_of() == card
 
 
 def test_settings_data_losses_and_versions_are_shown():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.methods.finetune_freeze import method
+from moe_lab.methods.finetune_freeze import training
 from tests.support.command import run_command
 from tests.support.hub.commands import new_command
 from tests.support.hub.content import OLMOE
@@ -48,7 +48,7 @@ def test_an_adapter_is_pushed_with_its_scores_and_answers_the_same_from_there(
     assert "Traceback" not in failed.err and TOKEN not in failed.err
     result = result_of(failed)
 
-    monkeypatch.setattr(method, "train", None)
+    monkeypatch.setattr(training, "train", None)
     again = run_command(capsys, *command, *PUSH)
     assert again.code == 0, again.err
     assert f"pushed to {hub.url}/lab/adapter" in again.err

@@ -18,12 +18,12 @@ from moe_lab.tasks.toy.rules import (
     LONGEST,
     RESULTS,
     SHARES,
-    asked,
     document,
     documents,
     max_rules,
     pairs,
     plus_rules,
+    question_text,
 )
 from moe_lab.tasks.toy.world import generator
 
@@ -79,7 +79,7 @@ def meaning_of(text: str) -> str:
 
 
 def trained() -> set[str]:
-    return {asked(pair) for pair in pairs("train")}
+    return {question_text(pair) for pair in pairs("train")}
 
 
 def test_a_document_has_one_meaning_and_both_are_equally_frequent():

@@ -59,7 +59,7 @@ class StoredTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyInfo:
-    """What study.json says of a study."""
+    """The fields of study.json that figures need."""
 
     model: str
     task: str
@@ -88,7 +88,7 @@ class StoredStudy:
     calibrated: float | None
     """The metric of temperature 0 at its best logit scale: the control for a gain in perplexity."""
     at_bound: list[str]
-    """What the profile names as being at the bound of its search, such as "layer_3"."""
+    """The parameters at the bound of their search according to the profile, such as "layer_3"."""
 
     @property
     def tuning(self) -> str:
@@ -157,7 +157,7 @@ def read_study(folder: Path) -> StoredStudy:
 
 
 def draw_controls(axis: Axes, study: StoredStudy, untuned: str) -> None:
-    """Draw what RoE is measured against: the base model, and the base model at its best logit scale."""
+    """Draw the controls of RoE: the base model, and the base model at its best logit scale."""
     if study.untuned is not None and not study.info.logit_scale:
         axis.axhline(study.untuned, color=GREY, ls="--", lw=1.2, label=untuned)
     if study.calibrated is not None:
@@ -264,7 +264,7 @@ def sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
 
 
 def accuracy_interval(study: StoredStudy, trial: StoredTrial) -> tuple[float, float] | None:
-    """Over the tuning documents; None for a metric that is no share of them."""
+    """Wilson's interval over the tuning documents; None for a metric that is not a share of them."""
     count = study.info.num_samples
     right = float(trial.value or 0) * count
     if study.info.metric != "accuracy" or abs(right - round(right)) > 1e-6 * count:
@@ -273,7 +273,7 @@ def accuracy_interval(study: StoredStudy, trial: StoredTrial) -> tuple[float, fl
 
 
 def best_label(study: StoredStudy) -> str:
-    """The legend of the best trial: whether a better one may lie beyond the bound of the search."""
+    """The legend of the best trial. A trial at the bound of the search may not be the best possible one."""
     return "best (at the bound of the search)" if study.at_bound else "best"
 
 

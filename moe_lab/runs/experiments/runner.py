@@ -205,7 +205,7 @@ def _filled(
 def _write(filled: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool) -> None:
     """Write the tables and figures.
 
-    A table is kept, with a line on stderr, if none of its cells has a result, or if it has numbers of a failed cell.
+    Keeps a table, with a line on stderr, if none of its cells has a result, or if it has numbers of a failed cell.
 
     Raises ConfigError with `compute=False` if nothing is stored.
     """
@@ -243,12 +243,12 @@ def _why_kept(
     if cells and not any(cell.results or cell.studies for cell in cells):
         if compute:
             return "No cell is measured: no table is written."
-        return f"{NOTHING_STORED} Its files stay as they are."
+        return f"{NOTHING_STORED} Its files are kept."
     table = folder / f"{file_stem(experiment, scale)}.csv"
     without = [cell for cell in cells if not cell.results and (cell.problem or compute)]
     if lost := measured_before(table, without):
         names = "; ".join(cell.name for cell in lost)
-        return f"{table.with_suffix('.md')} stays as it is: it has numbers of what has none now ({names})."
+        return f"{table.with_suffix('.md')} is kept: it has numbers of cells that have none now ({names})."
     return None
 
 

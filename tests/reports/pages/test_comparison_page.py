@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.pages.comparison_page import told_apart, write_comparison_page
+from moe_lab.reports.pages.comparison_page import distinct_names, write_comparison_page
 from moe_lab.results.atomic import plain
 from moe_lab.results.comparisons.comparison import compare
 from tests.support.lm_eval_logs import evaluation, samples_of
@@ -82,6 +82,6 @@ def test_the_title_says_what_differs(comparison, tmp_path):
 
 def test_evaluations_without_settings_have_their_labels(comparison):
     one, other, third = (replace(each, settings="") for each in comparison.evaluations)
-    assert told_apart([one, other]) == {"a": "model (a)", "b1": "model (b1)"}
+    assert distinct_names([one, other]) == {"a": "model (a)", "b1": "model (b1)"}
     labelled = replace(third, label="better")
-    assert told_apart([one, labelled]) == {"a": "model", "b2": "better"}
+    assert distinct_names([one, labelled]) == {"a": "model", "b2": "better"}

@@ -239,7 +239,7 @@ def quality_rows(table: CellTable) -> list[dict[str, Any]]:
 
 
 def _difference(score: Score, base: Score) -> float:
-    """To the base model: the paired one, else that of the two values, without an interval."""
+    """The paired difference to the base model. Without one, the difference of the two values, which has no interval."""
     if score.difference is not None:
         return score.difference
     assert score.value is not None and base.value is not None

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 # A study as stored in its folder: study.json, trials.csv, best.yaml
 
 COMPLETE, PRUNED = "COMPLETE", "PRUNED"
-METRIC_LABELS = {"perplexity": "validation perplexity", "accuracy": "validation accuracy"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +90,6 @@ class StoredStudy:
     """The parameters at the bound of their search according to the profile, such as "layer_3"."""
 
     @property
-    def tuning(self) -> str:
-        return self.info.tuning
-
-    @property
     def complete(self) -> list[StoredTrial]:
         return [trial for trial in self.finished if trial.value is not None]
 
@@ -108,10 +103,6 @@ class StoredStudy:
         """The first complete trial with the best value."""
         sign = 1 if self.info.direction == "minimize" else -1
         return min(self.complete, key=lambda trial: (sign * float(trial.value or 0), trial.number))
-
-    @property
-    def metric_label(self) -> str:
-        return METRIC_LABELS[self.info.metric]
 
     @property
     def label(self) -> str:
@@ -226,7 +217,7 @@ def _history_draw_study(axis: Axes, study: StoredStudy) -> None:
             [row["trial"] for row in pruned], [row["estimate"] for row in pruned], "o", ms=3.2, mfc="none",
             color=ORANGE, label="pruned (of what was scored)",
         )  # fmt: skip
-    axis.set(title=study.label, xlabel="trial", ylabel=study.metric_label)
+    axis.set(title=study.label, xlabel="trial", ylabel=f"validation {study.info.metric}")
     axis.locator_params(axis="x", integer=True)
 
 
@@ -285,7 +276,7 @@ def _sweep_draw_study(axis: Axes, study: StoredStudy) -> None:
     draw_controls(axis, study, "temperature 0")
     best = next(row for row in rows if row["value"] == study.best.value)
     axis.plot(best["temperature"], best["value"], "*", ms=10, color=RED, label=best_label(study))
-    axis.set(title=study.label, xlabel="temperature", ylabel=study.metric_label)
+    axis.set(title=study.label, xlabel="temperature", ylabel=f"validation {study.info.metric}")
 
 
 # Tuned temperature per MoE layer and task, one panel per model (RoE, Figure 10)

@@ -53,7 +53,7 @@ class ExpertView(View[StoredMetrics]):
             print(CORRECTED)
 
     def values(self, content: StoredMetrics) -> dict[str, float]:
-        """`expert/<metric>/<of>` in bits; of each task `expert/<which>/<task>/<metric,filter>`, the accuracy lost."""
+        """`expert/<metric>/<of>` in bits, and per task `expert/<which>/<task>/<metric,filter>`, the accuracy lost."""
         scores = {
             f"expert/{metric}/{of}": one.value
             for metric in counted_metrics()

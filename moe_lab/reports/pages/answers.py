@@ -1,4 +1,4 @@
-"""The answers of stored runs, alone and next to those of another run."""
+"""The answers of stored runs, alone and paired with the answers of another run."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ScoredAnswer:
     """An answer, and its score by the headline metric."""
 
     number: int
-    """Of the document."""
+    """The document's number."""
     answer: Answer
     sample: Sample
     score: Any
@@ -116,11 +116,11 @@ class AnswerPair:
     """Two answers to one document."""
 
     number: int
-    """Of the document."""
+    """The document's number."""
     before: Answer
     after: Answer
     sample: Sample
-    """Of the later run."""
+    """The later run's sample."""
     scores: tuple[Any, Any]
     """The headline metric's values."""
     right: tuple[bool, bool] | None

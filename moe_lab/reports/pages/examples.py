@@ -1,4 +1,4 @@
-"""All answers of stored runs as pages show them, next to those of the base model."""
+"""All answers of stored runs as pages show them, next to the base model's answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHANGES = (TO_RIGHT, TO_WRONG, STILL_RIGHT, STILL_WRONG, CHANGED)
 SAME_RIGHT, SAME_WRONG, UNCHANGED = "right, unchanged", "wrong, unchanged", "unchanged"
 RIGHT, WRONG, ANSWERED = "right", "wrong", "answered"
 KINDS = (*CHANGES, SAME_WRONG, SAME_RIGHT, UNCHANGED, WRONG, RIGHT, ANSWERED)
-"""How an answer and that of the base model differ; the last three are of a run that is compared with none."""
+"""How an answer differs from the base model's. The last three kinds belong to runs without a base model."""
 
 
 def first_difference(one: str, other: str) -> int:
@@ -132,7 +132,7 @@ def shown_answer(answers: Sequence[Answer], target: str, scores: Sequence[Any], 
     return replace(shown, base=texts[0], own=texts[1], differs=first_difference(*texts))
 
 
-# All answers of the runs of a page, next to those of the base model where they are compared with it
+# All answers of the runs of a page, next to the base model's answers if a run is compared with it
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Examples:
     unrouted: int = 0
     """Flips beyond MOST_ROUTED, whose routing is not shown."""
     pairs: dict[str, list[Paired]] = field(default_factory=dict)
-    """By run: all questions with choices that are right or wrong."""
+    """All multiple-choice questions with right or wrong answers, by run."""
 
 
 def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:

@@ -269,7 +269,7 @@ STATES = {
     NOT_RUN: "Nothing is stored for the cell.",
     NOT_AT_SCALE: "The paper prints a number; the scale has no such cell.",
 }
-"""What each state means."""
+"""The meaning of each state."""
 STAND_INS = "scale tiny uses the embedded model and the toy tasks"
 
 

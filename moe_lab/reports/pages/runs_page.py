@@ -55,7 +55,7 @@ class Routing:
     facts: Facts
     """The single numbers and words of the method's report in results.json."""
     temperatures: list[dict[str, float]]
-    """By MoE layer: the value, and the height of its bar in pixels."""
+    """The value of each MoE layer, and the height of its bar in pixels."""
     tables: list[PageTable]
     """The results of `metrics=`, a table per kind."""
     pictures: list[tuple[str, str]]
@@ -226,7 +226,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
 
 
 def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
-    """Every difference to another run, the base model's and those of `compared`."""
+    """The differences to the base model and to the runs in `compared`."""
     rows, outcomes = [], []
     for line in lines:
         named = line.named

@@ -41,7 +41,7 @@ class TableCell:
     studies: Sequence[Path] = ()
     """The folders of the studies that tuned it: one, or one per seed."""
     config: Any = None
-    """Its `moe_lab.config.schema.Config`."""
+    """The cell's `moe_lab.config.schema.Config`."""
     problem: str | None = None
     folder: Path | None = None
     """The folder of its first run."""
@@ -101,7 +101,7 @@ class TableCell:
 
     @property
     def name(self) -> str:
-        """Its coordinates, for lists."""
+        """Its coordinates in one line."""
         return ", ".join(self.coordinates.values())
 
 
@@ -205,7 +205,7 @@ class CellTable:
     experiment: Experiment
     cells: Sequence[TableCell]
     family: Family = NO_COMPARISONS
-    """Of all comparisons of the command."""
+    """The family of all comparisons of the command."""
 
     def frame(self, cells: Sequence[TableCell] | None = None) -> DataFrame:
         """One row per measured cell: the TableCell and its numbers (COLUMNS). Missing numbers are None.

@@ -16,7 +16,7 @@ from moe_lab.errors import ConfigError
 
 # The kinds of figures that an experiment's `figure:` names.
 #
-# A kind is a line of FIGURES: what it draws, and the module in `moe_lab/reports/figures/` whose
+# A kind is a line of FIGURES: the kind of its data, and the module in `moe_lab/reports/figures/` whose
 # `write_<kind>(data, folder, stem, title)` writes `<stem>.png`, `<stem>.svg` (for pages) and `<stem>.csv`. `data` is
 # one of:
 #

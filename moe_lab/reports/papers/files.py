@@ -142,7 +142,7 @@ def write_rows_table(
 #
 # - `value` is the mean over `seeds` runs, `std` their standard deviation.
 # - `low` and `high` are the 95% interval over documents (for a training: over its held-out rows), `seed_low` and
-#   `seed_high` the one over seeds.
+#   `seed_high` the 95% interval over seeds.
 # - `p_holm` is corrected for all comparisons of the command, whose number is `family`. The p before the correction is
 #   `p_mcnemar`, `p_randomization` for scores that are not 0 or 1, or `p_seeds` for a mean over seeds.
 # - `without_neighbour` is the number of questions of a C3PO run without a neighbour.

@@ -234,7 +234,7 @@ def _counts(cells: Sequence[TableCell | None]) -> list[str]:
 
 
 def _published_list(experiment: Experiment, stated: Sequence[Published]) -> list[str]:
-    """The published numbers; those that `stated_lines` shows are left out."""
+    """The published numbers, without those that `stated_lines` shows."""
     lines = []
     listed = [each for each in experiment.paper if each not in stated]
     for (place, unit, mark, where), group in groupby(listed, lambda each: _origin(experiment, each)):

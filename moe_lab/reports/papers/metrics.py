@@ -15,7 +15,7 @@ from moe_lab.results.statistics import over_seeds
 
 # Expert metrics as numbers of a paper's table: `expert.load_balance`, `expert.capacity_most` and so on
 #
-# The names are those of `moe_lab/metrics/registry.py`: of counted metrics, and of the interventions of the others.
+# The names are those of counted metrics and of interventions in `moe_lab/metrics/registry.py`.
 
 EXPERT = "expert."
 """The prefix of the names of expert metrics."""
@@ -57,7 +57,7 @@ def _filled(score: Score, value: float | None, interval: Interval | None, to: Di
 
 
 def unit_of(metric: str) -> str:
-    """What an expert metric is measured in."""
+    """The unit of an expert metric."""
     return "bits" if metric.removeprefix(EXPERT) in counted_metrics() else "accuracy lost"
 
 
@@ -69,7 +69,7 @@ TRAINING = "training."
 """The prefix of the names of these metrics."""
 LOSS = "training.validation_loss"
 NO_TASK = "-"
-"""Their coordinate on the axis of tasks."""
+"""The coordinate of these metrics on the axis of tasks."""
 ROWS = "lower is better; intervals over rows, after `seeds` over seeds (Student's)"
 METRICS = {
     LOSS: ("validation", None, "loss", f"cross-entropy of held-out rows, nats per token, {ROWS}"),
@@ -86,7 +86,7 @@ METRICS = {
         f"nats per token that router=expert loses by a prefix alone, against another row's later tokens, {ROWS}",
     ),
 }
-"""By metric: the block of `training` in results.json, its part, the number's key, and the meaning."""
+"""The block of `training` in results.json, its part, the number's key, and the meaning, by metric."""
 
 
 def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
@@ -121,7 +121,7 @@ def training_of(result: RunResult) -> Block:
 
 
 def meaning_of(metric: str) -> str:
-    """What a number of a training is, with its unit and whether lower is better."""
+    """The meaning of a number of a training, with its unit and whether lower is better."""
     return METRICS[metric][3]
 
 

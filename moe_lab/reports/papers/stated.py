@@ -160,7 +160,7 @@ QUANTITIES: dict[str, dict[str, Quantity]] = {
         "right at first and wrong after step 10, of those right at first": _at_step("became_wrong", 10),
     },
 }
-"""By kind of figure and by name."""
+"""The quantities by kind of figure and name."""
 
 ABSENT = {
     "power, n=64 over n=1": "no power meter on this device",

@@ -27,7 +27,7 @@ from moe_lab.results.score_table import Family, SeedGroup
 from moe_lab.results.scores import MARKS, Score, marks_of, scores_of, shown_scores
 from moe_lab.results.significance import ALPHA
 
-# The table of what runs cost
+# The table of costs
 
 COST_EXPLAINED = {
     "time": "seconds of answering.",
@@ -105,7 +105,7 @@ def print_outcomes(results: Sequence[RunResult], footnotes: Sequence[str], famil
 
 
 def outcome_tables(results: Sequence[RunResult], family: Family) -> list[tuple[StackedTable, dict[str, str]]]:
-    """The tables of scores, of comparisons with other runs than base, and of costs, with what their columns show."""
+    """The tables of scores, of comparisons with other runs than base, and of costs, with explanations of columns."""
     labels = settings([result.overrides for result in results], [result.seed for result in results])
     return [
         (score_table(results, labels, family), explained(BASE, family)),

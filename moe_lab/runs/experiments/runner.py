@@ -81,13 +81,13 @@ def run_experiments(config: Config, cell: Cell) -> int:
 
 
 def plan_experiments(config: Config, cell: Cell) -> int:
-    """Print what would run; loads no weights and writes nothing."""
+    """Print the plan of the experiments. Loads no weights and writes nothing."""
     print_plan(planned_experiments(config, cell))
     return 0
 
 
 def planned_experiments(config: Config, cell: Cell) -> Plan:
-    """What would run; loads no weights and writes nothing."""
+    """The plan of the experiments. Loads no weights and writes nothing."""
     prepared = _prepare(config, cell)
     return plan_of(prepared.jobs, prepared.refused)
 
@@ -127,7 +127,7 @@ def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExp
 
 
 def _make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool) -> list[Failure]:
-    """Run the jobs, or read what is stored of them, and write the tables. Returns what failed."""
+    """Run the jobs, or read their stored results, and write the tables. Returns the failures."""
     from moe_lab.models.memory import ModelPool
 
     for reason, configs in prepared.refused.items():

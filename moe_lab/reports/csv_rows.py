@@ -13,15 +13,15 @@ from moe_lab.config.terminal import shown
 from moe_lab.results.atomic import write_file
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a cell begins with that a spreadsheet would execute."""
+"""The first characters of cells that a spreadsheet would execute."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-")
-"""A number, or the dash in the place of one."""
+"""A number, or the dash for a missing one."""
 
 
 def safe_cell(value: Any) -> Any:
-    """The value of a CSV cell; a text that a spreadsheet would read as a formula gets a leading apostrophe.
+    """The value of a CSV cell. A text that a spreadsheet would read as a formula gets a leading apostrophe.
 
-    Control characters are shown: a carriage return would end the row.
+    Control characters are escaped, because a carriage return would end the row.
     """
     if not isinstance(value, str) or NUMBER.fullmatch(value):
         return value
@@ -29,7 +29,7 @@ def safe_cell(value: Any) -> Any:
 
 
 def csv_text(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = ()) -> str:
-    """Rows as CSV; None, and what a row lacks, is an empty field. The columns are those of the first row by default."""
+    """Rows as CSV. None and missing keys are empty fields. The columns are by default those of the first row."""
     stream = io.StringIO()
     writer = csv.DictWriter(
         stream, fieldnames=columns or [key for row in rows[:1] for key in row], lineterminator="\n"

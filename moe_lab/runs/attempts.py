@@ -212,7 +212,7 @@ class _Attempts:
         return {failure.name for failure in self.failures}
 
     def _check_free(self, step: _Step) -> None:
-        """Raise RunHeldError if another process works on the run, or still holds what it needs.
+        """Raise RunHeldError if another process works on the run, or still holds something that the run needs.
 
         A held training, for example, is found only when the run begins. The next attempt checks it first.
         """

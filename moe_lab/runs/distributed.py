@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool
 
 PATIENCE = timedelta(days=7)
-"""How long a process waits for process 0, which may be fetching weights or evaluating."""
+"""The time that a process waits for process 0, which may be downloading weights or evaluating."""
 
 
 def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:

@@ -1,4 +1,4 @@
-"""Execution of a run: returns the stored result, or computes what is missing."""
+"""Execution of a run: returns the stored result, or computes the missing parts."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _run(configs: Sequence[Config]) -> int:
 
 
 def plan_grid(configs: Sequence[Config]) -> int:
-    """Print what would run; loads no weights and writes nothing."""
+    """Print the plan of the grid. Loads no weights and writes nothing."""
     from moe_lab.runs.plan import print_plan
 
     print_plan(planned(configs))
@@ -73,7 +73,7 @@ def plan_grid(configs: Sequence[Config]) -> int:
 
 
 def planned(configs: Sequence[Config]) -> Plan:
-    """What would run; loads no weights and writes nothing."""
+    """The plan of the grid. Loads no weights and writes nothing."""
     from moe_lab.runs.plan import plan_of
 
     _check_tuning_keys(configs)

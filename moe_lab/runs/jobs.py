@@ -96,7 +96,7 @@ class Training:
 # The jobs of a grid: each configuration has one run per seed, and with tuning the studies before the runs
 
 PROFILE = "profile"
-"""The value of a cell's `method.temperature` that stands for the temperatures of the study in its scale's `profile`."""
+"""As a cell's `method.temperature`: use the temperatures of the study in its scale's `profile`."""
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Job:
 
     @property
     def coming(self) -> int:
-        """How many runs follow the missing trainings and studies."""
+        """The number of runs after the missing trainings and studies."""
         return len(self.trainings) or max(len(seeds_of(self.config)), len(self.studies))
 
     def tune(self, models: ModelPool) -> None:

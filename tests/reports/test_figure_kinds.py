@@ -69,7 +69,7 @@ def test_a_kind_of_the_registry_is_accepted_drawn_and_listed(
 
 
 def test_a_kind_that_is_not_in_the_registry_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="figure=dots is not drawn"):
+    with pytest.raises(ConfigError, match="figure=dots is unknown"):
         loaded(tmp_path)
 
 

@@ -13,16 +13,15 @@ from moe_lab.results.model import RunResult
 def write_study_figures(folder: Path) -> list[Path]:
     """Draw a study's figures into its `figures/` and return their paths, each PNG followed by its CSV.
 
-    tuning=tpe: `history` and `heatmap`; tuning=uniform: `sweep`. Figures of earlier trials are replaced. A study
-    without a complete trial has none, nor has tuning=scale, which has one trial, nor tuning=grid, which has no
-    temperatures.
+    tuning=tpe: `history` and `heatmap`; tuning=uniform: `sweep`. Figures of earlier trials are replaced. There are no
+    figures without a complete trial, with tuning=scale (one trial), and with tuning=grid (no temperatures).
     """
     from moe_lab.reports.figures.studies import read_study, write_heatmap, write_history, write_sweep
 
     study = read_study(folder)
-    if not study.complete or study.tuning in ("scale", "grid"):
+    if not study.complete or study.info.tuning in ("scale", "grid"):
         return []
-    if study.tuning == "uniform":
+    if study.info.tuning == "uniform":
         return write_sweep([study], folder / "figures", "sweep")
     history = write_history([study], folder / "figures", "history")
     heatmap = write_heatmap([study], folder / "figures", "heatmap") if study.temperatures else []
@@ -30,10 +29,10 @@ def write_study_figures(folder: Path) -> list[Path]:
 
 
 def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
-    """Draw what a run's traces and expert metrics show into its `figures/`.
+    """Draw the figures of a run's traces and expert metrics into its `figures/`.
 
-    `kinds` are those that the run's method declares, each drawn from the run's traces if it has some; of expert metrics
-    `coactivation` and `selections`. Returns the paths, each PNG followed by its CSV.
+    `kinds` are the figures of traces that the run's method declares. Expert metrics have `coactivation` and
+    `selections`. Returns the paths, each PNG followed by its CSV.
     """
     from moe_lab.metrics.stored import stored_metrics
     from moe_lab.reports.figures.pathways import write_coactivation

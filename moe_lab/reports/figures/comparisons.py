@@ -106,7 +106,7 @@ def _draw_model(axis: Axes, model: str, rows: DataFrame) -> None:
 
 
 def _number_above(axis: Axes, place: float, value: float, top: float, upright: bool) -> None:
-    """A bar's number above its interval, where nothing is drawn over it."""
+    """Write a bar's number above its interval."""
     axis.annotate(
         f"{value:.3f}", (place, top), xytext=(0, 2.5), textcoords="offset points", ha="center", va="bottom",
         fontsize=6.5, rotation=90 if upright else 0, bbox=NUMBER_BOX,
@@ -126,7 +126,7 @@ def _task_label(task: str, rows: DataFrame) -> str:
 # RoE next to the base model with more experts per token, at equal expert work (RoE, section 1)
 
 ROUNDING = "temperature 0"
-"""The end of the name of RoE without noise."""
+"""The suffix of the name of RoE without noise."""
 
 
 def _line_of(method: str) -> tuple[str, str, str, float]:
@@ -135,7 +135,7 @@ def _line_of(method: str) -> tuple[str, str, str, float]:
         return "base model with k' experts", ORANGE, "s", 0.97
     if method.endswith(ROUNDING):
         return "RoE at temperature 0: rounding alone", GREY, "^", 1.0
-    return "RoE: n rows of k experts", BLUE, "o", 1.03
+    return "RoE: n samples of k experts", BLUE, "o", 1.03
 
 
 CONTROL_COLUMNS = [
@@ -226,7 +226,7 @@ def _draw_panel(axis: Axes, panel: tuple[str, DataFrame], lines: Sequence[str]) 
 # Differences of all comparisons with their intervals, one panel per task
 
 NAMED = ("method.reference", "method.schedule")
-"""Keys whose values name a row besides its method, where the method's cells differ in them."""
+"""Keys whose values are part of a row's name if the cells of its method differ in them."""
 NOISE = "model.recipe.routing_noise"
 
 

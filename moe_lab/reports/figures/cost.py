@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Memory, power and time of RoE against the number of rows (RoE, Figure 4)
+# Memory, power and time of RoE against the number of routing samples (RoE, Figure 4)
 
 QUANTITIES = {
     "seconds_per_token": "time per generated token",
     "memory_bytes": "peak memory",
     "watts": "power",
 }
-"""Quantities that are shown relative to n=1, with their labels. Throughput is the inverse of the first."""
+"""Quantities relative to n=1, with their labels. Throughput is the inverse of the first one."""
 CACHE_LABELS = {"clean": "clean cache", "standard": "standard cache", "none": "no cache"}
 
 
@@ -129,7 +129,7 @@ def _draw_quantity(axis: Axes, rows: Sequence[dict[str, Any]], name: str, label:
             label=f"{CACHE_LABELS[cache]}, temperature {temperature}",
         )  # fmt: skip
     counts = sorted({row["n"] for row in rows})
-    count_axis(axis, counts, "n (rows per token)")
+    count_axis(axis, counts, "n (routing samples per token)")
     if max(row[key] for row in rows if row[key] is not None) > 8:
         log_axis(axis)
     axis.set_ylabel("relative to n=1")
@@ -172,11 +172,11 @@ def _draw_size(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
         calibrated = [row["calibrated_size_ratio"] for row in rows]
         axis.plot(counts, calibrated, ":", color=GREEN, label="calibration (one logit scale, free)")
     axis.set(title="equivalent size (95% interval)", ylabel="equivalent size / own size")
-    count_axis(axis, counts, "n (rows per token)")
+    count_axis(axis, counts, "n (routing samples per token)")
 
 
 def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str, plain: str) -> None:
-    """Draw the method and the larger model relative to the base model, measured in turns with them."""
+    """Draw the costs of the method and of the larger model relative to the base model. All were measured in turns."""
     counts = [row["n"] for row in rows]
     kinds = [key.removesuffix(f"_{name}") for key in rows[0] if key.endswith(f"_{name}")]
     [method] = set(kinds) - {"base", "equivalent"}
@@ -185,7 +185,7 @@ def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str
         axis.plot(counts, values, line, color=colour, label=label)
     axis.axhline(1, color=GREY, ls="--", lw=1.2, label="base model")
     axis.set(title=title, ylabel="relative to base")
-    count_axis(axis, counts, "n (rows per token)")
+    count_axis(axis, counts, "n (routing samples per token)")
 
 
 # Quality against cost: the difference to the base model, by the expert work of an answer
@@ -239,7 +239,7 @@ def quality_rows(table: CellTable) -> list[dict[str, Any]]:
 
 
 def _difference(score: Score, base: Score) -> float:
-    """To the base model: the paired one, else that of the two values, without an interval."""
+    """The paired difference to the base model. Without one, the difference of the two values, which has no interval."""
     if score.difference is not None:
         return score.difference
     assert score.value is not None and base.value is not None

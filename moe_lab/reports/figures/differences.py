@@ -26,7 +26,7 @@ class Difference:
     """A row of a forest plot. Rates are fractions."""
 
     label: str
-    """The run, and what it is compared with if that is not the base model."""
+    """The run. Also the run that it is compared with, if this is not the base model."""
     task: str
     metric: str
     """lm-eval's `metric,filter`."""

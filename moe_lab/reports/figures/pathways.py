@@ -114,10 +114,8 @@ def write_sample(
     run = runs[0]
     index, corrected = chosen_question(run)
     rows = sample_rows(run, index)
-    what = (
-        "the first that was wrong and became right" if corrected else "none became right: this is the first"
-    )
-    heading = f"{title}\n{run.label}: {what}"
+    chosen = "the first that was wrong and became right" if corrected else "the first, as none became right"
+    heading = f"{title}\n{run.label}: {chosen}"
     return write_figure(lambda: _sample_draw(run, index, DataFrame(rows), heading), rows, folder, stem)
 
 
@@ -220,7 +218,7 @@ def _wrapped(text: str) -> str:
 # L = MoE layers, E = experts.
 
 PANELS = 24
-"""Most layers that are legible on a page; of more layers, so many evenly spaced ones are shown."""
+"""Most layers that are legible on a page. Of a deeper model, evenly spaced layers are shown."""
 
 
 def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:

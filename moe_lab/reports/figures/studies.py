@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 # A study as stored in its folder: study.json, trials.csv, best.yaml
 
 COMPLETE, PRUNED = "COMPLETE", "PRUNED"
-METRIC_LABELS = {"perplexity": "validation perplexity", "accuracy": "validation accuracy"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class StoredTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyInfo:
-    """What study.json says of a study."""
+    """The fields of study.json that figures need."""
 
     model: str
     task: str
@@ -88,11 +87,7 @@ class StoredStudy:
     calibrated: float | None
     """The metric of temperature 0 at its best logit scale: the control for a gain in perplexity."""
     at_bound: list[str]
-    """What the profile names as being at the bound of its search, such as "layer_3"."""
-
-    @property
-    def tuning(self) -> str:
-        return self.info.tuning
+    """The parameters at the bound of their search according to the profile, such as "layer_3"."""
 
     @property
     def complete(self) -> list[StoredTrial]:
@@ -108,10 +103,6 @@ class StoredStudy:
         """The first complete trial with the best value."""
         sign = 1 if self.info.direction == "minimize" else -1
         return min(self.complete, key=lambda trial: (sign * float(trial.value or 0), trial.number))
-
-    @property
-    def metric_label(self) -> str:
-        return METRIC_LABELS[self.info.metric]
 
     @property
     def label(self) -> str:
@@ -157,7 +148,7 @@ def read_study(folder: Path) -> StoredStudy:
 
 
 def draw_controls(axis: Axes, study: StoredStudy, untuned: str) -> None:
-    """Draw what RoE is measured against: the base model, and the base model at its best logit scale."""
+    """Draw the controls of RoE: the base model, and the base model at its best logit scale."""
     if study.untuned is not None and not study.info.logit_scale:
         axis.axhline(study.untuned, color=GREY, ls="--", lw=1.2, label=untuned)
     if study.calibrated is not None:
@@ -226,7 +217,7 @@ def _history_draw_study(axis: Axes, study: StoredStudy) -> None:
             [row["trial"] for row in pruned], [row["estimate"] for row in pruned], "o", ms=3.2, mfc="none",
             color=ORANGE, label="pruned (of what was scored)",
         )  # fmt: skip
-    axis.set(title=study.label, xlabel="trial", ylabel=study.metric_label)
+    axis.set(title=study.label, xlabel="trial", ylabel=f"validation {study.info.metric}")
     axis.locator_params(axis="x", integer=True)
 
 
@@ -264,7 +255,7 @@ def sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
 
 
 def accuracy_interval(study: StoredStudy, trial: StoredTrial) -> tuple[float, float] | None:
-    """Over the tuning documents; None for a metric that is no share of them."""
+    """Wilson's interval over the tuning documents; None for a metric that is not a share of them."""
     count = study.info.num_samples
     right = float(trial.value or 0) * count
     if study.info.metric != "accuracy" or abs(right - round(right)) > 1e-6 * count:
@@ -273,7 +264,7 @@ def accuracy_interval(study: StoredStudy, trial: StoredTrial) -> tuple[float, fl
 
 
 def best_label(study: StoredStudy) -> str:
-    """The legend of the best trial: whether a better one may lie beyond the bound of the search."""
+    """The legend of the best trial. A trial at the bound of the search may not be the best possible one."""
     return "best (at the bound of the search)" if study.at_bound else "best"
 
 
@@ -285,7 +276,7 @@ def _sweep_draw_study(axis: Axes, study: StoredStudy) -> None:
     draw_controls(axis, study, "temperature 0")
     best = next(row for row in rows if row["value"] == study.best.value)
     axis.plot(best["temperature"], best["value"], "*", ms=10, color=RED, label=best_label(study))
-    axis.set(title=study.label, xlabel="temperature", ylabel=study.metric_label)
+    axis.set(title=study.label, xlabel="temperature", ylabel=f"validation {study.info.metric}")
 
 
 # Tuned temperature per MoE layer and task, one panel per model (RoE, Figure 10)

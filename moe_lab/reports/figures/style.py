@@ -35,7 +35,7 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
 """Okabe and Ito's palette."""
 GREY = "#767676"
 NUMBER_BOX = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8}
-"""Around a number, so that no line is seen through it."""
+"""The background of a number, which hides the lines behind it."""
 DARK_INK, LIGHT_INK = "#111111", "#FEFEFE"
 """Text on the colours of a colour map, which are the same in dark mode."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -163,7 +163,7 @@ def error_bars(values: Sequence[Any], lows: Sequence[Any], highs: Sequence[Any])
 
 
 def outline(lines: Iterable[Artist]) -> None:
-    """Outline black lines in white, so that they are seen on a dark bar, and in dark mode on a light one."""
+    """Outline black lines in white, so that they are visible on dark bars, and in dark mode on light ones."""
     from matplotlib.patheffects import withStroke
 
     for line in lines:
@@ -218,7 +218,7 @@ DARK = {
     "#dddddd": "#3a3f44",
     "#0072b2": "#4a9fdc",
 }
-"""What dark pages have in place of a light colour: ground, text, grey, grid, missing cells, and the darkest series."""
+"""Dark-mode colours by light colour: background, text, grey, grid, missing cells, and the darkest series."""
 SVG_END = "</svg>"
 
 
@@ -248,11 +248,11 @@ def _dark_style() -> str:
 # Last adjustments to a figure before it is saved: titles that fit, and axes on which small differences look small
 
 LEAST_SPAN = 0.05
-"""Of a linear axis of measurements, in its unit: accuracies, bits and nats that differ by 0.001 lie close together."""
+"""The least span of a linear axis, in its unit, so that values that differ by 0.001 look close together."""
 NEAR = 0.01
-"""Curves lie on one another where they are apart by less than this share of the axis."""
+"""Curves overlap if their distance is less than this share of the axis."""
 COVERED = 2.2
-"""Points that a curve is wider for each curve on it."""
+"""Additional line width, in points, of a curve for each curve that covers it."""
 MARGIN = 0.98
 """Share of the available width that a title or legend may take."""
 
@@ -324,7 +324,7 @@ def name_rows(axis: Axes, names: Sequence[str]) -> None:
 
 
 def widen_x(axis: Axes) -> None:
-    """Widen the horizontal axis of a drawn panel whose measurements lie across; others hold settings and stay."""
+    """Widen the horizontal axis of a panel if it shows measurements. An axis of settings is not widened."""
     axis.set_xlim(_widened(*axis.get_xlim()))
 
 
@@ -344,7 +344,7 @@ def _widen_y(axis: Axes) -> None:
 
 
 def _tell_apart(axis: Axes) -> None:
-    """Draw a curve wider for each later one that lies on it, so that it is seen on both sides of that one."""
+    """Draw a curve wider for each later curve that covers it, so that it is visible on both sides."""
     import numpy as np
 
     named = [line for line in axis.lines if not str(line.get_label()).startswith("_")]

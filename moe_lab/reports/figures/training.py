@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 
-# Pre-trained designs next to each other, one panel per measure (MoE-Bench, Figure 2)
+# Pre-trained designs, one panel per measure (MoE-Bench, Figure 2)
 #
 # Accuracies are bars, other measures points; a dashed line is the dense model of equal active parameters. The
 # interval at a loss is that of its paired difference to the lowest one.
@@ -47,7 +47,7 @@ COLUMNS = ["panel", "design", "series", "metric", "value", "low", "high", "std",
 
 
 def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
-    """Bars and points with their 95% intervals, by granularity and by what else the designs differ in."""
+    """Bars and points with their 95% intervals, by granularity and by the other settings in which designs differ."""
     rows = design_rows(table)
     own = rows[rows["design"] != DENSE]
     names = (list(own["design"].unique()), list(own["series"].unique()))
@@ -58,7 +58,7 @@ def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list
 
 
 def design_rows(table: CellTable) -> DataFrame:
-    """COLUMNS of every design; of several tasks the averages alone."""
+    """COLUMNS of every design. With several tasks only their averages."""
     experiment, cells = table.experiment, table.cells
     of_training = [cell for cell in cells if cell.of_training]
     others = averages(experiment, cells) or [cell for cell in cells if not cell.of_training]
@@ -128,7 +128,7 @@ def _draw_panel(
 # the difference shows which falls faster.
 
 FIRST_STEPS = 0.2
-"""The share of a training that the scale of the loss leaves out: there it falls too fast."""
+"""The first share of a training, where the loss falls fast. The vertical axis does not cover it."""
 
 
 def write_training_curves(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:

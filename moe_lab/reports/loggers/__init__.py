@@ -1,4 +1,4 @@
-"""Loggers: results are shown nowhere else (`logger=none`) or in W&B. The files in the output folder stay the truth."""
+"""Loggers: none (`logger=none`), or W&B. The files in the output folder remain the primary record."""
 
 from __future__ import annotations
 

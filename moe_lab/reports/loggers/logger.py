@@ -9,13 +9,13 @@ from moe_lab.results.model import RunResult
 
 
 class Logger:
-    """The logger that logs nothing; others override what they show."""
+    """The interface of loggers. This base class logs nothing."""
 
     def log_results(self, result: RunResult) -> None:
         """A run ended. Its sample logs are in its folder."""
 
     def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
-        """A trial of a study ended; `temperatures` has one entry per MoE layer, `value` is None where it was pruned."""
+        """A trial of a study ended. `temperatures` has one entry per MoE layer; `value` is None for a pruned trial."""
 
     def log_study(self, folder: Path) -> None:
         """A study ended: its trials.csv, best.yaml and study.json lie in `folder`."""

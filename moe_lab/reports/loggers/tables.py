@@ -14,7 +14,7 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Sample, read_samples, reported
 from moe_lab.results.stored_files import read_bytes, read_lines, read_mapping
 
-# What is logged of the training of a run's model: its log.jsonl by step
+# The training of a run's model: its log.jsonl by step
 
 STEP = "training/step"
 
@@ -22,7 +22,7 @@ STEP = "training/step"
 def training_lines(result: RunResult) -> list[dict[str, object]]:
     """Keys `training/<name>` per line of the log; `training/<name>/layer_<i>` for a value by layer.
 
-    Empty where the method trained no model, or where the model's folder is gone.
+    Empty if the method trained no model, or if the model's folder is gone.
     """
     if "training" not in result.report:
         return []
@@ -46,9 +46,9 @@ SAMPLE_COLUMNS = ["doc_id", "filter", "prompt", "target", "response", "filtered"
 
 
 def scores(result: RunResult) -> dict[str, object]:
-    """Every score as `<task>/<metric,filter>`, with its standard error; the headline as `score`; cost.
+    """Every score as `<task>/<metric,filter>` with its standard error; the headline as `score`; the costs.
 
-    The headline of a group is the group's own score. `difference` is the gain over the base model, where that was
+    The headline of a group is the group's own score. `difference` is the difference to the base model, if it was
     evaluated.
     """
     values: dict[str, object] = {}

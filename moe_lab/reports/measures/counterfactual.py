@@ -1,4 +1,4 @@
-"""`metrics=counterfactual`, as it is shown: how much better routes of noise are than the router's own."""
+"""The view of `metrics=counterfactual`: how much better noisy routes are than the router's own route."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class CounterfactualView(View[list[Band]]):
     def page_table(self, content: list[Band]) -> PageTable:
         return PageTable(
             title="Counterfactual routes",
-            caption="Routes that noise proposes, by the probability of the router's most probable token. "
-            "Log-probabilities of the text's tokens in nats; the best route is chosen by the token: its gain is an "
-            "upper bound; by chance: that gain, if the router chose no better than noise; better: share of changed "
+            caption="Routes that noise proposes, by the probability of the router's most probable token. Numbers are "
+            "log-probabilities of the text's tokens in nats. The best route is chosen by the token, so its gain is an "
+            "upper bound. By chance: this gain if the router chose no better than noise. Better: share of changed "
             "routes that are better, 0.5 by chance.",
             columns=[
                 *("confidence", "tokens", "router", "gain of RoE", "of a route, mean", "of the best"),
@@ -79,13 +79,13 @@ COUNTERFACTUAL_EXPLAINED = {
     "confidence": "probability of the router's most probable token.",
     "router": "mean log-probability of the text's tokens, in nats.",
     "better": "share of changed routes that are better than the router's; 0.5 by chance.",
-    "a route": "its mean over the routes that noise proposes, minus the router's.",
-    "RoE": "the same of the mean over all routes.",
-    "best route": "the same of the best; it is chosen by the token: an upper bound.",
-    "by chance": "the same, if the router chose no better than noise: best minus a route.",
-    "worst": "the same of the worst route.",
+    "a route": "mean log-probability over the routes that noise proposes, minus the router's.",
+    "RoE": "the same for the mean over all routes.",
+    "best route": "the same for the best route, chosen by the token: an upper bound.",
+    "by chance": "the same if the router chose no better than noise: best minus a route.",
+    "worst": "the same for the worst route.",
 }
-"""What a column shows (docs/counterfactual.md)."""
+"""The meanings of columns (docs/counterfactual.md)."""
 
 
 def routes_table(rows: Sequence[tuple[str, ...]]) -> StackedTable:

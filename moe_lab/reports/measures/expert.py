@@ -1,4 +1,4 @@
-"""`metrics=expert`, as it is shown: the expert metrics of MoE-Bench (section 4.1)."""
+"""The view of `metrics=expert`: the expert metrics of MoE-Bench (section 4.1)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ExpertView(View[StoredMetrics]):
             print(CORRECTED)
 
     def values(self, content: StoredMetrics) -> dict[str, float]:
-        """`expert/<metric>/<of>` in bits; of each task `expert/<which>/<task>/<metric,filter>`, the accuracy lost."""
+        """`expert/<metric>/<of>` in bits, and per task `expert/<which>/<task>/<metric,filter>`, the accuracy lost."""
         scores = {
             f"expert/{metric}/{of}": one.value
             for metric in counted_metrics()
@@ -89,7 +89,7 @@ class ExpertView(View[StoredMetrics]):
 
 
 UNCHANGED = "unchanged routing"
-"""What a lost accuracy is compared with."""
+"""The run that a lost accuracy is compared with."""
 CORRECTED = "Both entropies are corrected by the jackknife: entropies of few tokens are too low."
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
 Line = tuple[str, str, str, str, str, str, str, str]
@@ -97,7 +97,7 @@ Line = tuple[str, str, str, str, str, str, str, str]
 
 
 def explained(family: Family) -> dict[str, str]:
-    """What a column shows (docs/expert_metrics.md)."""
+    """The meanings of columns (docs/expert_metrics.md)."""
     test = "McNemar's exact test of the lost accuracy"
     corrected = f"{test}, corrected for all comparisons of the command ({family.note})"
     return {
@@ -110,7 +110,7 @@ def explained(family: Family) -> dict[str, str]:
 
 
 def expert_table(rows: Sequence[tuple[str, ...]], family: Family) -> StackedTable:
-    """One row per run, metric and what it is of; each row has the run's model, method, settings, task, and a `Line`."""
+    """One row per run, metric and subject. Each row has the run's model, method, settings, task, and a `Line`."""
     columns = [list(cells) for cells in zip(*rows, strict=True)]
     model, method, label, task, metric, subject, value, limits, bound, p, difference, its_limits = columns
     stacks = [
@@ -156,10 +156,8 @@ def _losses(metrics: StoredMetrics, run_id: str, family: Family) -> Iterator[Lin
         found = _of_tasks(metrics.losses(name, each), metrics.metric)
         for task, metric, loss in found:
             p = family.corrected.get(_comparison(run_id, each, task, metric))
-            scores, limits = (
-                f"{number(loss.base)} to {number(loss.changed)}",
-                interval(loss.interval, sign=True),
-            )
+            scores = f"{number(loss.base)} to {number(loss.changed)}"
+            limits = interval(loss.interval, sign=True)
             shown = number(loss.difference, sign=True), limits, scores, "" if p is None else number(p)
             where = each.label if len(found) == 1 else f"{each.label}, {task}"
             difference = _difference(metrics, *each.path(name), "tasks", task, metric)
@@ -167,7 +165,7 @@ def _losses(metrics: StoredMetrics, run_id: str, family: Family) -> Iterator[Lin
 
 
 def _of_tasks(tasks: dict[str, dict[str, Loss]], metric_name: str | None) -> list[tuple[str, str, Loss]]:
-    """Each task with its metric and loss; of many tasks (a group) their documents together."""
+    """Each task with its metric and loss. A group of more than four tasks has one entry for all its documents."""
     shown = {"all": tasks["all"]} if len(tasks) > 4 and tasks.get("all") else tasks
     named = [(task, headline(losses, metric_name), losses) for task, losses in shown.items() if losses]
     return [(task, metric, losses[metric]) for task, metric, losses in named]

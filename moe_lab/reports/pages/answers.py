@@ -1,4 +1,4 @@
-"""The answers of stored runs, alone and next to those of another run."""
+"""The answers of stored runs, alone and paired with the answers of another run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PICKED_BY: dict[str, Callable[[float, str], float]] = {
     "acc": lambda score, choice: score,
     "acc_norm": lambda score, choice: score / max(1, len(choice.lstrip())),
 }
-"""What lm-eval's accuracies take the largest of: log-probability, or that per character."""
+"""The value that lm-eval's accuracies maximize over the choices: log-probability, or log-probability per character."""
 
 
 LONGEST_MARK = 40
-"""Characters of what a filter returns in place of an answer that it does not find, such as [invalid]."""
+"""Most characters of the mark that a filter returns if it finds no answer, such as [invalid]."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class Answer:
 
     prompt: str
     text: str | None
-    """What was generated; None where choices are scored."""
+    """The generated text; None for a scored choice."""
     choices: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
     """The log-probability of each choice, in nats."""
     picked: int | None = None
-    """The choice that the metric takes; None where its rule is not known here."""
+    """The choice that the metric takes; None if this package does not know the metric's rule."""
     extracted: str | None = None
-    """What the metric reads, where that is not the text: the number after ####."""
+    """The part of the text that the metric reads, such as the number after ####; None if it reads the whole text."""
 
 
 def answer_of(sample: Sample, metric: str) -> Answer | None:
     """The answer in a sample log; None for a text that is scored as a whole.
 
-    Where each choice is a prompt of its own (WinoGrande), the prompts are the choices and their common end the prompt.
+    If each choice has its own prompt (WinoGrande), the prompts become the choices, and their common end the prompt.
 
     Args:
         metric: the name of the metric, without the filter.
@@ -76,7 +76,7 @@ def answer_of(sample: Sample, metric: str) -> Answer | None:
 
 
 def _extracted(sample: Sample) -> str | None:
-    """What the metric reads of one generated text; None where it is the text, or the prompt with it (code)."""
+    """The part of one generated text that the metric reads; None if it reads the text, or prompt and text (code)."""
     if len(sample.responses[0]) != 1 or len(sample.filtered) != 1 or not isinstance(sample.filtered[0], str):
         return None
     found, whole = sample.filtered[0], str(sample.responses[0][0]).strip()
@@ -84,7 +84,7 @@ def _extracted(sample: Sample) -> str | None:
 
 
 def _generated(sample: Sample) -> str:
-    """The generated text; the first one of several, and what they voted for."""
+    """The generated text. For several texts the first one, and the result of their vote."""
     first, *others = sample.responses[0]
     if not others:
         return str(first)
@@ -103,7 +103,7 @@ class ScoredAnswer:
     """An answer, and its score by the headline metric."""
 
     number: int
-    """Of the document."""
+    """The document's number."""
     answer: Answer
     sample: Sample
     score: Any
@@ -116,11 +116,11 @@ class AnswerPair:
     """Two answers to one document."""
 
     number: int
-    """Of the document."""
+    """The document's number."""
     before: Answer
     after: Answer
     sample: Sample
-    """Of the later run."""
+    """The later run's sample."""
     scores: tuple[Any, Any]
     """The headline metric's values."""
     right: tuple[bool, bool] | None
@@ -165,16 +165,16 @@ def answer_pairs(
             yield AnswerPair(own.number, first.answer, own.answer, own.sample, scores, right)
 
 
-# What a run gains on questions that the base model was sure of, and on those that it was not
+# The gain of a run by the confidence of the base model
 
 GROUPS = 4
 LEAST = 5
-"""Documents of a group; with fewer than GROUPS times as many there is no table."""
+"""Fewest documents of a group. With fewer than GROUPS times this number there is no table."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A question with choices: how sure the base model was, and who was right."""
+    """A question with choices: the base model's confidence, and whether each answer is right."""
 
     confidence: float
     before: bool
@@ -206,7 +206,7 @@ def confidence(answer: Answer) -> float | None:
 
 
 def by_confidence(pairs: Sequence[Paired]) -> list[Group]:
-    """GROUPS groups of equal size from the least to the greatest confidence; none of few questions."""
+    """GROUPS groups of equal size, in the order of confidence; empty for few questions."""
     if len(pairs) < GROUPS * LEAST:
         return []
     ordered = sorted(pairs, key=lambda pair: pair.confidence)

@@ -1,4 +1,4 @@
-"""`comparison.html` next to comparison.json: what differs between stored evaluations, and the answers that flip."""
+"""`comparison.html` next to comparison.json: differences between stored evaluations, and the answers that flip."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.figures.differences import difference_of
 from moe_lab.reports.pages.answers import answer_of
-from moe_lab.reports.pages.examples import TO_RIGHT, TO_WRONG, ShownAnswer, answer_data, side_by_side
+from moe_lab.reports.pages.examples import TO_RIGHT, TO_WRONG, ShownAnswer, answer_data, shown_answer
 from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
 from moe_lab.reports.pages.plots import forest
 from moe_lab.reports.pages.verdict import NOT_SIGNIFICANT, Verdict, by_outcome, made_verdict
@@ -23,7 +23,7 @@ LEFT_OUT = (
     *("other", "test", "higher_is_better", "told_from_chance", "verdict"),
     *("to_right", "to_wrong", "flips"),
 )
-"""Keys of a score in comparison.json that the downloads have not."""
+"""Keys of a score in comparison.json that are not in the downloads."""
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> Path:
@@ -61,7 +61,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
 
 
 def distinct_names(evaluations: Sequence[Evaluation]) -> dict[str, str]:
-    """A name for each evaluation, by key: the settings that not all of them have, else its label and key.
+    """A name for each evaluation, by key: the settings that not all evaluations share, else its label and key.
 
     `method=base task=gsm8k` and `method=roe method.n=8 task=gsm8k` are `base` and `roe, method.n=8`.
     """
@@ -122,8 +122,8 @@ def _flips(
             )
             if before is None or after is None:
                 continue  # a text that is scored as a whole has no answer
-            yield side_by_side(
-                *(before, after, str(document.first.target), (0, 1) if kind == TO_RIGHT else (1, 0)),
+            yield shown_answer(
+                *([before, after], str(document.first.target), (0, 1) if kind == TO_RIGHT else (1, 0)),
                 run=run,
                 task=score.task,
                 document=number,

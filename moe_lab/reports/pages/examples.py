@@ -1,4 +1,4 @@
-"""All answers of stored runs as pages show them, next to those of the base model."""
+"""All answers of stored runs as pages show them, next to the base model's answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHANGES = (TO_RIGHT, TO_WRONG, STILL_RIGHT, STILL_WRONG, CHANGED)
 SAME_RIGHT, SAME_WRONG, UNCHANGED = "right, unchanged", "wrong, unchanged", "unchanged"
 RIGHT, WRONG, ANSWERED = "right", "wrong", "answered"
 KINDS = (*CHANGES, SAME_WRONG, SAME_RIGHT, UNCHANGED, WRONG, RIGHT, ANSWERED)
-"""How an answer and that of the base model differ; the last three are of a run that is compared with none."""
+"""How an answer differs from the base model's. The last three kinds belong to runs without a base model."""
 
 
 def first_difference(one: str, other: str) -> int:
@@ -51,7 +51,7 @@ def first_difference(one: str, other: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownAnswer:
-    """Two answers to a document, cut to what a page shows. Its script reads what is not None."""
+    """One or two answers to a document, cut to the shown length. The page's script reads the fields that are set."""
 
     run: str
     task: str
@@ -64,15 +64,15 @@ class ShownAnswer:
     right: bool | None = None
     """Whether the run's own answer is right; None of scores that are not 0 or 1."""
     scores: list[Any] | None = None
-    """The metric's values, of both runs where there are two; None where all are 0 or 1."""
+    """The metric's value of each answer; None if all are 0 or 1."""
     base: str | None = None
     own: str | None = None
-    """Generated texts, and where they begin to differ."""
+    """The position at which the generated texts begin to differ."""
     differs: int | None = None
     extracted: list[str | None] | None = None
-    """What the metric reads of the texts, of both runs or the one."""
+    """The part of each generated text that the metric reads."""
     options: list[list[Any]] | None = None
-    """Choices, each with its log-probability in both runs, or in the one."""
+    """The choices, each with its log-probability for each answer."""
     picked: list[int | None] | None = None
     routing: Routing | None = None
 
@@ -81,16 +81,16 @@ class ShownAnswer:
         return self.kind in CHANGES
 
     def to_json(self) -> dict[str, object]:
-        """Without its prompt, which `answer_data` has once for all runs, and without what is None."""
+        """The fields that are not None, without the prompt, which `answer_data` stores once for all runs."""
         found = {name: value for name, value in vars(self).items() if value is not None and name != "prompt"}
         routing = {} if self.routing is None else {"routing": asdict(self.routing)}
         return found | routing | {"changed": self.changed}
 
 
 def answer_data(answers: Sequence[ShownAnswer]) -> dict[str, object]:
-    """What the script of a page reads: `prompts`, each once with the characters left out of it, and `answers`.
+    """The data for the script of a page: `answers`, and `prompts` with the number of characters left out of each.
 
-    Prompts are cut at their beginning, where few-shot examples are, to equal shares of PROMPTS characters.
+    Each prompt is stored once. Its beginning, which has the few-shot examples, is cut to an equal share of PROMPTS.
     """
     numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(one.prompt for one in answers))}
     longest = max(SHORTEST_CUT, PROMPTS // max(1, len(numbers)))
@@ -101,75 +101,62 @@ def answer_data(answers: Sequence[ShownAnswer]) -> dict[str, object]:
     }
 
 
-def side_by_side(
-    before: Answer, after: Answer, target: str, scores: tuple[Any, ...], **place: Any
-) -> ShownAnswer:
-    """Two answers as a page shows them.
+def shown_answer(answers: Sequence[Answer], target: str, scores: Sequence[Any], **place: Any) -> ShownAnswer:
+    """The answer of a run as a page shows it, alone or next to the base model's.
 
     Args:
+        answers: the base model's, if there is one, and the run's own.
         target: the right answer as lm-eval logs it: a text, or the number of the right choice.
-        scores: the metric's values of both.
+        scores: the metric's value of each answer.
         place: `run`, `task`, `document`, `kind` and `right`.
     """
-    shown = _shown(after, target, scores, place)
-    if before.text is not None and after.text is not None:
-        texts = before.text[:LONGEST_ANSWER], after.text[:LONGEST_ANSWER]
-        differs, extracted = first_difference(*texts), _extracted(before, after)
-        return replace(shown, base=texts[0], own=texts[1], differs=differs, extracted=extracted)
-    options = zip(after.choices, before.scores, after.scores, strict=True)
-    return replace(shown, options=[list(each) for each in options], picked=[before.picked, after.picked])
-
-
-def one_side(answer: Answer, target: str, score: Any, **place: Any) -> ShownAnswer:
-    """An answer that no other one is next to; the arguments are those of `side_by_side`."""
-    shown = _shown(answer, target, (score,), place)
-    if answer.text is not None:
-        return replace(shown, own=answer.text[:LONGEST_ANSWER], extracted=_extracted(answer))
-    options = zip(answer.choices, answer.scores, strict=True)
-    return replace(shown, options=[list(each) for each in options], picked=[answer.picked])
-
-
-def _extracted(*answers: Answer) -> list[str | None] | None:
-    found = [one.extracted and one.extracted[:LONGEST_ANSWER] for one in answers]
-    return found if any(one is not None for one in found) else None
-
-
-def _shown(answer: Answer, target: str, scores: tuple[Any, ...], place: dict[str, Any]) -> ShownAnswer:
-    if target.isdecimal() and int(target) < len(answer.choices) > 1:
-        target = answer.choices[int(target)].strip()
-    return ShownAnswer(
-        prompt=answer.prompt,
+    own = answers[-1]
+    if target.isdecimal() and int(target) < len(own.choices) > 1:
+        target = own.choices[int(target)].strip()
+    shown = ShownAnswer(
+        prompt=own.prompt,
         target=target[:LONGEST_ANSWER],
         scores=list(scores) if any(score not in (0, 1) for score in scores) else None,
         **place,
     )
+    texts = [answer.text[:LONGEST_ANSWER] for answer in answers if answer.text is not None]
+    if len(texts) < len(answers):
+        options = zip(own.choices, *(answer.scores for answer in answers), strict=True)
+        picked = [answer.picked for answer in answers]
+        return replace(shown, options=[list(option) for option in options], picked=picked)
+    extracted = [answer.extracted and answer.extracted[:LONGEST_ANSWER] for answer in answers]
+    if any(text is not None for text in extracted):
+        shown = replace(shown, extracted=extracted)
+    if len(texts) == 1:
+        return replace(shown, own=texts[0])
+    return replace(shown, base=texts[0], own=texts[1], differs=first_difference(*texts))
 
 
-# All answers of the runs of a page, next to those of the base model where they are compared with it
+# All answers of the runs of a page, next to the base model's answers if a run is compared with it
 
 
 @dataclass
 class Examples:
-    """What a page shows of them."""
+    """The answers of a page."""
 
     answers: list[ShownAnswer] = field(default_factory=list)
-    """By KINDS: changed ones first."""
+    """In the order of KINDS: changed answers first."""
     documents: int = 0
     """Documents that were compared."""
     changed: int = 0
-    """Documents whose answer differs, `left_out` ones included."""
+    """Documents whose answer differs, including answers that are left out."""
     left_out: int = 0
     """Answers beyond MOST."""
     problems: list[str] = field(default_factory=list)
-    """Why the answers of a run cannot be compared."""
+    """The reasons why the answers of a run cannot be compared."""
     unrouted: int = 0
     """Flips beyond MOST_ROUTED, whose routing is not shown."""
     pairs: dict[str, list[Paired]] = field(default_factory=dict)
-    """By run: all questions with choices that are right or wrong."""
+    """All multiple-choice questions with right or wrong answers, by run."""
 
 
 def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
-    """The answers of all runs. Those of a baseline that is among the runs are next to the other runs' answers alone.
+    """The answers of all runs. A baseline's answers are shown only next to those of the other runs.
 
     Args:
         labels: a name for each run.
@@ -193,7 +180,7 @@ def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
 
 
 def _add_run(found: Examples, run: RunResult, label: str, read: dict[str, dict[str, list[Sample]]]) -> None:
-    """Add a run's answers, all or none. `read` has the sample logs of baselines by run id."""
+    """Add all answers of a run, or none if one cannot be read. `read` has the sample logs of baselines by run id."""
     own, baseline = read_samples(run), baseline_of(run)
     if baseline is None:
         if run.other_id() is not None:
@@ -213,9 +200,10 @@ def _add_run(found: Examples, run: RunResult, label: str, read: dict[str, dict[s
 
 def _alone(run: RunResult, label: str, task: str, samples: Sequence[Sample]) -> Iterator[ShownAnswer]:
     kinds = {True: RIGHT, False: WRONG, None: ANSWERED}
-    for one in scored_answers(run, task, samples):
-        place = {"run": label, "task": task, "document": one.number, "kind": kinds[one.right]}
-        yield one_side(one.answer, str(one.sample.target), one.score, right=one.right, **place)
+    for scored in scored_answers(run, task, samples):
+        place = {"run": label, "task": task, "document": scored.number, "kind": kinds[scored.right]}
+        target = str(scored.sample.target)
+        yield shown_answer([scored.answer], target, [scored.score], right=scored.right, **place)
 
 
 def _add_pairs(
@@ -234,11 +222,11 @@ def _add_pairs(
             found.pairs.setdefault(label, []).append(Paired(sure, *pair.right))
         target, right = str(pair.sample.target), None if pair.right is None else pair.right[1]
         place = {"run": label, "task": task, "document": pair.number, "kind": _kind(pair), "right": right}
-        found.answers.append(side_by_side(pair.before, pair.after, target, pair.scores, **place))
+        found.answers.append(shown_answer([pair.before, pair.after], target, pair.scores, **place))
 
 
 def _add_routing(found: Examples, run: RunResult, label: str) -> None:
-    """Add to a run's answers what routing changed there, where that is stored."""
+    """Add the stored routing at flips to a run's answers."""
     try:
         flips = read_flips(run.stored_in) or []
     except DamagedError as error:
@@ -254,7 +242,8 @@ def _add_routing(found: Examples, run: RunResult, label: str) -> None:
 
 def _kind(pair: AnswerPair) -> str:
     """One of KINDS."""
-    same = _same(pair.before, pair.after) and pair.scores[0] == pair.scores[1]
+    same_answer = pair.before.text == pair.after.text and pair.before.picked == pair.after.picked
+    same = same_answer and pair.scores[0] == pair.scores[1]
     if pair.right is None:
         return UNCHANGED if same else CHANGED
     before, after = pair.right
@@ -263,7 +252,3 @@ def _kind(pair: AnswerPair) -> str:
     if same:
         return SAME_RIGHT if after else SAME_WRONG
     return STILL_RIGHT if after else STILL_WRONG
-
-
-def _same(before: Answer, after: Answer) -> bool:
-    return before.text == after.text and before.picked == after.picked

@@ -1,4 +1,4 @@
-"""`outputs/index.html`: every run, study and training that an output folder holds, finished or not."""
+"""`outputs/index.html`: the list of all runs, studies and trainings in an output folder, finished or not."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from moe_lab.results.stored_files import (
     whole_mapping,
 )
 
-# Everything that an output folder holds, finished or not: runs, studies, trainings, with the settings in which they
-# differ
+# The runs, studies and trainings of an output folder, finished or not, with the settings in which they differ
 
 RUN, STUDY, TRAINING = "run", "study", "training"
 DONE, RUNNING, STOPPED = "done", "running", "stopped"
@@ -52,7 +51,7 @@ class Entry:
     method: str
     task: str = ""
     settings: Mapping[str, Any]
-    """All settings, and after `tell_apart` those in which it differs from others of its kind and method."""
+    """All settings. After `own_settings` those that other entries of its kind and method do not share."""
     seed: int | None
     n: int | None = None
     """Documents, finished trials, or optimizer steps."""
@@ -61,18 +60,18 @@ class Entry:
     interval: tuple[float, float] | None = None
     """At 95%, over documents."""
     changed: str
-    """When it ended or was written last, in UTC."""
+    """The UTC time at which it ended or was last written."""
     state: str
     """DONE, RUNNING, STOPPED, or the error that ended it."""
     command: str = ""
     marks: tuple[str, ...] = ()
-    """Of its score."""
+    """The notes of its score."""
 
 
 def stored_entries(output: Path) -> tuple[list[Entry], list[str]]:
     """All entries of an output folder, the newest first, with the settings in which they differ.
 
-    The second value says what cannot be read, and why: a sentence for each folder that is left out.
+    The second value has a sentence for each folder that cannot be read.
     """
     readers: dict[str, Callable[[Path], Entry | None]] = {
         "runs": _run,
@@ -89,10 +88,10 @@ def stored_entries(output: Path) -> tuple[list[Entry], list[str]]:
                 continue
             if entry is not None:
                 found.append(entry)
-    return sorted(tell_apart(found), key=lambda entry: entry.changed, reverse=True), problems
+    return sorted(own_settings(found), key=lambda entry: entry.changed, reverse=True), problems
 
 
-def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
+def own_settings(entries: Sequence[Entry]) -> list[Entry]:
     """The entries without the settings that all of their kind and method share."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
@@ -149,7 +148,7 @@ def _unfinished(folder: Path) -> Entry | None:
         folder=f"runs/{folder.name}",
         model=config["model"]["name"],
         method=config["method"]["name"],
-        task=_joined(config["task"]["name"]),
+        task=task if isinstance(task := config["task"]["name"], str) else ", ".join(task),
         settings=_settings(config["method"], overrides),
         seed=config.get("seed"),
         changed=_changed(folder),
@@ -206,7 +205,7 @@ def _training(folder: Path) -> Entry | None:
 
 
 def _state(folder: Path) -> str:
-    """The state of what has no result."""
+    """The state of a folder without a result."""
     status = whole_mapping(folder / "status.json") or {}
     if RunFolder(folder, "").is_held():
         return RUNNING
@@ -214,7 +213,7 @@ def _state(folder: Path) -> str:
 
 
 def _changed(folder: Path) -> str:
-    """When it ended; else when its status was written."""
+    """The time at which it ended, else at which its status was written."""
     status = folder / "status.json"
     ended = (whole_mapping(status) or {}).get("ended")
     if ended is None:
@@ -224,14 +223,10 @@ def _changed(folder: Path) -> str:
 
 
 def _settings(method: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
-    """A method's keys, and what else was typed that changes numbers."""
+    """A method's keys, and the other typed overrides that change numbers."""
     typed = [text for text in typed_settings(overrides) if not text.startswith(NAMED_ELSEWHERE)]
     pairs = (text.partition("=") for text in typed)
     return {k: v for k, v in method.items() if k not in ELSEWHERE} | {key: value for key, _, value in pairs}
-
-
-def _joined(names: str | Sequence[str]) -> str:
-    return names if isinstance(names, str) else ", ".join(names)
 
 
 def _lines(path: Path) -> list[str]:
@@ -245,7 +240,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def texts(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Settings as `n=8`; of a path its last two parts."""
+    """Settings as `n=8`. A path is cut to its last two parts."""
     for key, value in settings.items():
         shown = value if isinstance(value, str) else json.dumps(value)
         yield f"{key}={'/'.join(shown.rsplit('/', 2)[-2:]) if shown.startswith('/') else shown}"
@@ -288,7 +283,7 @@ def write_listing_page(output: Path) -> Path | None:
 
 
 def _compared(entry: Entry) -> dict[str, object]:
-    """What the page shows of a ticked entry next to another one."""
+    """The facts of a ticked entry that the page shows next to those of another one."""
     names = ("kind", "model", "method", "task", "metric", "n", "seed")
     facts = {name: getattr(entry, name) for name in names}
     settings = dict(text.split("=", 1) for text in texts(entry.settings)) | {"notes": " ".join(entry.marks)}
@@ -307,7 +302,7 @@ def _line(output: Path, entry: Entry) -> tuple[Entry, str, str, bool]:
 
 
 def _page_problem(folder: Path, entry: Entry) -> str | None:
-    """Write an entry's page; why that is impossible, if it is."""
+    """Write an entry's page. Returns the reason if that is impossible, else None."""
     try:
         _write_entry_page(folder, entry)
     except DamagedError as error:
@@ -318,9 +313,9 @@ def _page_problem(folder: Path, entry: Entry) -> str | None:
 
 
 def _write_entry_page(folder: Path, entry: Entry) -> None:
-    """Write the page of a run, with the run that it is compared with, or of a study or training.
+    """Write the page of a run and its baseline, or of a study or training.
 
-    A page that is newer than the status of its folder stays.
+    A page that is newer than the status of its folder is kept.
     """
     page, status = folder / "report.html", folder / "status.json"
     if page.is_file() and status.is_file() and page.stat().st_mtime > status.stat().st_mtime:

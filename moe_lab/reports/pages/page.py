@@ -1,4 +1,4 @@
-"""What all pages share: rendering, embedded files, and downloads."""
+"""Shared code of all pages: rendering, embedded files, and downloads."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ UNEXPECTED = (
     *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError),
     TemplateError,
 )
-"""What a page raises at content that it does not expect."""
+"""The errors that rendering raises for unexpected content."""
 
 
 def left_out(place: Path, error: Exception) -> str:
-    """Say that stored files cannot be shown. Raises the error with HYDRA_FULL_ERROR=1.
+    """A message that stored files cannot be shown. Raises the error with HYDRA_FULL_ERROR=1.
 
-    Methods of other packages and other versions store what no list of shapes knows of: one odd result must not hide the
-    others.
+    Other versions and methods of other packages may store unknown content. One such result must not hide the others.
     """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         raise error
@@ -65,7 +64,7 @@ def rendered(template: str, **content: Any) -> str:
 
 @cache
 def environment() -> Environment:
-    """jinja2 with autoescape; a name that does not exist is an error."""
+    """jinja2 with autoescape. An undefined name is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
@@ -93,14 +92,14 @@ def environment() -> Environment:
 
 
 def plain(value: float | None) -> str:
-    """A number as it is stored, for sorting; empty for one that does not exist."""
+    """A number as it is stored, for sorting; empty for None."""
     return "" if value is None else repr(value)
 
 
 def number(value: float | None, sign: bool = False) -> str:
-    """Four decimals, with a minus sign; two digits of what they would round to 0, four of a large number.
+    """Four decimals, two digits for a number that would be rounded to 0, four digits for a large number.
 
-    Empty for a number that does not exist.
+    Empty for None. The minus sign is U+2212.
     """
     if value is None:
         return ""
@@ -160,7 +159,7 @@ IN_LATEX = {
     "\u00b1": r"$\pm$",
     "\u00d7": r"$\times$",
 }
-"""Characters that LaTeX does not set as they are."""
+"""LaTeX for characters that need it."""
 
 
 def latex_of_rows(rows: Sequence[Mapping[str, object]], caption: str) -> str:
@@ -172,7 +171,7 @@ def latex_of_rows(rows: Sequence[Mapping[str, object]], caption: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text for LaTeX: to_latex escapes cells and headings, and no caption."""
+    """Text escaped for LaTeX. to_latex escapes cells and headings, but not the caption."""
     return "".join(
         {"\\": r"\textbackslash{}"}.get(one, f"\\{one}" if one in "&%$#_{}" else one) for one in text
     )

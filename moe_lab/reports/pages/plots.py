@@ -1,4 +1,4 @@
-"""Plots that templates draw as SVG: scores against what they cost, and forest plots of differences."""
+"""Plots that templates draw as SVG: scores against cost, and forest plots of differences."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def tick_labels(ticks: Sequence[float], sign: bool = False) -> list[str]:
     ]
 
 
-# A forest plot: places in per cent of the width, so that it is as wide as the screen lets it be
+# A forest plot. Its places are in per cent of the width, so that it fills the screen
 
 FOREST_SPAN = 0.02
-"""Least width of its axis, so that a difference of 0.001 stays small."""
+"""The least width of the axis, so that a difference of 0.001 looks small."""
 MARGIN = 0.06
-"""Of the axis at both ends, where the labels of its ticks have room."""
+"""The share of the axis that is left free at both ends for the labels of ticks."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ForestPanel:
 
     title: str
     axis: str
-    """What the axis shows."""
+    """The quantity of the axis."""
     zero: float
     ticks: list[tuple[float, str]]
     rows: list[ForestRow]
@@ -112,19 +112,19 @@ def _panel(rows: Sequence[Difference], outcomes: Sequence[str]) -> ForestPanel:
     )
 
 
-# A scatter plot in SVG coordinates: scores against what they cost
+# A scatter plot in SVG coordinates: scores against cost
 
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 24, 12, 40
 ACROSS, UP = 18, 12
-"""Pixels between two labels, at the least."""
+"""The least number of pixels between two labels."""
 LEAST_SPAN = 0.02
-"""Of the vertical axis, so that a difference of 0.001 stays small."""
+"""The least height of the vertical axis, so that a difference of 0.001 looks small."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A run: its label, its cost, its score and the interval of that."""
+    """A run: its label, its cost, its score, and the interval of the score."""
 
     label: str
     cost: float
@@ -134,15 +134,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Plot:
-    """Points in pixels, and what stands at the axes."""
+    """Points in pixels, and the labels of the axes."""
 
     title: str
     horizontal: str
-    """What the horizontal axis shows, with its unit."""
+    """The quantity of the horizontal axis, with its unit."""
     vertical: str
     points: list[dict[str, float]]
     labels: list[tuple[float, float, str]]
-    """Place and text; points that lie on one another share one."""
+    """Place and text. Points at the same place share a label."""
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
 
@@ -183,7 +183,7 @@ def plot(title: str, horizontal: str, vertical: str, points: Sequence[Point]) ->
 
 
 def _shared_labels(labels: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """The labels, of which those that would be printed over one another are one, at the first one's place."""
+    """The labels. Labels that would overlap are joined at the place of the first one."""
     placed: list[tuple[float, float, str]] = []
     for x, y, label in labels:
         near = next(

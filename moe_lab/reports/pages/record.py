@@ -1,10 +1,10 @@
-"""A paper's table as data: `<stem>.json` next to its Markdown, from which pages are made."""
+"""A paper's table as data: `<stem>.json` next to its Markdown. The pages are written from it."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,8 @@ from moe_lab.results.scores import Score
 from moe_lab.results.shapes import typed
 from moe_lab.results.stored_files import warn_once, whole_mapping
 
-# A paper's table as data: `<stem>.json` next to its Markdown, from which pages are made
-
 RECORD_VERSION = [3, *(one.name for one in fields(Score))]
-"""The version of the form, and the fields of a score."""
+"""The version of the format, and the fields of a score."""
 
 PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
 """Names of the papers, by their folders of `experiments/`."""
@@ -63,7 +61,7 @@ class CellRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Where a run's numbers come from."""
+    """The provenance of a run's numbers."""
 
     run_id: str
     command: str
@@ -80,7 +78,7 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRecord:
-    """All that a page says of a table."""
+    """The content of a table on a page."""
 
     version: list[Any]
     name: str
@@ -93,11 +91,11 @@ class TableRecord:
     axes: list[str]
     figure: str | None
     of_settings: bool
-    """Whether it lists settings and has no cells."""
+    """Whether the table lists settings and has no cells."""
     compared: list[str]
     """The runs that any cell is compared with, other than the base model's."""
     cells: list[CellRecord]
-    """Averages come after the cells, and last what the paper's text states for the figure."""
+    """The cells, then the averages, then the numbers in the paper's text about the figure."""
     ranking: list[Ranked]
     unmatched: list[Published]
     """Published numbers without a cell."""
@@ -106,7 +104,7 @@ class TableRecord:
 
     @property
     def of_paper(self) -> bool:
-        """Whether it is a paper's table, or names published numbers."""
+        """Whether this is a paper's table, or names published numbers."""
         return self.paper in PAPERS or bool(self.unmatched) or any(cell.published for cell in self.cells)
 
     def to_json(self) -> dict[str, object]:
@@ -141,7 +139,7 @@ def read_records(folder: Path) -> list[TableRecord]:
             continue
         if not _readable(content.get("version")):
             warn_once(f"{path} is of another version. Its table's command with mode=report writes it again.")
-        elif content.get("stem") != path.stem:  # the page reads the files of this name
+        elif content.get("stem") != path.stem:  # the page reads the files with this stem
             warn_once(f"{path} is the record of another table. It is left out.")
         else:
             try:
@@ -152,7 +150,7 @@ def read_records(folder: Path) -> list[TableRecord]:
 
 
 def _readable(version: Any) -> bool:
-    """Whether a record has this form; an older one may lack fields of a score."""
+    """Whether a record has this format; an older one may lack fields of a score."""
     return isinstance(version, list) and version[:1] == RECORD_VERSION[:1] and {*version} <= {*RECORD_VERSION}
 
 
@@ -213,7 +211,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _applies(cell: TableCell) -> bool:
-    """False for a number of a training that its design does not have: the leak of token choice, say."""
+    """False for a number of a training that its design does not have, such as the leak of token choice."""
     score = cell.score() if cell.of_training else None
     return score is None or score.value is not None
 
@@ -239,7 +237,7 @@ def _cell(
 
 
 def _stated(each: Stated) -> CellRecord:
-    """A cell of a number that the paper's text states, with the figure's own quantity as its score."""
+    """A cell for a number in the paper's text, with the same quantity of the figure's data as its score."""
     places = dict(zip(("model", "task"), each.where.split(", "), strict=False)) if each.where else {}
     score = Score(model="", method="", task="", metric=each.quantity, run_id="", value=each.measured)
     return CellRecord(
@@ -271,12 +269,12 @@ STATES = {
     NOT_RUN: "Nothing is stored for the cell.",
     NOT_AT_SCALE: "The paper prints a number; the scale has no such cell.",
 }
-"""What each state means."""
-STAND_INS = "at scale tiny the embedded model and the toy tasks stand in"
+"""The meaning of each state."""
+STAND_INS = "scale tiny uses the embedded model and the toy tasks"
 
 
 def state_of(cell: CellRecord, scale: str) -> tuple[str, str]:
-    """The state of a cell of a table at a scale, and the reason for it, empty where the state says it all."""
+    """The state of a cell of a table at a scale, and the reason for it (empty if the state needs none)."""
     score, published = cell.score, cell.published
     if score is None or score.value is None:
         if cell.problem:
@@ -329,23 +327,16 @@ def rows_of(record: TableRecord) -> list[Row]:
     """The lines of a table: its cells, then published numbers without a cell. A table of settings has none."""
     if record.of_settings:
         return []
+    rows = [Row(cell, *state_of(cell, record.scale)) for cell in record.cells]
+    if not record.of_paper:
+        rows = [replace(row, state=MEASURED) if row.state == NOT_PUBLISHED else row for row in rows]
     missing = f"scale {record.scale} has no such cell"
-    return [
-        *(Row(cell, *_state_in(record, cell)) for cell in record.cells),
-        *(
-            Row(CellRecord(coordinates=each.cell, published=each), NOT_AT_SCALE, missing)
-            for each in record.unmatched
-        ),
-    ]
-
-
-def _state_in(record: TableRecord, cell: CellRecord) -> tuple[str, str]:
-    state, reason = state_of(cell, record.scale)
-    return (MEASURED if state == NOT_PUBLISHED and not record.of_paper else state), reason
+    absent = (CellRecord(coordinates=each.cell, published=each) for each in record.unmatched)
+    return [*rows, *(Row(cell, NOT_AT_SCALE, missing) for cell in absent)]
 
 
 def axes_of(record: TableRecord, rows: Sequence[Row]) -> list[str]:
-    """The axes on which any line has a place; published numbers may have more than the table."""
+    """The axes on which any line has a coordinate. Published numbers may have more axes than the table."""
     own = [key for row in rows for key in row.cell.coordinates]
     return [
         axis
@@ -355,19 +346,24 @@ def axes_of(record: TableRecord, rows: Sequence[Row]) -> list[str]:
 
 
 def constant_axes(axes: Sequence[str], rows: Sequence[Row]) -> list[str]:
-    """The axes on which several lines all have one place: pages show them last."""
+    """The axes on which several lines all have the same coordinate. Pages show them last."""
     places = {axis: {row.cell.coordinates.get(axis) for row in rows} for axis in axes}
     return [axis for axis in axes if len(rows) > 1 and len(places[axis]) == 1]
 
 
 def columns_of(rows: Sequence[Row]) -> set[str]:
-    """The columns that are shown: those in which any line has a number."""
-    scores = [row.score for row in rows if row.score is not None]
-    names = {
-        name for one in scores for name in ("n", "difference", "flips") if getattr(one, name) is not None
+    """The shown columns: those in which any line has a number."""
+    columns = {
+        name
+        for row in rows
+        for name in ("n", "difference", "flips")
+        if row.score is not None and getattr(row.score, name) is not None
     }
-    published = {"published"} if any(row.cell.published for row in rows) else set()
-    return names | published | ({"off"} if any(row.off is not None for row in rows) else set())
+    if any(row.cell.published for row in rows):
+        columns.add("published")
+    if any(row.off is not None for row in rows):
+        columns.add("off")
+    return columns
 
 
 def _intervals(score: Score) -> str:

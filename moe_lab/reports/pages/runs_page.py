@@ -31,7 +31,7 @@ from moe_lab.results.score_table import Family, SeedGroup, explained_marks, flat
 from moe_lab.results.scores import Score, scores_of, shown_scores
 from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
 
-# What runs did to the routing: temperatures, changed decisions, the load of experts
+# The routing of runs: temperatures, changed decisions, the load of experts
 
 BAR_HEIGHT = 70
 """Pixels of the highest temperature."""
@@ -39,9 +39,13 @@ Facts = dict[str, str | int | float]
 """Numbers and words by key."""
 
 
-def facts_of(content: Mapping[str, object]) -> Facts:
-    """The single numbers and words."""
-    return {key: value for key, value in content.items() if isinstance(value, str | int | float)}
+def facts_of(content: Mapping[str, object], hidden: Sequence[str] = ()) -> Facts:
+    """The values that are a single number or word, without the keys in `hidden`."""
+    return {
+        key: value
+        for key, value in content.items()
+        if isinstance(value, str | int | float) and key not in hidden
+    }
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,19 @@ class Routing:
 
     label: str
     facts: Facts
-    """The method's report in results.json: what is a single number or word."""
+    """The single numbers and words of the method's report in results.json."""
     temperatures: list[dict[str, float]]
-    """By MoE layer: the value, and the height of its bar in pixels."""
+    """The value of each MoE layer, and the height of its bar in pixels."""
     tables: list[PageTable]
-    """What `metrics=` measured, a table per kind."""
+    """The results of `metrics=`, a table per kind."""
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in the run's folder."""
 
 
 def routing_of(run: RunResult, label: str) -> Routing | None:
-    """The routing of a run; None where nothing of it is stored."""
+    """The routing of a run; None if nothing about it is stored."""
     report = run.report
-    trained = "training" in report  # its facts are those of the training (`origins.py`)
+    trained = "training" in report  # the facts are shown with the training (`origin_of`)
     facts = {} if trained else facts_of(report)
     temperatures = report.get("temperatures") or []
     most = max(temperatures, default=0) or 1
@@ -74,12 +78,12 @@ def routing_of(run: RunResult, label: str) -> Routing | None:
     return Routing(label, facts, bars, tables, pictures)
 
 
-# Where the temperatures or the weights of runs come from: a study or a training, as pages show it
+# The origin of temperatures or weights: a study or a training, as pages show it
 
 HIDDEN = ("id", "study_id", "study", "data")
-"""Keys whose values say nothing to a reader."""
+"""Keys whose values do not help a reader."""
 OPTUNAS_OWN = ("datetime_", "system_attrs_", "user_attrs_worker")
-"""What columns of trials.csv begin with that a page leaves out."""
+"""Columns of trials.csv that begin so are left out of a page."""
 DECIMAL = re.compile(r"-?\d+\.\d+(e-?\d+)?")
 
 
@@ -101,14 +105,15 @@ def origin_of(folder: Path) -> Origin | None:
         study, best = (whole_mapping(folder / name) for name in ("study.json", "best.yaml"))
         if study is None:
             return None
-        facts = _facts(study | (best or {}))
+        facts = facts_of(study | (best or {}), HIDDEN)
         return Origin(f"Study {folder.name}", facts, pictures_in(folder), _trials(folder))
     training = whole_mapping(folder / "training.json")
     if training is None:
         return None
     recipe, validation = (training.get(key) or {} for key in ("recipe", "validation"))
     losses = {f"held-out {key}": value for key, value in validation.items()}
-    return Origin(f"Training {folder.name}", _facts(training | recipe | losses), pictures_in(folder), [])
+    facts = facts_of(training | recipe | losses, HIDDEN)
+    return Origin(f"Training {folder.name}", facts, pictures_in(folder), [])
 
 
 def origins_of(runs: Sequence[RunResult]) -> list[Origin]:
@@ -128,11 +133,6 @@ def _folders(run: RunResult) -> list[Path]:
     model = run.report.get("model") if "training" in run.report else None
     named = (("studies", run.tuning.get("study")), ("models", model))
     return [output / part / name for part, name in named if name]
-
-
-def _facts(content: Mapping[str, object]) -> Facts:
-    """Single numbers and words."""
-    return {key: value for key, value in facts_of(content).items() if key not in HIDDEN}
 
 
 def _trials(folder: Path) -> list[dict[str, str]]:
@@ -166,12 +166,12 @@ COSTS = {
     "wall_seconds": ("seconds without loading", 1.0),
     "peak_memory_bytes": ("peak memory, GiB", 2.0**30),
 }
-"""What scores are drawn against: the key in `cost`, what the axis says, and the divisor."""
+"""The costs that scores are drawn against: the key in `cost`, the label of the axis, and the divisor."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One of a run's scores, or the mean over seeds that it begins."""
+    """A score of a run, or a mean over seeds. `run` is then the run of the first seed."""
 
     run: RunResult
     label: str
@@ -192,11 +192,11 @@ def write_runs_page(
 ) -> Path:
     """Write the page of some runs and return its path. Raises ResultsError.
 
-    Each run that is compared with a baseline has its answers next to the baseline's, if both sample logs are stored.
+    The page shows a run's answers next to those of its baseline, if both sample logs are stored.
 
     Args:
-        family: of the command's comparisons.
-        over_seeds: those of the runs that differ in the seed alone.
+        family: the family of the command's comparisons.
+        over_seeds: groups of runs that differ in the seed alone.
     """
     return write_file(path, runs_text(runs, family, over_seeds))
 
@@ -245,7 +245,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
 
 
 def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
-    """Every difference to another run, the base model's and those of `compared`."""
+    """The differences to the base model and to the runs in `compared`."""
     rows, outcomes = [], []
     for line in lines:
         named = line.named
@@ -264,7 +264,7 @@ def _run_name(run: RunResult, label: str) -> str:
 
 
 def _title(runs: Sequence[RunResult]) -> str:
-    """Which methods ran on which tasks; the base model is named if nothing else ran."""
+    """The methods and tasks of the runs. The base model is named only if nothing else ran."""
     methods = list(dict.fromkeys(run.method for run in runs))
     tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
     shown = ", ".join(tasks) if len(tasks) <= 4 else f"{len(tasks)} tasks"
@@ -295,7 +295,7 @@ def _row(score: Score, label: str) -> dict[str, object]:
 
 
 def _plots(lines: Sequence[Line], labels: dict[str, str]) -> list[Plot]:
-    """Each score of a task against each cost, where two runs or more have both. `labels` are by run id."""
+    """Each score of a task against each cost, if two runs or more have both. `labels` are by run id."""
     plots = []
     for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in lines):
         own = [

@@ -49,7 +49,7 @@ from moe_lab.results.scores import Score
 from moe_lab.results.stored_files import warn_once
 
 OF_PAPERS = (AGREES, DISAGREES, NOT_COMPARABLE, NOT_PUBLISHED, NOT_AT_SCALE)
-"""States of cells that a paper prints, or could."""
+"""States of cells in tables of a paper."""
 EMPTY = (FAILED, NOT_RUN)
 SUMMARY = {
     "cells": [state for state in STATES if state != NOT_AT_SCALE],
@@ -60,13 +60,13 @@ SUMMARY = {
     **{state: [state] for state in EMPTY},
     "published, not at this scale": [NOT_AT_SCALE],
 }
-"""Columns of the summary by paper, with the states that they count."""
+"""The columns of the summary by paper, and the states that each of them counts."""
 
 
 def write_tables_page(folder: Path) -> Path:
     """Write `index.html` from the records in the folder, and return its path. Raises ResultsError.
 
-    A record that cannot be shown is named on stderr and left out.
+    A record that cannot be shown is left out, with a line on stderr.
     """
     records = read_records(folder)
     try:
@@ -113,15 +113,15 @@ def _text_of(records: Sequence[TableRecord], folder: Path) -> str:
 
 
 def _states(records: Sequence[TableRecord]) -> list[str]:
-    """The states that cells of the records may have."""
+    """The states that the records' cells may have."""
     kinds = {record.of_paper for record in records}
     return [state for state in STATES if (state in OF_PAPERS) in kinds or state in EMPTY]
 
 
 def compared_scores(records: Sequence[TableRecord]) -> list[Compared]:
-    """The scores of all tables; a run in several tables counts once.
+    """The scores of all tables. A run in several tables counts once.
 
-    Averages are left out, and expert metrics, of which more is neither better nor worse.
+    Averages are left out, and expert metrics, for which neither more nor less is better.
     """
     found: dict[tuple[str, str, str], Compared] = {}
     for cell in (cell for record in records for cell in record.cells):
@@ -134,12 +134,12 @@ def compared_scores(records: Sequence[TableRecord]) -> list[Compared]:
 
 @dataclass(frozen=True)
 class Table:
-    """What the template shows of a table."""
+    """A table as the template shows it."""
 
     record: TableRecord
     axes: list[str]
     constant: list[str]
-    """Those of the axes that are the same in every line."""
+    """The axes with the same coordinate in every line."""
     rows: list[Row]
     columns: set[str]
     listed: list[dict[str, str]]

@@ -14,7 +14,7 @@ BASE_MODEL = "the base model"
 
 @dataclass(frozen=True)
 class Compared:
-    """A score, and what it is of: method, settings and task."""
+    """A score, and its name: method, settings and task."""
 
     name: str
     score: Score
@@ -24,7 +24,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A comparison: BETTER, WORSE, DIFFERENT or NOT_SIGNIFICANT, and the sentences that say why."""
+    """A comparison in sentences, with its outcome: BETTER, WORSE, DIFFERENT or NOT_SIGNIFICANT."""
 
     name: str
     score: Score
@@ -33,28 +33,25 @@ class Verdict:
 
 
 def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
-    """The verdicts on scores of one page; none on those that are not compared with the base model.
+    """The verdicts on the scores of one page. Only scores that are compared with another run have a verdict.
 
-    The corrected p of the command's family decides. A mean over seeds without a p is not significant. Expert metrics
-    of one run have no p: the interval of the difference decides, which excludes 0 where the difference is significant.
-    One of several seeds has no verdict: the mean over the seeds has one.
+    The corrected p of the command's family decides. A mean over seeds without a p is not significant. Expert metrics of
+    one run have no p; their difference is significant if its interval excludes 0. A single one of several seeds has no
+    verdict, because the mean over the seeds has one.
     """
     return [made_verdict(one.name, one.score, outcome(one)) for one in compared if has_verdict(one.score)]
 
 
 def has_verdict(score: Score) -> bool:
     """Whether a score is compared with another run, and is not one of several seeds."""
-    return score.difference is not None and not _one_seed(score)
+    one_of_several_seeds = score.p is not None and score.p_holm is None
+    return score.difference is not None and not one_of_several_seeds
 
 
 def by_outcome(found: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """The verdicts of each outcome; `different` only where there is one."""
+    """The verdicts by outcome. The key `different` is absent without such a verdict."""
     kinds = [BETTER, WORSE, *[DIFFERENT] * any(one.outcome == DIFFERENT for one in found), NOT_SIGNIFICANT]
     return {kind: [one for one in found if one.outcome == kind] for kind in kinds}
-
-
-def _one_seed(score: Score) -> bool:
-    return score.p is not None and score.p_holm is None
 
 
 def outcome(one: Compared) -> str:
@@ -98,7 +95,8 @@ def _numbers(score: Score, against: str) -> str:
     text += "" if score.n is None else f", on {score.n:,} documents"
     text += f" and over {score.seeds} seeds" if score.seeds > 1 else ""
     if score.flips is not None:
-        text += f". {_turned(score.flips[0], 'right')} and {score.flips[1]:,} wrong"
+        right, wrong = score.flips
+        text += f". {right:,} answer{'' if right == 1 else 's'} turned right and {wrong:,} wrong"
     if score.p is not None:
         several = (score.family or 1) > 1 and score.p_holm is not None
         by_holm = f", {score.p_holm:.2g} by Holm for {score.family} comparisons" if several else ""
@@ -112,10 +110,6 @@ def _test(score: Score) -> str:
     if score.p_average is not None:
         return "over tasks,"
     return "permutation test's" if score.p_randomization is not None else "over seeds and documents,"
-
-
-def _turned(count: int, side: str) -> str:
-    return f"{count:,} answer{'' if count == 1 else 's'} turned {side}"
 
 
 def _conclusion(score: Score, outcome: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.methods import get_method
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
-from moe_lab.reports.papers.metrics import EXPERT, TRAINING, expert_score, told_of, training_score, unit_of
+from moe_lab.reports.papers.metrics import EXPERT, TRAINING, expert_score, meaning_of, training_score, unit_of
 from moe_lab.results import model
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, flat, mean_score, task_mean
@@ -29,31 +29,30 @@ class TableCell:
 
     coordinates: dict[str, str]
     run_id: str | None
-    """Of its first seed."""
+    """The run of its first seed."""
     metric: str = "headline"
-    """`headline`, an lm-eval `metric,filter`, an expert metric (`expert_scores.py`) or a number of a training
-    (`training_scores.py`)."""
+    """`headline`, an lm-eval `metric,filter`, an expert metric or a number of a training (`papers/metrics.py`)."""
     results: list[RunResult] = field(default_factory=list)
     """One per seed that is stored."""
     expert: list[StoredMetrics | None] = field(default_factory=list)
     """The expert metrics of each of `results`, or None."""
     summary: Mapping[str, Any] | None = None
-    """`moe_lab.runs.summaries.summary` of those, where there are several."""
+    """`moe_lab.runs.summaries.summary` of `results`, if there are several."""
     studies: Sequence[Path] = ()
     """The folders of the studies that tuned it: one, or one per seed."""
     config: Any = None
-    """Its `moe_lab.config.schema.Config`."""
+    """The cell's `moe_lab.config.schema.Config`."""
     problem: str | None = None
     folder: Path | None = None
-    """Of its first run."""
+    """The folder of its first run."""
     parts: Sequence[TableCell] = ()
     """The cells whose mean it is; such a cell has no results of its own."""
 
     def score(self, other: str = BASE) -> Score | None:
-        """The score of the cell's first task: of its run, the mean over its seeds, or the mean of its parts.
+        """The score of the cell's first task: the score of its run, the mean over its seeds, or that of its parts.
 
         Args:
-            other: the run that it is compared with: the base model's, or a key of `compared` in results.json.
+            other: the run to compare with: the base model's, or a key of `compared` in results.json.
         """
         if self.parts:
             return task_mean([part.score(other) for part in self.parts])
@@ -70,9 +69,8 @@ class TableCell:
         else:
             metric = None if self.metric == "headline" else self.metric
             scores = [own[0] for results in self.results if (own := scores_of(results, metric, other))]
-            scores = [
-                score for score in scores if metric in (None, score.metric)
-            ]  # else it is the task's first one
+            # a task without the metric has the score of its first metric
+            scores = [score for score in scores if metric in (None, score.metric)]
         if len(scores) < 2:
             return scores[0] if scores else None
         return mean_score(scores, compared_summary((self.summary or {}).get("scores", {}), other))
@@ -85,7 +83,7 @@ class TableCell:
         if score.metric.startswith(EXPERT):
             return unit_of(score.metric)
         if self.of_training:
-            return told_of(score.metric)
+            return meaning_of(score.metric)
         lower = self.results[0].lower_is_better(score.task, score.metric)
         return f"{score.metric}, lower is better" if lower else score.metric
 
@@ -98,12 +96,12 @@ class TableCell:
 
     @property
     def of_training(self) -> bool:
-        """Whether it is a number of the training, which is the same for all tasks."""
+        """Whether the cell is a number of a training, which is the same for all tasks."""
         return self.metric.startswith(TRAINING)
 
     @property
     def name(self) -> str:
-        """Its coordinates, for lists."""
+        """Its coordinates in one line."""
         return ", ".join(self.coordinates.values())
 
 
@@ -147,8 +145,8 @@ def place_of(cell: TableCell, other: str = BASE) -> Place:
 # The average over an experiment's tasks, or over any other of its axes: one more cell in each of its lines
 
 NOTE = (
-    "The average counts every task alike and stands only where all of them are measured; its interval is that of "
-    "documents drawn anew from each task (Zou and Donner, 2008)."
+    "The average weights all tasks equally, and is shown only if all of them are measured. Its interval treats the "
+    "documents of each task as an independent sample (Zou and Donner, 2008)."
 )
 
 
@@ -207,7 +205,7 @@ class CellTable:
     experiment: Experiment
     cells: Sequence[TableCell]
     family: Family = NO_COMPARISONS
-    """Of all comparisons of the command."""
+    """The family of all comparisons of the command."""
 
     def frame(self, cells: Sequence[TableCell] | None = None) -> DataFrame:
         """One row per measured cell: the TableCell and its numbers (COLUMNS). Missing numbers are None.

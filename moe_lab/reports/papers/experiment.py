@@ -16,7 +16,7 @@ from moe_lab.errors import ConfigError
 
 # The kinds of figures that an experiment's `figure:` names.
 #
-# A kind is a line of FIGURES: what it draws, and the module in `moe_lab/reports/figures/` whose
+# A kind is a line of FIGURES: the kind of its data, and the module in `moe_lab/reports/figures/` whose
 # `write_<kind>(data, folder, stem, title)` writes `<stem>.png`, `<stem>.svg` (for pages) and `<stem>.csv`. `data` is
 # one of:
 #
@@ -72,7 +72,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An entry of `paper` in an experiment's YAML: a number, or a list of values that goes with a list in the cell."""
+    """An entry of `paper` in an experiment's YAML: one number, or a list of numbers for a list of names in the cell."""
 
     cell: dict[str, str | list[str]]
     value: float | list[float]
@@ -112,7 +112,7 @@ def read_published(entries: Sequence[dict[str, object]], file: Path) -> list[Pub
 MEASURE = "measure"
 """The axis of an experiment with several metrics."""
 SETTINGS = "settings"
-"""The axis that separates cells whose coordinates the typed overrides made equal."""
+"""The axis that distinguishes cells whose coordinates became equal by typed overrides."""
 AVERAGE = "average"
 """The coordinate of an average on the axis that it averages over."""
 
@@ -126,7 +126,7 @@ class Scale:
     cells: list[list[str]] = field(default_factory=list)
     set: list[str] = field(default_factory=list)
     profile: list[str] = field(default_factory=list)
-    """Overrides of the study whose profile `method.temperature=profile` means in this scale's cells."""
+    """Overrides of a study. In this scale's cells `method.temperature=profile` stands for its profile."""
     metric: str | dict[str, str] | None = None
     """Replaces the experiment's `metric` at this scale, for example where other judges are used."""
 
@@ -166,7 +166,7 @@ class Experiment:
     figure: str | None = None
     """A kind of FIGURES or TABLES."""
     average: str | None = None
-    """The axis over whose values scores are averaged; where it is no row or column, only the average is shown."""
+    """The axis to average over. If it is not a row or column, only the average is shown."""
     chance: dict[str, float] = field(default_factory=dict)
     """The accuracy of random answers, by task."""
     typed: list[str] = field(default_factory=list)
@@ -180,7 +180,7 @@ class Experiment:
         kinds = sorted([*FIGURES, *TABLES])
         if self.figure is not None and self.figure not in kinds:
             raise ConfigError(
-                f"figure={self.figure} is not drawn.{did_you_mean(self.figure, kinds)} "
+                f"figure={self.figure} is unknown.{did_you_mean(self.figure, kinds)} "
                 f"Choices: {', '.join(kinds)}."
             )
         metrics = [self.metric, *(scale.metric for scale in self.scales.values() if scale.metric is not None)]
@@ -188,7 +188,7 @@ class Experiment:
             raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")
 
     def metrics(self, scale: str) -> dict[str, str]:
-        """The metrics of a scale's cells by their names on the axis MEASURE; the one metric of others by itself."""
+        """The metrics of a scale's cells by their names on the axis MEASURE. A single metric is its own name."""
         metric = self.scale(scale).metric or self.metric
         return metric if isinstance(metric, dict) else {metric: metric}
 
@@ -233,7 +233,7 @@ def load_experiment(name: str, file: Path) -> Experiment:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file} is not a mapping.")
     try:

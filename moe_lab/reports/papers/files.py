@@ -38,7 +38,7 @@ SAME_NUMBERS = (
     "tuning.timeout",
 )
 LONGEST = 60
-"""Characters of what was typed in a file's name."""
+"""Most characters of the typed overrides in a file's name."""
 
 
 def typed_settings(overrides: Sequence[str]) -> list[str]:
@@ -69,7 +69,7 @@ def title(experiment: Experiment, scale: str) -> str:
 
 
 def typed_lines(experiment: Experiment) -> list[str]:
-    """Markdown lines about the typed overrides; none without one."""
+    """Markdown lines about the typed overrides; empty without any."""
     if not experiment.typed:
         return []
     typed = ", ".join(f"`{text}`" for text in experiment.typed)
@@ -77,13 +77,13 @@ def typed_lines(experiment: Experiment) -> list[str]:
 
 
 def merged_text(experiment: Experiment) -> str:
-    """The number of cells that became equal to others; empty where all differ."""
+    """A sentence with the number of cells that became equal to others; empty if all differ."""
     if not experiment.merged:
         return ""
     equal = (
         "1 cell equal to another" if experiment.merged == 1 else f"{experiment.merged} cells equal to others"
     )
-    return f" This makes {equal}; equal cells stand here once."
+    return f" This makes {equal}; equal cells are shown once."
 
 
 def measured_before(table: Path, unmeasured: Sequence[TableCell]) -> list[TableCell]:
@@ -140,13 +140,15 @@ def write_rows_table(
 
 # The table of an experiment as CSV: one line per cell, numbers as they are stored
 #
-# `value` is the mean over `seeds` runs, `std` their standard deviation, `low` and `high` the 95% interval over
-# documents (of a number of one training over its held-out rows), `seed_low` and `seed_high` that over seeds; `p_holm`
-# is `p_mcnemar`, the `p_randomization` of a score that is not made of 0 and 1, or the `p_seeds` of a mean over seeds,
-# corrected for all comparisons of the command, whose number is `family`; `without_neighbour` counts the questions of
-# a C3PO run that had no neighbour; `run_id` lists the runs of all seeds, `study` is the folder of the study that
-# tuned them. Averages come last. Runs that a run is compared with next to base (`compared` of results.json) have
-# columns of their own.
+# - `value` is the mean over `seeds` runs, `std` their standard deviation.
+# - `low` and `high` are the 95% interval over documents (for a training: over its held-out rows), `seed_low` and
+#   `seed_high` the 95% interval over seeds.
+# - `p_holm` is corrected for all comparisons of the command, whose number is `family`. The p before the correction is
+#   `p_mcnemar`, `p_randomization` for scores that are not 0 or 1, or `p_seeds` for a mean over seeds.
+# - `without_neighbour` is the number of questions of a C3PO run without a neighbour.
+# - `run_id` lists the runs of all seeds. `study` is the folder of the study that tuned them.
+#
+# Averages come last. Comparisons with other runs than base (`compared` of results.json) have columns of their own.
 
 COMPARED_COLUMNS = (
     "difference",
@@ -173,11 +175,11 @@ def cells_csv(experiment: Experiment, cells: Sequence[TableCell], family: Family
     others = compared_names(cells)
     names = [f"{other}_{column}" for other in others for column in COMPARED_COLUMNS]
     shown, rows = [*cells, *averages(experiment, cells)], []
-    told = corrected_scores(shown, family)
+    corrected = corrected_scores(shown, family)
     for cell in shown:
-        line = _csv_numbers(cell, told.get(place_of(cell)), published_of(experiment, cell))
+        line = _csv_numbers(cell, corrected.get(place_of(cell)), published_of(experiment, cell))
         for other in others:
-            if score := told.get(place_of(cell, other)):
+            if score := corrected.get(place_of(cell, other)):
                 line |= {f"{other}_{column}": flat(score)[column] for column in COMPARED_COLUMNS}
         rows.append(line)
     return csv_text(rows, [*experiment.keys, *CSV_COLUMNS, *names])

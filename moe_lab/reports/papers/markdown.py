@@ -28,21 +28,20 @@ from moe_lab.results.scores import BASE, Score
 from moe_lab.results.significance import ALPHA
 
 NOT_COMPARABLE = {
-    "tiny": "Scale tiny: the embedded model and the toy tasks stand in; no number is the paper's.",
+    "tiny": "Scale tiny: the embedded model and the toy tasks replace the paper's; no number is comparable.",
     "small": "Scale small: part of the documents.",
 }
 
 
 SEEDS = (
-    "A mean over seeds has its standard deviation after ± and two intervals, which are kept apart: the first is over "
-    "documents (other questions, the same runs), `seeds [...]` is Student's over seeds (other runs, the same "
-    "questions)."
+    "A mean over seeds has its standard deviation after ± and two intervals: the first is over documents (other "
+    "questions, the same runs), `seeds [...]` is Student's interval over seeds (other runs, the same questions)."
 )
 
 OVER_SEEDS = (
-    "; of a mean over five seeds or more it is that of one test over seeds and documents (their variances are added), "
-    "with fewer seeds the larger p of two: Student's paired test over the seeds, and the permutation test over the "
-    "documents. Expert metrics have the test over seeds alone, and no p where all seeds have the same difference"
+    "For means over five seeds or more, p is from one test over seeds and documents, which adds their variances. With "
+    "fewer seeds it is the larger p of two tests: Student's paired test over seeds, and the permutation test over "
+    "documents. Expert metrics are tested over seeds only, and have no p if all seeds have the same difference."
 )
 
 
@@ -63,7 +62,7 @@ def markdown(
     family: Family,
     stated: Sequence[Stated] = (),
 ) -> str:
-    """The whole Markdown file. `stated` are the numbers that the paper states for the figure."""
+    """The Markdown file. `stated` are the numbers in the paper's text about the figure."""
     lines = [f"# {title(experiment, scale)}", "", experiment.source, "", *typed_lines(experiment)]
     if scale in NOT_COMPARABLE:
         lines += [NOT_COMPARABLE[scale], ""]
@@ -76,9 +75,9 @@ def markdown(
     ]
     lines += [NOTE, ""] if averages(experiment, cells) else []
     shown = shown_cells(experiment, cells)
-    told = corrected_scores(shown, family)
-    lines += correction_note(told.values())
-    lines += _grid(experiment, shown, told)
+    corrected = corrected_scores(shown, family)
+    lines += correction_note(corrected.values())
+    lines += _grid(experiment, shown, corrected)
     lines += [
         "",
         *ranking_lines(experiment, cells, family),
@@ -91,7 +90,7 @@ def markdown(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _grid(experiment: Experiment, cells: Sequence[TableCell], told: Mapping[Place, Score]) -> list[str]:
+def _grid(experiment: Experiment, cells: Sequence[TableCell], corrected: Mapping[Place, Score]) -> list[str]:
     across = [key for key in experiment.keys if key not in experiment.rows]
     named = [key for key in experiment.rows if any(cell.coordinates[key] != "-" for cell in cells)]
     by_place = {(_key(cell, named), _key(cell, across)): cell for cell in cells}
@@ -107,7 +106,7 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell], told: Mapping[Plac
     for row in rows:
         line = [*row, *_counts([by_place.get((row, column)) for column in columns])]
         for column in columns:
-            line += _texts(experiment, by_place.get((row, column)), others, told)
+            line += _texts(experiment, by_place.get((row, column)), others, corrected)
         body.append(line)
     printed = any(published_of(experiment, cell) for cell in cells)
     without = {_key(cell, across) for cell in cells if cell.of_training or not printed}
@@ -120,7 +119,7 @@ def _grid(experiment: Experiment, cells: Sequence[TableCell], told: Mapping[Plac
 
 
 def _shown(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
-    """The metric of each column; of several ones, each with its tasks."""
+    """The metric of each column. If a column has several metrics, each is listed with its tasks."""
     across = [key for key in experiment.keys if key not in experiment.rows]
     found: dict[str, dict[str, list[str]]] = {}
     for cell in cells:
@@ -128,7 +127,7 @@ def _shown(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
         if score is not None and (metric := cell.shows()):
             column = found.setdefault(_column_name(across, _key(cell, across)), {})
             column.setdefault(metric + _chance(experiment, cell), []).append(score.task)
-    return ["What is shown:", "", *(_shown_line(*each) for each in found.items()), ""] if found else []
+    return ["Metrics:", "", *(_shown_line(*each) for each in found.items()), ""] if found else []
 
 
 def _shown_line(column: str, metrics: Mapping[str, Sequence[str]]) -> str:
@@ -158,7 +157,7 @@ def _only(columns: list[int], header: list[str], body: list[list[str]]) -> tuple
 
 
 def _texts(
-    experiment: Experiment, cell: TableCell | None, others: Sequence[str], told: Mapping[Place, Score]
+    experiment: Experiment, cell: TableCell | None, others: Sequence[str], corrected: Mapping[Place, Score]
 ) -> list[str]:
     """The texts of a cell's columns: measured, published, difference to base and to each other run."""
     if cell is None:
@@ -172,7 +171,7 @@ def _texts(
     if score is None:
         return ["failed" if cell.problem else "missing", shown or "-", *[""] * (1 + len(others))]
     value = " ".join([_value(score), *score.marks])
-    differences = [difference_text(told.get(place_of(cell, other))) for other in (BASE, *others)]
+    differences = [difference_text(corrected.get(place_of(cell, other))) for other in (BASE, *others)]
     return [value, shown or "-", *differences]
 
 
@@ -185,20 +184,21 @@ def _value(score: Score) -> str:
 
 
 def correction_note(scores: Iterable[Score]) -> list[str]:
-    """A paragraph about bold differences, for a table that has a p."""
+    """A paragraph about p and bold differences; empty for a table without a p."""
     scores = [score for score in scores if score.p_holm is not None]
     if not scores:
         return []
-    what = "p is of McNemar's test"
-    if any(score.p_randomization is not None for score in scores):
-        what += ", or of the paired permutation test where scores are not 0 or 1"
+    permuted = any(score.p_randomization is not None for score in scores)
+    other = ", or from the paired permutation test for scores other than 0 and 1" if permuted else ""
+    sentences = [f"p is from McNemar's test{other}."]
     if any(score.p_seeds is not None for score in scores):
-        what += OVER_SEEDS
+        sentences.append(OVER_SEEDS)
     if any(score.p_average is not None for score in scores):
-        what += "; that of an average over tasks belongs to its interval"
+        sentences.append("For an average over tasks, p belongs to its interval.")
     tests = scores[0].family or 1
-    how = "p" if tests == 1 else f"p, corrected by Holm for the {tests} comparisons of the command,"
-    return [f"{what}. Bold differences are statistically significant: {how} is below {ALPHA}.", ""]
+    p = "p" if tests == 1 else f"p, corrected by Holm for the {tests} comparisons of the command,"
+    sentences.append(f"Bold differences are statistically significant: {p} is below {ALPHA}.")
+    return [" ".join(sentences), ""]
 
 
 def difference_text(score: Score | None) -> str:
@@ -215,9 +215,9 @@ def difference_text(score: Score | None) -> str:
 
 
 def _counts(cells: Sequence[TableCell | None]) -> list[str]:
-    """Documents, seeds, and questions without a neighbour of a line; those of its averages where they stand alone.
+    """The columns `documents`, `seeds` and `without a neighbour` of a line; of its averages if it has no other cells.
 
-    The seeds are empty where every cell is one run, the questions where each one has its k nearest neighbours.
+    `seeds` is empty if every cell is one run, `without a neighbour` if every question has its k nearest neighbours.
     """
     present = [cell for cell in cells if cell is not None]
     single = [cell for cell in present if not cell.parts]
@@ -234,7 +234,7 @@ def _counts(cells: Sequence[TableCell | None]) -> list[str]:
 
 
 def _published_list(experiment: Experiment, stated: Sequence[Published]) -> list[str]:
-    """The published numbers; those that `stated_lines` shows are left out."""
+    """The published numbers, without those that `stated_lines` shows."""
     lines = []
     listed = [each for each in experiment.paper if each not in stated]
     for (place, unit, mark, where), group in groupby(listed, lambda each: _origin(experiment, each)):

@@ -1,4 +1,4 @@
-"""Numbers of a paper's table that are no scores of lm-eval: expert metrics, and what a training measured."""
+"""Numbers of a paper's table that are not scores of lm-eval: expert metrics, and measurements of a training."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from moe_lab.results.statistics import over_seeds
 
 # Expert metrics as numbers of a paper's table: `expert.load_balance`, `expert.capacity_most` and so on
 #
-# The names are those of `moe_lab/metrics/registry.py`: of counted metrics, and of the interventions of the others.
+# The names are those of counted metrics and of interventions in `moe_lab/metrics/registry.py`.
 
 EXPERT = "expert."
-"""What the names of expert metrics begin with."""
+"""The prefix of the names of expert metrics."""
 
 
-def expert_score(result: RunResult, found: StoredMetrics, metric: str, other: str = "baseline") -> Score:
+def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: str = "baseline") -> Score:
     """One metric of a run's expert_metrics.json, over all its tokens and tasks, with the difference to another run.
 
     Raises ConfigError for a metric that does not exist.
@@ -29,22 +29,20 @@ def expert_score(result: RunResult, found: StoredMetrics, metric: str, other: st
     score = empty_score(result, metric)
     name = metric.removeprefix(EXPERT)
     if name in counted_metrics():
-        whole = found.entropies(name)["all"]
-        return _filled(score, whole.value, whole.interval, found.difference(other, name, "all"))
+        whole = stored.entropies(name)["all"]
+        return _filled(score, whole.value, whole.interval, stored.difference(other, name, "all"))
     for of, intervention in interventions():
         if intervention.name == name:
-            tasks = found.losses(of, intervention)
+            tasks = stored.losses(of, intervention)
             if not tasks:
                 return score
-            task = (
-                "all" if tasks.get("all") else next(iter(tasks))
-            )  # of several tasks their documents together
-            loss = tasks[task][key := headline(tasks[task], found.metric)]
-            difference = found.difference(other, *intervention.path(of), "tasks", task, key)
+            task = "all" if tasks.get("all") else next(iter(tasks))  # "all": the documents of several tasks
+            loss = tasks[task][key := headline(tasks[task], stored.metric)]
+            difference = stored.difference(other, *intervention.path(of), "tasks", task, key)
             return _filled(score, loss.difference, loss.interval, difference)
     names = [*counted_metrics(), *(intervention.name for _, intervention in interventions())]
     raise ConfigError(
-        f"metric: {metric} is no expert metric. Choices: {', '.join(EXPERT + each for each in names)}."
+        f"metric: {metric} is not an expert metric. Choices: {', '.join(EXPERT + each for each in names)}."
     )
 
 
@@ -59,19 +57,19 @@ def _filled(score: Score, value: float | None, interval: Interval | None, to: Di
 
 
 def unit_of(metric: str) -> str:
-    """What an expert metric is measured in."""
+    """The unit of an expert metric."""
     return "bits" if metric.removeprefix(EXPERT) in counted_metrics() else "accuracy lost"
 
 
-# What a training measured as numbers of a paper's table, such as `training.validation_loss`
+# Measurements of a training as numbers of a paper's table, such as `training.validation_loss`
 #
-# They belong to the trained model, whatever task it is evaluated on.
+# They belong to the trained model. The task of the evaluation does not matter.
 
 TRAINING = "training."
-"""What the names of these metrics begin with."""
+"""The prefix of the names of these metrics."""
 LOSS = "training.validation_loss"
 NO_TASK = "-"
-"""Their coordinate on the axis of tasks."""
+"""The coordinate of these metrics on the axis of tasks."""
 ROWS = "lower is better; intervals over rows, after `seeds` over seeds (Student's)"
 METRICS = {
     LOSS: ("validation", None, "loss", f"cross-entropy of held-out rows, nats per token, {ROWS}"),
@@ -88,7 +86,7 @@ METRICS = {
         f"nats per token that router=expert loses by a prefix alone, against another row's later tokens, {ROWS}",
     ),
 }
-"""By metric: the block of `training` in results.json, its part, the number in it, and what it is."""
+"""The block of `training` in results.json, its part, the number's key, and the meaning, by metric."""
 
 
 def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
@@ -98,7 +96,7 @@ def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
     interval over seeds alone. Raises ConfigError.
     """
     if metric not in METRICS:
-        raise ConfigError(f"metric: {metric} is no number of a training. Choices: {', '.join(METRICS)}.")
+        raise ConfigError(f"metric: {metric} is not a number of a training. Choices: {', '.join(METRICS)}.")
     trained = [each for each in results if training_of(each)]
     if not trained:
         return None
@@ -122,8 +120,8 @@ def training_of(result: RunResult) -> Block:
     return found if "leak" in found else {}
 
 
-def told_of(metric: str) -> str:
-    """What a metric is."""
+def meaning_of(metric: str) -> str:
+    """The meaning of a number of a training, with its unit and whether lower is better."""
     return METRICS[metric][3]
 
 

@@ -19,10 +19,10 @@ Design = tuple[str, ...]
 """The coordinates of a design."""
 EXPLAINED = (
     "Ranked by the loss on held-out rows, in nats per token. Its interval is over rows, or after the word seeds over "
-    "seeds. Differences to the first are paired: by seed where there are several (Student's interval), else by row; "
-    "one seed says nothing of another. Designs that do not differ significantly from the first share its rank: the p "
-    "of Student's paired test over seeds, corrected by Holm, is 0.05 or more. One seed has no test. "
-    "The first is chosen by the same numbers, so its lead is too large on average."
+    "seeds. Differences to the first design are paired: by seed if there are several seeds (Student's interval), else "
+    "by row. Designs that do not differ significantly from the first share its rank (Student's paired test over seeds, "
+    "p corrected by Holm, 0.05 or more). A single seed has no test. The first design is chosen by the same numbers, so "
+    "its lead is too large on average."
 )
 
 
@@ -31,32 +31,32 @@ class Ranked:
     """A design with its loss, the difference to the best one, and its accuracy."""
 
     rank: int
-    """1 for the first and all that do not differ significantly, else its place in the list."""
+    """1 for the first design and all that do not differ significantly from it, else the place in the list."""
     design: str
-    """The coordinates in which it differs from others."""
+    """The coordinates in which it differs from other designs."""
     loss: Score
     difference: float | None
     interval: Interval | None
     p: float | None
-    """Of Student's paired test over seeds, corrected by Holm for the command; None where there is none."""
+    """The p of Student's paired test over seeds, corrected by Holm for the command; None with a single seed."""
     accuracy: Score | None
     chance: float | None
 
     @property
-    def told(self) -> bool:
+    def significant(self) -> bool:
         """Whether its loss differs significantly from the first one's."""
         return self.p is not None and self.p < ALPHA
 
 
 def ranking(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> list[Ranked]:
     """The measured designs, the lowest loss first; none in a table without a loss on held-out rows."""
-    found = _uncorrected(experiment, cells)
-    ranked = [replace(one, p=family.corrected.get(_comparison(one.loss))) for one in found]
-    return [replace(one, rank=place if one.told else 1) for place, one in enumerate(ranked, start=1)]
+    uncorrected = _uncorrected(experiment, cells)
+    ranked = [replace(one, p=family.corrected.get(_comparison(one.loss))) for one in uncorrected]
+    return [replace(one, rank=place if one.significant else 1) for place, one in enumerate(ranked, start=1)]
 
 
 def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[Comparison, float | None]:
-    """The p of each comparison of an experiment before the correction: of its cells, averages and ranked designs."""
+    """The uncorrected p of each comparison of an experiment: of its cells, averages and ranked designs."""
     scores = uncorrected_scores([*cells, *averages(experiment, cells)]).values()
     ranked = {_comparison(one.loss): one.p for one in _uncorrected(experiment, cells)}
     return {score.comparison: score.p for score in scores} | ranked
@@ -106,11 +106,11 @@ def _difference_text(one: Ranked) -> str:
         return ""
     text = f"{one.difference:+.4f}{bounds_text(one.interval)}"
     p = "" if one.p is None else f" (Holm {one.p:.3g})"
-    return (f"**{text}**" if one.told else text) + p
+    return (f"**{text}**" if one.significant else text) + p
 
 
 def chance_of(experiment: Experiment, cells: Sequence[TableCell]) -> float | None:
-    """The mean accuracy of random answers to the cells' tasks; None where one of them is not known."""
+    """The mean accuracy of random answers to the cells' tasks; None if it is unknown for a task."""
     tasks = list(dict.fromkeys(cell.coordinates.get("task", NO_TASK) for cell in cells))
     known = [experiment.chance[task] for task in tasks if task in experiment.chance]
     return sum(known) / len(known) if known and len(known) == len(tasks) else None

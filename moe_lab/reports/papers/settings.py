@@ -41,9 +41,9 @@ def write_references(
 
 
 def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[dict[str, object]]:
-    """One row per benchmark and reference set: documents evaluated, and references available, asked and kept.
+    """One row per benchmark and reference set: evaluated documents, and available, asked and kept references.
 
-    A number that does not exist is None: an unpublished one, or the counts of a run whose answers were all stored.
+    None for numbers that do not exist: unpublished ones, and the counts of a run whose answers were all stored.
     """
     rows = []
     for cell in cells:
@@ -97,10 +97,10 @@ def _reference_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value or "-")
 
 
-# The papers' tables of settings next to this package's: Table 1 of RoE and of MoE-Bench. Nothing is run for them
+# The papers' tables of settings next to this package's: Table 1 of RoE and of MoE-Bench. They need no runs
 
 HEADINGS = {
-    "n": "N (rows)",
+    "n": "N (routing samples)",
     "max_temperature": "T (highest temperature)",
     "skip_layers": "L (layers skipped at each end)",
     "cache": "cache",
@@ -109,7 +109,7 @@ HEADINGS = {
     "metric": "tuned on",
 }
 NAMES = {"metric": ("accuracy", "perplexity"), "cache": ("clean", "standard")}
-"""What 0 and 1 stand for."""
+"""The meaning of 0 and 1."""
 
 
 def write_setup(
@@ -130,30 +130,21 @@ def write_recipe(
 
 
 def _setup_lines(experiment: Experiment, rows: Sequence[Mapping[str, object]]) -> list[str]:
-    from pandas import DataFrame
-
-    by_place = {(row.category, row.model, row.quantity): row for row in DataFrame(list(rows)).itertuples()}
+    by_place = {(row["category"], row["model"], row["quantity"]): row for row in rows}
     places = list(dict.fromkeys((category, model) for category, model, _ in by_place))
     quantities = [name for name in HEADINGS if any(quantity == name for *_, quantity in by_place)]
-    explained = (
-        "What tuning uses where nothing else is given; where the paper has another number, "
-        "it follows in brackets."
-    )
+    explained = "The defaults of tuning. If the paper has another number, it follows in brackets."
     texts = [
-        [*place, *(_setting_text(by_place.get((*place, name))) for name in quantities)] for place in places
+        [*map(str, place), *(_setting_text(by_place.get((*place, name))) for name in quantities)]
+        for place in places
     ]
     header = ["category", "model", *(HEADINGS[name] for name in quantities)]
     return [f"# {experiment.title}", "", experiment.source, "", explained, "", *table_lines(header, texts)]
 
 
-def _setting_text(row: Any) -> str:
+def _setting_text(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "-"
-    own, published = (_shown(row.quantity, value) for value in (row.value, row.published))
+    names = NAMES.get(row["quantity"])
+    own, published = (names[int(row[key])] if names else f"{row[key]:g}" for key in ("value", "published"))
     return own if own == published else f"{own} (paper: {published})"
-
-
-def _shown(quantity: str, value: float) -> str:
-    if quantity in NAMES:
-        return NAMES[quantity][int(value)]
-    return f"{value:g}"

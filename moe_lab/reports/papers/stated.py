@@ -1,4 +1,4 @@
-"""Numbers that a paper's text states for a figure, next to the same quantity of the figure's own data.
+"""Numbers in a paper's text about a figure, next to the same quantity computed from the figure's data here.
 
 An entry of `paper` whose `cell` has a `quantity` is such a number. The data are the rows of `<stem>-<kind>.csv`.
 """
@@ -35,7 +35,7 @@ class Stated:
 
     @property
     def why_absent(self) -> str:
-        """Why nothing is measured, where the figure has data; else empty."""
+        """Why the number is not measured although the figure has data; else empty."""
         if self.measured is not None or not self.where:
             return ""
         return ABSENT.get(self.quantity, "the figure's data lack it")
@@ -64,7 +64,7 @@ def stated_lines(stated: Sequence[Stated]) -> list[str]:
         return []
     header = ["quantity", "model, task", "measured", "published", "place"]
     lines = table_lines(header, (_row(each, each.published) for each in stated))
-    return ["What the text of the paper states, next to the same quantity here:", "", *lines, ""]
+    return ["Numbers in the text of the paper, and the same quantity measured here:", "", *lines, ""]
 
 
 def _row(stated: Stated, published: Published) -> list[str]:
@@ -81,7 +81,7 @@ def _text(stated: Stated) -> str:
 
 
 def _more(column: str) -> Quantity:
-    """How much more of it 64 rows need than one, with the clean cache, at temperature 0 (RoE, Figure 4)."""
+    """The relative increase of a cost from n=1 to n=64, with the clean cache, at temperature 0 (RoE, Figure 4)."""
 
     def quantity(rows: DataFrame) -> float | None:
         own = rows[(rows["cache"] == "clean") & (rows["temperature"].astype(str) == "0") & (rows["n"] == 64)]
@@ -91,7 +91,7 @@ def _more(column: str) -> Quantity:
 
 
 def _below(column: str) -> Quantity:
-    """How much less of it RoE needs than the larger model, at the n of the largest equivalent size (RoE, Figure 5)."""
+    """The saving of RoE against the larger model, at the n with the largest equivalent size (RoE, Figure 5)."""
 
     def quantity(rows: DataFrame) -> float | None:
         best = _best(rows)
@@ -122,7 +122,7 @@ def _flat_from(rows: DataFrame) -> float | None:
 
 
 def _share(first: int) -> Quantity:
-    """Of the experts taken afterwards, the share that the router had ranked among its first ones."""
+    """The share of the selected experts after optimization that the router had ranked among its first `first`."""
     return lambda rows: _first(rows[rows["n"] == first]["share"])
 
 
@@ -160,7 +160,7 @@ QUANTITIES: dict[str, dict[str, Quantity]] = {
         "right at first and wrong after step 10, of those right at first": _at_step("became_wrong", 10),
     },
 }
-"""By kind of figure and by name."""
+"""The quantities by kind of figure and name."""
 
 ABSENT = {
     "power, n=64 over n=1": "no power meter on this device",

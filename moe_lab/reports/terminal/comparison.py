@@ -20,11 +20,11 @@ from moe_lab.results.scores import MARKS
 from moe_lab.results.significance import ALPHA
 
 SHOWN_FLIPS = 10
-"""Document numbers of each kind."""
+"""Most document numbers in a line of flips."""
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print what is compared, one row per evaluation, task and metric, the first flips, and the notes."""
+    """Print the evaluations, a row per evaluation, task and metric, the first flips, and the notes."""
     for evaluation in comparison.evaluations:
         print(f"{evaluation.key}: {evaluation.label}, {one_line(evaluation.file)}")
         if below := "  ".join([*filter(None, [evaluation.settings]), *evaluation.marks]):
@@ -38,14 +38,13 @@ def print_comparison(comparison: Comparison) -> None:
 
 def comparison_table(comparison: Comparison) -> StackedTable:
     """One row per evaluation, task and metric; p corrected by Holm where there are several rows."""
-    several, other = _other(comparison)
-    scores = comparison.scores
+    scores, other = comparison.scores, _other(comparison)
     corrected = len(scores) > 1
     p_values = [score.p_holm if corrected else score.p for score in scores]
     flips = ["-" if score.to_right is None else f"+{score.to_right} -{score.to_wrong}" for score in scores]
     verdicts = [score.verdict if score.told_from_chance else "no" for score in scores]
     stacks = [
-        names({"with": [score.other for score in scores]} if several else {}),
+        names({"with": [score.other for score in scores]} if other != "b" else {}),
         names({"task": [score.task for score in scores], "metric": [score.metric for score in scores]}),
         [Item(heading="n", cells=[f"{score.n:,}" for score in scores], shared=True)],
         numbers({"a": [number(score.a) for score in scores], other: [number(score.b) for score in scores]}),
@@ -62,7 +61,7 @@ def comparison_table(comparison: Comparison) -> StackedTable:
 
 
 def flip_lines(comparison: Comparison) -> list[str]:
-    """The first documents that flip each way, by number; a line per row and kind that has any."""
+    """The numbers of the first documents that flip, a line per row of the table and direction."""
     kinds = {"to_right": ("wrong", "right"), "to_wrong": ("right", "wrong")}
     return [
         f"{score.task} {score.metric}, {before} in a and {after} in {score.other}: {_numbers(score.flips[kind])}"
@@ -73,10 +72,9 @@ def flip_lines(comparison: Comparison) -> list[str]:
     ]
 
 
-def _other(comparison: Comparison) -> tuple[bool, str]:
-    """Whether several evaluations are compared with `a`, and the word for one of them."""
-    several = len(comparison.evaluations) > 2
-    return several, "other" if several else "b"
+def _other(comparison: Comparison) -> str:
+    """The name of the evaluation that is compared with `a`: "b", or "other" for several."""
+    return "b" if len(comparison.evaluations) == 2 else "other"
 
 
 def _numbers(documents: list[int]) -> str:
@@ -86,8 +84,8 @@ def _numbers(documents: list[int]) -> str:
 
 
 def _explained(comparison: Comparison) -> dict[str, str]:
-    """What the columns show."""
-    _, other = _other(comparison)
+    """The meanings of the columns."""
+    other = _other(comparison)
     return {
         "n": "documents.",
         "a": f"the metric in a, and below it in {other}; rates are fractions.",

@@ -52,32 +52,32 @@ def percent(value: float | None) -> str:
 
 # Tables of at most 80 columns in one piece
 #
-# A column is a stack of items: their headings stand below each other, and so do their cells. An item that is the same
-# in all rows is in the title.
+# A column is a stack of items: their headings are below each other, and so are their cells. An item that is the same in
+# all rows is shown in the title.
 
 WIDTH = 80
 GAP = 2
 """Blanks between two columns."""
 BREAKS = re.compile(r"(?<=[,=/_:])(?=.)|(?<=[-.])(?=[A-Za-z])")
-"""Where a name may go on in the next line: not within a number."""
+"""Where a name may be broken into lines: not within a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
     """A heading and one cell per row.
 
-    A name may be the same in all rows; then it is in the title. It breaks after commas, dots and the like, where a
-    number breaks at blanks only.
+    A name that is the same in all rows is shown in the title. A name breaks after commas, dots and the like, a number
+    only at blanks.
     """
 
     heading: str
     cells: Sequence[str]
     name: bool = False
     shared: bool = False
-    """Whether it is in the title where all cells are equal. All names do."""
+    """Whether to show it in the title if all cells are equal. Names always are."""
 
     def __post_init__(self) -> None:
-        # shown before columns are as wide as their cells
+        # escaped before the widths of columns are computed from their cells
         object.__setattr__(self, "cells", [one_line(cell) for cell in self.cells])
 
 
@@ -105,7 +105,7 @@ def numbers(cells: Mapping[str, Sequence[str]]) -> list[Item]:
 
 
 def stacked_table(title: str, stacks: Sequence[Sequence[Item]], marks: Sequence[str] = ()) -> StackedTable:
-    """The table without items that no row has; shared items and the notes of all rows are in the title."""
+    """The table without empty items. Shared items and the notes of all rows are in the title."""
     items = [item for stack in stacks for item in stack if any(cell not in ("", "-") for cell in item.cells)]
     in_title = [item for item in items if (item.name or item.shared) and len(set(item.cells)) == 1]
     texts = [f"{item.heading}={item.cells[0]}" for item in in_title]
@@ -117,7 +117,7 @@ def stacked_table(title: str, stacks: Sequence[Sequence[Item]], marks: Sequence[
 
 
 def print_stacked(table: StackedTable, explained: Mapping[str, str]) -> None:
-    """Print the title, the table, and for each of its headings the line that explains it."""
+    """Print the title, the table, and a line for each explained heading."""
     print("\n".join(wrapped(table.title, WIDTH, name=True)), end="\n\n")
     if table.stacks:
         # Brackets and colons in cells are printed as they are: overrides may hold them.
@@ -156,7 +156,7 @@ def _parts(word: str, name: bool) -> list[str]:
 
 
 def _rich_table(stacked: StackedTable) -> Table:
-    """The table with every cell wrapped, so that its columns and the blanks between them take at most 80."""
+    """The table with wrapped cells, in at most WIDTH characters."""
     columns = [_Column.of(stack) for stack in stacked.stacks]
     table = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     rows = []
@@ -188,7 +188,7 @@ class _Column:
 
     @property
     def width(self) -> int:
-        """Without any wrapping."""
+        """The width without wrapping."""
         return max(cell_len(text) for cell in self.cells for text in cell)
 
     @property
@@ -199,7 +199,7 @@ class _Column:
 
 
 def _widths(columns: Sequence[_Column]) -> list[int]:
-    """A width for each column. Names are wrapped first, then numbers; words break where nothing else helps."""
+    """A width for each column. Names are wrapped first, then numbers. Words are broken as a last resort."""
     widths, narrowest = [column.width for column in columns], [column.narrowest for column in columns]
     while sum(widths) + GAP * (len(columns) - 1) > WIDTH:
         slack = [width > least for width, least in zip(widths, narrowest, strict=True)]

@@ -27,18 +27,18 @@ from moe_lab.results.score_table import Family, SeedGroup
 from moe_lab.results.scores import MARKS, Score, marks_of, scores_of, shown_scores
 from moe_lab.results.significance import ALPHA
 
-# The table of what runs cost
+# The table of costs
 
 COST_EXPLAINED = {
     "time": "seconds of answering.",
-    "load": "seconds of loading the model, which are not in the time.",
-    "tokens in": "all that went through the model, a method's extra rows included.",
+    "load": "seconds of loading the model, which the time does not include.",
+    "tokens in": "all tokens that went through the model, a method's extra samples included.",
     "tokens out": "generated.",
     "tokens/s": "tokens in, per second of the time.",
     "peak memory": "of the device; on a CPU of the whole process.",
-    "experts": "mean number of experts of a token in a layer, where the method changes it.",
+    "experts": "mean number of experts of a token in a layer, if the method changes it.",
     "near ties": "greedy tokens whose runner-up was within the dtype's rounding; other batch shapes may choose it. "
-    "method.temperature=0 with method=roe shows what that alone changes.",
+    "method=roe method.temperature=0 shows the effect of rounding alone.",
 }
 
 
@@ -67,7 +67,7 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTa
     }
     experts = [result.report.get("experts_per_token") for result in results]
     if any(value is not None for value in experts):
-        # a dash: the line below a blank would move up
+        # a dash, because the line below a blank would move up
         shown = ["-" if value is None else f"{value:.2f}" for value in experts]
         routing = {"experts": shown} | routing
     stacks = [
@@ -105,7 +105,7 @@ def print_outcomes(results: Sequence[RunResult], footnotes: Sequence[str], famil
 
 
 def outcome_tables(results: Sequence[RunResult], family: Family) -> list[tuple[StackedTable, dict[str, str]]]:
-    """The tables of scores, of comparisons with other runs than base, and of costs, with what their columns show."""
+    """The tables of scores, of comparisons with other runs than base, and of costs, with explanations of columns."""
     labels = settings([result.overrides for result in results], [result.seed for result in results])
     return [
         (score_table(results, labels, family), explained(BASE, family)),
@@ -118,9 +118,9 @@ def outcome_tables(results: Sequence[RunResult], family: Family) -> list[tuple[S
 
 
 def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:
-    """The overrides by which each run of a grid differs from the others of its method, model and task aside.
+    """For each run of a grid, the overrides that not all runs of its method share. Model and task are left out.
 
-    `seeds` are None for methods without randomness; the others are shown unless all are 0.
+    `seeds` are None for methods without randomness. Seeds are shown unless all are 0.
     """
     methods = [tuple(text for text in typed if text.startswith("method=")) for typed in overrides]
     shared = {
@@ -137,7 +137,7 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) ->
 
 
 def explained(other: str, family: Family) -> dict[str, str]:
-    """What a column shows, in a table that compares with another run."""
+    """The meaning of the columns in a table that compares with another run."""
     return {
         "n": "documents.",
         "value": "the metric; rates are fractions.",
@@ -149,11 +149,11 @@ def explained(other: str, family: Family) -> dict[str, str]:
 
 
 def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Family) -> StackedTable:
-    """One row per task and run: n, value with its interval, paired difference to base with its interval, p, and flips:
-    how many documents base has wrong and the run right, and the other way round.
+    """One row per task and run: n, value and interval, paired difference to base and interval, p, and flips.
 
-    p is corrected by Holm where the command has several comparisons. The page has p before the correction, too. The
-    run of one of several seeds has no p: the test is that of the mean over seeds.
+    Flips are the numbers of documents that only the run, and only base, has right. p is corrected by Holm if the
+    command has several comparisons; the page also has the p before the correction. A single one of several seeds has no
+    p, because the mean over seeds is tested.
     """
     found = [
         (result, label, row)
@@ -190,7 +190,7 @@ def compared_table(
 
 
 def _lower_is_better(found: Sequence[tuple[RunResult, str, Score]]) -> list[str]:
-    """The note in the title; it names the metrics where others of the table are better higher."""
+    """The note in the title. It names the metrics if the table also has metrics for which higher is better."""
     lower = {row.metric: result.lower_is_better(row.task, row.metric) for result, _, row in found}
     if not any(lower.values()):
         return []
@@ -199,7 +199,7 @@ def _lower_is_better(found: Sequence[tuple[RunResult, str, Score]]) -> list[str]
 
 
 def split_marks(marks: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """The marks that all rows have, and the cells with the other marks of each row."""
+    """The notes that all rows share, and the cells with each row's other notes."""
     common = [mark for mark in MARKS if all(mark in row for row in marks)]
     own = [" ".join(mark for mark in row if mark not in common) for row in marks]
     return common, [f"({each})" if each else "" for each in own]
@@ -225,7 +225,7 @@ def _comparison(rows: Sequence[Score]) -> list[list[Item]]:
 
 
 def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
-    """What the notes mean, for those that appear, and the methods' footnotes."""
+    """The meanings of the notes that appear, and the methods' footnotes."""
     seen = {mark for result in results for mark in marks_of(result)}
     lines = [text for mark, text in MARKS.items() if mark in seen]
     lines += sorted({line for result in results for line in [*result.version_notes, *result.unjudged]})
@@ -240,11 +240,11 @@ TEST = "one test over seeds and documents; with fewer than five seeds the larger
 EXPLAINED = {
     "std": "standard deviation over seeds.",
     "mean": "of the metric over seeds; its intervals are over documents and over seeds.",
-    "difference": "mean minus that of the other runs. From five seeds on its interval over documents is one over both.",
+    "difference": "mean minus that of the other runs. From five seeds on, the first interval is over both.",
     P: f"{TEST}. Significant below {ALPHA}.",
     HOLM: f"{TEST}; corrected for all comparisons of the command. Significant below {ALPHA}.",
 }
-"""What a column shows."""
+"""The meanings of columns."""
 ONE_STUDY = (
     "1 study: all seeds have its temperatures, so the spread is that of the evaluation's routing noise alone; "
     "tuning.seeds= repeats the study, too."
@@ -259,7 +259,7 @@ class SeedLine:
     label: str
     """The settings of the run."""
     seeds: str
-    """Their number, and that of the studies."""
+    """The number of seeds, and of studies."""
 
 
 def print_summaries(groups: Sequence[SeedGroup], files: Sequence[Path], family: Family) -> None:
@@ -288,7 +288,7 @@ def seed_lines(groups: Sequence[SeedGroup], family: Family, other: str = BASE) -
 
 
 def count_seeds(summary: Mapping[str, Any]) -> str:
-    """The number of seeds; for tuned runs the number of studies, too."""
+    """The number of seeds, and for tuned runs the number of studies."""
     studies = len(summary.get("studies", []))
     of_studies = f" ({studies} {'study' if studies == 1 else 'studies'})" if studies else ""
     return f"{len(summary['seeds'])}{of_studies}"

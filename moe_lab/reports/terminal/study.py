@@ -10,17 +10,17 @@ from moe_lab.reports.terminal.layout import StackedTable, names, number, numbers
 from moe_lab.results.stored_files import read_mapping
 
 EXPLAINED = {
-    "documents": "those that the temperatures were tuned on.",
-    "at bound": "tuned values at the bound of their search: better ones may lie beyond it.",
-    "untuned": "the metric with the values that were given.",
+    "documents": "the number of tuning documents.",
+    "at bound": "tuned values at the bound of their search; better values may lie beyond it.",
+    "untuned": "the metric with the given values.",
     "calibrated": "the metric at temperature 0 and its best logit scale (docs/calibration.md).",
     "tuned": "the metric with the values of the best trial.",
 }
-"""What a column shows."""
+"""The meanings of columns."""
 
 
 def print_studies(folders: Sequence[Path]) -> None:
-    """One row per study that has a profile: the untuned and the best score on the tuning documents, and the profile."""
+    """Print a row per study with a profile: the untuned and the best score on the tuning documents; then the files."""
     files = [folder / "best.yaml" for folder in dict.fromkeys(folders)]
     profiles = {file: profile for file in files if (profile := read_mapping(file)) is not None}
     if not profiles:
@@ -53,26 +53,26 @@ def study_table(profiles: Sequence[dict[str, Any]]) -> StackedTable:
         scaled = {"logit scale": [f"{profile.get('logit_scale', 1):.3g}" for profile in profiles]}
     if any(profile.get("at_bound") for profile in profiles):
         scaled["at bound"] = [", ".join(profile.get("at_bound", [])) or "-" for profile in profiles]
-    found = {}
+    tuned = {}
     if any(profile["temperature"] for profile in profiles):
         temperatures = [" ".join(f"{value:.2f}" for value in profile["temperature"]) for profile in profiles]
-        found["temperature per MoE layer"] = temperatures
+        tuned["temperature per MoE layer"] = temperatures
     if any(profile.get("settings") for profile in profiles):
         settings = [profile.get("settings") or {} for profile in profiles]
-        found["settings"] = [", ".join(f"{key}={value}" for key, value in one.items()) for one in settings]
+        tuned["settings"] = [", ".join(f"{key}={value}" for key, value in own.items()) for own in settings]
     stacks = [
         names(task),
         numbers({"documents": list(map(_documents, profiles))}),
         numbers(trials),
         numbers(scores),
-        *([numbers(scaled)] if scaled else []),
-        numbers(found),
+        numbers(scaled),
+        numbers(tuned),
     ]
-    return stacked_table("Tuning, on documents that the test leaves out", stacks)
+    return stacked_table("Tuning, on documents that are excluded from the test", stacks)
 
 
 def _documents(profile: dict[str, Any]) -> str:
-    """The tuning documents; where worked answers were asked for, those that were solved."""
+    """The number of tuning documents. With tuning.text=own, the number of solved ones."""
     if references := profile.get("references"):
         return f"{references['correct']:,} solved of {references['asked']:,}"
     return f"{sum(map(len, profile['samples'].values())):,}"

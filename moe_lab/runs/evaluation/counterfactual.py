@@ -36,7 +36,7 @@ class Counterfactual(Measure):
     of_baseline = False
 
     def check(self, method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-        """Routes at equal compute are those of noisy samples over a clean history, for tokens of a given text."""
+        """Allow only RoE with a clean history on given texts. Only there do all routes of a token cost the same."""
         if not isinstance(method, RoE):
             raise ConfigError(
                 f"metrics=counterfactual scores the routes that RoE's noise proposes, and method={config.method.name} "

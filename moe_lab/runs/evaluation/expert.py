@@ -188,7 +188,7 @@ def _stored(run: Run) -> StoredMetrics | None:
 def header(
     run_id: str, commit: str | None, metric: str | None, counts: Counts, top_k: list[int]
 ) -> dict[str, Any]:
-    """The first part of expert_metrics.json: the identity of the run, and the sizes of what was counted."""
+    """The first part of expert_metrics.json: the run's identity, and the numbers of documents, experts and tokens."""
     sources = plugin_sources()
     return {
         "schema_version": SCHEMA_VERSION,

@@ -27,7 +27,7 @@ from moe_lab.runs.jobs import PROFILE, Job, job_after, job_of
 from moe_lab.runs.summaries import summary
 
 if TYPE_CHECKING:
-    from moe_lab.runs.run import Outcome
+    from moe_lab.runs.run import Outcome, Run
     from moe_lab.runs.tuning.study import Study
 
 
@@ -156,11 +156,11 @@ def _method_key(override: str) -> str:
 def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = True) -> list[PreparedCell]:
     """The cells of an experiment with their jobs. Cells that the user's overrides make equal become one.
 
-    `known` has the jobs of earlier experiments by configuration, which share them. A cell without data or model is kept
-    with its error.
+    A cell without data or model is kept with its error.
 
     Args:
-        compute: whether missing results will be computed, which needs judges that can judge.
+        known: the jobs of earlier experiments by configuration. Equal cells share a job.
+        compute: whether missing results will be computed. If so, the judges are checked.
     """
     study = cache(lambda: _study(composed.study))
     unreadable: dict[str, ModelError | TaskError] = {}  # missing models and data are looked up once
@@ -194,7 +194,10 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
 
 
 def _design(config: Config) -> Any:
-    """What decides, besides `model=`, whether a method can run: its name, and its keys where they are the model's."""
+    """The part of a configuration that, with `model=`, decides whether the method can run.
+
+    This is the method's name, and all its keys if they define the model.
+    """
     method = get_method(config.method.name)  # a model without routers runs with method=base
     designs = issubclass(method, TrainingMethod) and method.trained_facts is not TrainingMethod.trained_facts
     return config.method if designs else config.method.name
@@ -215,7 +218,7 @@ def _study(config: Config | None) -> Study:
 
 
 def experiment_configs(config: Config, base: Cell) -> list[Config]:
-    """The configurations of all cells of the experiments in `config.experiment`, and of their studies."""
+    """The configurations of all cells and studies of the experiments in `config.experiment`."""
     configs = []
     for composed in compose_experiments(config, base):
         configs += [typed for _, typed in composed.cells]
@@ -228,13 +231,13 @@ def experiment_configs(config: Config, base: Cell) -> list[Config]:
 Place = dict[str, str]
 
 NULL = "temperature 0"
-"""Mark of a method without noise, which differs from the base model by rounding only."""
+"""The suffix of a method without noise, which differs from the base model by rounding only."""
 
 
 def placed(experiment: Experiment, cells: Sequence[PreparedCell]) -> tuple[Experiment, list[Place]]:
     """The coordinates of every cell on the axes of the experiment.
 
-    Cells that typed overrides put in one place are distinguished by one more axis, SETTINGS: their own overrides.
+    Typed overrides may give several cells the same coordinates. Then one more axis, SETTINGS, has their own overrides.
     """
     axes = [key for key in experiment.keys if key != MEASURE]
     places = [{key: coordinate(one, key) for key in axes} for one in cells]
@@ -256,7 +259,7 @@ def _own_settings(one: PreparedCell, group: Sequence[PreparedCell]) -> str:
 def coordinate(prepared: PreparedCell, key: str) -> str:
     """The coordinate of a cell on one axis: an option's name, a dotted key's value, or a property of the method.
 
-    A dash stands for a missing value, and for one without effect.
+    A dash means a missing value, or a value without effect.
     """
     if key == "model":
         return prepared.config.model.name
@@ -286,7 +289,8 @@ def table_cells(
     outcomes: Mapping[str, Outcome],
     failures: Sequence[Failure],
 ) -> list[TableCell]:
-    """A cell for each of the experiment's metrics, without expert metrics that the configuration does not measure."""
+    """A cell for each of the experiment's metrics. Expert metrics need metrics=expert."""
+    expert = one.config.metrics == "expert"
     runs = one.job.runs if one.job is not None else []
     ids = [run.run_id for run in runs]
     studies = [study.folder for study in one.job.studies] if one.job is not None else []
@@ -298,7 +302,7 @@ def table_cells(
         coordinates=place,
         run_id=ids[0] if ids else None,
         results=[outcome.results for outcome in done],
-        expert=[_expert_metrics(outcome) for outcome in done],
+        expert=[_expert_metrics(outcome.run) for outcome in done],
         summary=summary(done) if len(done) > 1 else None,
         studies=[folder for folder in studies if (folder / "best.yaml").exists()],
         problem=None if error is None else " ".join(str(error).split()),
@@ -315,22 +319,21 @@ def table_cells(
             | ({experiment.average: NO_TASK} if experiment.average and metric.startswith(TRAINING) else {}),
         )
         for name, metric in experiment.metrics(scale).items()
-        if one.config.metrics == "expert" or not metric.startswith(EXPERT)
+        if expert or not metric.startswith(EXPERT)
     ]
 
 
 def each_training_once(cells: Sequence[TableCell]) -> list[TableCell]:
-    """The cells, without those that repeat what a training measured: runs on several tasks evaluate one model."""
-    found: dict[Any, TableCell] = {}
+    """The cells, each number of a training once. Runs on several tasks evaluate the same trained model."""
+    kept: dict[Any, TableCell] = {}
     for number, cell in enumerate(cells):
         key = tuple(cell.coordinates.items()) if cell.of_training else number
-        if key not in found or len(cell.results) > len(found[key].results):
-            found[key] = cell
-    return list(found.values())
+        if key not in kept or len(cell.results) > len(kept[key].results):
+            kept[key] = cell
+    return list(kept.values())
 
 
-def _expert_metrics(outcome: Outcome) -> StoredMetrics | None:
-    run = outcome.run
-    return (
-        stored_metrics(run.folder, run.run_id, run.facts.commit) if run.config.metrics == "expert" else None
-    )
+def _expert_metrics(run: Run) -> StoredMetrics | None:
+    if run.config.metrics != "expert":
+        return None
+    return stored_metrics(run.folder, run.run_id, run.facts.commit)

@@ -70,7 +70,7 @@ def non_embedding_parameters(model: Any) -> int:
 # Latency and memory of generating a fixed number of tokens, measured for several settings in turns
 
 NEW_TOKENS = 128
-"""As in the paper, whose latency is the time for 128 tokens."""
+"""The paper's latency is the time for 128 tokens."""
 REPETITIONS = 5
 PROMPT = "Question: Ann has 3 pens and buys 2 more. How many pens does she have now?\nAnswer:"
 
@@ -88,7 +88,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Repeated:
-    """Several generations: medians, and the greatest memory."""
+    """Several generations: medians of time and energy, and the greatest memory."""
 
     seconds: float
     fastest: float
@@ -114,9 +114,9 @@ def measure_in_turns(
     new_tokens: int = NEW_TOKENS,
     repetitions: int = REPETITIONS,
 ) -> dict[str, Repeated]:
-    """Measure every setting once per round, so that other load affects all alike. The first round is a warm-up.
+    """Measure every setting once per round, so that other load affects all equally. The first round is a warm-up.
 
-    `settings` open a model by name. Batch 1, greedy, no end token.
+    `settings` has a context manager that opens the LM, by name. Batch 1, greedy, no end token.
     """
     rounds: dict[str, list[Generation]] = {name: [] for name in settings}
     with ExitStack() as stack:
@@ -155,11 +155,11 @@ def _generate_once(lm: EngineLM, new_tokens: int) -> Generation:
 def measured(
     config: Config, models: ModelPool, ratio: float, *, compute: bool = True
 ) -> Mapping[str, Any] | None:
-    """The measurement of a RoE configuration and a plain model `ratio` times as large, stored or new.
+    """The stored or new measurement of a RoE configuration and a plain model `ratio` times as large.
 
-    None with `compute=False` if it is not stored. Has the content of `_key`, `non_embedding_parameters` of both models,
-    and a `Repeated` of the base model (`base`), of the method (by its name), and of a model with `equivalent_layers`
-    layers and random weights (`equivalent`).
+    None with `compute=False` if it is not stored. It has the content of `_key`, `non_embedding_parameters` of both
+    models, and a `Repeated` of the base model (`base`), of the method (by its name), and of a model with
+    `equivalent_layers` layers and random weights (`equivalent`).
     """
     method = get_method(config.method.name)(config.method)
     key = _key(config, method, ratio)

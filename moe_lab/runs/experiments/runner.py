@@ -81,13 +81,13 @@ def run_experiments(config: Config, cell: Cell) -> int:
 
 
 def plan_experiments(config: Config, cell: Cell) -> int:
-    """Print what would run; loads no weights and writes nothing."""
+    """Print the plan of the experiments. Loads no weights and writes nothing."""
     print_plan(planned_experiments(config, cell))
     return 0
 
 
 def planned_experiments(config: Config, cell: Cell) -> Plan:
-    """What would run; loads no weights and writes nothing."""
+    """The plan of the experiments. Loads no weights and writes nothing."""
     prepared = _prepare(config, cell)
     return plan_of(prepared.jobs, prepared.refused)
 
@@ -127,7 +127,7 @@ def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExp
 
 
 def _make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool) -> list[Failure]:
-    """Run the jobs, or read what is stored of them, and write the tables. Returns what failed."""
+    """Run the jobs, or read their stored results, and write the tables. Returns the failures."""
     from moe_lab.models.memory import ModelPool
 
     for reason, configs in prepared.refused.items():
@@ -205,7 +205,7 @@ def _filled(
 def _write(filled: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool) -> None:
     """Write the tables and figures.
 
-    A table is kept, with a line on stderr, if none of its cells has a result, or if it has numbers of a failed cell.
+    Keeps a table, with a line on stderr, if none of its cells has a result, or if it has numbers of a failed cell.
 
     Raises ConfigError with `compute=False` if nothing is stored.
     """
@@ -243,12 +243,12 @@ def _why_kept(
     if cells and not any(cell.results or cell.studies for cell in cells):
         if compute:
             return "No cell is measured: no table is written."
-        return f"{NOTHING_STORED} Its files stay as they are."
+        return f"{NOTHING_STORED} Its files are kept."
     table = folder / f"{file_stem(experiment, scale)}.csv"
     without = [cell for cell in cells if not cell.results and (cell.problem or compute)]
     if lost := measured_before(table, without):
         names = "; ".join(cell.name for cell in lost)
-        return f"{table.with_suffix('.md')} stays as it is: it has numbers of what has none now ({names})."
+        return f"{table.with_suffix('.md')} is kept: it has numbers of cells that have none now ({names})."
     return None
 
 

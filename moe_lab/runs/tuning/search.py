@@ -49,15 +49,14 @@ CACHES = {"olmoe": "clean", "mixtral": "standard", "gpt-oss": "standard"}
 """Section 3.1: the clean cache for OLMoE, the standard cache for the other models."""
 
 OTHER_MODELS = (32, 0.5, 1)
-"""N, T and L of models that are not in the table: its values for OLMoE, with the smallest L. Their cache is clean,
-too."""
+"""N, T and L of models that are not in the table: its values for OLMoE, with the smallest L."""
 
 _SHAPES = {("olmoe", 16): "olmoe", ("mixtral", 32): "mixtral", ("gpt_oss", 24): "gpt-oss"}
 """(family, MoE layers) of the paper's models."""
 
 
 def preset(category: str | None, model_name: str | None) -> Preset:
-    """The defaults of tuning. Tasks without a category have those of math."""
+    """The defaults of tuning. Tasks without a category use the defaults of math."""
     category = category or "math"
     n, max_temperature, skip_layers = SEARCHES.get(model_name or "", {}).get(category, OTHER_MODELS)
     metric, num_samples, n_trials = BUDGETS[category]
@@ -82,9 +81,9 @@ def paper_model(facts: ModelFacts) -> str | None:
 STEP = 0.05
 """Step between the temperatures of tuning=uniform (appendix B of the paper)."""
 LATER = {"step": STEP, "logit_scale": False, "given": None, "grid": None}
-"""Fields that are part of a study's identity at other values only: studies that are older keep their ids."""
+"""Later fields. At these values they are not part of a study's identity, so that older studies keep their ids."""
 NEAR = 0.98
-"""A searched temperature from this share of its upper bound on is at the bound."""
+"""A temperature counts as at its upper bound from this share of the bound on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +101,7 @@ class Search:
     """L: the first and the last L MoE layers keep temperature 0."""
     moe_layers: int
     step: float = STEP
-    """Of tuning=uniform."""
+    """The step of tuning=uniform."""
     logit_scale: bool = False
     """Whether a trial's value is its perplexity at the best logit scale."""
     given: list[float] | None = None
@@ -110,11 +109,11 @@ class Search:
     grid: list[dict[str, float]] | None = None
     """The settings of each trial of tuning=grid."""
     open_ended: tuple[str, ...] = ()
-    """Keys of the grid for which a value beyond the largest one is possible."""
+    """Keys of the grid that allow values beyond the largest one."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What determines the trials, without their number."""
+        """The settings that determine the trials, without their number."""
         content = {
             k: v for k, v in asdict(self).items() if k not in ("n_trials", "num_samples", "open_ended")
         }
@@ -131,7 +130,7 @@ class Search:
         return range(self.skip_layers, self.moe_layers - self.skip_layers)
 
     def fixed(self, number: int) -> dict[str, float] | None:
-        """The parameters of a trial that no sampler chooses, else None. Trial 0 is the untuned model."""
+        """The parameters of a trial that are not sampled; None if they are. Trial 0 is the untuned model."""
         if self.grid is not None:
             return self.grid[number]
         if self.tuning == "uniform":
@@ -230,7 +229,7 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
 
     n = chosen("n")
     if n == 1:
-        raise ConfigError("method.n=1 has no noisy row: there is nothing to tune.")
+        raise ConfigError("method.n=1 has no noisy routing sample, so there is nothing to tune. Raise it.")
     method: Any = replace(config.method, n=n, cache=chosen("cache"), temperature=0.0, skip_layers=skip)
     return replace(config, method=method), search
 

@@ -38,13 +38,13 @@ class Study:
     """A search over temperatures or settings, before anything is computed."""
 
     config: Config
-    """With the preset's n; its temperature, or the settings of a grid, are placeholders. Its task is the one with the
-    tuning documents."""
+    """With the preset's n and the task of the tuning documents. Its temperature, or the settings of a grid, are
+    placeholders."""
     evaluated: Config
-    """The configuration that is evaluated with the profile: of another task than `config` with tuning.text=gsm8k."""
+    """The configuration that is evaluated with the profile. With tuning.text=gsm8k its task differs from `config`."""
     search: Search
     study_id: str
-    """SHA-256 of all that determines the trials, without their number: more trials continue the same study."""
+    """SHA-256 of everything that determines the trials, without their number, so that more trials continue a study."""
     folder: Path
     facts: ModelFacts
     method: Method
@@ -57,7 +57,7 @@ class Study:
     documents: list[str]
     """`document_hashes` of the tuning documents."""
     text: str | None = None
-    """Whose answers are scored: `tuning.text`, resolved, and "data" for GSM8K's own; None: the metric is accuracy."""
+    """The scored answers: the resolved `tuning.text`, and "data" for GSM8K's own. None if the metric is accuracy."""
     worked: WorkedReferences | None = None
     """The model's own solutions, with tuning.text=own."""
 
@@ -70,10 +70,9 @@ class Study:
         """The numbers of tuning documents that the base model tried and solved, the folder of its solutions, and
         their bias.
 
-        None unless they are scored, and before they are generated.
+        None if they are not scored or not generated yet.
         """
-        stored = self.worked.stored() if self.worked is not None else None
-        if self.worked is None or stored is None:
+        if self.worked is None or (stored := self.worked.stored()) is None:
             return None
         return {
             "asked": stored["asked"],
@@ -90,7 +89,7 @@ class Study:
         try:
             return read_profile(self.folder / "best.yaml")
         except ConfigError:
-            return None  # absent or damaged: written again from the storage
+            return None  # absent or damaged; it is written again from the storage
 
     def tuned_config(self) -> Config:
         """The configuration of the evaluation with the profile's path as temperature."""
@@ -101,7 +100,7 @@ class Study:
 
 
 def prepare_study(config: Config) -> Study:
-    """The study of a configuration, checked without weights, including the evaluation that follows. Makes no folder.
+    """The study of a configuration. Checks it and the following evaluation without weights. Creates no folder.
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
@@ -183,9 +182,7 @@ def _worked_references(
 def _check(config: Config) -> None:
     tunings = get_method(config.method.name).tunings
     if config.tuning.name not in tunings:
-        instead = (
-            f"Use tuning={' or '.join(tunings)}, or none." if tunings else "Leave it out: no tuning can."
-        )
+        instead = f"Use tuning={' or '.join(tunings)}, or none." if tunings else "Leave it out."
         raise ConfigError(
             f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. {instead}"
         )

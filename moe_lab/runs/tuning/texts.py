@@ -1,4 +1,4 @@
-"""The text whose perplexity a study minimizes: answers by others, or the model's own solutions (`tuning.text`)."""
+"""The answers whose perplexity a study minimizes: the data's, or the model's own solutions (`tuning.text`)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_solved(references: WorkedReferences, task: str) -> None:
         )
 
 
-# Whose answers the perplexity of a study is of (`tuning.text`)
+# The answers whose perplexity a study measures (`tuning.text`)
 #
 # | text | answers | written by |
 # |---|---|---|

@@ -1,7 +1,7 @@
 """The trials of a study on disk, shared by several processes. No trial is lost or computed twice.
 
-A process claims one trial at a time. It holds a lock of its own, which its end releases. Another process takes over the
-trials of an ended process, with their parameters.
+A process claims one trial at a time, and holds a lock of its own until it ends. Another process takes over the trials
+of an ended process, with their parameters.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ STARTUP_TRIALS = 10
 """Random trials before TPE's model decides. No trial is pruned before this number of complete ones."""
 STORAGE = "storage.db"
 TABLE = "trials.csv"
-"""Written from the storage after every trial. A value that differs between the two is damaged."""
+"""Written from the storage after every trial. If a value differs between the two, the storage is damaged."""
 ANEW = "Move the study's folder away; the same command starts it again."
 OWNER, OWNER_FILE = "folder", ".storage"
-"""A study in a database is of one output folder, whose file locks coordinate its processes: a token in both."""
+"""A study in a database belongs to one output folder, whose file locks coordinate its processes. Both have a token."""
 MAX_WORKERS = 256
 POLL_SECONDS = 0.5
 
@@ -124,7 +124,7 @@ class Trials:
             time.sleep(POLL_SECONDS)
 
     def tell(self, trial: Trial, value: float | None, **measured: float) -> None:
-        """Store a trial's value, None for a pruned trial, and what else was measured as user attributes."""
+        """Store a trial's value (None: pruned), and other measurements as user attributes."""
         with self.locked():
             self._check_mine()
             for name, number in measured.items():

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Measured = tuple[float | None, dict[str, float]]
     """The value of a trial, and its user attributes."""
     RunTrial = Callable[[Trial, list[float], Trials], Measured]
-    """(trial, its temperatures, all trials) -> what was measured."""
+    """(trial, its temperatures, all trials) -> the measurement."""
 
 
 def tune(study: Study, models: ModelPool) -> Profile:

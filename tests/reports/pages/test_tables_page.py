@@ -80,7 +80,7 @@ def test_every_cell_has_a_state_and_every_empty_one_a_reason(page):
         ("tiny", "v"): "not run",
         ("tiny", "gsm8k"): "not at this scale",
     }
-    assert "the embedded model and the toy tasks stand in" in rows(page)["tiny", "t"].text_content()
+    assert "scale tiny uses the embedded model and the toy tasks" in rows(page)["tiny", "t"].text_content()
     for place, row in rows(page).items():
         assert row.get("data-state") == "agrees" or row.xpath(
             ".//td[@class='state']/span[@class='soft']/text()"

@@ -97,7 +97,7 @@ def test_a_table_has_an_average_column_with_the_papers_own(tmp_path: Path) -> No
     )
     assert "| 0.5 (?) | 0.6000 [0.5000, 0.7000] | 0.7 (?) |" in line and line.endswith("| 0.6 (?) |")
     assert "- base: a 50, b 70, average 60 percent (Table 1) (?)" in text
-    assert "2 of 2 cells" in text and "counts every task alike" in text
+    assert "2 of 2 cells" in text and "weights all tasks equally" in text
 
 
 def test_an_axis_that_is_not_shown_leaves_the_average_alone(tmp_path: Path) -> None:

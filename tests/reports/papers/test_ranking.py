@@ -79,7 +79,11 @@ def test_only_designs_that_are_told_from_the_first_have_a_lower_rank() -> None:
     ]
     found = ranking(experiment(), cells)
     assert [one.design for one in found] == ["2/8", "4/16", "8/32"]
-    assert [one.rank for one in found] == [1, 1, 3] and [one.told for one in found] == [False, False, True]
+    assert [one.rank for one in found] == [1, 1, 3] and [one.significant for one in found] == [
+        False,
+        False,
+        True,
+    ]
     assert found[2].p == pytest.approx(2 * ttest_1samp([0.4, 0.41, 0.42], 0).pvalue)
     lines = ranking_lines(experiment(), cells)
     assert lines[5].startswith("| 1 | 4/16 |") and "**" not in lines[5]

@@ -98,7 +98,7 @@ def test_a_mean_over_seeds_is_bold_where_seeds_and_documents_tell_it():
 
     both = seeds([0.1, 0.11, 0.09], 0.02)
     assert "**+0.1000 [+0.0200, +0.1800] seeds [+0.0752, +0.1248]** (p=0.02)" in both
-    assert "with fewer seeds the larger p of two" in both
-    assert "`seeds [...]` is Student's over seeds" in both
+    assert "With fewer seeds it is the larger p of two" in both
+    assert "`seeds [...]` is Student's interval over seeds" in both
     assert "**" not in seeds([0.1, 0.11, 0.09], 0.2), "the documents do not tell it"
     assert "**" not in seeds([0.3, 0.2, -0.2], 0.02), "the seeds do not tell it"

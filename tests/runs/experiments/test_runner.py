@@ -190,7 +190,7 @@ def test_what_failed_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
     runs.done.discard("tiny-base-toy_math-0")
     ended = run_command(capsys, "experiment=table_t")
     assert ended.code == 1
-    assert "paper-table_t-tiny.md stays as it is: it has numbers of what has none now" in ended.err
+    assert "paper-table_t-tiny.md is kept: it has numbers of cells that have none now" in ended.err
     assert "(tiny, toy_math, base)" in ended.err
     assert {file: file.read_bytes() for file in tables.iterdir()} == before
     runs.errors["tiny-base-toy_math-0"] = KeyboardInterrupt()
@@ -613,7 +613,7 @@ def test_cells_that_a_setting_makes_equal_are_one(runs, capsys):
     ended = run_command(capsys, "experiment=table_t", "scale=small", "method.n=2", "mode=plan")
     assert ended.code == 0
     assert len(runs.prepared) == 1
-    said = "This makes 1 cell equal to another; equal cells stand here once."
+    said = "This makes 1 cell equal to another; equal cells are shown once."
     assert f"experiment=paper/table_t, method.n=2: {said}" in ended.err
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.papers.cells import TableCell
@@ -52,7 +51,6 @@ def design_cells(
     label: str, rows: Sequence[Sequence[float]], *, accuracy: float = 0.4, router: str = "token", **more: Any
 ) -> list[TableCell]:
     """The cells of a design on tasks a and b: accuracies, and one loss for both. `rows`: held-out losses by seed."""
-    folder: Path | None = more.pop("folder", None)
     keys = {"method.label": label, "method.router": router} | more.pop("coordinates", {})
     cells = []
     for task, name in (("a", "accuracy"), ("b", "accuracy"), ("-", "held-out loss")):
@@ -60,7 +58,5 @@ def design_cells(
                 for seed, each in enumerate(rows)]  # fmt: skip
         place = {**keys, "task": task, MEASURE: name}
         run_id = f"{label}-{router}-{'-'.join(keys.values())}"
-        cells.append(
-            TableCell(coordinates=place, run_id=run_id, metric=METRICS[name], results=told, folder=folder)
-        )
+        cells.append(TableCell(coordinates=place, run_id=run_id, metric=METRICS[name], results=told))
     return cells

@@ -29,7 +29,7 @@ from moe_lab.reports.figures.style import (
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, coordinates, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
-from moe_lab.reports.papers.metrics import quantity, unit_of
+from moe_lab.reports.papers.metrics import model_folder, quantity, unit_of
 from moe_lab.results.stored_files import read_lines
 
 if TYPE_CHECKING:
@@ -62,11 +62,8 @@ def _name(cell: TableCell) -> str:
 
 def _measurements(cell: TableCell) -> list[dict[str, Any]]:
     """The lines of expert_metrics.jsonl of the model that a cell's run evaluates."""
-    report = cell.results[0].report if cell.results else {}
-    if "training" not in report or cell.folder is None:
-        return []
-    path = cell.folder.parent.parent / "models" / report["model"] / "expert_metrics.jsonl"
-    return read_lines(path) or []
+    folder = model_folder(cell.results[0]) if cell.results else None
+    return [] if folder is None else read_lines(folder / "expert_metrics.jsonl") or []
 
 
 def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from moe_lab.reports.figures.style import (
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
-from moe_lab.reports.papers.metrics import LOSS, quantity
+from moe_lab.reports.papers.metrics import LOSS, model_folder, quantity
 from moe_lab.reports.papers.ranking import Ranked, chance_of, ranking
 from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import read_lines
@@ -146,7 +146,7 @@ def curve_rows(table: CellTable) -> list[dict[str, Any]]:
         panel, line = _panel(experiment, cell), ", ".join(cell.coordinates[key] for key in experiment.rows)
         for result in cell.results:
             place = {"panel": panel, "line": line, "seed": result.seed, "run_id": result.run_id}
-            own = [place | {key: each[key] for key in ("step", "loss")} for each in _log(cell, result)]
+            own = [place | {key: each[key] for key in ("step", "loss")} for each in _log(result)]
             if own:
                 first.setdefault(panel, line)
             rows += own
@@ -168,11 +168,10 @@ def _panel(experiment: Experiment, cell: TableCell) -> str:
     return ", ".join(f"{key}: {value}" if value.isdigit() else value for key, value in values.items())
 
 
-def _log(cell: TableCell, result: RunResult) -> list[dict[str, Any]]:
+def _log(result: RunResult) -> list[dict[str, Any]]:
     """The lines of log.jsonl with a training loss, of the model that a run evaluates."""
-    if "training" not in result.report or cell.folder is None:
-        return []
-    lines = read_lines(cell.folder.parent.parent / "models" / result.report["model"] / "log.jsonl") or []
+    folder = model_folder(result)
+    lines = [] if folder is None else read_lines(folder / "log.jsonl") or []
     return [line for line in lines if "loss" in line]
 
 

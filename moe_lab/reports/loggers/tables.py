@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.measures import Table
+from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Sample, read_samples, reported
 from moe_lab.results.stored_files import read_bytes, read_lines, read_mapping
@@ -24,20 +25,18 @@ def training_lines(result: RunResult) -> list[dict[str, object]]:
 
     Empty if the method trained no model, or if the model's folder is gone.
     """
-    if "training" not in result.report:
-        return []
-    model = result.stored_in.parent.parent / "models" / result.report["model"]
-    return [_flat(line) for line in read_lines(model / "log.jsonl") or []]
+    folder = model_folder(result)
+    return [] if folder is None else [_flat(line) for line in read_lines(folder / "log.jsonl") or []]
 
 
 def _flat(line: Mapping[str, object]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    flat: dict[str, object] = {}
     for name, value in line.items():
         if isinstance(value, list):
-            found |= {f"training/{name}/layer_{layer}": one for layer, one in enumerate(value)}
+            flat |= {f"training/{name}/layer_{layer}": number for layer, number in enumerate(value)}
         else:
-            found[f"training/{name}"] = value
-    return found
+            flat[f"training/{name}"] = value
+    return flat
 
 
 # Results and studies as plain keys and tables, for any logger

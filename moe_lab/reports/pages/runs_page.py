@@ -24,6 +24,7 @@ from moe_lab.reports.pages.page import (
 from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
 from moe_lab.reports.pages.record import RunRecord
 from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, outcome, verdicts
+from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.terminal.results import seed_lines, settings
 from moe_lab.results.atomic import write_file
 from moe_lab.results.model import RunResult, compared_names
@@ -129,10 +130,9 @@ def write_origin_page(folder: Path) -> Path | None:
 
 
 def _folders(run: RunResult) -> list[Path]:
-    output = run.stored_in.parent.parent
-    model = run.report.get("model") if "training" in run.report else None
-    named = (("studies", run.tuning.get("study")), ("models", model))
-    return [output / part / name for part, name in named if name]
+    study, model = run.tuning.get("study"), model_folder(run)
+    studies = [run.stored_in.parent.parent / "studies" / study] if study else []
+    return [*studies, *([model] if model else [])]
 
 
 def _trials(folder: Path) -> list[dict[str, str]]:

@@ -43,8 +43,6 @@ class TableCell:
     config: Any = None
     """The cell's `moe_lab.config.schema.Config`."""
     problem: str | None = None
-    folder: Path | None = None
-    """The folder of its first run."""
     parts: Sequence[TableCell] = ()
     """The cells whose mean it is; such a cell has no results of its own."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.registry import counted_metrics, interventions
@@ -118,6 +119,13 @@ def training_of(result: RunResult) -> Block:
     """The course of the training of a pre-trained model; empty for a run of another method."""
     found: Block = result.report.get("training") or {}
     return found if "leak" in found else {}
+
+
+def model_folder(result: RunResult) -> Path | None:
+    """The folder of the model that was trained for a run; None for a run without a training."""
+    if "training" not in result.report or result.folder is None:
+        return None
+    return result.folder.parent.parent / "models" / result.report["model"]
 
 
 def meaning_of(metric: str) -> str:

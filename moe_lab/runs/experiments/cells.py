@@ -307,7 +307,6 @@ def table_cells(
         studies=[folder for folder in studies if (folder / "best.yaml").exists()],
         problem=None if error is None else " ".join(str(error).split()),
         config=one.config,
-        folder=runs[0].folder if runs else None,
     )
     several = MEASURE in experiment.keys
     return [

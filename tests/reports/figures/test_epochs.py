@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from itertools import product
 
 from moe_lab.reports.figures.curves import write_epochs
@@ -24,10 +25,11 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     (tmp_path / "models" / "one" / "expert_metrics.jsonl").write_text("\n".join(lines) + "\n")
     shown = []
     for name, measure in product(("one", "two"), ("Load Balance", "Capacity")):
-        told = expert_results(finetune_freeze={"model": name, "training": {}})
-        folder = tmp_path / "runs" / name
+        told = replace(
+            expert_results(finetune_freeze={"model": name, "training": {}}), folder=tmp_path / "runs" / name
+        )
         coordinates = {"method.schedule": name, "measure": measure}
-        shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told], folder=folder))
+        shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told]))
     png, table = write_epochs(CellTable(bars(), shown), tmp_path, "f", "T")
     rows = list(csv.DictReader(table.open()))
     assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, "both readings"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from itertools import product
 
 from moe_lab.reports.figures.training import curve_rows, write_training_curves
@@ -19,13 +20,13 @@ def cells_of(label: str, setting: str, shared: str, folder):
         label,
         [[2.0, 2.0]],
         coordinates={"method.regularizers": setting, "method.shared_experts": shared},
-        folder=folder / "runs" / "r",
     )
     for cell in cells:
-        cell.results[:] = [
+        results = (
             trained_results([2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=training(seed))
             for seed in (0, 1)
-        ]
+        )
+        cell.results[:] = [replace(result, folder=folder / "runs" / "r") for result in results]
     return cells
 
 

@@ -86,7 +86,7 @@ def test_too_little_memory_says_what_needs_less_and_keeps_answers(
         patch.setattr(EngineLM, "answer", answer_two)
         with pytest.raises(MoeLabError, match=r"batch_size=(.|\n)*max_length=(.|\n)*method\.n=") as told:
             execute(run, ModelPool())
-    assert told.value.exit_code == 1 and "is kept" in str(told.value)
+    assert told.value.exit_code == 1 and "Stored answers are kept" in str(told.value)
     answers = [line for line in (run.folder / "responses.jsonl").read_text().splitlines() if '"key"' in line]
     assert len(answers) == 2
     assert not execute(run, ModelPool()).stored

@@ -122,8 +122,11 @@ def training_of(result: RunResult) -> Block:
 
 
 def model_folder(result: RunResult) -> Path | None:
-    """The folder of the model that was trained for a run; None for a run without a training."""
-    if "training" not in result.report or result.folder is None:
+    """The folder of the model that was trained for a run; None for a run without one.
+
+    Soft prompts and prefixes report a training, but no model.
+    """
+    if "training" not in result.report or "model" not in result.report or result.folder is None:
         return None
     return result.folder.parent.parent / "models" / result.report["model"]
 

@@ -42,3 +42,9 @@ def test_a_run_without_training_has_none(tmp_path: Path) -> None:
     untrained = RunResult({"moe_lab": {"method": {"name": "roe"}, "roe": {}}}, tmp_path / "runs" / "run")
     assert training_lines(untrained) == []
     assert training_lines(run_of("pretrain", "gone", tmp_path)) == []
+
+
+def test_a_training_without_a_model_has_none(tmp_path: Path) -> None:
+    """Soft prompts and prefixes report a training; no model is written."""
+    block = {"method": {"name": "soft-prompt"}, "soft_prompt": {"training": {"steps": 8}}}
+    assert training_lines(RunResult({"moe_lab": block}, tmp_path / "runs" / "run")) == []

@@ -216,7 +216,7 @@ def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch)
     monkeypatch.setattr(
         moe_lab.runs.execute,
         "execute",
-        lambda run, models, compute: seen.append(len(runs.prepared)) or execute(run, models),
+        lambda run, models: seen.append(len(runs.prepared)) or execute(run, models),
     )
     run_command(capsys, "-m", "method=base,roe", "seed=1,2")
     assert set(seen) == {4}

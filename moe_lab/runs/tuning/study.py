@@ -136,15 +136,12 @@ def prepare_study(config: Config) -> Study:
     held_out = {name: list(range(len(task.task_docs)))}
     content = identity(config, evaluation.method, facts, tasks, samples, held_out)
     worked = _worked_references(config, name, content, facts) if text == OWN else None
-    content["search"] = search.identity | {
-        "headline": config.task.metric if search.metric == "accuracy" else None
-    }
+    headline = config.task.metric if search.metric == "accuracy" else None
+    content["search"] = search.identity | {"headline": headline}
     if facts.commit is not None:  # trials of another state of the model are another study
         content["commit"] = facts.commit
-    if worked is not None:
-        content["references"] = worked.id
-    if text == EQUATIONS:
-        content["references"] = EQUATIONS
+    if worked is not None or text == EQUATIONS:
+        content["references"] = EQUATIONS if worked is None else worked.id
     digest = run_id(content)
     return Study(
         config=config,

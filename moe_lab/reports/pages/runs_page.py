@@ -56,8 +56,8 @@ class Routing:
     label: str
     facts: Facts
     """The single numbers and words of the method's report in results.json."""
-    temperatures: list[dict[str, float]]
-    """The value of each MoE layer, and the height of its bar in pixels."""
+    temperatures: tuple[float, ...]
+    """One per MoE layer; empty for a method without."""
     tables: list[PageTable]
     """The results of `metrics=`, a table per kind."""
     pictures: list[tuple[str, str]]
@@ -69,14 +69,35 @@ def routing_of(run: RunResult, label: str) -> Routing | None:
     report = run.report
     trained = "training" in report  # the facts are shown with the training (`origin_of`)
     facts = {} if trained else facts_of(report)
-    temperatures = report.get("temperatures") or []
-    most = max(temperatures, default=0) or 1
+    temperatures = tuple(report.get("temperatures") or ())
     tables = [view.page_table(content) for view in views() if (content := view.of(run)) is not None]
     pictures = pictures_in(run.stored_in)
     if not facts and not tables and not pictures:
         return None
-    bars = [{"value": value, "height": round(BAR_HEIGHT * value / most, 1)} for value in temperatures]
-    return Routing(label, facts, bars, tables, pictures)
+    return Routing(label, facts, temperatures, tables, pictures)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The temperatures that some runs share."""
+
+    labels: list[str]
+    bars: list[tuple[float, float]]
+    """The temperature of each MoE layer, and the height of its bar in pixels."""
+
+
+def profiles_of(routing: Sequence[Routing]) -> list[Profile]:
+    """The different temperatures of all runs, in the order of the runs."""
+    labels: dict[tuple[float, ...], list[str]] = {}
+    for one in routing:
+        if one.temperatures:
+            labels.setdefault(one.temperatures, []).append(one.label)
+    return [Profile(names, _bars(temperatures)) for temperatures, names in labels.items()]
+
+
+def _bars(temperatures: Sequence[float]) -> list[tuple[float, float]]:
+    most = max(temperatures) or 1
+    return [(value, round(BAR_HEIGHT * value / most, 1)) for value in temperatures]
 
 
 # The origin of temperatures or weights: a study or a training, as pages show it
@@ -215,6 +236,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
     found = verdicts([line.named for line in [*lines, *of_means]])
     table = [_row(line.score, line.label) for line in lines]
     examples = examples_of(runs, names)
+    routing = [each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))]
     return rendered(
         "runs.html.j2",
         title=_title(runs),
@@ -235,7 +257,8 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
             kind for kind in CHANGES if kind != CHANGED and any(one.kind == kind for one in examples.answers)
         ],
         gains={name: groups for name, pairs in examples.pairs.items() if (groups := by_confidence(pairs))},
-        routing=[each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))],
+        routing=routing,
+        profiles=profiles_of(routing),
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),
         plots=_plots(lines, {run.run_id: str(place) for place, run in enumerate(runs, start=1)}),

@@ -30,6 +30,7 @@ from tests.support.views import write_record, write_runs_page
 pytestmark = pytest.mark.slow
 DOCUMENTS = 10_000
 PAIRED = {"n": 1, "difference": 1.0, "ci95": [-0.2, 1.0], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
+COLUMNS = ["answer", "example", "question", "target", "this run"]
 SECONDS = 2.0
 """In which a page of DOCUMENTS opens, and in which it is searched."""
 
@@ -112,11 +113,11 @@ def test_answers_are_text_and_can_be_searched(opened, tmp_path):
     before = [(f"same {HOSTILE} {i}", float(i % 2)) for i in range(50)]
     after = [(f"same {HOSTILE} other {i}", float(i % 3 == 0)) for i in range(50)]
     tab = opened(write_runs_page(pair_of_runs(tmp_path, before, after), tmp_path / "report.html"))
-    assert tab.locator("article").count() == 10
-    assert (
-        tab.locator("article pre").nth(2).text_content() == after[0 if after[0][1] > before[0][1] else 2][0]
-    )
-    assert tab.locator("article pre").nth(2).locator("mark").text_content().strip() == "other"
+    assert tab.locator(".answer").count() == 25 and tab.locator(".answer[open]").count() == 1
+    own = after[0 if after[0][1] > before[0][1] else 2][0]
+    assert tab.locator(".answer pre").nth(2).text_content() == own
+    assert tab.locator(".answer pre").nth(2).locator("mark").text_content().strip() == "other"
+    assert tab.locator(".answer > summary .short").nth(2).text_content() == f"this run: {own}"
     status = tab.locator("#answer-filters [role=status]")
     expected = sum(new[1] > old[1] for old, new in zip(before, after, strict=True))
     tab.select_option("#answer-filters select[name=kind]", "wrong to right")
@@ -126,12 +127,16 @@ def test_answers_are_text_and_can_be_searched(opened, tmp_path):
         assert status.text_content() == f"{count} of 50 answers"
     tab.select_option("#answer-filters select[name=kind]", "")
     tab.get_by_role("button", name="Next").click()
-    assert tab.input_value(".pager input") == "2" and tab.text_content(".pager span") == "of 5"
-    tab.fill(".pager input", "5")
+    assert tab.input_value(".pager input") == "2" and tab.text_content(".pager span") == "of 2"
+    assert tab.locator(".pager [name=on]").is_disabled()
+    tab.fill(".pager input", "1")
     tab.keyboard.press("Enter")
-    assert tab.locator("article").count() == 10 and tab.locator(".pager [name=on]").is_disabled()
+    assert tab.locator(".pager [name=back]").is_disabled()
+    for opened_lines in (25, 0):
+        tab.get_by_role("button", name="Open or close all").click()
+        assert tab.locator(".answer[open]").count() == opened_lines
     tab.fill("#answer-filters input", "other 49")
-    assert status.text_content() == "1 of 50 answers" and tab.locator("article").count() == 1
+    assert status.text_content() == "1 of 50 answers" and tab.locator(".answer").count() == 1
 
 
 def test_answers_of_one_run_and_a_long_prompt(opened, tmp_path):
@@ -140,8 +145,19 @@ def test_answers_of_one_run_and_a_long_prompt(opened, tmp_path):
     run = stored_run(tmp_path, "c" * 64, lines, "base")
     tab = opened(write_runs_page([run], tmp_path / "report.html"))
     tab.select_option("#answer-filters select[name=kind]", "right")
-    assert tab.locator("article h3").all_text_contents() == ["t, document 1: right", "t, document 3: right"]
-    first = tab.locator("article").first
+    assert tab.locator(".columns span").all_text_contents() == COLUMNS
+    lines = tab.locator(".answer > summary")
+    assert [line.locator("> span").all_text_contents() for line in lines.all()] == [
+        [
+            "right",
+            f"t {i}",
+            f"{'Example. ' * 200}{HOSTILE} {i}"[:200],
+            f"target: target {i}",
+            f"this run: answer {i}",
+        ]
+        for i in (1, 3)
+    ]
+    first = tab.locator(".answer .content").first
     assert first.locator("h4").all_text_contents() == ["Prompt, its end", "this run", "Target"]
     whole = first.locator("details pre")
     assert not whole.is_visible()
@@ -152,20 +168,22 @@ def test_answers_of_one_run_and_a_long_prompt(opened, tmp_path):
 
 def test_answers_have_an_address_and_an_order(opened, tmp_path):
     """A link leads to an answer on the second page, whatever is filtered; by document the changed ones are not first."""
-    before = [(f"same {i}", 0.0) for i in range(20)]
-    after = [(f"same {i}", float(i == 7)) for i in range(20)]
+    before = [(f"same {i}", 0.0) for i in range(30)]
+    after = [(f"same {i}", float(i == 7)) for i in range(30)]
     tab = opened(write_runs_page(pair_of_runs(tmp_path, before, after), tmp_path / "report.html"))
-    heading = tab.locator("article h3").first
-    assert heading.text_content() == "t, document 7: wrong to right"
+    first = tab.locator(".answer > summary").first
+    assert first.text_content().startswith("wrong to rightt 7")
     tab.select_option("select[name=order]", "document")
-    assert heading.text_content() == "t, document 0: wrong, unchanged"
+    assert first.text_content().startswith("wrong, unchangedt 0")
     tab.get_by_role("button", name="Next").click()
-    last = tab.locator("article h3 a").last
-    address, name = last.get_attribute("href"), last.text_content()
-    assert name == "t, document 19: wrong, unchanged"
+    last = tab.locator(".answer").last
+    last.locator("summary").click()
+    address, name = last.locator("a").get_attribute("href"), last.locator("> summary").text_content()
+    assert name.startswith("wrong, unchangedt 29")
     tab.fill("#answer-filters input", "no such words")
     tab.evaluate("address => { location.hash = address; }", address)
     tab.wait_for_function("name => document.activeElement.textContent === name", arg=name)
+    assert tab.locator(".answer[open] > summary").last.text_content() == name
     assert tab.input_value(".pager input") == "2"
 
 
@@ -177,10 +195,11 @@ def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(ope
         request |= {"arg_0": prompt, "arg_1": f" {long}"}
     lines = [choices, generated_line(1, (long, 0.0), prompt) | {"target": long, "filtered_resps": [long[1:]]}]
     tab = opened(write_runs_page([stored_run(tmp_path, "c" * 64, lines, "base")], tmp_path / "report.html"))
-    assert tab.locator("article").count() == 2
-    for article in tab.locator("article").all():
-        article.locator("summary").click()
-        region = article.get_by_role("region", name="The prompt as the model saw it")
+    assert tab.locator(".answer").count() == 2
+    tab.locator(".answer > summary").last.click()
+    for content in tab.locator(".answer .content").all():
+        content.locator("summary").click()
+        region = content.get_by_role("region", name="The prompt as the model saw it")
         region.wait_for()
         assert region.bounding_box()["height"] < 600 and region.get_attribute("tabindex") == "0"
 
@@ -188,7 +207,7 @@ def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(ope
 def test_what_the_metric_reads_is_shown(opened, tmp_path):
     lines = [generated_line(0, ("5 + 60 = 65 #### 65", 1.0)) | {"filtered_resps": ["65"]}]
     tab = opened(write_runs_page([stored_run(tmp_path, "c" * 64, lines, "base")], tmp_path / "report.html"))
-    assert tab.locator("article .box p").text_content() == "The metric reads: 65"
+    assert tab.locator(".answer .box p").text_content() == "The metric reads: 65"
 
 
 def test_a_flip_shows_what_routing_changed(opened, tmp_path):
@@ -198,7 +217,7 @@ def test_a_flip_shows_what_routing_changed(opened, tmp_path):
         runs[1].folder, {}, [Flip("t", 0, "to_right", Routing([HOSTILE, None], 7, "weight", *layers))]
     )
     tab = opened(write_runs_page(runs, tmp_path / "report.html"))
-    assert tab.locator("article").count() == 2 and tab.locator(".routing").count() == 1
+    assert tab.locator(".answer").count() == 2 and tab.locator(".routing").count() == 1
     summary = tab.locator(".routing summary")
     quoted = json.dumps(HOSTILE, ensure_ascii=False)
     assert summary.text_content() == f"What routing changed: {quoted} became the end"
@@ -302,7 +321,7 @@ def test_many_answers_open_and_are_searched_at_once(browser, tmp_path):
     tab = browser.new_page()
     began = time.perf_counter()
     tab.goto(path.as_uri())
-    tab.wait_for_selector("article")
+    tab.wait_for_selector(".answer")
     opened = time.perf_counter()
     tab.fill("#answer-filters input", f"Question {DOCUMENTS - 1}")
     tab.wait_for_function(
@@ -320,6 +339,6 @@ def test_everything_is_printed(browser, tmp_path):
         write_runs_page(pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)]), tmp_path / "r.html").as_uri()
     )
     tab.emulate_media(media="print")
-    assert not tab.locator(".filters").is_visible() and tab.locator("article").first.is_visible()
+    assert not tab.locator(".filters").is_visible() and tab.locator(".answer .content").first.is_visible()
     assert tab.evaluate("getComputedStyle(document.querySelector('.wide')).overflowX") == "visible"
     tab.close()

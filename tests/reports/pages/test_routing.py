@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.pages.runs_page import BAR_HEIGHT, routing_of
+from moe_lab.reports.pages.runs_page import BAR_HEIGHT, Routing, profiles_of, routing_of
 from tests.support.counterfactual import write_routes
 from tests.support.stored_runs import pair_of_runs
 
@@ -12,8 +12,9 @@ ROE = {"n": 8, "temperatures": [0.0, 0.1, 0.2], "cache": "clean", "changed_fract
 def test_temperatures_by_layer_and_the_share_of_changed_decisions(tmp_path):
     base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], roe=ROE)
     found = routing_of(own, "roe")
-    assert [bar["value"] for bar in found.temperatures] == [0.0, 0.1, 0.2]
-    assert [bar["height"] for bar in found.temperatures] == [0.0, BAR_HEIGHT / 2, BAR_HEIGHT]
+    assert found.temperatures == (0.0, 0.1, 0.2)
+    (profile,) = profiles_of([found])
+    assert profile.bars == [(0.0, 0.0), (0.1, BAR_HEIGHT / 2), (0.2, BAR_HEIGHT)]
     assert found.facts == {"n": 8, "cache": "clean", "changed_fraction": 0.25}
     assert found.tables == [] and found.pictures == []
     assert routing_of(base, "base") is None
@@ -28,7 +29,16 @@ def test_figures_of_the_run_stand_in_it(tmp_path):
 
 def test_temperatures_of_zero_have_bars_without_height(tmp_path):
     _, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], roe=ROE | {"temperatures": [0.0, 0.0]})
-    assert [bar["height"] for bar in routing_of(own, "roe").temperatures] == [0.0, 0.0]
+    (profile,) = profiles_of([routing_of(own, "roe")])
+    assert profile.bars == [(0.0, 0.0), (0.0, 0.0)]
+
+
+def test_runs_with_the_same_temperatures_share_a_figure():
+    routing = [
+        Routing(label, {}, temperatures, [], [])
+        for label, temperatures in {"a": (0.1,), "c3po": (), "b": (0.2,), "c": (0.1,)}.items()
+    ]
+    assert [profile.labels for profile in profiles_of(routing)] == [["a", "c"], ["b"]]
 
 
 def test_counterfactual_routes_stand_by_confidence(tmp_path):

@@ -133,8 +133,9 @@ const compareEntries = (place, entries) => {
   });
 };
 
-// Answers: the data stands in the page; a screenful of it is shown at a time.
-const PER_PAGE = 10;
+// Answers: the page holds the data and shows one line per answer. Opening a line builds the rest of it.
+const PER_PAGE = 25;
+const LONGEST_LINE = 200; // characters of a question or an answer in its line
 const SEARCHED = 1500; // characters of a prompt: few-shot examples before them would match every search
 const box = (title, ...content) => {
   const made = make("div", undefined, "box");
@@ -220,13 +221,35 @@ const answerBox = (title, content, extracted) => {
   if (extracted) made.append(make("p", `The metric reads: ${extracted}`, "small soft"));
   return made;
 };
-const article = (answer, prompts) => {
-  const made = make("article", undefined, "answer");
-  const heading = make("h3");
-  const link = make("a", `${answer.task}, document ${answer.document}: ${answer.kind}`);
+// A line shows the question without few-shot examples, and the part of each answer that counts.
+const questionOf = ([prompt]) => prompt.trim().split(/\n\s*\n/).at(-1).slice(0, LONGEST_LINE);
+const lastLine = (text) => text.trim().split("\n").at(-1).replace(/^#### /, "").slice(-LONGEST_LINE); // GSM8K's answers follow ####
+const shortAnswers = ({ options, picked, base, own, extracted }) => {
+  if (options) return picked.map((choice) => (choice === null ? "" : options[choice][0].trim().slice(0, LONGEST_LINE)));
+  return (base === undefined ? [own] : [base, own]).map((text, side) => lastLine(extracted?.[side] ?? text));
+};
+const lineOf = (answer, { prompts, names, manyRuns }) => {
+  const made = make("summary");
+  const place = make("span", `${answer.task} ${answer.document}`);
+  if (manyRuns) place.append(make("span", answer.run.replace(` on ${answer.task}`, ""), "soft"));
+  made.append(make("span", answer.kind, `kind ${TONES[answer.kind] ?? ""}`), place, make("span", questionOf(prompts[answer.prompt]), "question"));
+  const texts = shortAnswers(answer);
+  if (texts.length < names.length) texts.unshift("");
+  [lastLine(answer.target), ...texts].forEach((text, index) => {
+    const cell = make("span", undefined, "short");
+    cell.append(make("span", `${["target", ...names][index]}: `, "label"), text);
+    made.append(cell);
+  });
+  return made;
+};
+const TONES = { "wrong to right": "better", "right to wrong": "worse" };
+const detailsOf = (answer, prompts) => {
+  const made = make("div", undefined, "content");
+  const link = make("a", "Link to this answer");
   link.href = addressOf(answer);
-  heading.append(link);
-  made.append(heading, make("p", answer.run, "small soft"));
+  const where = make("p", `${answer.task}, document ${answer.document}, ${answer.run}. `, "small soft");
+  where.append(link);
+  made.append(where);
   const prompt = promptBox(prompts[answer.prompt]);
   const target = box("Target", make("pre", answer.target));
   const pair = make("div", undefined, "pair");
@@ -246,12 +269,28 @@ const article = (answer, prompts) => {
   if (answer.scores) made.append(make("p", `Score: ${answer.scores.join(" and ")}`, "small"));
   return made;
 };
+const answerLine = (answer, shared, open) => {
+  const made = make("details", undefined, "answer");
+  made.append(lineOf(answer, shared));
+  const fill = () => made.children.length === 1 && made.append(detailsOf(answer, shared.prompts));
+  made.addEventListener("toggle", fill);
+  if (open) fill();
+  made.open = open;
+  return made;
+};
 const KEPT = { changed: (answer) => answer.changed, right: (answer) => answer.right === true, wrong: (answer) => answer.right === false };
 const showAnswers = ({ prompts, answers: data }) => {
   const form = document.getElementById("answer-filters");
   const place = document.getElementById("answers");
   const pager = document.querySelector(".pager");
   const texts = [];
+  const paired = data.some(({ base, picked }) => base !== undefined || picked?.length === 2);
+  const shared = { prompts, names: sides().slice(paired ? 0 : 1), manyRuns: data.some(({ run }) => run !== data[0].run) };
+  const columns = make("div", undefined, "columns");
+  columns.setAttribute("aria-hidden", "true"); // each line names its own cells
+  columns.append(...["answer", "example", "question", "target", ...shared.names].map((name) => make("span", name)));
+  place.before(columns);
+  place.classList.toggle("paired", paired);
   let found = data.map((_, index) => index);
   let page = 0;
   const text = (index) => {
@@ -261,7 +300,8 @@ const showAnswers = ({ prompts, answers: data }) => {
   const draw = () => {
     const pages = Math.max(1, Math.ceil(found.length / PER_PAGE));
     page = Math.min(Math.max(page, 0), pages - 1);
-    place.replaceChildren(...found.slice(page * PER_PAGE, (page + 1) * PER_PAGE).map((index) => article(data[index], prompts)));
+    const shown = found.slice(page * PER_PAGE, (page + 1) * PER_PAGE);
+    place.replaceChildren(...shown.map((index, number) => answerLine(data[index], shared, number === 0)));
     form.querySelector("[role=status]").textContent = `${found.length} of ${data.length} answers`;
     pager.querySelector("input").value = page + 1;
     pager.querySelector("span").textContent = `of ${pages}`;
@@ -280,6 +320,11 @@ const showAnswers = ({ prompts, answers: data }) => {
   };
   form.addEventListener("input", search);
   form.addEventListener("submit", (event) => event.preventDefault());
+  form.elements.open.addEventListener("click", () => {
+    const lines = [...place.children];
+    const open = lines.some((line) => !line.open);
+    for (const line of lines) line.open = open;
+  });
   pager.addEventListener("click", (event) => {
     if (event.target.tagName !== "BUTTON") return;
     page += event.target.name === "on" ? 1 : -1;
@@ -297,8 +342,10 @@ const showAnswers = ({ prompts, answers: data }) => {
     search();
     page = Math.floor(index / PER_PAGE);
     draw();
-    place.children[index % PER_PAGE].scrollIntoView();
-    place.children[index % PER_PAGE].querySelector("h3 a").focus();
+    const line = place.children[index % PER_PAGE];
+    line.open = true;
+    line.scrollIntoView();
+    line.querySelector("summary").focus();
   };
   window.addEventListener("hashchange", follow);
   draw();

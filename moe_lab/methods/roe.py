@@ -315,8 +315,8 @@ class RoE(Method):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        changed = "changed: noisy routing decisions whose experts are not the clean ones."
-        return [changed, *adaptive_footnotes(block["roe"])]
+        rerouted = "re-routed: noisy routing decisions whose experts are not the clean ones."
+        return [rerouted, *adaptive_footnotes(block["roe"])]
 
 
 def _check_noise_on_logits(facts: ModelFacts) -> None:

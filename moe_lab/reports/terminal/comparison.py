@@ -54,7 +54,7 @@ def comparison_table(comparison: Comparison) -> StackedTable:
                 INTERVAL: [interval(score.interval, sign=True) for score in scores],
             }
         ),
-        numbers({HOLM if corrected else P: list(map(number, p_values)), "flips": flips}),
+        numbers({HOLM if corrected else P: list(map(number, p_values)), "changed": flips}),
         numbers({"significant": verdicts}),
     ]
     return stacked_table("Compared with a", stacks)
@@ -92,7 +92,7 @@ def _explained(comparison: Comparison) -> dict[str, str]:
         "difference": f"{other} minus a.",
         P: f"{_tests(comparison.scores)}.",
         HOLM: f"{_tests(comparison.scores)}, corrected for all rows.",
-        "flips": f"+ wrong in a and right in {other}, - the other way round.",
+        "changed": f"answers, + wrong in a and right in {other}, - the other way round.",
         "significant": f"whether p is below {ALPHA}, and {other} better or worse.",
     }
 

@@ -62,7 +62,7 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTa
         "tokens out": [count(cost.tokens_out) for cost in costs],
     }
     routing = {
-        "changed": [percent(result.report.get("changed_fraction")) for result in results],
+        "re-routed": [percent(result.report.get("changed_fraction")) for result in results],
         "near ties": [count(cost.near_ties) if cost.near_ties else "" for cost in costs],
     }
     experts = [result.report.get("experts_per_token") for result in results]
@@ -144,7 +144,7 @@ def explained(other: str, family: Family) -> dict[str, str]:
         "difference": f"value minus that of {other} on the same documents.",
         P: f"{OF_ONE_RUN}. Significant below {ALPHA}.",
         HOLM: f"{OF_ONE_RUN}; corrected for all comparisons of the command ({family.note}). Significant below {ALPHA}.",
-        "flips": f"+ wrong in {other} and right here, - the other way round.",
+        "changed": f"answers, + wrong in {other} and right here, - the other way round.",
     }
 
 
@@ -208,7 +208,7 @@ def split_marks(marks: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
 def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = ()) -> list[list[Item]]:
     """Two stacks: the run of each row, and its task with the metric."""
     run = {"model": [row.model for row in rows], "method": [row.method for row in rows], "settings": labels}
-    marked = {"marks": marks} if marks else {}
+    marked = {"notes": marks} if marks else {}
     task = {"task": [row.task for row in rows], "metric": [row.metric for row in rows]}
     return [names(run | marked), names(task)]
 
@@ -220,7 +220,7 @@ def _comparison(rows: Sequence[Score]) -> list[list[Item]]:
         "difference": [number(row.difference, sign=True) for row in rows],
         INTERVAL: [interval(row.difference_interval, sign=True) for row in rows],
     }
-    test = {HOLM if several else P: [number(row.p_holm) for row in rows], "flips": flips}
+    test = {HOLM if several else P: [number(row.p_holm) for row in rows], "changed": flips}
     return [numbers(difference), numbers(test)]
 
 

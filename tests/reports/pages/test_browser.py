@@ -158,7 +158,7 @@ def test_answers_of_one_run_and_a_long_prompt(opened, tmp_path):
         for i in (1, 3)
     ]
     first = tab.locator(".answer .content").first
-    assert first.locator("h4").all_text_contents() == ["Prompt, its end", "this run", "Target"]
+    assert first.locator("h3").all_text_contents() == ["Prompt, its end", "this run", "Target"]
     whole = first.locator("details pre")
     assert not whole.is_visible()
     first.locator("summary").focus()

@@ -31,7 +31,7 @@ def test_each_run_has_its_costs():
     assert table.title == "Cost: model=tiny task=gsm8k device=cuda:0"
     columns = {item.heading: list(item.cells) for stack in table.stacks for item in stack}
     assert columns["method"] == ["base", "roe"] and columns["tokens out"] == ["4", "3"]
-    assert columns["changed"] == ["-", "18.0%"] and columns["load"] == ["1,234.5 s"] * 2
+    assert columns["re-routed"] == ["-", "18.0%"] and columns["load"] == ["1,234.5 s"] * 2
 
 
 def test_experts_per_token_are_a_column_where_a_method_reports_them():
@@ -54,7 +54,7 @@ def test_each_number_is_in_the_line_of_its_heading(capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     row = next(number for number, words in enumerate(lines) if words[0] == "roe")
     last = [words[-1] for words in lines]
-    assert "experts" in last and last[last.index("experts") + 1] == "changed"
+    assert "experts" in last and last[last.index("experts") + 1] == "re-routed"
     assert last[row : row + 6] == ["-", "43.0%", "12", "4.00", "-", "12"]
 
 

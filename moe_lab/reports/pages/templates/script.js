@@ -139,7 +139,7 @@ const LONGEST_LINE = 200; // characters of a question or an answer in its line
 const SEARCHED = 1500; // characters of a prompt: few-shot examples before them would match every search
 const box = (title, ...content) => {
   const made = make("div", undefined, "box");
-  made.append(make("h4", title), ...content);
+  made.append(make("h3", title), ...content);
   return made;
 };
 const marked = (text, differs) => {
@@ -303,6 +303,7 @@ const showAnswers = ({ prompts, answers: data }) => {
     const shown = found.slice(page * PER_PAGE, (page + 1) * PER_PAGE);
     place.replaceChildren(...shown.map((index, number) => answerLine(data[index], shared, number === 0)));
     form.querySelector("[role=status]").textContent = `${found.length} of ${data.length} answers`;
+    pager.hidden = pages === 1;
     pager.querySelector("input").value = page + 1;
     pager.querySelector("span").textContent = `of ${pages}`;
     pager.querySelector("[name=back]").disabled = page === 0;

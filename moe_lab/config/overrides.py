@@ -223,6 +223,7 @@ INSTEAD = {
     "output_path": "Use output_dir=<folder>.",
     "peft": _ADAPTER,
     "pretrained": "Use model.path=<hub id or folder>.",
+    "sampler": "The tuning is named by its sampler: tuning=tpe, tuning=gp or tuning=random (docs/tuning.md).",
     "tasks": "Use task=gsm8k, or task=lm_eval task.name=[piqa,sciq] for any tasks of lm-eval.",
     "torch_dtype": "Use dtype=bfloat16.",
     "trust_remote_code": "Code from the hub is never run. Use a model whose type transformers has.",

@@ -94,7 +94,7 @@ class Method(ABC):
     tells_choices: ClassVar[bool] = False
     """Whether `EngineLM.choices` of its LM returns the experts that compute the answer to a prompt."""
     tunings: ClassVar[tuple[str, ...]] = ()
-    """The options of `tuning=` that can search its settings. With tpe, random, uniform and scale such a method has
+    """The options of `tuning=` that can search its settings. With tpe, gp, random, uniform and scale such a method has
     `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `TunedSettings`."""
     answer: ClassVar[str | None] = None
     """The default of `task.answer` for multiple-choice tasks."""

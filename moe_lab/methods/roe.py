@@ -130,7 +130,7 @@ class RoE(Method):
 
     random = True
     tells_choices = True
-    tunings = ("tpe", "random", "uniform", "scale")
+    tunings = ("tpe", "gp", "random", "uniform", "scale")
 
     @dataclass(kw_only=True)
     class Config:

@@ -201,6 +201,7 @@ class Trials:
         for frozen in self._of(TrialState.RUNNING):
             worker = frozen.user_attrs.get(WORKER)
             if worker is None or worker == self.worker or not self._alive(worker):
+                self._seed([frozen.number])
                 return Trial(self.study, frozen._trial_id)
         return None
 
@@ -212,24 +213,35 @@ class Trials:
                 return None
             if (fixed := self.search.fixed(number)) is not None:
                 self.study.enqueue_trial(fixed)
+        self._seed([number])
         return self.study.ask()
 
     def _temperatures(self, trial: Trial) -> list[float]:
         """Draw the missing parameters of a trial. Returns one temperature per MoE layer."""
-        others = any(self._alive(worker) for worker in self._workers() if worker != self.worker)
         for place, name in enumerate(self.search.parameters):
-            self.study.sampler = self._sampler([self.seed, trial.number, place], others)
+            self._seed([trial.number, place])
             trial.suggest_float(name, *self.search.bounds(name))
         return self.search.temperatures(trial.params)
 
-    def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:
-        """The paper's sampler: the defaults of Optuna's TPE at that time, written out. The control draws uniformly.
+    def _seed(self, place: list[int]) -> None:
+        """Give the study a new sampler with a seed of its own for this place: a trial, or a temperature of a trial.
 
-        Every temperature has its own seed, so that an interrupted study draws the same values as an unbroken one.
+        An interrupted study therefore draws the same values as an unbroken one.
+        """
+        others = any(self._alive(worker) for worker in self._workers() if worker != self.worker)
+        self.study.sampler = self._sampler([self.seed, *place], others)
+
+    def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:
+        """The tuning's sampler: of `tpe` the paper's, which has the defaults of Optuna's TPE at that time, written out.
+
+        TPE and the uniform control draw each temperature by itself. The Gaussian process chooses all temperatures of a
+        trial at once, when the trial begins.
         """
         one = int(np.random.SeedSequence(seed).generate_state(1)[0])
         if self.search.tuning == "random":
             return optuna.samplers.RandomSampler(seed=one)
+        if self.search.tuning == "gp":
+            return optuna.samplers.GPSampler(seed=one, n_startup_trials=STARTUP_TRIALS)
         return optuna.samplers.TPESampler(
             n_startup_trials=STARTUP_TRIALS,
             n_ei_candidates=24,

@@ -217,8 +217,8 @@ def _calibrated(study: Study, first: FrozenTrial) -> dict[str, Any]:
 def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
     """The value beyond which a trial is pruned; None for trials that are never pruned.
 
-    Never pruned: the untuned model, the steps of tuning=uniform (points of a curve), and trials that search a logit
-    scale, whose perplexity is known only at the end.
+    Never pruned: the untuned model, the steps of tuning=uniform (points of a curve), trials of tuning=gp, which learns
+    nothing from pruned ones, and trials that search a logit scale, whose perplexity is known only at the end.
     """
     bounded = study.search.tuning in ("tpe", "random") and not study.search.logit_scale
     return trials.worst() if trial.number and bounded else None

@@ -193,7 +193,7 @@ class Method(ABC):
     def footnotes(block: dict[str, Any]) -> list[str]:
         """Lines below the table of a run's results; `block` is the `moe_lab` part of its results.json.
 
-        A method whose own block has `changed_fraction` fills the table's column `changed`: its footnote says of what.
+        A method whose own block has `changed_fraction` fills the table's column `re-routed`: its footnote says of what.
         """
         return []
 

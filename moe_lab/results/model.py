@@ -144,6 +144,11 @@ class RunResult(Mapping[str, Any]):
         return {key: value for key, value in given.items() if key not in groups} | inner
 
     @property
+    def answer_form(self) -> str:
+        """The form of multiple-choice answers (`task.answer`): text or letters."""
+        return str(self._block["task"].get("answer", "text"))
+
+    @property
     def requested(self) -> list[str]:
         """The tasks and groups that were asked for."""
         name = self._block["task"]["name"]

@@ -183,6 +183,17 @@ def _checkpointed(model: nn.Module, routers: list[Router]) -> dict[int, nn.Modul
     return {number: layer for number, layer in layers.items() if layer is not None}
 
 
+def _check_shapes(router: Router, routing: Routing, changed: Routing) -> None:
+    """Raise RoutingError for a decision about other tokens, or without a weight for each expert. Reads no tensor."""
+    weights, experts = changed.weights_TK.shape, changed.index_TK.shape
+    if weights != experts or experts[:-1] != routing.index_TK.shape[:-1]:
+        raise RoutingError(
+            f"The policy of the router {router.name} (MoE layer {router.layer}) returned experts of shape "
+            f"{tuple(experts)} and weights of shape {tuple(weights)}. Both must be [T, K] with T = "
+            f"{len(routing.index_TK)} tokens."
+        )
+
+
 class _Watch:
     """Checks that every router is called in every forward pass of the model, and that its logits are not NaN."""
 
@@ -210,6 +221,7 @@ class _Watch:
             if repeated is None or again is None:
                 changed = policy(router, routing)
                 if changed is not None:
+                    _check_shapes(router, routing, changed)
                     self.recomputation.keep(router.layer, routing, changed)
             else:
                 changed = again(router, routing, repeated.number)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from moe_lab.runs.plan import Plan
     from moe_lab.runs.run import Outcome, Run
 
+FOOTNOTES = 8
+"""Most lines of methods below the tables of a command."""
 NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run computes it."
 
 
@@ -233,7 +235,10 @@ def print_results(outcomes: Sequence[Outcome], family: Family) -> None:
 
     shown = with_compared(outcomes)
     lines = [line for result in shown for line in get_method(result.method).footnotes(result["moe_lab"])]
-    print_outcomes(shown, list(dict.fromkeys(lines)), family)
+    lines = list(dict.fromkeys(lines))
+    if len(lines) > FOOTNOTES:
+        lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."]
+    print_outcomes(shown, lines, family)
     for view, measured in _measured(outcomes):
         view.print(measured, family)
 

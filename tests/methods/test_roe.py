@@ -182,6 +182,22 @@ def test_the_rows_that_were_computed():
     assert "15.2% of the routing samples of n=16" in line and "280 of 1,840" in line
 
 
+def test_the_footnotes_say_how_much_noise_there_was():
+    def said(*temperatures, **more):
+        return RoE.footnotes(
+            {"roe": {"n": 4, "temperatures": list(temperatures), "changed_fraction": 0.1} | more}
+        )
+
+    rerouted = "re-routed: noisy routing decisions whose experts are not the clean ones."
+    one = "roe: 4 routing samples; temperature 0.1 in 1 of 3 MoE layers, 0 in the others."
+    assert said(0.0, 0.1, 0.0) == [one, rerouted]
+    assert said(0.0, 0.1, 0.0, changed_fraction=None) == [one]
+    assert said(0.05, 0.5)[0] == "roe: 4 routing samples; temperature 0.05 to 0.5 in all 2 MoE layers."
+    assert said(0.0, 0.0, changed_fraction=None) == [
+        "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
+    ]
+
+
 def test_nothing_is_said_without_bands_or_without_tokens():
     assert adaptive_block(RoE.Config(), {}) == {} and adaptive_footnotes({"n": 4}) == []
     block = adaptive_block(RoE.Config(adaptive="margin", bands=[[0.2, 16]]), {})

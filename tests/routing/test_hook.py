@@ -112,6 +112,18 @@ def test_a_bypassed_router_is_named(olmoe):
         layer.forward = original
 
 
+@pytest.mark.parametrize("part", ["index_TK", "weights_TK", "both"])
+def test_a_decision_about_other_tokens_is_named_before_the_experts_run(olmoe, part):
+    """Without the check the experts stop somewhere in a product, with an index out of bounds."""
+
+    def shortened(router, routing):
+        names = ("index_TK", "weights_TK") if part == "both" else (part,)
+        return routing._replace(**{name: getattr(routing, name)[:-1] for name in names})
+
+    with pytest.raises(RoutingError, match=r"layers\.0\.mlp\.gate.* shape"), routed(olmoe, shortened):
+        logits(olmoe)
+
+
 def test_nan_is_named_by_layer():
     model = make_model("olmoe")
     with torch.no_grad():

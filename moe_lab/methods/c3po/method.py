@@ -190,11 +190,18 @@ class C3PO(Method):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
+        lines = []
+        if found := block["c3po"].get("reference", {}).get("set"):
+            lines = [
+                f"c3po: its {found['asked']:,} reference questions are answered once for all runs; the costs above "
+                "leave them out."
+            ]
         if (counts := C3PO.without_neighbour(RunResult({"moe_lab": block}))) is None:
-            return []
+            return lines
         return [
+            *lines,
             f"c3po, epsilon {block['c3po']['epsilon']}: {counts[0]} of {counts[1]} questions had no neighbour and kept "
-            "their pathway."
+            "their pathway.",
         ]
 
     @staticmethod

@@ -17,7 +17,7 @@ from moe_lab.reports.terminal.layout import (
     print_stacked,
     stacked_table,
 )
-from moe_lab.reports.terminal.results import INTERVAL, settings
+from moe_lab.reports.terminal.results import INTERVAL, run_labels
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family
 
@@ -29,7 +29,7 @@ class CounterfactualView(View[list[Band]]):
         return stored_counterfactual(folder, run_id, commit)
 
     def print(self, results: Sequence[RunResult], family: Family) -> None:
-        labels = settings([run.overrides for run in results], [run.seed for run in results])
+        labels = run_labels(results)
         rows = [
             (run.model, label, ",".join(run.requested), *_cells(band))
             for run, label in zip(results, labels, strict=True)

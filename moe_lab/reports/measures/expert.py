@@ -18,7 +18,7 @@ from moe_lab.reports.terminal.layout import (
     print_stacked,
     stacked_table,
 )
-from moe_lab.reports.terminal.results import HOLM, INTERVAL, P, settings
+from moe_lab.reports.terminal.results import HOLM, INTERVAL, P, run_labels
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import Comparison, headline
@@ -40,7 +40,7 @@ class ExpertView(View[StoredMetrics]):
 
     def print(self, results: Sequence[RunResult], family: Family) -> None:
         rows: list[tuple[str, ...]] = []
-        labels = settings([run.overrides for run in results], [run.seed for run in results])
+        labels = run_labels(results)
         for run, label in zip(results, labels, strict=True):
             if (metrics := self.of(run)) is not None:
                 task = ",".join(run.requested)

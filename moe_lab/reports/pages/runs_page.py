@@ -25,7 +25,7 @@ from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
 from moe_lab.reports.pages.record import RunRecord
 from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, outcome, verdicts
 from moe_lab.reports.papers.metrics import model_folder
-from moe_lab.reports.terminal.results import seed_lines, settings
+from moe_lab.reports.terminal.results import run_labels, seed_lines
 from moe_lab.results.atomic import write_file
 from moe_lab.results.model import RunResult, compared_names
 from moe_lab.results.score_table import Family, SeedGroup, explained_marks, flat
@@ -224,7 +224,7 @@ def write_runs_page(
 
 def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[SeedGroup] = ()) -> str:
     """The page of `write_runs_page`."""
-    labels = settings([run.overrides for run in runs], [run.seed for run in runs])
+    labels = run_labels(runs)
     names = [_run_name(run, label) for run, label in zip(runs, labels, strict=True)]
     lines = [
         Line(run, label, family.correct(score), _compared(run, score, family))

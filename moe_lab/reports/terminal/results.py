@@ -32,7 +32,7 @@ from moe_lab.results.significance import ALPHA
 COST_EXPLAINED = {
     "time": "seconds of answering.",
     "load": "seconds of loading the model, which the time does not include.",
-    "tokens in": "all tokens that went through the model, a method's extra samples included.",
+    "tokens in": "all tokens that went through the model for this run, a method's extra samples included.",
     "tokens out": "generated.",
     "tokens/s": "tokens in, per second of the time.",
     "peak memory": "of the device; on a CPU of the whole process.",
@@ -88,6 +88,10 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTa
 INTERVAL = "95% interval"
 P = "p"
 HOLM = "p (Holm)"
+TWO_FORMS = (
+    "task.answer: letters asks for the letter of the right choice, text scores the text of each choice, as lm-eval "
+    "does. With task.answer=text or letters for all runs, their scores can be compared."
+)
 OF_ONE_RUN = "McNemar's exact test for 0/1 scores, else a paired permutation test"
 """The test of a row of one run. Means over seeds have `TEST`."""
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
@@ -106,7 +110,7 @@ def print_outcomes(results: Sequence[RunResult], footnotes: Sequence[str], famil
 
 def outcome_tables(results: Sequence[RunResult], family: Family) -> list[tuple[StackedTable, dict[str, str]]]:
     """The tables of scores, of comparisons with other runs than base, and of costs, with explanations of columns."""
-    labels = settings([result.overrides for result in results], [result.seed for result in results])
+    labels = run_labels(results)
     return [
         (score_table(results, labels, family), explained(BASE, family)),
         *(
@@ -117,12 +121,32 @@ def outcome_tables(results: Sequence[RunResult], family: Family) -> list[tuple[S
     ]
 
 
+def run_labels(results: Sequence[RunResult]) -> list[str]:
+    """The settings of each run, with the form of its answers where runs of one task ask in two forms."""
+    labels = settings([result.overrides for result in results], [result.seed for result in results])
+    mixed = _asked_in_two_forms(results)
+    return [
+        " ".join(
+            filter(None, [label, f"task.answer={result.answer_form}" if mixed & {*result.requested} else ""])
+        )
+        for result, label in zip(results, labels, strict=True)
+    ]
+
+
+def _asked_in_two_forms(results: Sequence[RunResult]) -> set[str]:
+    """The tasks that some runs ask by text and some by letters."""
+    asked = {(task, result.answer_form) for result in results for task in result.requested}
+    return {task for task, _ in asked if {(task, "text"), (task, "letters")} <= asked}
+
+
 def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:
     """For each run of a grid, the overrides that not all runs of its method share. Model and task are left out.
 
-    `seeds` are None for methods without randomness. Seeds are shown unless all are 0.
+    In a grid of several methods the keys of a method are always shown, because one key may mean something else in
+    another method. `seeds` are None for methods without randomness. Seeds are shown unless all are 0.
     """
     methods = [tuple(text for text in typed if text.startswith("method=")) for typed in overrides]
+    several = len({*methods} - {(), ("method=base",)}) > 1
     shared = {
         method: set.intersection(
             *(set(o) for o, other in zip(overrides, methods, strict=True) if other == method)
@@ -131,7 +155,12 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) ->
     }
     labels = []
     for typed, seed, method in zip(overrides, seeds, methods, strict=True):
-        own = [text for text in typed if text not in shared[method] and not text.startswith(NAMED_ELSEWHERE)]
+        own = [
+            text
+            for text in typed
+            if (text not in shared[method] or (several and text.startswith("method.")))
+            and not text.startswith(NAMED_ELSEWHERE)
+        ]
         labels.append(" ".join(own if seed is None or not any(seeds) else [*own, f"seed={seed}"]))
     return labels
 
@@ -229,6 +258,8 @@ def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
     seen = {mark for result in results for mark in marks_of(result)}
     lines = [text for mark, text in MARKS.items() if mark in seen]
     lines += sorted({line for result in results for line in [*result.version_notes, *result.unjudged]})
+    if _asked_in_two_forms(results):
+        lines.append(TWO_FORMS)
     return [*lines, *footnotes]
 
 

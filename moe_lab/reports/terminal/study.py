@@ -12,7 +12,7 @@ from moe_lab.results.stored_files import read_mapping
 EXPLAINED = {
     "documents": "the number of tuning documents.",
     "at bound": "tuned values at the bound of their search; better values may lie beyond it.",
-    "untuned": "the metric with the given values.",
+    "trial 0": "the metric before tuning: the base model's, or with the given temperatures.",
     "calibrated": "the metric at temperature 0 and its best logit scale (docs/calibration.md).",
     "tuned": "the metric with the values of the best trial.",
 }
@@ -20,7 +20,7 @@ EXPLAINED = {
 
 
 def print_studies(folders: Sequence[Path]) -> None:
-    """Print a row per study with a profile: the untuned and the best score on the tuning documents; then the files."""
+    """Print a row per study with a profile: the first and the best score on the tuning documents; then the files."""
     files = [folder / "best.yaml" for folder in dict.fromkeys(folders)]
     profiles = {file: profile for file in files if (profile := read_mapping(file)) is not None}
     if not profiles:
@@ -43,7 +43,7 @@ def study_table(profiles: Sequence[dict[str, Any]]) -> StackedTable:
         "best trial": [str(profile["trial"]) for profile in profiles],
     }
     scores = {
-        "untuned": [number(profile["untuned_score"]) for profile in profiles],
+        "trial 0": [number(profile["untuned_score"]) for profile in profiles],
         "tuned": [number(profile["score"]) for profile in profiles],
     }
     scaled = {}

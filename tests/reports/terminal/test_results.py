@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from moe_lab.reports.terminal.results import compared_table, explained, print_outcomes, score_table, settings
+from moe_lab.reports.terminal.results import (
+    TWO_FORMS,
+    compared_table,
+    explained,
+    notes,
+    print_outcomes,
+    run_labels,
+    score_table,
+    settings,
+)
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, ScoreTable, SeedGroup
 from moe_lab.results.significance import holm
@@ -18,6 +27,26 @@ def test_settings_tell_the_runs_of_a_grid_apart():
     assert settings(typed, [0, 0]) == ["method.n=4", "method.n=8"]
     assert settings([["limit=5"], ["limit=5"]], [0, 1]) == ["seed=0", "seed=1"]
     assert settings([["limit=5"]], [0]) == [""]
+
+
+def test_a_methods_keys_are_shown_if_another_method_is_in_the_grid():
+    """`method.n=4` of RoE and of C3PO are two different things: a row without it looks like the method's default."""
+    typed = [
+        ["method=base", "limit=5"],
+        *(["method=" + name, "method.n=4", "limit=5"] for name in ("roe", "c3po")),
+    ]
+    assert settings(typed, [None, 0, 0]) == ["", "method.n=4", "method.n=4"]
+    assert settings(typed[:2], [None, 0]) == ["", ""]
+
+
+def test_runs_that_ask_in_letters_are_told_from_those_that_ask_by_text():
+    def asked(task, **form):
+        return results_of(task={"name": task, "tasks": [task], "metric": "acc,none", **form})
+
+    text, letters, other = asked("a"), asked("a", answer="letters"), asked("b")
+    assert run_labels([text, letters, other]) == ["task.answer=text", "task.answer=letters", ""]
+    assert run_labels([letters, other]) == ["", ""]
+    assert TWO_FORMS in notes([text, letters], []) and TWO_FORMS not in notes([letters, other], [])
 
 
 @pytest.mark.parametrize("p_values", ([0.01], [0.01, 0.04, 0.5]), ids=("one", "several"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from moe_lab.results.measured import Interval, Spread, limits
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.scores import MARKS, Comparison, Score, shown_scores
+from moe_lab.results.scores import MARKS, PART, Comparison, Score, shown_scores
 from moe_lab.results.significance import holm, p_over_seeds
 from moe_lab.results.statistics import LEVEL, interval_of_mean_of_tasks, over_seeds
 
@@ -135,6 +135,7 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     the larger p of a test over seeds and one over documents. Expert metrics have the test over seeds alone.
     """
     first = scores[0]
+    part = PART in first.marks
     mean = summary.get(first.task, {}).get(first.metric, {})
     values = [score.value for score in scores if score.value is not None]
     differences = [score.difference for score in scores if score.difference is not None]
@@ -159,7 +160,7 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
         difference_seed_interval=moved.interval,
         p_mcnemar=None,
         p_randomization=None,
-        p_seeds=mean.get("difference_p_both", larger),
+        p_seeds=None if part else mean.get("difference_p_both", larger),
         flips=None,
         marks=tuple(dict.fromkeys(mark for score in scores for mark in score.marks)),
     )

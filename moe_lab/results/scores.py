@@ -15,6 +15,7 @@ Comparison = tuple[str, str, str, str]
 
 MARKS = {
     "PARTIAL": "PARTIAL: part of the examples (limit= draws them); not the benchmark's number.",
+    "part": "part: of a group that is compared as a whole; it has no test of its own.",
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
     "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
     "other-profile": "other-profile: the temperatures were tuned for another model, n, noise or other bands.",
@@ -28,6 +29,9 @@ MARKS = {
     "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
 }
 """Notes that follow every number of such a run, with their meaning."""
+
+
+PART = "part"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +95,32 @@ class Score:
 def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -> list[Score]:
     """The scores of a run, one per group and task: its headline metric, or `metric` (lm-eval's `metric,filter`).
 
-    The tasks that `task.name` lists come first, then the groups within them.
+    The tasks that `task.name` lists come first, then the groups within them. The parts of a listed group that is
+    compared as a whole (MMLU's subjects) have the note `part` and no p, since the group's comparison was asked for.
 
     Args:
         other: the run that they are compared with: the base model's, or another one of `RunResult.compared`.
     """
     names = dict.fromkeys([*result.requested, *result.groups, *result.tasks])
-    return [
+    scores = [
         _named_score(result, name, metric or result.metric, other) for name in names if result.evaluated(name)
     ]
+    whole = {task for one in scores if _is_whole(result, one) for task in result.tasks_of(one.task)}
+    return [_as_part(one) if _is_within(result, one.task, whole) else one for one in scores]
+
+
+def _is_whole(result: RunResult, score: Score) -> bool:
+    """Whether it is the score of a group that was asked for, over all documents as one sample."""
+    return score.task in result.requested and score.task not in result.samples and score.interval is not None
+
+
+def _is_within(result: RunResult, name: str, whole: set[str]) -> bool:
+    """Whether a task or a group that was not asked for by name lies within groups that are one sample."""
+    return name not in result.requested and bool(whole) and whole.issuperset(result.tasks_of(name))
+
+
+def _as_part(score: Score) -> Score:
+    return replace(score, p_mcnemar=None, p_randomization=None, marks=(*score.marks, PART))
 
 
 def empty_score(result: RunResult, metric: str) -> Score:

@@ -55,6 +55,37 @@ def test_groups_come_first_with_all_their_documents():
     ]
 
 
+def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
+    """Broken by MMLU's 57 subjects in the family of one comparison, and by tasks that were asked for without a p."""
+    scores = {name: {"acc,none": 0.5} for name in ("g", "h", "a", "b")}
+    paired = {
+        name: {
+            "acc,none": {
+                "n": 2,
+                "difference": 0.5,
+                "ci95": [-0.1, 0.9],
+                "p_mcnemar": 1.0,
+                "to_right": 1,
+                "to_wrong": 0,
+            }
+        }
+        for name in ("a", "b")
+    }
+    more = {"groups": {"g": {}, "h": {}}, "group_subtasks": {"g": ["h"], "h": ["a", "b"], "a": [], "b": []}}
+    results = results_of(scores, ["a", "b"], **more)
+    results["moe_lab"]["paired"] = paired
+
+    def tested(*asked):
+        results["moe_lab"]["task"]["name"] = list(asked)
+        return [row.task for row in scores_of(results) if row.p is not None and "part" not in row.marks]
+
+    assert tested("g") == ["g"]
+    assert tested("g", "a") == ["g", "a"]
+    assert tested("h") == ["h"]
+    assert tested("a", "b")[:2] == ["a", "b"]
+    assert [row.difference for row in scores_of(results) if row.task == "a"] == [0.5]
+
+
 def test_what_does_not_exist_is_a_dash():
     (row,) = scores_of(results_of({"a": {"alias": "a"}}, ["a"]))
     assert (row.value, row.interval, row.difference, row.p_mcnemar) == (None, None, None, None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moe_lab.reports.pages.page import number, percent
-from moe_lab.results.scores import Score
+from moe_lab.results.scores import PART, Score
 
 BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not significant"
 BASE_MODEL = "the base model"
@@ -43,9 +43,9 @@ def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
 
 
 def has_verdict(score: Score) -> bool:
-    """Whether a score is compared with another run, and is not one of several seeds."""
+    """Whether a score is compared with another run, and is neither one of several seeds nor a part of a group."""
     one_of_several_seeds = score.p is not None and score.p_holm is None
-    return score.difference is not None and not one_of_several_seeds
+    return score.difference is not None and not one_of_several_seeds and PART not in score.marks
 
 
 def by_outcome(found: Sequence[Verdict]) -> dict[str, list[Verdict]]:

@@ -24,7 +24,7 @@ from moe_lab.reports.terminal.layout import (
 )
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import Family, SeedGroup
-from moe_lab.results.scores import MARKS, Score, marks_of, scores_of, shown_scores
+from moe_lab.results.scores import MARKS, PART, Score, marks_of, scores_of, shown_scores
 from moe_lab.results.significance import ALPHA
 
 # The table of costs
@@ -188,6 +188,7 @@ def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Fam
         (result, label, row)
         for result, label in zip(results, labels, strict=True)
         for row in shown_scores(result)
+        if PART not in row.marks
     ]
     labels, rows = [label for _, label, _ in found], [family.correct(row) for *_, row in found]
     common, own = split_marks([row.marks for row in rows])
@@ -208,6 +209,7 @@ def compared_table(
         for result, label in zip(results, labels, strict=True)
         if other in result.compared
         for row in scores_of(result, other=other)
+        if PART not in row.marks
     ]
     labels, rows = [label for _, label, _ in found], [family.correct(row) for *_, row in found]
     name = other.replace("_", " ")
@@ -258,6 +260,10 @@ def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
     seen = {mark for result in results for mark in marks_of(result)}
     lines = [text for mark, text in MARKS.items() if mark in seen]
     lines += sorted({line for result in results for line in [*result.version_notes, *result.unjudged]})
+    if parts := {row.task for result in results for row in shown_scores(result) if PART in row.marks}:
+        lines.append(
+            f"Parts of groups are on the page: {len(parts)} tasks and groups, without tests of their own."
+        )
     if _asked_in_two_forms(results):
         lines.append(TWO_FORMS)
     return [*lines, *footnotes]
@@ -314,7 +320,7 @@ def seed_lines(groups: Sequence[SeedGroup], family: Family, other: str = BASE) -
         for group, summary, label in zip(groups, summaries, labels, strict=True)
         if other == BASE or other in compared_names(group.results)
         for score in map(family.correct, group.scores(other))
-        if score.value is not None  # predict_only computes no score
+        if score.value is not None and PART not in score.marks  # predict_only computes no score
     ]
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+HOURS = ("gpu_hours", "hours_here")
+"""Columns that `repr` leaves to the notes."""
+
+
 class PlannedRuns(Shown):
     """The runs and studies of a command, and what is left of them.
 
@@ -37,7 +41,8 @@ class PlannedRuns(Shown):
 
         Columns: `run` (the first 8 digits of its id; missing before it has one), `model`, `weights` (`model.path`),
         `method`, `task`, `seed` (as text: a tuned run has several), the settings that differ, `examples`, `tokens`
-        (estimated forward tokens that are left), `gpu_hours` (estimated), `state` ("done", "missing", ...). What is
+        (estimated forward tokens that are left), `gpu_hours` (estimated), `hours_here` (at
+        the speed of a stored run), `state` ("done", "missing", ...). What is
         not known before a study or a training is missing.
         """
         import pandas as pd
@@ -61,15 +66,18 @@ class PlannedRuns(Shown):
                     "examples": row.documents,
                     "tokens": row.tokens,
                     "gpu_hours": row.hours,
+                    "hours_here": row.here,
                     "state": row.state,
                 }
             )
         frame = with_counts(pd.DataFrame(rows), settings)
-        return frame.astype({"examples": "Int64", "tokens": "Int64", "gpu_hours": "float64"})
+        return frame.astype(
+            {"examples": "Int64", "tokens": "Int64", "gpu_hours": "float64", "hours_here": "float64"}
+        )
 
     def _shown(self) -> tuple[dict[str, list[str]], list[str]]:
         frame = self.frame()
-        columns = {name: [text(value) for value in frame[name]] for name in frame if name != "gpu_hours"}
+        columns = {name: [text(value) for value in frame[name]] for name in frame if name not in HOURS}
         return columns, self.notes
 
 

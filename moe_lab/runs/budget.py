@@ -112,12 +112,15 @@ class Budget:
         sizes = ", ".join(f"{name} {count / 1e9:.3g}e9" for name, count in sorted(self.active.items()))
         found = [
             f"GPU hours: {hours_text(self.hours)}. An hour is {RATE:.0e} x 3,600 operations, a tenth of an H100's "
-            f"peak in bfloat16. A token takes {READING} operations for each active parameter, {TRAINING} in training. "
+            f"peak in bfloat16; text that is generated in small batches takes longer. A token takes {READING} operations for each active parameter, {TRAINING} in training. "
             f"Active parameters, without the input embedding: {sizes}."
         ]
         if self.weights:
             each = ", ".join(f"{name} {_gigabytes(size)}" for name, size in sorted(self.weights.items()))
-            found.append(f"Weights on disk, {_gigabytes(sum(self.weights.values()))}: {each}.")
+            total = _gigabytes(sum(self.weights.values()))
+            found.append(
+                f"Weights, {total}: {each}. They are needed on disk, and in memory while the model runs."
+            )
         if self.trained:
             written, most = _gigabytes(sum(self.trained.values())), _gigabytes(self.checkpoint)
             found.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -22,10 +23,12 @@ from moe_lab.reports.terminal.layout import (
     stacked_table,
 )
 from moe_lab.reports.terminal.results import settings
+from moe_lab.results.identity import task_label
 from moe_lab.runs.attempts import run_state
 from moe_lab.runs.budget import Budget, estimates, hours_text, trial_tokens
 from moe_lab.runs.evaluation import measure_of
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of
+from moe_lab.runs.speeds import Speed, measured_speed
 
 if TYPE_CHECKING:
     from moe_lab.runs.run import Run
@@ -52,6 +55,8 @@ class Row:
     """Forward tokens still to compute."""
     hours: float | None
     """GPU hours."""
+    here: float | None
+    """Hours at the speed of a stored run; None without one."""
     state: str
 
 
@@ -69,6 +74,8 @@ class Plan:
     references: dict[str, float] = field(default_factory=dict)
     """Forward tokens by name."""
     refused: Refused = field(default_factory=dict)
+    speeds: dict[tuple[str, ...], Speed | None] = field(default_factory=dict)
+    """The measured speeds by model, method and task."""
     tuning: bool = False
     """Whether unfinished studies or trainings precede runs."""
 
@@ -87,7 +94,7 @@ class Plan:
         names = _names(study.config)
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
-        self.rows.append(Row(study.study_id[:8], study.config, names, documents, None, hours, state))
+        self.rows.append(Row(study.study_id[:8], study.config, names, documents, None, hours, None, state))
 
     def add_untrained(self, job: Job) -> None:
         """The trainings of a job's models, and the runs after them, which have no id yet."""
@@ -95,7 +102,7 @@ class Plan:
             self.trainings |= training.left()
         names = [*_place(job.config), f"{job.coming} after training"]
         self.missing += job.coming
-        self.rows.append(Row("-", job.config, names, None, None, None, "missing"))
+        self.rows.append(Row("-", job.config, names, None, None, None, None, "missing"))
 
     def add_tuned(self, job: Job) -> None:
         """The runs after a study, which have no id until the study has found its temperatures."""
@@ -110,7 +117,8 @@ class Plan:
         self.tokens += tokens
         hours = self.budget.run(run, tokens, missing=False)
         names = [*_place(job.config), f"{job.coming} after tuning"]
-        self.rows.append(Row("-", job.config, names, run.num_documents, tokens, hours, "missing"))
+        here = self._here(run, tokens)
+        self.rows.append(Row("-", job.config, names, run.num_documents, tokens, hours, here, "missing"))
 
     def add_run(self, run: Run, workload: Workload) -> None:
         state, share = run_state(run, workload)
@@ -123,8 +131,18 @@ class Plan:
         self.missing += missing
         self.tokens += todo
         hours = self.budget.run(run, read, missing)
-        names = _names(run.config)
-        self.rows.append(Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, state))
+        names, here = _names(run.config), self._here(run, todo)
+        self.rows.append(Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, here, state))
+
+    def _here(self, run: Run, tokens: float) -> float | None:
+        """Hours of a run at the speed of a stored one. The training and the reference set of a run are not in it."""
+        if not tokens:
+            return None
+        label = run.facts.name, run.config.method.name, task_label(run.config.task.name)
+        if label not in self.speeds:
+            self.speeds[label] = measured_speed(Path(run.config.output_dir), *label)
+        speed = self.speeds[label]
+        return None if speed is None else speed.hours(tokens)
 
     def _first(self, run: Run) -> float:
         """Record the trainings and reference sets of a run. Returns the tokens of sets that no earlier run needs."""
@@ -139,7 +157,7 @@ class Plan:
         for number, configs in enumerate(self.refused.values(), start=1):
             for config in configs:
                 state = f"cannot run ({number})"
-                self.rows.append(Row("-", config, _names(config), None, None, None, state))
+                self.rows.append(Row("-", config, _names(config), None, None, None, None, state))
 
 
 def print_plan(plan: Plan) -> None:
@@ -180,7 +198,21 @@ def _sums(plan: Plan) -> list[str]:
         lines.append(
             f"To train: {len(plan.trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens."
         )
-    return lines + (plan.budget.lines() if plan.budget.hours else [])
+    return [*lines, *_measured(plan), *(plan.budget.lines() if plan.budget.hours else [])]
+
+
+def _measured(plan: Plan) -> list[str]:
+    """The hours at measured speeds, or how to get them."""
+    if not plan.tokens:
+        return []
+    known = [row.here for row in plan.rows if row.here is not None]
+    if not known:
+        return ["Hours here: run one of these with limit=20 first; a plan then uses its measured speed."]
+    devices = ", ".join(sorted({speed.device for speed in plan.speeds.values() if speed is not None}))
+    return [
+        f"Hours here: {hours_text(sum(known))} for {len(known)} of {len(plan.rows)} rows, at the speed of the newest "
+        f"stored run of the same model, method and task ({devices}). Its n, batch size and device should be the same."
+    ]
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -198,6 +230,7 @@ def print_rows(rows: Sequence[Row]) -> None:
         "documents": [_count(row.documents) for row in rows],
         "forward tokens left (estimated)": [_count(row.tokens) for row in rows],
         "GPU hours": [hours_text(row.hours or 0) for row in rows],
+        "hours here": ["" if row.here is None else hours_text(row.here) for row in rows],
         "state": [row.state for row in rows],
     }
     if sys.stdout.isatty():

@@ -17,6 +17,7 @@ ROW = Row(
     documents=1_172,
     tokens=123_456_789,
     hours=12.3,
+    here=None,
     state="interrupted, 1,000 of 4,687 answered",
 )
 

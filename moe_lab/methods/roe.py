@@ -316,23 +316,21 @@ class RoE(Method):
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         roe = block["roe"]
-        noisy = [temperature for temperature in roe["temperatures"] if temperature]
-        if not noisy:
-            return [
-                "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
-            ]
-        least, most = f"{min(noisy):.3g}", f"{max(noisy):.3g}"
-        values = least if least == most else f"{least} to {most}"
-        total = len(roe["temperatures"])
-        layers = (
-            f"all {total} MoE layers"
-            if len(noisy) == total
-            else f"{len(noisy)} of {total} MoE layers, 0 in the others"
-        )
-        lines = [f"roe: {roe['n']} routing samples; temperature {values} in {layers}."]
+        lines = [_noise_footnote(roe["n"], roe["temperatures"])]
         if roe.get("changed_fraction") is not None:
             lines.append("re-routed: noisy routing decisions whose experts are not the clean ones.")
         return lines + adaptive_footnotes(roe)
+
+
+def _noise_footnote(n: int, temperatures: Sequence[float]) -> str:
+    noisy = [temperature for temperature in temperatures if temperature]
+    if not noisy:
+        return "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
+    least, most = f"{min(noisy):.3g}", f"{max(noisy):.3g}"
+    values = least if least == most else f"{least} to {most}"
+    total, clean = len(temperatures), len(temperatures) - len(noisy)
+    layers = f"{len(noisy)} of {total} MoE layers, 0 in the others" if clean else f"all {total} MoE layers"
+    return f"roe: {n} routing samples; temperature {values} in {layers}."
 
 
 def _check_noise_on_logits(facts: ModelFacts) -> None:

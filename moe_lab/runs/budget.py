@@ -112,7 +112,8 @@ class Budget:
         sizes = ", ".join(f"{name} {count / 1e9:.3g}e9" for name, count in sorted(self.active.items()))
         found = [
             f"GPU hours: {hours_text(self.hours)}. An hour is {RATE:.0e} x 3,600 operations, a tenth of an H100's "
-            f"peak in bfloat16; text that is generated in small batches takes longer. A token takes {READING} operations for each active parameter, {TRAINING} in training. "
+            "peak in bfloat16; text that is generated in small batches takes longer. A token takes "
+            f"{READING} operations for each active parameter, {TRAINING} in training. "
             f"Active parameters, without the input embedding: {sizes}."
         ]
         if self.weights:

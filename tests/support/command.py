@@ -191,7 +191,7 @@ def fake_results(run: FakeRun) -> RunResult:
             "untuned": True,
             "baseline": {"run_id": "b", "results": {task: {"acc,none": 0.4}}},
             "paired": {task: {"acc,none": paired}},
-            "roe": {"changed_fraction": 0.18},
+            "roe": {"n": 32, "temperatures": [0.0, 0.1, 0.0], "changed_fraction": 0.18},
         }
     scores = {task: {"alias": task, "acc,none": 0.5, "acc_stderr,none": 0.1}}
     return RunResult({"results": scores, "moe_lab": block}, run.folder)

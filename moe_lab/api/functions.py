@@ -221,7 +221,7 @@ def _row(text: Any, tokenizer: Any, vocabulary: int, most: int) -> dict[str, lis
     return {"input_ids": ids, "labels": ids}
 
 
-def tiny() -> tuple[Any, Any]:
+def tiny(noisy: bool = False) -> tuple[Any, Any]:
     """The embedded model and its tokenizer, as `model=tiny` of the command loads them; nothing is downloaded.
 
         model, tokenizer = moe_lab.tiny()
@@ -231,6 +231,10 @@ def tiny() -> tuple[Any, Any]:
     parameters, trained on a toy world of small numbers and facts. It is in float32 on a CPU, else on the GPU in the
     dtype of the checkpoint. The tokenizer pads on the left.
 
+    Args:
+        noisy: the other embedded model, `model=tiny-noisy`, on which RoE has an effect: 3 MoE layers, 8 experts, 2 per
+            token, trained with routing noise on few texts.
+
     Every call loads a model of its own, in about a second.
     """
     from moe_lab.config.progress import bars_of_libraries_hidden
@@ -238,6 +242,6 @@ def tiny() -> tuple[Any, Any]:
     from moe_lab.models.load import load_model
 
     with bars_of_libraries_hidden():
-        loaded = load_model(ModelConfig(name="tiny"), dtype="auto", device="auto", offline=True)
+        loaded = load_model(ModelConfig(name="tiny-noisy" if noisy else "tiny"), dtype="auto", device="auto", offline=True)
     loaded.tokenizer.padding_side = "left"  # as generation needs it
     return loaded.model, loaded.tokenizer

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LM_EVAL_DEVICE = "cuda:0"
 """The default of lm-eval's command."""
-EMBEDDED = "tiny"
+EMBEDDED = ("tiny", "tiny-noisy")
 """What `pretrained=` calls the embedded model."""
 
 
@@ -94,7 +94,7 @@ class PretrainedLM(MethodLM):
     """`lm_eval --model moe_lab --model_args pretrained=<hub id or folder>,method=roe,n=8`.
 
     Args:
-        pretrained: hub id or folder of the model; "tiny": the embedded one.
+        pretrained: hub id or folder of the model; "tiny" and "tiny-noisy": the embedded ones.
         revision, tokenizer, dtype: as the command's keys.
         peft: folder or hub id of an adapter, which is merged into the weights (the command's `model.peft`).
         device: as the command's key. lm-eval's command passes "cuda:0" by default. Without a GPU it is the CPU, as for
@@ -119,7 +119,7 @@ class PretrainedLM(MethodLM):
         max_length: int | None = None,
         **keys: Any,
     ):
-        path = None if pretrained == EMBEDDED else pretrained
+        path = None if pretrained in EMBEDDED else pretrained
         source = ModelConfig(name=pretrained, path=path, revision=revision, tokenizer=tokenizer, peft=peft)
         if device == LM_EVAL_DEVICE and not torch.cuda.is_available():
             device = "cpu"

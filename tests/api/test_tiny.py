@@ -22,6 +22,13 @@ def test_it_is_the_model_of_the_command(capfd):
     assert model.dtype == loaded.model.dtype and not model.training
 
 
+def test_the_noisy_model_is_the_one_on_which_roe_has_an_effect():
+    model, _ = moe_lab.tiny(noisy=True)
+    assert (model.config.num_hidden_layers, model.config.num_experts) == (3, 8)
+    loaded = load_model(ModelConfig(name="tiny-noisy"), dtype="auto", device="auto", offline=True)
+    assert torch.equal(model.lm_head.weight, loaded.model.lm_head.weight)
+
+
 def test_prompts_are_padded_on_the_left_and_no_model_is_shared():
     (model, tokenizer), (other, _) = moe_lab.tiny(), moe_lab.tiny()
     mask = tokenizer(["1", "1 2 3 4 5"], padding=True).attention_mask

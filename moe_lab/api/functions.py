@@ -242,6 +242,8 @@ def tiny(noisy: bool = False) -> tuple[Any, Any]:
     from moe_lab.models.load import load_model
 
     with bars_of_libraries_hidden():
-        loaded = load_model(ModelConfig(name="tiny-noisy" if noisy else "tiny"), dtype="auto", device="auto", offline=True)
+        loaded = load_model(
+            ModelConfig(name="tiny-noisy" if noisy else "tiny"), dtype="auto", device="auto", offline=True
+        )
     loaded.tokenizer.padding_side = "left"  # as generation needs it
     return loaded.model, loaded.tokenizer

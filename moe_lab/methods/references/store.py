@@ -239,6 +239,8 @@ def build(
     questions = reference_questions(config, documents)
     parts = folder / PARTS
     parts.mkdir(exist_ok=True)
+    said = f"{folder.name}: {len(questions):,} reference questions are answered first, once for all runs"
+    print(said, file=sys.stderr)
     with Progress(len(questions), "references", "question") as progress:
         for first in range(0, len(questions), PORTION):
             portion = questions[first : first + PORTION]

@@ -248,6 +248,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         tests=family.tests,
         lines=lines,
         compared=compared_names(runs),
+        metrics=metrics_of(runs, names),
         seeds=means,
         csv=text_uri(csv_text(table), "csv"),
         latex=text_uri(latex_of_rows(table, _title(runs)), "x-tex"),
@@ -265,6 +266,32 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         runs=[RunRecord.of(run) for run in runs],
         marks=explained_marks(mark for line in lines for mark in line.score.marks),
     )
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of lm-eval for a run and a task."""
+
+    run: str
+    task: str
+    metric: str
+    """lm-eval's `metric,filter`."""
+    value: float
+    stderr: float | None
+
+
+def metrics_of(runs: Sequence[RunResult], names: Sequence[str]) -> list[Metric]:
+    """All metrics of each run's tasks and groups; empty if each has its headline alone, which the scores show."""
+    found = [
+        Metric(name, task, key, float(value), error if isinstance(error, int | float) else None)
+        for run, name in zip(runs, names, strict=True)
+        for task in dict.fromkeys([*run.requested, *run.groups, *run.tasks])
+        for key, value in run.scores(task).items()
+        if isinstance(value, int | float) and "," in key and "_stderr," not in key
+        for error in [run.scores(task).get(key.replace(",", "_stderr,", 1))]
+    ]
+    several = len(found) > len({(one.run, one.task) for one in found})
+    return found if several else []
 
 
 def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:

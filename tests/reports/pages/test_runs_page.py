@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from moe_lab.reports.pages.runs_page import metrics_of
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
 from tests.support.pages import HOSTILE, foreign_urls, texts, tree
@@ -104,3 +105,21 @@ def test_seeds_have_a_table_of_their_own(runs, tmp_path):
     assert "[0.2500, 1.0000]" in row.text_content()
     [verdict] = texts(root.xpath("//p[contains(@class, 'lead')]"))
     assert "over 2 seeds" in verdict and "not statistically significant" in verdict
+
+
+def test_all_metrics_are_shown_where_a_task_has_several(tmp_path):
+    base, own = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
+    assert metrics_of([base, own], ["base", "roe"]) == []
+    content = json.loads((own.folder / "results.json").read_text())
+    content["results"]["t"] |= {
+        "f1,none": 0.25,
+        "f1_stderr,none": 0.125,
+        "bleu,strict": 3.0,
+        "bleu_stderr,strict": "N/A",
+    }
+    own = RunResult(content, own.folder)
+    found = [(one.run, one.metric, one.value, one.stderr) for one in metrics_of([base, own], ["base", "roe"])]
+    assert ("roe", "f1,none", 0.25, 0.125) in found and ("roe", "bleu,strict", 3.0, None) in found
+    assert {metric for run, metric, *_ in found if run == "base"} == {"exact_match,none"}
+    page = tree(write_runs_page([base, own], tmp_path / "report.html"))
+    assert "0.2500" in texts(page.xpath("//summary[contains(., 'All metrics')]/..//td"))

@@ -235,7 +235,7 @@ def print_results(outcomes: Sequence[Outcome], family: Family) -> None:
 
     shown = with_compared(outcomes)
     lines = [line for result in shown for line in get_method(result.method).footnotes(result["moe_lab"])]
-    lines = list(dict.fromkeys(lines))
+    lines = sorted(set(lines))
     if len(lines) > FOOTNOTES:
         lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."]
     print_outcomes(shown, lines, family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,19 +118,34 @@ def stacked_table(title: str, stacks: Sequence[Sequence[Item]], marks: Sequence[
 
 
 def print_stacked(table: StackedTable, explained: Mapping[str, str]) -> None:
-    """Print the title, the table, and a line for each explained heading."""
+    """Print the title, the table, and a line for each explained heading.
+
+    On a terminal that is wide enough every item has a column of its own.
+    """
     print("\n".join(wrapped(table.title, WIDTH, name=True)), end="\n\n")
     if table.stacks:
+        stacks, width = _in_terminal(table.stacks)
         # Brackets and colons in cells are printed as they are: overrides may hold them.
         # No colours: stdout shows escape sequences instead of sending them.
-        console = Console(file=sys.stdout, width=WIDTH, markup=False, emoji=False, color_system=None)
-        console.print(_rich_table(table))
+        console = Console(file=sys.stdout, width=width, markup=False, emoji=False, color_system=None)
+        console.print(_rich_table(stacks, width))
         print()
     lines = [f"{heading}: {explained[heading]}" for heading in table.headings if heading in explained]
     for line in lines:
         print("\n".join(wrapped(line, WIDTH, name=False)))
     if lines:
         print()
+
+
+def _in_terminal(stacks: list[list[Item]]) -> tuple[list[list[Item]], int]:
+    """The stacks, or each item on its own where the terminal has room for that, and the width of the table."""
+    apart = [[item] for stack in stacks for item in stack]
+    columns = [_Column.of(stack) for stack in apart]
+    least = _total([column.narrowest if column.name else column.width for column in columns])
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    if room <= WIDTH or least > room:
+        return stacks, WIDTH
+    return apart, room
 
 
 def wrapped(text: str, width: int, name: bool) -> list[str]:
@@ -155,12 +171,12 @@ def _parts(word: str, name: bool) -> list[str]:
     return BREAKS.split(word) if name else [word]
 
 
-def _rich_table(stacked: StackedTable) -> Table:
-    """The table with wrapped cells, in at most WIDTH characters."""
-    columns = [_Column.of(stack) for stack in stacked.stacks]
+def _rich_table(stacks: Sequence[Sequence[Item]], room: int) -> Table:
+    """The table with wrapped cells, in at most `room` characters."""
+    columns = [_Column.of(stack) for stack in stacks]
     table = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     rows = []
-    for column, width in zip(columns, _widths(columns), strict=True):
+    for column, width in zip(columns, _widths(columns, room), strict=True):
         heading, *cells = ["\n".join(column.lines(cell, width)) for cell in column.cells]
         table.add_column(heading, justify="left" if column.name else "right", no_wrap=True)
         rows.append(cells)
@@ -198,10 +214,15 @@ class _Column:
         return max(cell_len(part) for word in words for part in _parts(word, self.name))
 
 
-def _widths(columns: Sequence[_Column]) -> list[int]:
+def _total(widths: Sequence[int]) -> int:
+    """The width of a table with columns of these widths."""
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _widths(columns: Sequence[_Column], room: int) -> list[int]:
     """A width for each column. Names are wrapped first, then numbers. Words are broken as a last resort."""
     widths, narrowest = [column.width for column in columns], [column.narrowest for column in columns]
-    while sum(widths) + GAP * (len(columns) - 1) > WIDTH:
+    while _total(widths) > room:
         slack = [width > least for width, least in zip(widths, narrowest, strict=True)]
         names = [column.name for column in columns]
         widest = max(

@@ -3,6 +3,8 @@ whose numbers they are."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from moe_lab.reports.terminal.layout import (
@@ -37,6 +39,18 @@ def grid(rows: int = 3) -> StackedTable:
 def printed(table: StackedTable, capsys: pytest.CaptureFixture[str]) -> list[str]:
     print_stacked(table, {"flips": "+ right here.", "n": "documents."})
     return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("columns", [200, 120, 90, 60])
+def test_on_a_wide_terminal_every_item_has_a_column(capsys, monkeypatch, columns):
+    """With 200 and 120 columns each number is in the line of its run; with 90 they do not fit, and are stacked."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = printed(grid(), capsys)
+    assert max(map(len, lines)) <= max(columns, WIDTH)
+    of_roe = next(line for line in lines if line.startswith("roe")).split()
+    numbers_of_roe = ["1.1234", "[-0.0301,", "+1,234.5678]"] * 2 + ["+112", "-98"]
+    assert (of_roe[-8:] == numbers_of_roe) == (columns >= 120)
 
 
 def test_a_wide_grid_takes_80_columns_with_all_its_names_and_numbers(capsys):

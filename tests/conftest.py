@@ -28,6 +28,7 @@ logging.raiseExceptions = False
 # tqdm's own lock is shared with forked processes: killing one that holds it would block all the others
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
+gc.set_threshold(10_000)  # as moe_lab/__main__.py does: imports make many objects that stay
 
 MANY_TESTS = 50
 """From here on a process imports the libraries at once."""
@@ -40,7 +41,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         gc.collect()
         gc.freeze()
-        gc.set_threshold(10_000)  # as moe_lab/__main__.py does
 
 
 @pytest.fixture(autouse=True)

@@ -23,13 +23,13 @@ from tests.support import rounding
 from tests.support.brute_prompt_tail import FAMILIES, prompts, whole_logits
 from tests.support.c3po import ANSWERS, CORE, LONG_ANSWERS, WEIGHT_NK, setting_of
 from tests.support.models import small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import first_fast
 
 SMALL = [1e-3, 1e-3]
 SPANS = [TokenSpan(), TokenSpan("first", 1), TokenSpan("middle", 1), TokenSpan("last", 3)]
 
 
-@pytest.fixture(params=by_family(FAMILIES))
+@pytest.fixture(params=first_fast(FAMILIES, 2))
 def family(request):
     return request.param
 

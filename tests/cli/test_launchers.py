@@ -76,6 +76,7 @@ def test_workers_end_with_a_command_that_is_killed(tmp_path):
     command.process.kill()
     command.process.join()
     wait_until(lambda: not any(alive(worker) for worker in workers), seconds=60)
+    assert len(scores(tmp_path / "out" / "outputs")) < 5, "they ended with it, and not with their work"
 
 
 def alive(pid: int) -> bool:

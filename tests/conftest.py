@@ -59,11 +59,11 @@ def processes_are_slow(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 @pytest.fixture(autouse=True)
 def small_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are drawn once, as pictures of few pixels, but for the tests of reports.
+    """Figures are drawn once, as pictures of few pixels, but for the tests of what a report shows.
 
     Drawing them twice for their layout and twice more as SVG took a quarter of a short training's time.
     """
-    if "reports" not in request.path.parts:
+    if "reports" not in request.path.parts or {"loggers", "measures"} & {*request.path.parts}:
         monkeypatch.setattr(style, "fit", lambda figure: figure.set_layout_engine("none"))
         monkeypatch.setattr(style, "svg_of", lambda figure: "<svg></svg>")
         monkeypatch.setattr(style, "DPI", 30)

@@ -30,7 +30,7 @@ tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
 gc.set_threshold(10_000)  # as moe_lab/__main__.py does: imports make many objects that stay
 
-MANY_TESTS = 50
+MANY_TESTS = 40
 """From here on a process imports the libraries at once."""
 
 

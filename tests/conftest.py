@@ -28,8 +28,9 @@ logging.raiseExceptions = False
 # tqdm's own lock is shared with forked processes: killing one that holds it would block all the others
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
+gc.set_threshold(10_000)  # as moe_lab/__main__.py does: imports make many objects that stay
 
-MANY_TESTS = 50
+MANY_TESTS = 40
 """From here on a process imports the libraries at once."""
 
 
@@ -40,7 +41,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         gc.collect()
         gc.freeze()
-        gc.set_threshold(10_000)  # as moe_lab/__main__.py does
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +59,13 @@ def processes_are_slow(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 @pytest.fixture(autouse=True)
 def small_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are drawn once and with few pixels, but for the tests of reports. A run's figures take half a second."""
-    if "reports" not in request.path.parts:
-        monkeypatch.setattr(style, "fit", lambda figure: None)
+    """Figures are drawn once, as pictures of few pixels, but for the tests of what a report shows.
+
+    Drawing them twice for their layout and twice more as SVG took a quarter of a short training's time.
+    """
+    if "reports" not in request.path.parts or {"loggers", "measures"} & {*request.path.parts}:
+        monkeypatch.setattr(style, "fit", lambda figure: figure.set_layout_engine("none"))
+        monkeypatch.setattr(style, "svg_of", lambda figure: "<svg></svg>")
         monkeypatch.setattr(style, "DPI", 30)
 
 

@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,26 +18,27 @@ from moe_lab.cli import launchers
 from moe_lab.cli.launchers import Requeued
 from moe_lab.config.schema import Config, LauncherConfig
 from moe_lab.runs.board import Board, log_file
-from tests.support.command import run_command
+from tests.support.command import Forked, run_command
 
 CONFIG = Config(launcher=LauncherConfig(name="local", workers=2))
 GRID = ("-m", "method=roe", "method.n=2", "seed=0,1,2,3", "task=toy_choice", "limit=3")
 
 
-def started(folder: Path) -> tuple[subprocess.Popen[str], list[int], Path]:
+def started(folder: Path) -> tuple[Forked, list[int], Path]:
     """The command with two workers that have begun, the workers' processes, and the folder of their board."""
-    command = [sys.executable, "-m", "moe_lab", *GRID, "launcher=local", "launcher.workers=2"]
-    process = subprocess.Popen(
-        [*command, f"output_dir={folder}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    folder.mkdir()
+    command = Forked(
+        folder, (*GRID, "launcher=local", "launcher.workers=2", f"output_dir={folder / 'outputs'}")
     )
-    workers = wait_until(lambda: len(found := workers_of(process)) == 2 and found)
-    [board] = (folder / "workers").iterdir()
+    workers = wait_until(lambda: len(found := workers_of(command)) == 2 and found)
+    [board] = (folder / "outputs" / "workers").iterdir()
     wait_until(Board(board).total)
-    return process, workers, board
+    return command, workers, board
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+def workers_of(command: Forked) -> list[int]:
+    pid = command.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(pid) for pid in children.read_text().split()]
 
 
@@ -59,23 +58,25 @@ def scores(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_its_runs_to_the_others(capsys, tmp_path):
-    process, workers, board = started(tmp_path / "shared")
+    command, workers, board = started(tmp_path / "shared")
     os.kill(workers[0], signal.SIGKILL)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0 and "Worker 0 ended with exit code -9" in err
+    shared = command.ended()
+    assert shared.code == 0 and "Worker 0 ended with exit code -9" in shared.err
     assert (board / "worker-0.log").exists(), "what it wrote is kept"
     plain = run_command(capsys, *GRID, f"output_dir={tmp_path / 'plain'}")
-    assert scores(tmp_path / "shared") == scores(tmp_path / "plain") and len(scores(tmp_path / "plain")) == 5
-    table = out.partition("\nCost")[0]
+    assert scores(tmp_path / "shared" / "outputs") == scores(tmp_path / "plain")
+    assert len(scores(tmp_path / "plain")) == 5
+    table = shared.out.partition("\nCost")[0]
     assert table == plain.out.partition("\nCost")[0] and "seed=3" in table
 
 
 @pytest.mark.slow
 def test_workers_end_with_a_command_that_is_killed(tmp_path):
-    process, workers, _ = started(tmp_path / "out")
-    process.kill()
-    process.wait()
+    command, workers, _ = started(tmp_path / "out")
+    command.process.kill()
+    command.process.join()
     wait_until(lambda: not any(alive(worker) for worker in workers), seconds=60)
+    assert len(scores(tmp_path / "out" / "outputs")) < 5, "they ended with it, and not with their work"
 
 
 def alive(pid: int) -> bool:

@@ -20,7 +20,7 @@ from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import roe_reference as reference
 from tests.support.ensembles import answers_of, greedy_by_transformers, prompts_for
-from tests.support.models import make_model
+from tests.support.models import FAMILIES, make_model
 from tests.support.tiers import by_family
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(30, 4)]
@@ -34,7 +34,7 @@ def test_greedy_tokens_are_those_of_transformers(moe_model, budget):
     ]
 
 
-@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
+@pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_roe_tokens_are_those_of_the_slow_reference(family):
     model = make_model(family)
     double = reference.in_float64(model)

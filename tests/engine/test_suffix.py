@@ -88,8 +88,12 @@ def test_own_probabilities_change_nothing(model):
     rounding.assert_close(replay.logits(tokens, Remix(own)), replay.logits(tokens, None))
 
 
-@pytest.mark.parametrize("core", [False, True])
-@pytest.mark.parametrize("span", SPANS, ids=str)
+@pytest.mark.parametrize(
+    ("span", "core"),
+    # which experts take part is settled in a router, which knows nothing of where its tokens stand
+    [*((span, False) for span in SPANS), (SPANS[0], True), (SPANS[3], True)],
+    ids=str,
+)
 def test_given_probabilities_equal_whole_passes_with_gradients(model, span, core):
     """In float64. A wrong token, layer, weight rule, prefix, mask or position, or a cut graph, would show; so would further
     experts of the tokens after it that are more than nothing."""
@@ -178,8 +182,9 @@ def test_a_batch_gives_what_one_by_one_gives(model):
         rounding.assert_close(together[n], alone[0])
 
 
-@pytest.mark.parametrize("unchanged", [False, True])
-@pytest.mark.parametrize("span", SPANS[:4], ids=str)
+@pytest.mark.parametrize(
+    ("span", "unchanged"), [*((span, False) for span in SPANS[:4]), (SPANS[3], True)], ids=str
+)
 def test_continuations_read_the_changed_tokens_and_are_routed_as_usual(model, span, unchanged):
     continuations = [[[5], [6, 7], [6, 8, 9]]] * len(prompts())
     replay, tokens = read(model, span, continuations=continuations)

@@ -21,6 +21,7 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.engine.two_phase import CHUNK_SAMPLES, passes, together
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
+from tests.support.models import make_model
 
 SAMPLES = [torch.tensor([1, 4, 4, 9, 1]), torch.tensor([1, 1]), torch.tensor([4] * 100)]
 
@@ -112,19 +113,22 @@ def assert_same(kind, found, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("batch_size", ["auto", 1])
-def test_same_answers_as_in_whole_passes_with_and_without_reuse(moe_model, tokenizer, kind, batch_size):
+@pytest.mark.parametrize(
+    ("family", "batch_size"), [("olmoe", "auto"), ("olmoe", 1), ("mixtral", "auto"), ("qwen2_moe", 1)]
+)
+def test_same_answers_as_in_whole_passes_with_and_without_reuse(family, tokenizer, kind, batch_size):
+    model = make_model(family)
     options = dict(batch_size=batch_size, max_length=120, progress=False)
-    ensembles = ensembles_for(moe_model)
-    lm = EngineLM(moe_model, tokenizer, ensemble=ensembles[0], reuse=True, **options)
+    ensembles = ensembles_for(model)
+    lm = EngineLM(model, tokenizer, ensemble=ensembles[0], reuse=True, **options)
     found = []
     for ensemble in [*ensembles, ensembles[0]]:
         lm.set_ensemble(ensemble)
         found.append(ask(lm, kind))
-    for ensemble, answers in zip(ensembles_for(moe_model), found[:3], strict=True):
-        expected = in_whole_passes(moe_model, tokenizer, ensemble, kind)
+    for ensemble, answers in zip(ensembles_for(model), found[:3], strict=True):
+        expected = in_whole_passes(model, tokenizer, ensemble, kind)
         assert_same(kind, answers, expected)
-        assert_same(kind, ask(EngineLM(moe_model, tokenizer, ensemble=ensemble, **options), kind), expected)
+        assert_same(kind, ask(EngineLM(model, tokenizer, ensemble=ensemble, **options), kind), expected)
     assert_same(kind, found[3], found[0])
     # The temperatures must matter for this test to mean anything.
     assert found[0] != found[1] and found[0] != found[2]

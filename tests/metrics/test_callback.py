@@ -180,17 +180,26 @@ def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(
     assert train(plain, tmp_path / "none")["expert_metrics"] is None
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `model` and its training by `one` process."""
+    from tests.support.models import make_tokenizer
+    from tests.support.two_processes import by_one
+
+    folder = tmp_path_factory.mktemp("trained")
+    small_model("olmoe").save_pretrained(folder / "model")
+    make_tokenizer().save_pretrained(folder / "model")
+    by_one(folder / "model", folder / "one", schedule="router-none")
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_two_processes_measure_what_one_does(wrap: str, tmp_path: Path) -> None:
-    from tests.support.models import make_tokenizer
-    from tests.support.two_processes import by_one, by_two
+def test_two_processes_measure_what_one_does(wrap: str, trained: Path, tmp_path: Path) -> None:
+    from tests.support.two_processes import by_two
 
-    small_model("olmoe").save_pretrained(tmp_path / "model")
-    make_tokenizer().save_pretrained(tmp_path / "model")
-    by_one(tmp_path / "model", tmp_path / "one", schedule="router-none")
-    assert by_two(wrap, tmp_path / "model", tmp_path / "two", schedule="router-none") == [0, 0]
-    alone, together = (read_measurements(tmp_path / name) for name in ("one", "two"))
+    assert by_two(wrap, trained / "model", tmp_path, schedule="router-none") == [0, 0]
+    alone, together = read_measurements(trained / "one"), read_measurements(tmp_path)
     assert [line["step"] for line in together] == [line["step"] for line in alone] == [0, 3, 6]
     for mine, other in zip(together, alone, strict=True):
         assert mine["tokens"] == other["tokens"] and mine["answer_tokens"] == other["answer_tokens"]

@@ -1,4 +1,6 @@
-"""Several processes of torchrun: one writes, the others follow, and what cannot work is refused.
+"""Several processes as torchrun starts them: one writes, the others follow, and what cannot work is refused.
+
+torchrun's own processes, which import everything anew, are in tests/methods/finetune_freeze/test_processes.py.
 
 Broken by: two processes that write, a follower that waits for ever, answers that depend on the number of processes,
 a stored result that only the first process finds.
@@ -7,8 +9,6 @@ a stored result that only the first process finds.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -54,13 +54,6 @@ def test_what_processes_cannot_share_is_refused(processes, configs, says, monkey
         run_distributed(configs, lambda: pytest.fail("nothing may run"))
 
 
-def torchrun(*arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [*command, "-m", "moe_lab", *arguments], capture_output=True, text=True, check=False, timeout=300
-    )
-
-
 def answers(output):
     """Run folder -> its answers by request, in any order."""
     found = {}
@@ -80,16 +73,15 @@ def test_the_command_over_two_processes(tmp_path, capsys):
     one, two = tmp_path / "one", tmp_path / "two"
     assert run_command(capsys, *arguments, f"output_dir={one}").code == 0
     split = [*arguments, "model.tp_plan=auto", f"output_dir={two}"]
-    ended = torchrun(*split)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("results.json") == 1, "one process reports"
+    log = tmp_path / "ranks.log"
+    assert fork_ranks(main, split, log=log) == [0, 0], log.read_text()
+    assert log.read_text().count("results.json") == 1, "one process reports"
     assert answers(two) == answers(one) and len(answers(two)) == 2
 
     (results,) = two.glob("runs/*-roe-*/results.json")
-    log = results.with_name("responses.jsonl")
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
+    responses = results.with_name("responses.jsonl")
+    responses.write_text("".join(responses.read_text().splitlines(keepends=True)[:3]))
     results.unlink()
-    log = tmp_path / "ranks.log"
     assert fork_ranks(main, split, log=log) == [0, 0], (
         "an interrupted run goes on, though only one process knows how far it was"
     )

@@ -60,25 +60,39 @@ def fork_command(cwd: Path, *argv: str) -> BaseProcess:
     return process
 
 
-def run_forked(folder: Path, *argv: str, **environment: str) -> Ended:
+@dataclass
+class Forked:
     """The command line in a process of its own, which has everything imported already.
 
     Its output goes through files in `folder`.
     """
-    files = [folder / f"forked.{name}" for name in ("out", "err")]
 
-    def run() -> None:
-        os.environ |= environment
-        for stream, file in enumerate(files, 1):
+    folder: Path
+    argv: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.files = [self.folder / f"forked.{name}" for name in ("out", "err")]
+        self.process = multiprocessing.get_context("fork").Process(target=self._run)
+        self.process.start()
+
+    def _run(self) -> None:
+        os.environ |= self.environment
+        for stream, file in enumerate(self.files, 1):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
         # pytest has replaced the streams
         sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
-        sys.exit(main(list(argv)))
+        sys.exit(main(list(self.argv)))
 
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    process.join(300)
-    return Ended(process.exitcode, *(file.read_text() for file in files))
+    def ended(self) -> Ended:
+        """How it ended; waits for it."""
+        self.process.join(300)
+        return Ended(self.process.exitcode, *(file.read_text() for file in self.files))
+
+
+def run_forked(folder: Path, *argv: str, **environment: str) -> Ended:
+    """How the command line ends in a process of its own."""
+    return Forked(folder, argv, environment).ended()
 
 
 @dataclass

@@ -58,6 +58,8 @@ def _rank(
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
+    # pytest has replaced the streams
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
     sharded.cache_clear()
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

@@ -83,12 +83,12 @@ def toy_subtract(**metadata: Any) -> dict[str, Dataset]:
 
 
 def _datasets(draw: Draw, sizes: dict[str, int]) -> dict[str, Dataset]:
-    from datasets import Dataset
-
-    return {split: Dataset.from_list(_documents(draw, split, count)) for split, count in sizes.items()}
+    return {split: _dataset(draw, split, count) for split, count in sizes.items()}
 
 
 @cache
-def _documents(draw: Draw, split: str, count: int) -> list[dict[str, Any]]:
-    """Drawn once in a process: a grid asks for them again in every run."""
-    return draw(split, count)
+def _dataset(draw: Draw, split: str, count: int) -> Dataset:
+    """Made once in a process: a grid asks for it again in every run."""
+    from datasets import Dataset
+
+    return Dataset.from_list(draw(split, count))

@@ -38,8 +38,8 @@ from tests.support.ensembles import (
     scores_of,
     temperatures_for,
 )
-from tests.support.models import make_model, small_model
-from tests.support.tiers import by_family
+from tests.support.models import FAMILIES, make_model, small_model
+from tests.support.tiers import FAST, by_family
 
 
 def logits_of_steps(model):
@@ -81,12 +81,22 @@ def test_a_family_that_is_not_known_parts_in_front_of_the_layer(monkeypatch):
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(70), Budget(9)]
 CASES = pytest.mark.parametrize(
-    ("history", "perturbed"),
+    ("family", "history", "perturbed"),
     [
-        *(pytest.param(history, False, id="-".join(history)) for history in HISTORIES),
+        *(
+            pytest.param(
+                family,
+                history,
+                False,
+                id="-".join((family, *history)),
+                marks=[] if family in FAST else pytest.mark.slow,
+            )
+            for family in FAMILIES
+            for history in HISTORIES
+        ),
         # the weights of the chosen experts do not depend on where keys and values come from
-        pytest.param(HISTORIES[0], True, id="perturbed-weights", marks=pytest.mark.slow),
-        pytest.param(HISTORIES[1], True, id="perturbed-weights-standard", marks=pytest.mark.slow),
+        pytest.param("olmoe", HISTORIES[0], True, id="olmoe-perturbed-weights", marks=pytest.mark.slow),
+        pytest.param("mixtral", HISTORIES[1], True, id="mixtral-perturbed-weights", marks=pytest.mark.slow),
     ],
 )
 
@@ -99,7 +109,6 @@ def models(family):
 
 
 @CASES
-@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
 def test_scores_equal_the_slow_reference(family, history, perturbed):
     model, double = models(family)
     switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)
@@ -118,7 +127,6 @@ def test_scores_equal_the_slow_reference(family, history, perturbed):
 
 
 @CASES
-@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]))
 def test_tokens_equal_the_slow_reference(family, history, perturbed):
     model, double = models(family)
     switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)

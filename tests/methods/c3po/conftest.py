@@ -11,7 +11,7 @@ from moe_lab.methods.c3po import engine
 from tests.support.brute_prompt_tail import FAMILIES
 from tests.support.c3po import Setting, setting_of
 from tests.support.models import small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import first_fast
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +26,9 @@ def flops() -> None:
     """In a test that has it, floating-point operations are counted."""
 
 
-@pytest.fixture(params=by_family(FAMILIES))
+@pytest.fixture(params=first_fast(FAMILIES, 2))
 def setting(request) -> Setting:
+    """Of each family in turn. What tells them apart is in the replay, whose tests have all of them in the fast tier."""
     return setting_of(small_model(request.param))
 
 

@@ -153,6 +153,7 @@ def test_subtractions_are_learned_and_were_not_known(tmp_path, capsys):
         "method.epochs=1",
         "method.validation_size=0",
         "method.learning_rate=1e-3",
+        "method.compare_with_full=false",
     ]
     ended = command(capsys, tmp_path, *keys)
     assert ended.code == 0, ended.err

@@ -40,6 +40,7 @@ from tests.support.pretraining_ranks import pretrain_in_turn
 from tests.support.pretrainings import design, rows, training_of
 from tests.support.ranks import fork_ranks
 from tests.support.routed_designs import made
+from tests.support.tiers import first_fast
 
 NOISE = {"routing_noise": 1.5, "routing_noise_schedule": "linear"}
 NOISY = NOISE | {"device_loss": 0.1}
@@ -78,7 +79,7 @@ def assert_same(one: dict, other: dict) -> None:
         assert value.numpy().tobytes() == other[name].numpy().tobytes(), name
 
 
-@pytest.mark.parametrize("kind", ("olmoe", "bias", "word-hash", pytest.param("word", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("kind", first_fast(("bias", "olmoe", "word-hash", "word"), 2))
 def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path, monkeypatch):
     """Weights and log, with noise; it was stopped in the step after a checkpoint, and in the next one."""
     settings = KINDS[kind] | SAVED

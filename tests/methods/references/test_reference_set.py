@@ -149,8 +149,8 @@ def test_a_set_is_built_once(config, asked):
 
 @pytest.mark.parametrize("change", ["model", "prompt", "size", "sample_seed", "data"])
 def test_what_determines_a_set_makes_another_one(config, models, change, tmp_path):
-    first, _ = build(config, reference_size=20)
-    size = 20
+    first, _ = build(config, reference_size=10)
+    size = 10
     if change == "model":
         config = replace(config, model=ModelConfig(name="small", path=str(models[1])))
     elif change == "prompt":
@@ -158,7 +158,7 @@ def test_what_determines_a_set_makes_another_one(config, models, change, tmp_pat
     elif change == "sample_seed":
         config = replace(config, sample_seed=3)
     elif change == "size":
-        size = 21
+        size = 11
     else:
         changed = [row | {"question_stem": row["question_stem"] + "?"} for row in rows(QUESTIONS)]
         write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", changed)

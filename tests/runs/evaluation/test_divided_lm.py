@@ -228,7 +228,7 @@ def test_a_signature_holds_for_its_own_key_alone():
             other.opened(key, sealed)
 
 
-COMMAND = ["-m", "method=roe", "method.n=4", "task=toy_math,toy_choice", "limit=6", "device=cpu"]
+COMMAND = ["-m", "method=roe", "method.n=4", "task=toy_math,toy_choice", "limit=4", "device=cpu"]
 
 
 def results_in(output: Path) -> dict[str, dict]:

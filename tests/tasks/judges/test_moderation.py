@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import _base_client
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, MoeLabError
@@ -29,6 +28,8 @@ EXCHANGES = [
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModerationServer]:
     """The server, to which the environment points; waits of the client that no header asks for are short."""
+    from openai import _base_client  # two seconds, which processes that collect these tests need not spend
+
     one = ModerationServer()
     with one.serving():
         monkeypatch.setenv("OPENAI_BASE_URL", one.url)

@@ -17,10 +17,10 @@ from moe_lab import RoE
 from moe_lab.api.language_model import loaded_model
 from moe_lab.errors import ConfigError, ModelError
 from tests.support.models import left_padded, make_model, small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import first_fast
 
 
-@pytest.fixture(params=by_family(("olmoe", "mixtral", "gpt_oss")))
+@pytest.fixture(params=first_fast(("olmoe", "gpt_oss", "mixtral"), 2))
 def model(request):
     return small_model(request.param)
 

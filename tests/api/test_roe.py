@@ -17,7 +17,7 @@ from moe_lab.errors import ConfigError
 from tests.support import attention_kinds, roe_reference, rounding
 from tests.support.command import run_command
 from tests.support.models import build, left_padded, make_model, small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import first_fast
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss")
 PROMPTS = ["hello", "what is a cat and why", "abc" * 5]
@@ -30,7 +30,7 @@ def model_and_reference(family):
     return model, roe_reference.in_float64(model)
 
 
-@pytest.fixture(params=by_family(FAMILIES))
+@pytest.fixture(params=first_fast(FAMILIES, 2))
 def family(request):
     return request.param
 

@@ -117,7 +117,7 @@ def test_weights_and_choice_are_the_routers_own(model_type):
 
 
 @pytest.mark.parametrize(
-    "model_type", sorted(set(ZOO) - {"inkling2_text"})
+    "model_type", by_family(sorted(set(ZOO) - {"inkling2_text"}))
 )  # its router must be left in float32
 def test_in_bfloat16_weights_are_the_routers_own_and_noise_acts(model_type):
     model = copy.deepcopy(small_model(model_type)).to(torch.bfloat16)

@@ -28,7 +28,7 @@ from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
 from tests.support.models import small_model
 from tests.support.routed_designs import Seen
-from tests.support.tiers import by_family
+from tests.support.tiers import first_fast
 from tests.support.trainings import training_of
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek")
@@ -60,7 +60,7 @@ def least(model):
     return find_routers(model)[0].module.top_k - 1
 
 
-@pytest.mark.parametrize("family", by_family(FAMILIES))
+@pytest.mark.parametrize("family", first_fast(FAMILIES, 2))
 def test_during_training_each_token_takes_partners_of_its_first_expert(family, tmp_path):
     """All passes, those over held-out conversations included."""
     model = deepcopy(small_model(family))
@@ -83,7 +83,7 @@ def test_during_training_each_token_takes_partners_of_its_first_expert(family, t
         assert allowed[router.layer][first[:, 0]].gather(-1, routing.index_TK).all(), router.name
 
 
-@pytest.mark.parametrize("family", by_family(FAMILIES))
+@pytest.mark.parametrize("family", first_fast(FAMILIES, 2))
 def test_gradients_are_those_of_finite_differences(family):
     """Of the routers' and the experts' weights, along the gradient, in float64."""
     model = deepcopy(small_model(family)).double().eval()

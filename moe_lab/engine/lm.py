@@ -145,7 +145,8 @@ class EngineLM(CountedHF):
 
         tokens_in: tokens put through the model (routing samples included, padding excluded). tokens_out: generated
         tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
-        other shapes or machines may choose it. changed_decisions, noisy_decisions: see `SampleRouting.decisions`.
+        other shapes or machines may choose it. cut_prompts: requests whose prompt was longer than the model's input and
+        lost its beginning. changed_decisions, noisy_decisions: see `SampleRouting.decisions`.
         band_0, band_1, ...: tokens of each band of an adaptive ensemble, last those without one (`Adaptive.tokens`).
         """
         cost = Counter(self._counted)
@@ -351,6 +352,7 @@ class EngineLM(CountedHF):
         before = self._encoder.cut
         yield
         if cut := self._encoder.cut - before:
+            self._counted["cut_prompts"] += cut
             logger.warning(
                 "%s of %s requests are longer than the model's input of %s tokens (max_length): the beginning of "
                 "their prompts is not read.",

@@ -44,6 +44,8 @@ class Cost:
     energy_joules: float | None = None
     near_ties: int | None = None
     """Greedy tokens whose runner-up was within the dtype's rounding."""
+    cut_prompts: int | None = None
+    """Requests whose prompt lost its beginning."""
     device: str | None = None
     numbers: Block
     """All numbers of the block, by key."""

@@ -251,6 +251,7 @@ def test_requests_that_lose_their_beginning_are_counted(olmoe, tokenizer, caplog
     exact = ("a" * 99, " b")  # the last token is not read
     assert warnings_of(caplog, lm, "loglikelihood", [SHORT, exact]) == []
     assert warnings_of(caplog, lm, "loglikelihood_rolling", [("a" * 600,)]) == []
+    assert lm.cost["cut_prompts"] == 2
 
 
 def test_prompts_that_lose_their_beginning_are_counted(olmoe, tokenizer, caplog):

@@ -104,6 +104,8 @@ def test_marks_say_what_a_reader_must_know():
     assert marks_of(RunResult({"moe_lab": block | {"versions": versions() | {"lm_eval": "0.4.1"}}})) == (
         "other-versions",
     )
+    assert marks_of(RunResult({"moe_lab": block | {"cost": {"cut_prompts": 2}}})) == ("cut-prompts",)
+    assert marks_of(RunResult({"moe_lab": block | {"cost": {"cut_prompts": 0}}})) == ()
     assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": True}}})) == ("test-profile",)
     assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": False}}})) == ()
     folder = {"name": "mine", "commit": None}

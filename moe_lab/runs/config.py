@@ -18,9 +18,12 @@ from moe_lab.config.terminal import one_line, shown
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method, methods_with
+from moe_lab.tasks.local_data import check_data_dir
 
 LONGEST_NAME = 255
 """Most characters of a file name."""
+STORED_ONLY = ("report", "compare")
+"""Modes that read stored results. The data may be gone."""
 TEXTS = ("system_instruction", "experiment", "gen_kwargs")
 """Keys whose text is not a file or option name."""
 TYPED_PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@")
@@ -82,9 +85,12 @@ def to_config(cell: Cell) -> Config:
         typed["task"] = replace(typed["task"], answer=method_class.answer)
     rest = {key: value for key, value in values.items() if key not in typed}
     rest["gen_kwargs"] = _gen_kwargs(rest["gen_kwargs"])
-    return build(
+    config = build(
         Config, {**rest, **typed, "overrides": cell.overrides, "interpolated": cell.interpolated}, prefix=""
     )
+    if config.data_dir is not None and config.mode not in STORED_ONLY:
+        check_data_dir(config.data_dir, config.task.data_folder or str(config.task.name))
+    return config
 
 
 def _check_names(values: dict[str, Any]) -> None:

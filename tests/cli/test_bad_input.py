@@ -109,6 +109,7 @@ WRONG = {
     "a limit of two and a half": (["limit=2.5"], "neither a count nor a fraction"),
     "limit and samples": (["limit=5", "samples=[1]"], "Give one of them"),
     "negative samples": (["samples=[-1]"], "from 0 on"),
+    "a data_dir that is not there": (["data_dir=/nowhere/at/all"], "there is no such folder"),
     "an unknown device": (["device=cuda-0"], "Use auto, cpu, cuda"),
     "an unknown dtype": (["dtype=float64x"], "Choices: auto, float32"),
     "an unknown batch size": (["batch_size=big"], "positive integer or auto"),

@@ -401,7 +401,7 @@ def _caches() -> list[str]:
 
 
 def _cached(folder: Path) -> str:
-    """A repository in the hub cache; incomplete: without any whole file, or with one that was not fetched to its end."""
+    """A repository in the hub cache. Incomplete: it has no whole file, or one that was not fetched to its end."""
     kind, _, name = folder.name.partition("--")
     partial = any(folder.glob("blobs/*.incomplete")) or not any(folder.glob("snapshots/*/*"))
     return f"  {name.replace('--', '/')} ({kind}{', incomplete' if partial else ''})"

@@ -17,9 +17,9 @@ from moe_lab.config.catalog import (
     read_option,
     resource_folder,
     top_level_keys,
+    unknown_option,
 )
 from moe_lab.config.schema import GROUP_CONFIGS
-from moe_lab.config.validators import unknown_option
 from moe_lab.errors import ConfigError
 
 GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")

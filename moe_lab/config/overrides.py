@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -18,8 +19,9 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from moe_lab.config.catalog import unknown_option
 from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
-from moe_lab.config.validators import Owners, unknown_key, unknown_option
+from moe_lab.config.validators import Owners, is_list, unknown_key
 from moe_lab.errors import ConfigError
 
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
@@ -150,8 +152,15 @@ AMBIGUOUS = re.compile(r"Ambiguous value for argument '([^=]+)=(.*)'")
 REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
-def explain(error: BaseException, owners: Owners) -> str:
-    """The message for an error of Hydra or OmegaConf. `owners` as in `build`."""
+def explain(
+    error: BaseException, owners: Owners, annotations: Callable[[str], list[Any]] = lambda key: []
+) -> str:
+    """The message for an error of Hydra or OmegaConf.
+
+    Args:
+        owners: as in `build`.
+        annotations: returns the types that a key has in the methods that have it.
+    """
     cause = error.__cause__
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} must be given: {error.full_key}=<value>. See --help."
@@ -160,8 +169,7 @@ def explain(error: BaseException, owners: Owners) -> str:
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:
         return _missing_key(cause, owners)
     if match := AMBIGUOUS.match(str(error)):
-        key, values = match[1], match[2]
-        return f"{key}={values}: a key takes one value. A grid: -m {key}={values}. A list: {key}=[{values}]."
+        return _several_values(match[1], match[2], annotations)
     lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]
     if cause is not None:
         lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
@@ -170,6 +178,17 @@ def explain(error: BaseException, owners: Owners) -> str:
     if isinstance(error, OverrideParseException):
         lines = [lines[0], "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'."]
     return "\n".join([*lines[:5], "See --help for what can be composed, and how."])
+
+
+def _several_values(key: str, values: str, annotations: Callable[[str], list[Any]]) -> str:
+    group, _, leaf = key.rpartition(".")
+    schema = Config if not group else GROUP_CONFIGS.get(group)
+    types = annotations(leaf) if group == "method" else [get_type_hints(schema).get(leaf)] if schema else []
+    text = f"{key}={values}: a key takes one value. A grid: -m {key}={values}."
+    if key == "seed":
+        first, *more = values.split(",")
+        text += f"\nConsecutive seeds with a summary: seed={first} seeds={1 + len(more)} (seed, seed+1, ...)."
+    return f"{text} A list: {key}=[{values}]." if any(map(is_list, types)) else text
 
 
 def _missing_option(error: MissingConfigException) -> str:

@@ -36,7 +36,10 @@ def to_configs(cells: list[Cell]) -> list[Config]:
     for cell in cells:
         _check_storage(cell)
         with in_cell(cell.overrides, alone=len(cells) == 1):
-            configs.append(to_config(cell))
+            config = to_config(cell)
+            if config.data_dir is not None and config.mode not in STORED_ONLY:
+                check_data_dir(config.data_dir, config.task.data_folder or str(config.task.name))
+            configs.append(config)
     return configs
 
 
@@ -85,12 +88,9 @@ def to_config(cell: Cell) -> Config:
         typed["task"] = replace(typed["task"], answer=method_class.answer)
     rest = {key: value for key, value in values.items() if key not in typed}
     rest["gen_kwargs"] = _gen_kwargs(rest["gen_kwargs"])
-    config = build(
+    return build(
         Config, {**rest, **typed, "overrides": cell.overrides, "interpolated": cell.interpolated}, prefix=""
     )
-    if config.data_dir is not None and config.mode not in STORED_ONLY:
-        check_data_dir(config.data_dir, config.task.data_folder or str(config.task.name))
-    return config
 
 
 def _check_names(values: dict[str, Any]) -> None:

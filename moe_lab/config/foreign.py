@@ -105,8 +105,8 @@ def _translated(flags: dict[str, list[str]]) -> tuple[list[str], list[str]]:
     """The overrides for flags of lm-eval, and sentences about what differs."""
     keys: list[str] = []
     notes: list[str] = []
-    given = {name: ",".join(values) or "true" for name, values in flags.items()}
-    backend, tasks = given.pop("model", "hf"), given.pop("tasks", None)
+    given = {name: ",".join(values) for name, values in flags.items()}
+    backend, tasks = given.pop("model", "hf"), given.pop("tasks", "")
     pairs = (pair.partition("=") for pair in given.pop("model_args", "").split(",") if pair)
     given = {name: value.strip("'\"") for name, _, value in pairs} | given
     if backend not in ("hf", "hf-auto", "huggingface"):
@@ -118,7 +118,7 @@ def _translated(flags: dict[str, list[str]]) -> tuple[list[str], list[str]]:
         if name == "system_instruction":
             value = json.dumps(value, ensure_ascii=False)  # in Hydra's quotes
         if name in RENAMED or name in _top_level() - {"samples"}:  # lm-eval's samples are by task
-            keys.append(f"{key}={value}")
+            keys.append(f"{key}={value or 'true'}")
         else:
             notes.append(f"{name}: {INSTEAD.get(name, 'no counterpart here.')}".replace("\n", " "))
         if name == "limit":

@@ -21,7 +21,7 @@ from torch import Tensor
 from moe_lab.config.progress import Progress
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.teacher_forcing import padded
-from moe_lab.models.hub import find, is_offline, storage, unreachable
+from moe_lab.models.hub import NotCached, find, is_offline, storage, unreachable
 from moe_lab.results.atomic import write_atomically
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
 
 
 def _check_hub(name: str) -> None:
-    """Raise ConfigError if the hub cannot be reached for a model that is not in the cache.
+    """Raise ConfigError for a model that is not in the cache if the hub cannot be reached, or offline.
 
     sentence-transformers itself would repeat its requests for more than a minute.
     """
@@ -102,9 +102,10 @@ def _check_hub(name: str) -> None:
     try:
         find(name if prefixed else f"sentence-transformers/{name}")
     except Exception as error:
-        if unreachable(error):
+        if unreachable(error) or isinstance(error, NotCached):
+            reason = "offline" if isinstance(error, NotCached) else error
             raise ConfigError(
-                f"method.embeddings={name}: the model is not in the cache, and the hub cannot be reached ({error}).\n"
+                f"method.embeddings={name}: the model is not in the cache, and the hub cannot be reached ({reason}).\n"
                 f"Connect once, or give a folder (docs/c3po.md). {DEFAULT}"
             ) from error
 

@@ -128,6 +128,13 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch):
     assert asked == ["sentence-transformers/no-such-model"]
 
 
+def test_a_model_that_is_not_cached_is_told_before_anything_is_computed(monkeypatch):
+    """mode=doctor said that everything is ready."""
+    monkeypatch.setattr("moe_lab.models.hub.is_offline", lambda: True)
+    with pytest.raises(ConfigError, match=r"cannot be reached \(offline\)"):
+        embedding_identity("no-such-model")
+
+
 def test_a_model_that_is_not_there_offline_is_named():
     pytest.importorskip("sentence_transformers")
     with pytest.raises(
@@ -177,6 +184,7 @@ def test_all_minilm_tells_meanings_apart():
 
 def test_embeddings_are_told_apart_by_content(tmp_path, monkeypatch):
     monkeypatch.setattr(embeddings, "find_spec", lambda name: name)
+    monkeypatch.setattr(embeddings, "find", lambda id: None)  # the model is in the cache
     first, second, folder = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "folder"
     for file, value in ((first, 1.0), (second, 2.0)):
         write_vectors(["x"], lambda texts, value=value: torch.full((1, 2), value), file)

@@ -203,7 +203,7 @@ def _check_metrics(config: dict[str, Any], yaml_path: Path | None) -> None:
     lm-eval itself fails on it with a KeyError that names neither, or only after the last answer.
     """
     import lm_eval.api.metrics  # noqa: F401 (registers the metrics)
-    from lm_eval.api.registry import aggregation_registry, metric_agg_registry, metric_registry
+    from lm_eval.api.registry import aggregation_registry, get_metric, metric_agg_registry, metric_registry
 
     for each in config.get("metric_list") or []:
         task = f"Task {config['task']}{f' ({yaml_path})' if yaml_path else ''}"
@@ -213,8 +213,8 @@ def _check_metrics(config: dict[str, Any], yaml_path: Path | None) -> None:
         aggregation = each.get("aggregation")
         place = f"{task}: metric: {metric}"
         by_task = bool(config.get("process_results")) or callable(each["metric"])
-        registered = metric in metric_registry and not each.get("hf_evaluate")
-        if not (by_task or registered or _in_evaluate(metric)):
+        # get_metric also looks in the package evaluate
+        if not by_task and get_metric(metric, bool(each.get("hf_evaluate"))) is None:
             names = sorted(metric_registry)
             raise TaskError(
                 f"{place} is no metric of lm-eval.{did_you_mean(metric, names)}\nMetrics: {', '.join(names)}."
@@ -229,17 +229,6 @@ def _check_metrics(config: dict[str, Any], yaml_path: Path | None) -> None:
             raise TaskError(
                 f"{place} has no aggregation. Add one to its entry in metric_list: aggregation: mean"
             )
-
-
-def _in_evaluate(metric: str) -> bool:
-    """Whether the package evaluate has a metric, where lm-eval looks for those that it lacks."""
-    import evaluate
-
-    try:
-        evaluate.load(metric)
-    except Exception:  # of many kinds, also without the hub
-        return False
-    return True
 
 
 def _once(process_docs: Callable[[Any], Any]) -> Callable[[Any], Any]:

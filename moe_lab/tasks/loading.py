@@ -292,3 +292,5 @@ def _compile_templates_once() -> None:
 def _quiet_lm_eval() -> None:
     """Log only the errors of lm-eval, which otherwise logs every default."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    # its only error is an unknown metric, for which `factory.py` raises
+    logging.getLogger("lm_eval.api.registry").setLevel(logging.CRITICAL)

@@ -1,4 +1,7 @@
-"""mode=doctor: reports what a command needs and this machine lacks. Fetches nothing and loads no weights."""
+"""mode=doctor: reports what a command needs and this machine lacks. Fetches nothing and loads no weights.
+
+Each thing that is lacking is marked by a word in capitals (`LACKING`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import functools
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -286,6 +290,18 @@ def _method(config: Config, free: FreeMemory) -> list[str]:
     return data + _trainings(method, config, facts, free)
 
 
+def _launcher(config: Config) -> list[str]:
+    """Whether the launcher's package is installed; empty without a launcher."""
+    from moe_lab.cli.launchers import check_package
+
+    name = config.launcher.name
+    try:
+        check_package(name)
+    except ConfigError as error:
+        return [f"launcher {name}: MISSING {one_line(error)}"]
+    return [] if name == "none" else [f"launcher {name}: ready"]
+
+
 def _trainings(method: Method, config: Config, facts: ModelFacts, free_memory: FreeMemory) -> list[str]:
     """The memory of trainings that are not stored: of the method and of the methods that it is compared with."""
     device, no_device = device_of(config)
@@ -312,31 +328,38 @@ def _trainings(method: Method, config: Config, facts: ModelFacts, free_memory: F
 
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "hydra-core", "omegaconf", "accelerate", "numpy")
 NAMES_TASKS = ("task=", "task.", "experiment=")
+OF_COMMAND, OF_OUTPUT = "This command, without fetching anything", "Output folder"
+"""Titles of the sections that determine the exit code."""
+LACKING = re.compile(r"(?<!\S)(MISSING|NOT ENOUGH|CANNOT RUN|DAMAGED|NOT POSSIBLE|NOT WRITABLE)\b")
 OFFLINE_FLAGS = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME")
 
 
 def print_report(configs: Sequence[Config]) -> int:
     """Print the report on the configurations of a grid. Returns the exit code."""
-    for section in diagnose(configs[0], configs):
-        print(section, flush=True)
-    return 0
+    return _print(diagnose(configs[0], configs))
 
 
 def report_experiments(config: Config, cell: Cell) -> int:
     """Print the report on the experiments in `config.experiment`. Returns the exit code."""
-    for section in diagnose(config, experiment_configs(config, cell)):
+    return _print(diagnose(config, experiment_configs(config, cell)))
+
+
+def _print(sections: Iterable[str]) -> int:
+    """Print the sections. Returns exit code 1 if the command lacks something, else 0."""
+    lacks = False
+    for section in sections:
         print(section, flush=True)
-    return 0
+        lacks |= section.startswith((OF_COMMAND, OF_OUTPUT)) and LACKING.search(section) is not None
+    return int(lacks)
 
 
 def diagnose(config: Config, configs: Sequence[Config]) -> Iterator[str]:
     """The sections of the report. Without a task or an experiment in the command, one is on all documented tasks."""
     flags = _flags(config)
     go_offline()
-    yield _section(
-        "This command, without fetching anything", command_needs(configs) or ["nothing: it has no runs"]
-    )
-    yield _section("Output folder", [_output(Path(config.output_dir))])
+    needs = [*command_needs(configs), *_launcher(config)]
+    yield _section(OF_COMMAND, needs or ["nothing: it has no runs"])
+    yield _section(OF_OUTPUT, [_output(Path(config.output_dir))])
     yield _section("Devices", _devices())
     yield _section(
         "Versions",
@@ -356,7 +379,7 @@ def _version_of(package: str) -> str:
     try:
         return f"{package} {version(package)}"
     except PackageNotFoundError:
-        return f"{package} MISSING: pip install moe-lab brings it"
+        return f"{package} MISSING. In the checkout of moe_lab: pip install -e ."
 
 
 def _devices() -> list[str]:
@@ -373,11 +396,15 @@ def _caches() -> list[str]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cache = Path(HF_HUB_CACHE)
-    kept = sorted(folder.name for folder in cache.glob("*--*")) if cache.is_dir() else []
-    lines = [f"hub cache: {cache}" + ("" if cache.is_dir() else " (not there yet)")]
-    return lines + [
-        f"  {name.replace('--', '/').partition('/')[2]} ({name.partition('--')[0]})" for name in kept
-    ]
+    kept = sorted(cache.glob("*--*")) if cache.is_dir() else []
+    return [f"hub cache: {cache}" + ("" if cache.is_dir() else " (not there yet)"), *map(_cached, kept)]
+
+
+def _cached(folder: Path) -> str:
+    """A repository in the hub cache. Incomplete: it has no whole file, or one that was not fetched to its end."""
+    kind, _, name = folder.name.partition("--")
+    partial = any(folder.glob("blobs/*.incomplete")) or not any(folder.glob("snapshots/*/*"))
+    return f"  {name.replace('--', '/')} ({kind}{', incomplete' if partial else ''})"
 
 
 def _flags(config: Config) -> list[str]:

@@ -17,9 +17,9 @@ from moe_lab.config.catalog import (
     read_option,
     resource_folder,
     top_level_keys,
+    unknown_option,
 )
 from moe_lab.config.schema import GROUP_CONFIGS
-from moe_lab.config.validators import unknown_option
 from moe_lab.errors import ConfigError
 
 GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")
@@ -66,7 +66,8 @@ Several processes: launcher=local launcher.workers=4 shares the runs of a grid o
   torchrun --nproc-per-node 2 -m moe_lab ... divides the requests of one run.
 
 A machine without network: mode=prefetch with the same overrides, on a machine with network, fetches what the
-  command needs (weights, tokenizers, data sets). Then offline=true runs it. mode=doctor lists what is missing.
+  command needs (weights, tokenizers, data sets). Then offline=true runs it. mode=doctor lists what the command lacks,
+  and ends with exit code 1 if it lacks anything.
 
 Flags (before the overrides):
   -m, --multirun        a grid: one run for each of the values that commas separate

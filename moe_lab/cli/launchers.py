@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,8 @@ def start(board: Board, number: int, argv: list[str], variables: dict[str, str])
 def run_ray(board: Board, config: Config, argv: list[str]) -> list[int]:
     """Start the workers, show how far they are, and wait for them. Returns their exit codes.
 
-    An interruption cancels them, and is raised. Raises ConfigError where Ray is not installed, has no cluster at the
-    address, or refuses a parameter.
+    An interruption cancels them, and is raised. Raises ConfigError where Ray has no cluster at the address, or refuses
+    a parameter.
     """
     launcher = config.launcher
     ray = _connected(launcher)
@@ -175,10 +176,8 @@ def _work(place: str, folder: Path, number: int, argv: list[str]) -> int:
 
 
 def _connected(launcher: LauncherConfig) -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError("launcher=ray needs Ray: pip install 'moe-lab[ray]'") from error
+    import ray
+
     try:
         ray.init(address=launcher.address, log_to_driver=False, include_dashboard=False)
     except (ConnectionError, ValueError) as error:
@@ -222,8 +221,7 @@ class Requeued:
 def run_submitit(board: Board, config: Config, argv: list[str]) -> list[int]:
     """Queue the workers, show how far they are, and wait for them. Returns their exit codes.
 
-    An interruption cancels them, and is raised. Raises ConfigError where submitit is not installed, or refuses a
-    parameter.
+    An interruption cancels them, and is raised. Raises ConfigError where submitit refuses a parameter.
     """
     executor = _executor(board, config.launcher)
     jobs = executor.map_array(Requeued(board.folder, argv), range(config.launcher.workers or WORKERS))
@@ -237,10 +235,8 @@ def run_submitit(board: Board, config: Config, argv: list[str]) -> list[int]:
 
 
 def _executor(board: Board, launcher: LauncherConfig) -> Any:
-    try:
-        import submitit
-    except ImportError as error:
-        raise ConfigError("launcher=submitit needs submitit: pip install 'moe-lab[submitit]'") from error
+    import submitit
+
     try:
         executor = submitit.AutoExecutor(
             board.folder / "jobs", launcher.cluster, slurm_max_num_timeout=REQUEUES
@@ -290,7 +286,17 @@ def launched(configs: Sequence[Config], argv: list[str]) -> Iterator[None]:
         shutil.rmtree(folder)
 
 
+def check_package(launcher: str) -> None:
+    """Raise ConfigError if the package of a launcher is not installed."""
+    if launcher in ("ray", "submitit") and find_spec(launcher) is None:
+        raise ConfigError(
+            f"launcher={launcher} needs the package {launcher}, which is not installed.\n"
+            f"In the checkout of moe_lab: pip install -e '.[{launcher}]'"
+        )
+
+
 def _check(configs: Sequence[Config]) -> None:
+    check_package(configs[0].launcher.name)
     for config in configs:
         if issubclass(get_method(config.method.name), ModelMaker):
             raise ConfigError(

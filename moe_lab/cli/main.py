@@ -12,7 +12,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from moe_lab.config import __version__
 from moe_lab.config.terminal import shown_output
@@ -91,9 +91,12 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
     try:
         cells = compose(argv)
     except REQUEST_ERRORS as error:
-        from moe_lab.methods import methods_with
+        from moe_lab.methods import get_method, methods_with
 
-        raise ConfigError(explain(error, methods_with)) from None
+        def annotations(key: str) -> list[Any]:
+            return [get_type_hints(get_method(name).Config)[key] for name in methods_with(key)]
+
+        raise ConfigError(explain(error, methods_with, annotations)) from None
     for cell in cells:
         check_launcher(cell)
     return cells

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from collections.abc import Callable
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -18,8 +18,10 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from moe_lab.config.catalog import unknown_option
+from moe_lab.config.foreign import refuse_foreign, refuse_lm_eval_command
 from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
-from moe_lab.config.validators import Owners, unknown_key, unknown_option
+from moe_lab.config.validators import Owners, is_list, unknown_key
 from moe_lab.errors import ConfigError
 
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
@@ -39,6 +41,7 @@ NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 
 def refuse(overrides: list[str]) -> None:
     """Raise ConfigError for overrides that Hydra would accept without effect, or refuse with a traceback."""
+    refuse_lm_eval_command(overrides)
     grid = bool({"-m", "--multirun"} & set(overrides))
     for override in overrides:
         refuse_foreign(override)
@@ -150,8 +153,15 @@ AMBIGUOUS = re.compile(r"Ambiguous value for argument '([^=]+)=(.*)'")
 REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
-def explain(error: BaseException, owners: Owners) -> str:
-    """The message for an error of Hydra or OmegaConf. `owners` as in `build`."""
+def explain(
+    error: BaseException, owners: Owners, annotations: Callable[[str], list[Any]] = lambda key: []
+) -> str:
+    """The message for an error of Hydra or OmegaConf.
+
+    Args:
+        owners: as in `build`.
+        annotations: returns the types that a key has in the methods that have it.
+    """
     cause = error.__cause__
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} must be given: {error.full_key}=<value>. See --help."
@@ -160,8 +170,7 @@ def explain(error: BaseException, owners: Owners) -> str:
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:
         return _missing_key(cause, owners)
     if match := AMBIGUOUS.match(str(error)):
-        key, values = match[1], match[2]
-        return f"{key}={values}: a key takes one value. A grid: -m {key}={values}. A list: {key}=[{values}]."
+        return _several_values(match[1], match[2], annotations)
     lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]
     if cause is not None:
         lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
@@ -170,6 +179,17 @@ def explain(error: BaseException, owners: Owners) -> str:
     if isinstance(error, OverrideParseException):
         lines = [lines[0], "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'."]
     return "\n".join([*lines[:5], "See --help for what can be composed, and how."])
+
+
+def _several_values(key: str, values: str, annotations: Callable[[str], list[Any]]) -> str:
+    group, _, leaf = key.rpartition(".")
+    schema = Config if not group else GROUP_CONFIGS.get(group)
+    types = annotations(leaf) if group == "method" else [get_type_hints(schema).get(leaf)] if schema else []
+    text = f"{key}={values}: a key takes one value. A grid: -m {key}={values}."
+    if key == "seed":
+        first, *more = values.split(",")
+        text += f"\nConsecutive seeds with a summary: seed={first} seeds={1 + len(more)} (seed, seed+1, ...)."
+    return f"{text} A list: {key}=[{values}]." if any(map(is_list, types)) else text
 
 
 def _missing_option(error: MissingConfigException) -> str:
@@ -191,66 +211,3 @@ def _missing_key(cause: Any, owners: Owners) -> str:
         known += [f"{group}.{key}" for group, section in sections.items() for key in section if key == leaf]
     option = cause.parent_node.get("name") if prefix and isinstance(cause.parent_node, DictConfig) else None
     return str(unknown_key(str(cause.full_key), known, option, owners))
-
-
-# Names that users of other tools type: what to type here instead, or why there is nothing
-
-_ADAPTER = (
-    "Use model.peft=<adapter folder or hub id>: base and methods on the merged adapter (docs/models.md)."
-)
-_LORA = f"To train one: method=finetune-freeze method.lora.r=8 (docs/finetuning.md).\n{_ADAPTER}"
-_FUSED = (
-    "bitsandbytes quantizes linear layers, and the experts of transformers 5 are fused tensors.\n"
-    "Use dtype=bfloat16, an MXFP4 or FP8 checkpoint, or for a dense model a checkpoint that is stored quantized "
-    "(docs/hardware.md)."
-)
-_STORED = "Nothing to set: answers are stored as they come, and the same command continues."
-INSTEAD = {
-    "adapter": _ADAPTER,
-    "attn_implementation": "Use model.attn_implementation=sdpa or eager.",
-    "cache_requests": _STORED,
-    "confirm_run_unsafe_code": "Nothing to set: generated code runs in a sandbox (docs/tasks.md).",
-    "dtype": "The dtype is a key of its own: dtype=bfloat16.",
-    "hydra/launcher": "launcher=local launcher.workers=4 runs a grid in 4 processes (--help launcher=).",
-    "hydra/sweeper": "Use -m with several values for a grid, or tuning=tpe for a search.",
-    "include_path": "Use task.include_path=<folder>.",
-    "load_in_4bit": _FUSED,
-    "load_in_8bit": _FUSED,
-    "log_samples": "Nothing to set: samples_<task>.jsonl is always written, next to results.json.",
-    "lora": _LORA,
-    "model_args": "Use model.path=<hub id or folder>, dtype= and the other keys of --help model=.",
-    "model_name_or_path": "Use model.path=<hub id or folder>.",
-    "output_path": "Use output_dir=<folder>.",
-    "peft": _ADAPTER,
-    "pretrained": "Use model.path=<hub id or folder>.",
-    "sampler": "The tuning is named by its sampler: tuning=tpe, tuning=gp or tuning=random (docs/tuning.md).",
-    "tasks": "Use task=gsm8k, or task=lm_eval task.name=[piqa,sciq] for any tasks of lm-eval.",
-    "torch_dtype": "Use dtype=bfloat16.",
-    "trust_remote_code": "Code from the hub is never run. Use a model whose type transformers has.",
-    "use_cache": _STORED,
-}
-"""By flag, key or last part of a key."""
-
-
-def refuse_foreign(argument: str) -> None:
-    """Raise ConfigError for a flag or key of lm-eval, transformers or Hydra that this command does not have."""
-    name = argument.lstrip("-+").partition("=")[0]
-    if argument.startswith("--"):
-        name = name.replace("-", "_")
-        if name in INSTEAD:
-            raise ConfigError(f"{argument}: no flag here. {INSTEAD[name]}")
-        if name in _top_level():
-            raise ConfigError(f"{argument}: keys have no dashes. Use {name}=<value>.")
-    elif name not in _known() and not name.startswith("method."):
-        leaf = name if "/" in name else name.rpartition(".")[2]
-        if leaf in INSTEAD:
-            raise ConfigError(f"{name}: no key here. {INSTEAD[leaf]}")
-
-
-def _top_level() -> set[str]:
-    return {one.name for one in fields(Config)} | set(GROUP_CONFIGS) | {"method"}
-
-
-def _known() -> set[str]:
-    own = {f"{group}.{one.name}" for group, cls in GROUP_CONFIGS.items() for one in fields(cls)}
-    return own | _top_level()

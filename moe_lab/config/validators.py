@@ -91,6 +91,11 @@ def _alternatives(annotation: Any) -> list[Any]:
     return [annotation]
 
 
+def is_list(annotation: Any) -> bool:
+    """Whether a key with this annotation takes a list."""
+    return any(get_origin(choice) in (list, tuple) for choice in _alternatives(annotation))
+
+
 def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
     origin = get_origin(annotation)
     if annotation is Any:
@@ -157,8 +162,3 @@ def did_you_mean(word: str, choices: Any) -> str:
     leaves = {str(choice).rpartition(".")[2].lower(): str(choice) for choice in choices}
     matches = get_close_matches(str(word).rpartition(".")[2].lower(), list(leaves), n=1, cutoff=0.52)
     return f" Did you mean {leaves[matches[0]]!r}?" if matches else ""
-
-
-def unknown_option(group: str, option: str, options: Sequence[str]) -> str:
-    """The message for an option that a group does not have."""
-    return f"Unknown {group} {option!r}.{did_you_mean(option, options)}\nChoices: {', '.join(options)}."

@@ -33,7 +33,12 @@ from moe_lab.routing.noise import document_key
 logger = logging.getLogger("moe_lab")
 
 PASS_TOKENS = {"cpu": 2048}
-"""Tokens of one forward pass with batch_size=auto, by device type; 16384 elsewhere."""
+"""Tokens of one forward pass, by device type; 16384 elsewhere."""
+
+
+def pass_tokens(device_type: str) -> int:
+    """The most tokens of a forward pass, routing samples included. Only a single request may have more."""
+    return PASS_TOKENS.get(device_type, 16384)
 
 
 class EngineLM(CountedHF):
@@ -96,8 +101,7 @@ class EngineLM(CountedHF):
             add_bos_token=add_bos_token,
         )
         self._device = next(model.parameters()).device
-        tokens = PASS_TOKENS.get(self._device.type, 16384)
-        self.budget = Budget(tokens, max_batch_size if auto else int(batch_size))
+        self.budget = Budget(pass_tokens(self._device.type), max_batch_size if auto else int(batch_size))
         self._encoder = Encoder(self)
         self._observer = Observer()
         self.engine: Engine | None = None

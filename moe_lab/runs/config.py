@@ -18,9 +18,12 @@ from moe_lab.config.terminal import one_line, shown
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method, methods_with
+from moe_lab.tasks.local_data import check_data_dir
 
 LONGEST_NAME = 255
 """Most characters of a file name."""
+STORED_ONLY = ("report", "compare")
+"""Modes that read stored results. The data may be gone."""
 TEXTS = ("system_instruction", "experiment", "gen_kwargs")
 """Keys whose text is not a file or option name."""
 TYPED_PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@")
@@ -33,7 +36,10 @@ def to_configs(cells: list[Cell]) -> list[Config]:
     for cell in cells:
         _check_storage(cell)
         with in_cell(cell.overrides, alone=len(cells) == 1):
-            configs.append(to_config(cell))
+            config = to_config(cell)
+            if config.data_dir is not None and config.mode not in STORED_ONLY:
+                check_data_dir(config.data_dir, config.task.data_folder or str(config.task.name))
+            configs.append(config)
     return configs
 
 

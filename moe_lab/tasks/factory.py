@@ -11,6 +11,8 @@ import lm_eval
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from moe_lab.config.catalog import option_files, read_option, resource_folder
+from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError
 from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import HeldOutDataset, Holdout, first_split, held_out_config, source_split
@@ -91,6 +93,7 @@ class _Factory(TaskFactory):
             load = config.get("custom_dataset") or partial(_from_hub, config)
             config = held_out_config(config, config["test_split"], load, holdout)
         self._datasets[entry.name] = config.get("custom_dataset")
+        _check_metrics(config, entry.yaml_path)
         return config
 
     def _from_data_dir(self, config: dict[str, Any]) -> bool:
@@ -129,7 +132,19 @@ class _Factory(TaskFactory):
             value=config.get("dataset_name") if column else None,
             needed=needed_splits(config, self._run.num_fewshot),
             shown=shown_columns(config),
+            **self._folder_hint(name),
         )
+
+    def _folder_hint(self, task: str) -> dict[str, str]:
+        """A hint at the option of conf/task that has this lm-eval task and another folder."""
+        names = [self._task.name] if isinstance(self._task.name, str) else self._task.name
+        options = option_files("task", [resource_folder("conf")])
+        for name in (task, *names):
+            keys = read_option(options[name]).keys if name in options else []
+            for key in keys:
+                if key.name == "data_folder" and key.default != self._folder_name(task):
+                    return {"hint": f"task={name} and task.data_folder={key.default} read another one"}
+        return {}
 
     def _build_task(self, entry: Entry, overrides: dict[str, Any] | None) -> Task:
         unresolved = load_yaml(entry.yaml_path, resolve_func=False) if entry.yaml_path else entry.cfg or {}
@@ -144,7 +159,7 @@ class _Factory(TaskFactory):
             raise
         except Exception as error:  # jinja2, datasets and the tasks' own code raise many kinds of errors
             dataset: Any = self._datasets.get(entry.name)
-            if isinstance(error, KeyError) and error.args[0] in self._named_splits:
+            if isinstance(error, KeyError) and error.args and error.args[0] in self._named_splits:
                 splits = f" Its splits: {', '.join(sorted(dataset()))}." if _generated(dataset) else ""
                 raise TaskError(
                     f"{self._named_splits[error.args[0]]} is no split of {entry.name}.{splits}"
@@ -154,10 +169,11 @@ class _Factory(TaskFactory):
             raise TaskError(self._cannot_load(entry.name, unresolved, error)) from error
 
     @property
-    def _named_splits(self) -> dict[str | None, str]:
+    def _named_splits(self) -> dict[str, str]:
         """The splits that the user named, with the overrides that name them."""
         split = self._task.fewshot_split
-        return {name: name for name in self._splits} | {split: f"task.fewshot_split={split}"}
+        fewshot = {} if split is None else {split: f"task.fewshot_split={split}"}
+        return {name: name for name in self._splits} | fewshot
 
     def _cannot_load(self, name: str, config: dict[str, Any], error: Exception) -> str:
         from moe_lab.models.hub_errors import known_reason
@@ -179,6 +195,40 @@ class _Factory(TaskFactory):
             f"Task {name}: its data set {dataset or '(its own)'} could not be loaded.\n{reason}\n"
             f"Connect to the hub once, or give {files}."
         )
+
+
+def _check_metrics(config: dict[str, Any], yaml_path: Path | None) -> None:
+    """Raise TaskError for a metric or aggregation that lm-eval does not have.
+
+    lm-eval itself fails on it with a KeyError that names neither, or only after the last answer.
+    """
+    import lm_eval.api.metrics  # noqa: F401 (registers the metrics)
+    from lm_eval.api.registry import aggregation_registry, get_metric, metric_agg_registry, metric_registry
+
+    for each in config.get("metric_list") or []:
+        task = f"Task {config['task']}{f' ({yaml_path})' if yaml_path else ''}"
+        if not isinstance(each, dict) or "metric" not in each:
+            raise TaskError(f"{task}: metric_list has the entry {each}. Write it as metric: acc")
+        metric = str(getattr(each["metric"], "__name__", each["metric"]))
+        aggregation = each.get("aggregation")
+        place = f"{task}: metric: {metric}"
+        by_task = bool(config.get("process_results")) or callable(each["metric"])
+        # get_metric also looks in the package evaluate
+        if not by_task and get_metric(metric, bool(each.get("hf_evaluate"))) is None:
+            names = sorted(metric_registry)
+            raise TaskError(
+                f"{place} is no metric of lm-eval.{did_you_mean(metric, names)}\nMetrics: {', '.join(names)}."
+            )
+        if isinstance(aggregation, str) and aggregation not in aggregation_registry:
+            names = sorted(aggregation_registry)
+            raise TaskError(
+                f"{place} has aggregation: {aggregation}, which lm-eval does not have."
+                f"{did_you_mean(aggregation, names)}\nAggregations: {', '.join(names)}."
+            )
+        if aggregation is None and metric not in metric_agg_registry:
+            raise TaskError(
+                f"{place} has no aggregation. Add one to its entry in metric_list: aggregation: mean"
+            )
 
 
 def _once(process_docs: Callable[[Any], Any]) -> Callable[[Any], Any]:

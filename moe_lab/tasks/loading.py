@@ -180,7 +180,7 @@ def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager
         ) from error
     for name in names:
         if name not in manager.task_index:
-            raise TaskError(_unknown_task(name, manager.all_tasks))
+            raise TaskError(_unknown_task(name, manager.all_tasks, include_path))
     return manager, list(names)
 
 
@@ -191,10 +191,32 @@ def _full_index(include_path: str | None) -> TaskManager:
     return TaskManager(include_path=[str(OWN_TASKS), *([include_path] if include_path else [])])
 
 
-def _unknown_task(name: str, known: list[str]) -> str:
+def _unknown_task(name: str, known: list[str], include_path: str | None) -> str:
+    unreadable = _unreadable(include_path) if include_path else None
+    if unreadable:
+        return (
+            f"task.name={name} is no lm-eval task, group or tag. One file of task.include_path cannot be read:\n"
+            f"{unreadable}"
+        )
     close = get_close_matches(name, known, n=3, cutoff=0.6)
     hint = f" Did you mean {', '.join(repr(match) for match in close)}?" if close else ""
     return f"task.name={name} is no lm-eval task, group or tag.{hint}\nAll names: lm-eval ls tasks"
+
+
+def _unreadable(include_path: str) -> str | None:
+    """The first YAML file of a folder that cannot be read, with the line and the reason. lm-eval skips such files."""
+    import yaml
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    for file in sorted(Path(include_path).rglob("*.yaml")):
+        try:
+            load_yaml(file, resolve_func=False)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark
+            return f"{file}{f', line {mark.line + 1}' if mark else ''}: {error.problem}. Correct it."
+        except (OSError, ValueError, yaml.YAMLError) as error:  # a missing include, not UTF-8, no mapping
+            return f"{file}: {error}. Correct it."
+    return None
 
 
 def _apply_settings(task: Any, config: Config) -> None:
@@ -270,3 +292,5 @@ def _compile_templates_once() -> None:
 def _quiet_lm_eval() -> None:
     """Log only the errors of lm-eval, which otherwise logs every default."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    # its only error is an unknown metric, for which `factory.py` raises
+    logging.getLogger("lm_eval.api.registry").setLevel(logging.CRITICAL)

@@ -37,6 +37,8 @@ class LocalData:
     """(split, purpose)"""
     shown: frozenset[str] = frozenset()
     """Columns that prompts or answers contain unchanged; they must not be null."""
+    hint: str = "task.data_folder=<folder> names another folder of data_dir"
+    """What to type if the folder is missing."""
 
     @property
     def path(self) -> Path:
@@ -47,7 +49,9 @@ class LocalData:
 
     def _split(self, split: str, purpose: str) -> Dataset:
         file = self.path / f"{split}.jsonl"
-        rows = read_jsonl(file, f"{self.task} needs it {purpose}")
+        if not file.exists():
+            raise TaskError(self._missing(file, purpose))
+        rows = read_jsonl(file)
         stat = file.stat()
         state = (file.resolve(), stat.st_mtime_ns, stat.st_size)
         if null := _first_null(*state, self.shown):
@@ -59,6 +63,13 @@ class LocalData:
                 raise TaskError(f"{file} has no row with {self.column}={self.value!r} for {self.task}.")
         return _dataset(*state, self.column, self.value)
 
+    def _missing(self, file: Path, purpose: str) -> str:
+        missing = f"{file} is missing: {self.task} needs it {purpose}. It holds one JSON object per line."
+        if not self.path.is_dir():
+            return f"{missing}\nThere is no folder {self.path}: {self.hint}."
+        splits = sorted(other.name for other in self.path.glob("*.jsonl"))
+        return f"{missing}\n{self.path} has {', '.join(splits) or 'no .jsonl file'}."
+
 
 class _Splits(dict):
     """The splits by name. Splits that the run does not need are empty: lm-eval reads all splits of its YAML."""
@@ -66,6 +77,27 @@ class _Splits(dict):
     def __missing__(self, split: str) -> Dataset:
         self[split] = next(iter(self.values())).select([])
         return self[split]
+
+
+def check_data_dir(data_dir: str, folder: str) -> None:
+    """Raise TaskError if `data_dir` is no folder, or is itself the folder of a task.
+
+    Args:
+        folder: the task's folder in `data_dir`.
+    """
+    path = Path(data_dir)
+    holds = "It is the folder with a folder for each task (docs/tasks.md)."
+    if not path.exists():
+        raise TaskError(f"data_dir={data_dir}: there is no such folder. {holds}")
+    if not path.is_dir():
+        raise TaskError(f"data_dir={data_dir} is a file. {holds}")
+    splits = sorted(file.name for file in path.glob("*.jsonl"))
+    if splits and not any(part.is_dir() for part in path.iterdir()) and not (path / folder).is_dir():
+        above = path.absolute().parents[len(Path(folder).parts) - 1]
+        raise TaskError(
+            f"data_dir={data_dir} is a task's folder: it has {splits[0]} itself.\n"
+            f"Give the one above: data_dir={above}"
+        )
 
 
 def needed_splits(config: dict[str, Any], num_fewshot: int | None) -> tuple[tuple[str, str], ...]:
@@ -95,12 +127,10 @@ def shown_columns(config: dict[str, Any]) -> frozenset[str]:
     return frozenset(column for columns in matches for column in columns)
 
 
-def read_jsonl(file: Path, purpose: str) -> Rows:
+def read_jsonl(file: Path) -> Rows:
     """Rows of a JSON Lines file. Raises TaskError naming the file, and the malformed line."""
     try:
         stat = file.stat()
-    except FileNotFoundError:
-        raise TaskError(f"{file} is missing: {purpose}.\nIt holds one JSON object per line.") from None
     except OSError as error:
         raise TaskError(f"{file} cannot be read: {error.strerror}.") from error
     return _read(file.resolve(), stat.st_mtime_ns, stat.st_size)

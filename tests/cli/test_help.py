@@ -96,6 +96,10 @@ def test_an_unknown_option_is_refused_with_the_closest(override, closest, capsys
     assert f"Did you mean {closest!r}?" in ended.err and "Choices: " in ended.err
 
 
+def test_a_task_of_lm_eval_that_is_no_option_is_said(capsys):
+    assert "task=lm_eval task.name=triviaqa" in run_command(capsys, "--help", "task=triviaqa").err
+
+
 def test_an_option_of_ones_own_is_explained(capsys, tmp_path):
     """A name that the package has, too, is the package's, as it is for Hydra."""
     (tmp_path / "method").mkdir()

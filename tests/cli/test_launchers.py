@@ -227,6 +227,14 @@ def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
     assert not list((shared / "workers").iterdir()), "no worker failed"
 
 
+@pytest.mark.parametrize("launcher", ["ray", "submitit"])
+def test_a_launcher_without_its_package_is_refused(launcher, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(launchers, "find_spec", lambda name: None)
+    ended = run_command(capsys, f"launcher={launcher}", f"output_dir={tmp_path}")
+    assert ended.code == 2 and f"pip install -e '.[{launcher}]'" in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_job_is_queued_again_as_it_is(tmp_path):
     worker = pickle.loads(pickle.dumps(Requeued(tmp_path, ["method=roe"])))
     again = worker.checkpoint(3)

@@ -18,7 +18,7 @@ import pytest
 
 import moe_lab.runs.execute
 import moe_lab.runs.prepare
-from moe_lab.cli import doctor
+from moe_lab.cli import doctor, launchers
 from moe_lab.cli.help import GROUPS
 from moe_lab.cli.main import MODES, _function, hide_progress_of_libraries, main
 from moe_lab.config import schema
@@ -373,6 +373,34 @@ def test_what_the_command_needs_comes_first_and_other_tasks_are_left_out(capsys,
     assert any(line.startswith("  task toy_choice: ready") for line in rest[:8])
     assert "svamp" not in ended.out and "Executing programs" not in ended.out
     assert "Documented tasks" not in run_command(capsys, "mode=doctor", "experiment=roe/table1").out
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "line"),
+    [
+        ([], 0, "task toy_math: ready"),
+        (["launcher=ray"], 1, "launcher ray: MISSING"),
+        (["device=xpu"], 1, "device: CANNOT RUN"),
+        (["task=svamp", "offline=true"], 1, "task svamp: MISSING"),
+        (["experiment=roe/table1", "launcher=ray"], 1, "pip install -e '.[ray]'"),
+    ],
+)
+def test_doctor_ends_with_1_if_the_command_lacks_something(
+    typed, code, line, capsys, few_tasks, monkeypatch, tmp_path
+):
+    """Other documented tasks that are missing do not count."""
+    monkeypatch.setattr(launchers, "find_spec", lambda name: None)
+    ended = run_command(capsys, "mode=doctor", *typed, f"output_dir={tmp_path}")
+    assert ended.code == code
+    assert line in ended.out.partition("Output folder")[0]
+
+
+def test_an_unfinished_download_is_not_shown_as_present(monkeypatch, tmp_path):
+    (tmp_path / "models--a--torn" / "blobs").mkdir(parents=True)
+    (tmp_path / "models--a--torn" / "blobs" / "1f2e.incomplete").touch()
+    (tmp_path / "datasets--a--whole" / "snapshots" / "1" / "data").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert doctor._caches()[1:] == ["  a/whole (datasets)", "  a/torn (models, incomplete)"]
 
 
 def test_the_untouched_model_stands_before_what_is_compared_with_it():

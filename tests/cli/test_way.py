@@ -16,6 +16,7 @@ BESIDE = {
     "tasks/loading.py",
     "runs/plan.py",
     "config/catalog.py",
+    "config/foreign.py",
     "config/overrides.py",
     "config/recorded.py",
     "config/terminal.py",

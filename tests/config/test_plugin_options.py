@@ -10,6 +10,7 @@ from hydra.errors import MissingConfigException
 
 from moe_lab.config.catalog import plugin_folders
 from moe_lab.config.compose import compose, compose_cell
+from tests.support.command import run_command
 
 
 def install(folder: Path) -> None:
@@ -36,3 +37,17 @@ def test_an_installed_option_is_composed(tmp_path: Path, monkeypatch: pytest.Mon
     assert compose_cell(["method=warmer"], []).values["method"]["degrees"] == 3
     assert compose_cell(["method=warmer"], [str(tmp_path)]).values["method"]["degrees"] == 3
     assert "warmer" not in sys.modules
+
+
+def test_a_registered_method_without_its_yaml_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was reported as unknown."""
+    install(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "warmer" / "conf" / "method" / "warmer.yaml"
+    file.unlink()
+    for argv in (["method=warmer"], ["--help", "method=warmer"]):
+        ended = run_command(capsys, *argv)
+        assert ended.code == 2 and len(ended.err.splitlines()) <= 3
+        assert f"is registered by warmer 1.0 (warmer:Warmer), but its file {file} is missing" in ended.err

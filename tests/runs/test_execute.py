@@ -14,7 +14,7 @@ import torch
 from moe_lab.config.schema import Config
 from moe_lab.errors import ModelError, MoeLabError
 from moe_lab.models.memory import ModelPool
-from moe_lab.runs.execute import execute
+from moe_lab.runs.execute import execute, memory_errors
 from moe_lab.runs.prepare import prepare
 from tests.support.runs import config, small_data
 
@@ -90,6 +90,18 @@ def test_too_little_memory_says_what_needs_less_and_keeps_answers(
     answers = [line for line in (run.folder / "responses.jsonl").read_text().splitlines() if '"key"' in line]
     assert len(answers) == 2
     assert not execute(run, ModelPool()).stored
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(100_000, "auto"), (100_000, 8), (8, 1)])
+def test_routing_samples_that_do_not_fit_together_are_said(
+    roe: Config, n: int, batch_size: int | str
+) -> None:
+    """A lower batch size cannot help: each pass has one request."""
+    run = prepare(replace(roe, method=replace(roe.method, n=n), batch_size=batch_size, baseline=False))
+    expected = pytest.raises(MoeLabError, match=f"method.n={n}: the routing samples of one request")
+    with expected as told, memory_errors(run):
+        raise MemoryError
+    assert "lower batch_size" not in str(told.value) and len(str(told.value).splitlines()) == 3
 
 
 @pytest.mark.slow

@@ -240,3 +240,41 @@ def test_a_folder_of_other_yaml_files_is_named(tmp_path: Path, small_index: None
     (tmp_path / "other.yaml").write_text("task: null\n")
     with pytest.raises(TaskError, match=r"task\.include_path=.*lm-eval cannot read the YAML files in it"):
         load_tasks(Config(task=TaskConfig(name="x", include_path=str(tmp_path))))
+
+
+OWN = (
+    "task: mine\ntest_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{question}}'\n"
+    "doc_to_choice: [a, b]\ndoc_to_target: 0\ndataset_path: nobody/nothing\nmetric_list: "
+)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (
+            "[{metric: accuracyy}]",
+            r"mine\.yaml\): metric: accuracyy is no metric of lm-eval\.\nMetrics: acc, ",
+        ),
+        ("[{metric: exact_mtch, aggregation: mean}]", "Did you mean 'exact_match'?"),
+        ("[{metric: acc, aggregation: maen}]", r"aggregation: maen, which.*Did you mean 'mean'?"),
+        ("[acc]", "metric_list has the entry acc. Write it as metric: acc"),
+    ],
+)
+def test_a_metric_that_lm_eval_lacks_is_named(
+    metrics: str, message: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm-eval raises KeyError(None), which was reported as a split, or fails after the last answer."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.yaml").write_text(OWN + metrics)
+    write_jsonl(data / "mine" / "test.jsonl", [{"question": "q"}])
+    mine = TaskConfig(name="mine", include_path=str(tmp_path / "own"))
+    with pytest.raises(TaskError, match=message):
+        load_tasks(Config(task=mine, data_dir=str(data)))
+
+
+def test_a_yaml_with_a_syntax_error_is_named_with_its_line(tmp_path: Path, small_index: None) -> None:
+    """lm-eval skips the file, so that its task is unknown."""
+    (tmp_path / "mine.yaml").write_text("task: mine\nmetric_list: [\n  - metric: acc\ntest_split: test\n")
+    with pytest.raises(TaskError, match=r"task\.name=mine is no lm-eval task(.|\n)*mine\.yaml, line \d: "):
+        load_tasks(Config(task=TaskConfig(name="mine", include_path=str(tmp_path))))

@@ -14,7 +14,7 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.tasks.factory import has_own_files
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.local_data import shown_columns
+from moe_lab.tasks.local_data import check_data_dir, shown_columns
 from tests.support.runs import choices, small_data, sums, write_jsonl
 
 
@@ -35,6 +35,35 @@ def test_only_the_needed_splits_are_read(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"gsm8k/test\.jsonl is missing: gsm8k needs it for its documents"):
         load(tmp_path, "gsm8k")
+
+
+def test_a_missing_file_says_what_is_there(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
+    with pytest.raises(TaskError, match=r"dev\.jsonl is missing.*\n.*arc_easy has test\.jsonl\."):
+        load(tmp_path, task_config=TaskConfig(name="arc_easy", fewshot_split="dev"), num_fewshot=1)
+    with pytest.raises(TaskError, match=r"no folder .*task=copa and task\.data_folder=super_glue/copa read"):
+        load(tmp_path, "copa")
+    with pytest.raises(TaskError, match=r"no folder .*svamp: task\.data_folder=<folder>"):
+        load(tmp_path, "svamp")
+
+
+@pytest.mark.parametrize(
+    ("place", "folder", "message"),
+    [
+        ("none", "copa", "data_dir=.*/none: there is no such folder"),
+        ("README.md", "copa", r"data_dir=.*/README\.md is a file"),
+        ("arc_easy", "arc_easy", r"it has test\.jsonl itself\.\nGive the one above: data_dir={data}$"),
+        ("glue/copa", "glue/copa", r"Give the one above: data_dir={data}$"),
+    ],
+)
+def test_what_is_no_data_dir_is_said(place: str, folder: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("")
+    for name in ("arc_easy", "glue/copa"):
+        write_jsonl(tmp_path / name / "test.jsonl", choices(1))
+    with pytest.raises(TaskError, match=message.format(data=tmp_path)):
+        check_data_dir(str(tmp_path / place), folder)
+    check_data_dir(str(tmp_path), folder)
+    check_data_dir(str(tmp_path / "arc_easy"), ".")  # task.data_folder=.
 
 
 @pytest.mark.parametrize(

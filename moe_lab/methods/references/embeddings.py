@@ -21,7 +21,7 @@ from torch import Tensor
 from moe_lab.config.progress import Progress
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.teacher_forcing import padded
-from moe_lab.models.hub import is_offline
+from moe_lab.models.hub import NotCached, find, is_offline, storage, unreachable
 from moe_lab.results.atomic import write_atomically
 
 if TYPE_CHECKING:
@@ -82,14 +82,32 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
         return {"embeddings": digest_of(path)}
     if find_spec("sentence_transformers") is None:
         raise ConfigError(
-            f"method.embeddings={how} is a sentence-transformers model, and that package is not installed: "
-            f"pip install sentence-transformers.\n{DEFAULT}"
+            f"method.embeddings={how} is a sentence-transformers model, and that package is not installed.\n"
+            f"In the checkout of moe_lab: pip install -e '.[embeddings]'. {DEFAULT}"
         )
     if path.is_dir():
         _refuse_code(path)
         folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
         return {"embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}}
+    _check_hub(str(how))
     return {"embeddings": str(how)}
+
+
+def _check_hub(name: str) -> None:
+    """Raise ConfigError for a model that is not in the cache if the hub cannot be reached, or offline.
+
+    sentence-transformers itself would repeat its requests for more than a minute.
+    """
+    prefixed = "/" in name or storage(name, "model").is_dir()  # as sentence-transformers names its own models
+    try:
+        find(name if prefixed else f"sentence-transformers/{name}")
+    except Exception as error:
+        if unreachable(error) or isinstance(error, NotCached):
+            reason = "offline" if isinstance(error, NotCached) else error
+            raise ConfigError(
+                f"method.embeddings={name}: the model is not in the cache, and the hub cannot be reached ({reason}).\n"
+                f"Connect once, or give a folder (docs/c3po.md). {DEFAULT}"
+            ) from error
 
 
 def _refuse_code(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's moderation endpoint as judge, by the official client (pip install moe-lab[openai]).
+"""OpenAI's moderation endpoint as judge, by the official client (pip install -e '.[openai]').
 
 The client reads OPENAI_API_KEY and OPENAI_BASE_URL. It repeats a request after status 408, 409, 429, 5xx and lost
 connections, after the time in Retry-After, else with increasing pauses.
@@ -48,7 +48,10 @@ class Moderation(Judge):
 
     def check(self) -> None:
         if find_spec("openai") is None:
-            raise ConfigError("The judge openai needs OpenAI's client: pip install 'moe-lab[openai]'.")
+            raise ConfigError(
+                "The judge openai needs OpenAI's client, which is not installed.\n"
+                "In the checkout of moe_lab: pip install -e '.[openai]'"
+            )
         if not os.environ.get("OPENAI_API_KEY"):
             raise ConfigError("The judge openai needs a key in the environment variable OPENAI_API_KEY.")
         if self.config.offline:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from httpx2 import ConnectError
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError
@@ -105,9 +106,33 @@ def test_what_is_not_there_is_told_before_anything_is_computed(tmp_path, monkeyp
         embedding_identity(str(tmp_path / "none.safetensors"))
     monkeypatch.setattr(embeddings, "find_spec", lambda name: None)
     with pytest.raises(
-        ConfigError, match=r"pip install sentence-transformers(.|\n)*Leave method.embeddings out"
+        ConfigError, match=r"pip install -e '\.\[embeddings\]'(.|\n)*Leave method.embeddings out"
     ):
         embedding_identity("all-MiniLM-L6-v2")
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch):
+    """sentence-transformers would repeat its requests for 85 seconds."""
+    asked = []
+
+    def unreached(id, kind, revision):
+        asked.append(id)
+        raise ConnectError("no route")
+
+    monkeypatch.setattr("moe_lab.models.hub.is_offline", lambda: False)
+    monkeypatch.setattr("moe_lab.models.hub._requested", unreached)
+    with pytest.raises(
+        ConfigError, match=r"the hub cannot be reached \(no route\)(.|\n)*Leave method.embeddings"
+    ):
+        embedding_identity("no-such-model")
+    assert asked == ["sentence-transformers/no-such-model"]
+
+
+def test_a_model_that_is_not_cached_is_told_before_anything_is_computed(monkeypatch):
+    """mode=doctor said that everything is ready."""
+    monkeypatch.setattr("moe_lab.models.hub.is_offline", lambda: True)
+    with pytest.raises(ConfigError, match=r"cannot be reached \(offline\)"):
+        embedding_identity("no-such-model")
 
 
 def test_a_model_that_is_not_there_offline_is_named():
@@ -159,6 +184,7 @@ def test_all_minilm_tells_meanings_apart():
 
 def test_embeddings_are_told_apart_by_content(tmp_path, monkeypatch):
     monkeypatch.setattr(embeddings, "find_spec", lambda name: name)
+    monkeypatch.setattr(embeddings, "find", lambda id: None)  # the model is in the cache
     first, second, folder = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "folder"
     for file, value in ((first, 1.0), (second, 2.0)):
         write_vectors(["x"], lambda texts, value=value: torch.full((1, 2), value), file)

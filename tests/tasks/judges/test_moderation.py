@@ -192,7 +192,7 @@ def test_what_is_missing_is_told_before_anything_runs(monkeypatch: pytest.Monkey
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     judge().check()
     monkeypatch.setattr(moderation, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install 'moe-lab\\[openai\\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[openai\]'"):
         judge().check()
     monkeypatch.undo()
     monkeypatch.setenv("OPENAI_API_KEY", KEY)

@@ -317,7 +317,7 @@ def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged: Any) -> None:
         (["task.metric=reward,none"], "not reported by toy_safety"),
         (["method=roe", "tuning=tpe"], "has no right answers"),
         (["task=malicious"], "safety_prompts/I-MaliciousInstructions/test.jsonl: 100 lines"),
-        (["task=cona", "data_dir=/no/such/folder"], "I-CoNa/test.jsonl is missing"),
+        (["task=cona", "data_dir=/"], "I-CoNa/test.jsonl is missing"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )

@@ -52,7 +52,7 @@ class Row:
     """Model, method, task and seed."""
     documents: int | None
     tokens: int | None
-    """Forward tokens still to compute."""
+    """Forward tokens still to compute; of a study at most (trials share what does not depend on them)."""
     hours: float | None
     """GPU hours."""
     here: float | None
@@ -94,7 +94,7 @@ class Plan:
         names = _names(study.config)
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
-        self.rows.append(Row(study.study_id[:8], study.config, names, documents, None, hours, None, state))
+        self.rows.append(Row(study.study_id[:8], study.config, names, documents, round(left), hours, None, state))
 
     def add_untrained(self, job: Job) -> None:
         """The trainings of a job's models, and the runs after them, which have no id yet."""

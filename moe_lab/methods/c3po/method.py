@@ -191,12 +191,13 @@ class C3PO(Method):
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         lines = []
-        if found := block["c3po"].get("reference", {}).get("set"):
+        result = RunResult({"moe_lab": block})
+        if found := result.report.get("reference", {}).get("set"):
             lines = [
                 f"c3po: its {found['asked']:,} reference questions are answered once for all runs; the costs above "
                 "leave them out."
             ]
-        if (counts := C3PO.without_neighbour(RunResult({"moe_lab": block}))) is None:
+        if (counts := C3PO.without_neighbour(result)) is None:
             return lines
         return [
             *lines,

@@ -239,11 +239,19 @@ def _lines(path: Path) -> list[str]:
     return [str(line) for line in found] if isinstance(found, list) else []
 
 
+LONGEST_VALUE = 60
+"""Characters of a setting in the list."""
+
+
 def texts(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Settings as `n=8`. A path is cut to its last two parts."""
+    """Settings as `n=8`. A path is cut to its last two parts, and a list to its beginning."""
     for key, value in settings.items():
         shown = value if isinstance(value, str) else json.dumps(value)
-        yield f"{key}={'/'.join(shown.rsplit('/', 2)[-2:]) if shown.startswith('/') else shown}"
+        if shown.startswith("/") and shown.count("/") > 2:
+            shown = "…/" + "/".join(shown.rsplit("/", 2)[-2:])
+        elif len(shown) > LONGEST_VALUE:
+            shown = shown[:LONGEST_VALUE] + "…"
+        yield f"{key}={shown}"
 
 
 # `outputs/index.html`: every stored run, study and training

@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## Base model, calibration and RoE where RoE has an effect (RUN_ARGS='...' for another run)
 	$(BIN)/python -m moe_lab $(RUN_ARGS)
 
-test: checks ## Checks, and the fast tests: four families, no processes, at most 2 seconds each
+test: checks ## Checks, and the fast tests: three families, no processes, at most 2 seconds each
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow'
 
 test-all: checks ## Checks, and all tests

@@ -74,9 +74,11 @@ RECURRENT = ("jamba", "qwen3_next")
 
 
 def settings_of_families(everywhere, others, families=()):
-    """(setting, family): all families with the settings `everywhere`; those of FAST, and `families`, with `others`."""
+    """(setting, family): all families with the settings `everywhere`; those of FAST, Mixtral and `families` with `others`."""
     pairs = [(setting, family) for setting in everywhere for family in by_family(sorted(ZOO))]
-    pairs += [(setting, family) for setting in others for family in by_family(sorted({*FAST, "mixtral", *families}))]
+    pairs += [
+        (setting, family) for setting in others for family in by_family(sorted({*FAST, "mixtral", *families}))
+    ]
     return [pytest.param(setting, *family.values, marks=family.marks) for setting, family in pairs]
 
 

@@ -105,7 +105,12 @@ def test_studies_and_trainings_are_listed(tmp_path):
 
 
 def test_paths_are_short():
-    given = {"temperature": "/a/b/studies/s/best.yaml", "data": "/a/b", "layers": [1, 2], "samples": "0," * 60}
+    given = {
+        "temperature": "/a/b/studies/s/best.yaml",
+        "data": "/a/b",
+        "layers": [1, 2],
+        "samples": "0," * 60,
+    }
     assert list(texts(given)) == [
         "temperature=…/s/best.yaml",
         "data=/a/b",

@@ -94,7 +94,9 @@ class Plan:
         names = _names(study.config)
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
-        self.rows.append(Row(study.study_id[:8], study.config, names, documents, round(left), hours, None, state))
+        self.rows.append(
+            Row(study.study_id[:8], study.config, names, documents, round(left), hours, None, state)
+        )
 
     def add_untrained(self, job: Job) -> None:
         """The trainings of a job's models, and the runs after them, which have no id yet."""

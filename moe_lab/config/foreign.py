@@ -40,6 +40,7 @@ INSTEAD = {
     "parallelize": "Use model.device_map=auto.",
     "peft": _ADAPTER,
     "pretrained": "Use model.path=<hub id or folder>.",
+    "samples": "Use samples=[1,2], the numbers of the documents.",
     "sampler": "The tuning is named by its sampler: tuning=tpe, tuning=gp or tuning=random (docs/tuning.md).",
     "tasks": "Use task=gsm8k, or task=lm_eval task.name=[piqa,sciq] for any tasks of lm-eval.",
     "torch_dtype": "Use dtype=bfloat16.",
@@ -51,6 +52,8 @@ INSTEAD = {
 
 # A command of lm-eval in the words of this one
 
+JOINED = ("tasks", "model_args", "gen_kwargs")
+"""Flags with several values. Of others the last one counts."""
 TYPICAL = ("model_args", "tasks")
 """Flags by which a command of lm-eval is recognized. Its other flags alone may be keys that were typed with dashes."""
 SHORT = {
@@ -83,7 +86,9 @@ def refuse_lm_eval_command(argv: list[str]) -> None:
     ours: list[str] = []
     name = ""
     for word in argv:
-        if word.startswith("--") or word in SHORT:
+        if re.match(r"-\d", word):
+            flags.setdefault(name, []).append(word)
+        elif word.startswith("--") or word in SHORT:
             flag, sign, value = SHORT.get(word, word).partition("=")
             name = flag[2:].replace("-", "_")
             flags.setdefault(name, []).extend([value] if sign else [])
@@ -105,16 +110,22 @@ def _translated(flags: dict[str, list[str]]) -> tuple[list[str], list[str]]:
     """The overrides for flags of lm-eval, and sentences about what differs."""
     keys: list[str] = []
     notes: list[str] = []
-    given = {name: ",".join(values) for name, values in flags.items()}
+    given = {
+        name: ",".join(values) if name in JOINED else "".join(values[-1:]) for name, values in flags.items()
+    }
     backend, tasks = given.pop("model", "hf"), given.pop("tasks", "")
-    pairs = (pair.partition("=") for pair in given.pop("model_args", "").split(",") if pair)
-    given = {name: value.strip("'\"") for name, _, value in pairs} | given
+    given = _pairs(given.pop("model_args", "")) | given
     if backend not in ("hf", "hf-auto", "huggingface"):
         notes.append(f"--model {backend}: here transformers computes every model.")
     for name, value in given.items():
         key = RENAMED.get(name, name)
         if name == "seed":
             value = value.rpartition(",")[2]  # Python's, NumPy's, torch's, and that of few-shot examples
+        if name == "dtype":
+            value = value.removeprefix("torch.")
+            value = {"float": "float32", "half": "float16"}.get(value, value)
+        if name == "gen_kwargs" and value.startswith("{"):
+            value = ",".join(f"{key}={one}" for key, one in _pairs(value).items())
         if name == "system_instruction":
             value = json.dumps(value, ensure_ascii=False)  # in Hydra's quotes
         if name in RENAMED or name in _top_level() - {"samples"}:  # lm-eval's samples are by task
@@ -125,6 +136,17 @@ def _translated(flags: dict[str, list[str]]) -> tuple[list[str], list[str]]:
             first = f': "samples=[$(seq -s, 0 {int(value) - 1})]"' if value.isdigit() else ""
             notes.append(f"limit={value} draws examples at random, lm-eval takes the first ones{first}.")
     return [*(_task_keys(tasks.split(",")) if tasks else []), *keys], notes
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """The pairs of `a=1,b=2`, or of JSON."""
+    if text.startswith("{"):
+        try:
+            return {str(name): json.dumps(value).strip('"') for name, value in json.loads(text).items()}
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{text}: this is no JSON: {error}") from error
+    pairs = (pair.partition("=") for pair in text.split(",") if pair)
+    return {name: value.strip("'\"") for name, _, value in pairs}
 
 
 def _task_keys(names: list[str]) -> list[str]:

@@ -29,11 +29,19 @@ def measured_speed(output: Path, model: str, method: str, task: str) -> Speed | 
     """
     same = folder_name(model, method, task, digest="")
     folders = (output / "runs").glob(f"{glob.escape(same)}*")
-    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True):
+    for folder in sorted(folders, key=_changed, reverse=True):
         cost = _cost_in(folder)
         if cost is not None and cost.tokens_per_second:
             return Speed(cost.tokens_per_second, cost.device or "another device")
     return None
+
+
+def _changed(folder: Path) -> float:
+    """When the folder was changed; 0 for one that is gone by now."""
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _cost_in(folder: Path) -> Cost | None:

@@ -41,6 +41,12 @@ def build_tasks(
         raise TaskError(
             f"task.name={', '.join(specs)} needs a package that is not installed: {error}"
         ) from error
+    except ValueError as error:
+        if "Duplicate task" not in str(error):
+            raise
+        raise TaskError(
+            f"task.name=[{','.join(specs)}]: {error}\nLeave one of the two out: a group has all of its tasks."
+        ) from error
     for name, task in tasks["tasks"].items():
         source = _source(task.get_config("custom_dataset"))
         has_data = name in factory.with_own_files or _generated(source)
@@ -213,8 +219,9 @@ def _check_metrics(config: dict[str, Any], yaml_path: Path | None) -> None:
         aggregation = each.get("aggregation")
         place = f"{task}: metric: {metric}"
         by_task = bool(config.get("process_results")) or callable(each["metric"])
-        # get_metric also looks in the package evaluate
-        if not by_task and get_metric(metric, bool(each.get("hf_evaluate"))) is None:
+        # get_metric also looks in the package evaluate, which asks the hub
+        known = by_task or metric in metric_registry or each.get("hf_evaluate")
+        if not known and get_metric(metric) is None:
             names = sorted(metric_registry)
             raise TaskError(
                 f"{place} is no metric of lm-eval.{did_you_mean(metric, names)}\nMetrics: {', '.join(names)}."

@@ -60,6 +60,31 @@ def test_short_flags_and_own_keys_stay_together() -> None:
         assert sentence in notes
 
 
+@pytest.mark.parametrize(
+    ("pasted", "key", "value"),
+    [
+        ("--tasks arc_easy --model_args pretrained=X,dtype=float", "dtype", "float32"),
+        ("--tasks arc_easy --model_args pretrained=X,dtype=torch.bfloat16", "dtype", "bfloat16"),
+        ("""--tasks arc_easy --model_args '{"pretrained": "X", "dtype": "half"}'""", "dtype", "float16"),
+        (
+            """--tasks gsm8k --gen_kwargs '{"temperature": 0, "do_sample": false}'""",
+            "gen_kwargs",
+            "temperature=0,do_sample=false",
+        ),
+        ("--tasks arc_easy --limit 0.5 --limit 0.7", "limit", 0.7),
+        ("--tasks arc_easy --seed -1", "fewshot_seed", -1),
+    ],
+)
+def test_values_are_written_as_this_command_reads_them(pasted: str, key: str, value: Any) -> None:
+    values, _ = translation(pasted)
+    assert values[key] == value
+    assert "pretrained" not in pasted or values["model"]["path"] == "X"
+
+
+def test_samples_of_lm_eval_are_explained() -> None:
+    assert "samples: Use samples=[1,2]" in translation("""--tasks gsm8k --samples '{"gsm8k": [1, 2]}'""")[1]
+
+
 def test_a_task_that_is_no_option_is_one_of_lm_eval() -> None:
     assert translation("--tasks triviaqa")[0]["task"]["name"] == "triviaqa"
 

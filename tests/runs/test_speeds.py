@@ -26,6 +26,7 @@ def test_the_newest_run_of_the_same_model_method_and_task_counts(tmp_path):
     broken = tmp_path / "runs" / "tiny-roe-t-ffffffff"
     broken.mkdir()
     (broken / "results.json").write_text("{")
+    (tmp_path / "runs" / "tiny-roe-t-00000000").symlink_to(tmp_path / "gone")
     speed = measured_speed(tmp_path, "tiny", "roe", "t")
     assert speed is not None and (speed.tokens_per_second, speed.device) == (50.0, "cpu")
     assert speed.hours(50 * 3600 * 2) == pytest.approx(2.0)

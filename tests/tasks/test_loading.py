@@ -273,6 +273,18 @@ def test_a_metric_that_lm_eval_lacks_is_named(
         load_tasks(Config(task=mine, data_dir=str(data)))
 
 
+def test_a_metric_of_lm_eval_that_names_the_package_evaluate_is_none_that_is_lacking(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm-eval's kobest and masakhanews have it: `evaluate` would ask the hub, and only their aggregation is used."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.yaml").write_text(OWN + "[{metric: f1, aggregation: mean, hf_evaluate: true}]")
+    write_jsonl(data / "mine" / "test.jsonl", [{"question": "q"}])
+    mine = TaskConfig(name="mine", include_path=str(tmp_path / "own"))
+    assert list(load_tasks(Config(task=mine, data_dir=str(data)))["tasks"]) == ["mine"]
+
+
 def test_a_yaml_with_a_syntax_error_is_named_with_its_line(tmp_path: Path, small_index: None) -> None:
     """lm-eval skips the file, so that its task is unknown."""
     (tmp_path / "mine.yaml").write_text("task: mine\nmetric_list: [\n  - metric: acc\ntest_split: test\n")

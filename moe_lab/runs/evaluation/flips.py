@@ -108,7 +108,7 @@ def _routed_lines(run: Run, models: ModelPool, flips: Sequence[Flipped]) -> list
 
 
 def _said(count: int) -> str:
-    return f"the routing at {count:,} answer{'' if count == 1 else 's'} that flipped"
+    return f"the routing at {count:,} answer{'' if count == 1 else 's'} that turned right or wrong"
 
 
 def _counted(choices: Iterable[Choices], total: int, what: str) -> list[Choices]:

@@ -166,6 +166,19 @@ def test_answers_of_one_run_and_a_long_prompt(opened, tmp_path):
     assert whole.is_visible() and whole.text_content() == f"{'Example. ' * 200}{HOSTILE} 1"
 
 
+def test_choices_with_a_prompt_each_are_told_apart(opened, tmp_path):
+    """As of WinoGrande: both choices begin with the few-shot examples and the sentence, and share the ending."""
+    line = choice_line(0, ((-1.0, -2.0, -3.0), 1.0)) | {"target": "was big."}
+    shots = "An example of another question, long enough.\n\nThe trophy did not fit into the old suitcase because the "
+    for request, word in zip(line["arguments"].values(), ("trophy", "suitcase", "box"), strict=True):
+        request |= {"arg_0": shots + word, "arg_1": "was big."}
+    tab = opened(write_runs_page([stored_run(tmp_path, "c" * 64, [line], "base")], tmp_path / "report.html"))
+    cells = tab.locator(".answer > summary > span").all_text_contents()
+    assert cells[2:] == [
+        "The trophy did not fit into the old suitcase because the … was big.", "target: ", "this run: trophy",
+    ]  # fmt: skip
+
+
 def test_answers_have_an_address_and_an_order(opened, tmp_path):
     """A link leads to an answer on the second page, whatever is filtered; by document the changed ones are not first."""
     before = [(f"same {i}", 0.0) for i in range(30)]

@@ -93,4 +93,4 @@ def test_nothing_is_written_without_a_baseline(tmp_path):
 
 @pytest.mark.parametrize(("count", "said"), [(1, "1 answer "), (1200, "1,200 answers ")])
 def test_one_flip_is_named_in_the_singular(count, said):
-    assert module._said(count) == f"the routing at {said}that flipped"
+    assert module._said(count) == f"the routing at {said}that turned right or wrong"

@@ -222,20 +222,39 @@ const answerBox = (title, content, extracted) => {
   return made;
 };
 // A line shows the question without few-shot examples, and the part of each answer that counts.
-const questionOf = ([prompt]) => prompt.trim().split(/\n\s*\n/).at(-1).slice(0, LONGEST_LINE);
+const lastParagraph = (text) => {
+  const parts = text.trim().split(/\n\s*\n/);
+  return parts.at(-1).length < 20 ? parts.slice(-2).join(" ") : parts.at(-1); // not "Answer:" alone
+};
+// Where each choice has its own prompt (WinoGrande), the choices begin alike: how many characters, to the end of a word.
+const alike = (options) => {
+  const texts = options.map(([text]) => text.trim());
+  let same = 0;
+  while (texts.length > 1 && texts.every((text) => same < text.length && text[same] === texts[0][same])) same += 1;
+  return same > 40 ? texts[0].lastIndexOf(" ", same - 1) + 1 : 0;
+};
+const questionOf = ({ options = [] }, [prompt]) => {
+  const start = alike(options);
+  const question = lastParagraph(prompt);
+  return (start ? `${lastParagraph(options[0][0].trim().slice(0, start))} … ${question}` : question).slice(0, LONGEST_LINE);
+};
 const lastLine = (text) => text.trim().split("\n").at(-1).replace(/^#### /, "").slice(-LONGEST_LINE); // GSM8K's answers follow ####
 const shortAnswers = ({ options, picked, base, own, extracted }) => {
-  if (options) return picked.map((choice) => (choice === null ? "" : options[choice][0].trim().slice(0, LONGEST_LINE)));
+  if (options) {
+    const start = alike(options);
+    return picked.map((choice) => (choice === null ? "" : options[choice][0].trim().slice(start, start + LONGEST_LINE)));
+  }
   return (base === undefined ? [own] : [base, own]).map((text, side) => lastLine(extracted?.[side] ?? text));
 };
 const lineOf = (answer, { prompts, names, manyRuns }) => {
   const made = make("summary");
   const place = make("span", `${answer.task} ${answer.document}`);
   if (manyRuns) place.append(make("span", answer.run.replace(` on ${answer.task}`, ""), "soft"));
-  made.append(make("span", answer.kind, `kind ${TONES[answer.kind] ?? ""}`), place, make("span", questionOf(prompts[answer.prompt]), "question"));
+  made.append(make("span", answer.kind, `kind ${TONES[answer.kind] ?? ""}`), place, make("span", questionOf(answer, prompts[answer.prompt]), "question"));
   const texts = shortAnswers(answer);
   if (texts.length < names.length) texts.unshift("");
-  [lastLine(answer.target), ...texts].forEach((text, index) => {
+  const target = answer.target.trim() === prompts[answer.prompt][0].trim() ? "" : lastLine(answer.target);
+  [target, ...texts].forEach((text, index) => {
     const cell = make("span", undefined, "short");
     cell.append(make("span", `${["target", ...names][index]}: `, "label"), text);
     made.append(cell);

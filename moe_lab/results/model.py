@@ -146,11 +146,6 @@ class RunResult(Mapping[str, Any]):
         return {key: value for key, value in given.items() if key not in groups} | inner
 
     @property
-    def answer_form(self) -> str:
-        """The form of multiple-choice answers (`task.answer`): text or letters."""
-        return str(self._block["task"].get("answer", "text"))
-
-    @property
     def requested(self) -> list[str]:
         """The tasks and groups that were asked for."""
         name = self._block["task"]["name"]
@@ -227,6 +222,13 @@ class RunResult(Mapping[str, Any]):
     def scores(self, task: str) -> Block:
         """lm-eval's scores of a task or a group, by `metric,filter`; empty for one that was not evaluated."""
         return self.content["results"].get(task, {})
+
+    def answer_form(self, name: str) -> str:
+        """How the choices of a task or a group were asked for (`task.answer`): text or letters."""
+        configs = self.content.get("configs") or {}
+        # the column of `moe_lab.tasks.answer_forms`, which replaces the task's own
+        asked = [configs.get(task, {}).get("doc_to_choice") == "letters" for task in self.tasks_of(name)]
+        return "letters" if any(asked) else "text"
 
     def tasks_of(self, name: str) -> list[str]:
         """A task itself; the tasks of a group, and of the groups in it."""

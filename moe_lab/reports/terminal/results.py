@@ -125,18 +125,16 @@ def run_labels(results: Sequence[RunResult]) -> list[str]:
     """The settings of each run, with the form of its answers where runs of one task ask in two forms."""
     labels = settings([result.overrides for result in results], [result.seed for result in results])
     mixed = _asked_in_two_forms(results)
-    return [
-        " ".join(
-            filter(None, [label, f"task.answer={result.answer_form}" if mixed & {*result.requested} else ""])
-        )
-        for result, label in zip(results, labels, strict=True)
-    ]
+    for place, result in enumerate(results):
+        if names := [name for name in result.requested if name in mixed]:
+            labels[place] = f"{labels[place]} task.answer={result.answer_form(names[0])}".lstrip()
+    return labels
 
 
 def _asked_in_two_forms(results: Sequence[RunResult]) -> set[str]:
     """The tasks that some runs ask by text and some by letters."""
-    asked = {(task, result.answer_form) for result in results for task in result.requested}
-    return {task for task, _ in asked if {(task, "text"), (task, "letters")} <= asked}
+    asked = {(name, result.answer_form(name)) for result in results for name in result.requested}
+    return {name for name, _ in asked if {(name, "text"), (name, "letters")} <= asked}
 
 
 def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:

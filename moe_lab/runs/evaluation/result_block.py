@@ -190,8 +190,7 @@ def moe_lab_block(
             "name": config.task.name,
             "tasks": list(tasks),
             "metric": _headline(config, evaluated, list(tasks)),
-        }
-        | ({"answer": config.task.answer} if config.task.answer == "letters" else {}),
+        },
         "seed": config.seed if run.method.random else None,
         "overrides": list(config.overrides),
         "versions": versions(),

@@ -19,6 +19,7 @@ from moe_lab.reports.terminal.results import (
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, ScoreTable, SeedGroup
 from moe_lab.results.significance import holm
+from moe_lab.tasks.answer_forms import LETTERS
 from tests.support.stored_results import results_of
 
 
@@ -40,10 +41,12 @@ def test_a_methods_keys_are_shown_if_another_method_is_in_the_grid():
 
 
 def test_runs_that_ask_in_letters_are_told_from_those_that_ask_by_text():
-    def asked(task, **form):
-        return results_of(task={"name": task, "tasks": [task], "metric": "acc,none", **form})
+    def asked(task, choices):
+        run = results_of(task={"name": task, "tasks": [task], "metric": "acc,none"}, samples={task: [0]})
+        run.content["configs"] = {task: {"doc_to_choice": choices}}
+        return run
 
-    text, letters, other = asked("a"), asked("a", answer="letters"), asked("b")
+    text, letters, other = asked("a", "{{choices}}"), asked("a", LETTERS), asked("b", ["A", "B"])
     assert run_labels([text, letters, other]) == ["task.answer=text", "task.answer=letters", ""]
     assert run_labels([letters, other]) == ["", ""]
     assert TWO_FORMS in notes([text, letters], []) and TWO_FORMS not in notes([letters, other], [])

@@ -29,8 +29,9 @@ from moe_lab.methods import get_method
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.terminal.results import settings
 from moe_lab.runs import budget as estimate
-from moe_lab.runs import grid
+from moe_lab.runs import grid, plan
 from moe_lab.runs.budget import estimates
+from moe_lab.runs.speeds import Speed
 from moe_lab.tasks.requests import Workload
 from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
 from tests.support.stored_runs import pair_of_runs
@@ -186,9 +187,9 @@ def test_only_randomness_has_a_seed(capsys, runs):
     assert settings([[], ["seed=3"]], [None, 3]) == ["", "seed=3"]
     assert settings([[], []], [None, 0]) == ["", ""], "the default needs no telling"
     assert settings([["seed=1"], ["seed=0"]], [1, 0]) == ["seed=1", "seed=0"]
-    plan = run_command(capsys, "-m", "mode=plan", "method=base,roe", "seed=3").out
+    planned = run_command(capsys, "-m", "mode=plan", "method=base,roe", "seed=3").out
     seeds = {
-        line.split("│")[3].strip(): line.split("│")[5].strip() for line in plan.splitlines() if "│" in line
+        line.split("│")[3].strip(): line.split("│")[5].strip() for line in planned.splitlines() if "│" in line
     }
     assert seeds == {"base": "-", "roe": "3"}
 
@@ -305,6 +306,15 @@ def test_plan_lists_what_is_done_and_what_is_missing(capsys, runs):
     assert "done" in out and "missing" in out
     assert "To run: 1, about 1,000 forward tokens." in out
     assert not runs.executed
+
+
+def test_plan_has_the_hours_at_the_speed_of_a_stored_run(capsys, runs, monkeypatch):
+    speeds = {"base": Speed(1000 / 3600, "cpu")}
+    monkeypatch.setattr(plan, "measured_speed", lambda output, model, method, task: speeds.get(method))
+    out = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
+    assert "Hours here: 1 for 1 of 2 rows" in out and "(cpu)" in out
+    speeds.clear()
+    assert "Hours here: run one of these with limit=20 first" in run_command(capsys, "mode=plan").out
 
 
 def test_plan_knows_that_rerun_computes_again(capsys, runs):

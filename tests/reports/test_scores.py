@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from moe_lab.reports.terminal.layout import interval, number
 from moe_lab.results import statistics
 from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import Family
-from moe_lab.results.scores import headline, marks_of, scores_of
+from moe_lab.results.score_table import Family, mean_score
+from moe_lab.results.scores import Score, headline, marks_of, scores_of
 from moe_lab.results.significance import holm
 
 
@@ -84,6 +86,27 @@ def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
     assert tested("h") == ["h"]
     assert tested("a", "b")[:2] == ["a", "b"]
     assert [row.difference for row in scores_of(results) if row.task == "a"] == [0.5]
+
+
+def test_the_mean_over_seeds_of_a_part_has_no_test_either():
+    def seeds(marks):
+        found = [
+            Score(
+                model="m",
+                method="roe",
+                task="a",
+                metric="acc,none",
+                run_id=str(seed),
+                value=0.5,
+                difference=0.1 * seed,
+                marks=marks,
+            )
+            for seed in range(5)
+        ]
+        return mean_score(found, {"a": {"acc,none": {"difference_p_both": 0.01}}})
+
+    assert seeds(()).p == 0.01
+    assert seeds(("part",)).p is None and seeds(("part",)).difference == pytest.approx(0.2)
 
 
 def test_what_does_not_exist_is_a_dash():

@@ -93,6 +93,13 @@ def test_holm_corrects_for_all_comparisons_of_the_command():
     assert "(McNemar's p = 0.01, 0.03 by Holm for 3 comparisons)" in made[1].text
 
 
+def test_a_part_of_a_group_has_no_verdict():
+    """It has no p, as an expert metric has none; but the group's comparison is the one that was asked for."""
+    part = replace(SCORE, p_mcnemar=None, difference_interval=(0.01, 0.07))
+    assert verdicts([Compared("capacity", part, False)])
+    assert not verdicts([Compared("a subject", replace(part, marks=("part",)), False)])
+
+
 def test_one_of_several_seeds_has_no_verdict():
     """The mean over the seeds is in the family, the seeds are not."""
     mean = replace(SCORE, run_id="r0 r1", seeds=2, p_mcnemar=None, p_seeds=0.01)

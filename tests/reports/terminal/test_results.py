@@ -40,6 +40,32 @@ def test_a_methods_keys_are_shown_if_another_method_is_in_the_grid():
     assert settings(typed[:2], [None, 0]) == ["", ""]
 
 
+def test_the_parts_of_a_group_are_left_to_the_page():
+    paired = {
+        "acc,none": {
+            "n": 2,
+            "difference": 0.5,
+            "ci95": [-0.1, 0.9],
+            "p_mcnemar": 1.0,
+            "to_right": 1,
+            "to_wrong": 0,
+        }
+    }
+    run = results_of(
+        task={"name": "g", "tasks": ["a", "b"], "metric": "acc,none"},
+        samples={"a": [0, 1], "b": [0, 1]},
+        paired={"a": paired, "b": paired},
+        intervals={},
+    )
+    run.content["results"] = {name: {"acc,none": 0.5} for name in ("g", "a", "b")}
+    run.content.update(groups={"g": {}}, group_subtasks={"g": ["a", "b"], "a": [], "b": []})
+    table = score_table([run], [""], ScoreTable.of([SeedGroup([run])]).family)
+    assert "task=g" in table.title and all(len(item.cells) == 1 for stack in table.stacks for item in stack)
+    assert "Parts of groups are on the page: 2 tasks and groups, without tests of their own." in notes(
+        [run], []
+    )
+
+
 def test_runs_that_ask_in_letters_are_told_from_those_that_ask_by_text():
     def asked(task, choices):
         run = results_of(task={"name": task, "tasks": [task], "metric": "acc,none"}, samples={task: [0]})

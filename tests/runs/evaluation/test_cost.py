@@ -44,3 +44,11 @@ def test_energy_is_the_difference_of_two_readings(monkeypatch: pytest.MonkeyPatc
     meter = cost.Meter(model)
     assert meter.spent()["energy_joules"] == 4.0
     assert meter.spent()["energy_joules"] == 4.5
+
+
+def test_what_an_engine_counts_is_stored() -> None:
+    counts = {"tokens_in": 40.0, "tokens_out": 7.0, "near_ties": 3.0, "cut_prompts": 2.0, "wall_seconds": 4.0}
+    log: Any = SimpleNamespace(cost=counts, environment={})
+    block = cost.cost_block(log)
+    assert [block[key] for key in ("tokens_in", "tokens_out", "near_ties", "cut_prompts")] == [40, 7, 3, 2]
+    assert block["tokens_per_second"] == 10.0

@@ -23,6 +23,10 @@ LAUNCHER ?= launcher=local
 DATA_DIR ?=
 # Processes that pytest uses.
 WORKERS ?= 2
+# Order of the tests. Empty: that of the files; random; or the seed of a random order, which pytest prints first.
+ORDER ?=
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+	$(if $(ORDER),--random-order-bucket=global $(if $(filter-out random,$(ORDER)),--random-order-seed=$(ORDER)))
 CHECKED := moe_lab tests benchmarks examples integrations
 # A warning ends the build; the variable turns off a notice about another project.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
@@ -42,10 +46,10 @@ run: $(STAMP) ## Base model, calibration and RoE where RoE has an effect (RUN_AR
 	$(BIN)/python -m moe_lab $(RUN_ARGS)
 
 test: checks ## Checks, and the fast tests: three families, no processes, at most 2 seconds each
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
-test-all: checks ## Checks, and all tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+test-all: checks ## Checks, and all tests (ORDER=random: in random order)
+	$(PYTEST)
 
 # The packages hold the model's file in parts, and gguf reads it; they stand beside the environment, not in it.
 REAL := $(VENV)/real

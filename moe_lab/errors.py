@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -75,6 +77,34 @@ class LeaseLostError(RunHeldError):
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as an exception that unwinds like Ctrl-C does."""
+
+
+@contextmanager
+def reading(
+    path: object, remedy: str = "", *, raises: type[MoeLabError] = ConfigError, says: str = "cannot be read"
+) -> Iterator[None]:
+    """Inside the context, whatever the reader of a user's file raises becomes one message.
+
+        with reading(f"method.profile={path}", "Tune again."):
+
+    The libraries that read files raise nearly any exception for content that they do not expect. The message has the
+    path, what `says`, the first line of the error and the remedy. Errors of this package only get the path.
+    """
+    try:
+        yield
+    except MoeLabError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+    except Exception as error:
+        raise raises(f"{path} {says}: {first_line(error)}. {remedy}".rstrip()) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, at most 300 characters."""
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip(' "')]
+    return (lines[0][:300] if lines else type(error).__name__).rstrip(".")
 
 
 def exit_code(error: BaseException) -> int:

@@ -33,7 +33,8 @@ NUMBERS = (
 """Columns of other numbers, of which all may be missing."""
 OF_CELLS = (
     *("metric", "seeds", "examples", "value", "low", "high", "stderr", "std", "seed_low", "seed_high"),
-    *("compared_with", "difference", "difference_low", "difference_high", "test", "p", "p_holm", "family"),
+    *("compared_with", "difference", "difference_low", "difference_high"),
+    *("difference_over", "test", "p", "p_holm", "question", "family"),
     "notes",
 )
 """Columns of the score table that a cell of an experiment's table has."""
@@ -138,7 +139,7 @@ def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) ->
     compared = score.difference is not None
     low, high = score.interval or (None, None)
     seed_low, seed_high = score.seed_interval or (None, None)
-    difference_low, difference_high = score.difference_interval or (None, None)
+    difference_low, difference_high = score.tested_interval or (None, None)
     to_right, to_wrong = score.flips or (None, None)
     return {
         "model": score.model,
@@ -160,9 +161,11 @@ def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) ->
         "difference": score.difference,
         "difference_low": difference_low,
         "difference_high": difference_high,
+        "difference_over": score.tested_over if score.tested_interval else None,
         "test": _test(score),
         "p": score.p,
         "p_holm": score.p_holm,
+        "question": score.question,
         "family": score.family,
         "to_right": to_right,
         "to_wrong": to_wrong,
@@ -173,7 +176,12 @@ def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) ->
 
 def _test(score: Score) -> str | None:
     """What `p` is of."""
-    tests = {"McNemar": score.p_mcnemar, "permutation": score.p_randomization, "seeds": score.p_seeds}
+    tests = {
+        "McNemar": score.p_mcnemar,
+        "permutation": score.p_randomization,
+        "seeds": score.p_seeds,
+        "average": score.p_average,
+    }
     return next((name for name, p in tests.items() if p is not None), None)
 
 

@@ -104,7 +104,7 @@ class PretrainedLM(MethodLM):
 
     def __init__(
         self,
-        pretrained: str,
+        pretrained: str | None = None,
         method: str = "base",
         *,
         revision: str | None = None,
@@ -119,6 +119,8 @@ class PretrainedLM(MethodLM):
         max_length: int | None = None,
         **keys: Any,
     ):
+        if pretrained is None:
+            raise ConfigError("moe_lab needs a model: --model_args pretrained=<hub id or folder>,method=roe.")
         path = None if pretrained in EMBEDDED else pretrained
         source = ModelConfig(name=pretrained, path=path, revision=revision, tokenizer=tokenizer, peft=peft)
         if device == LM_EVAL_DEVICE and not torch.cuda.is_available():

@@ -98,10 +98,11 @@ class Results(Shown, Sequence[dict[str, Any]]):
         - `value` with its 95% interval over examples `low`, `high`, lm-eval's standard error `stderr`; of a mean over
           seeds `std` and the interval over seeds `seed_low`, `seed_high`. Rates are fractions.
         - `difference` to the run `compared_with` on the same examples, with its 95% interval `difference_low`,
-          `difference_high`; `to_right`, `to_wrong`: examples that only this run, or only the other one, has right.
-        - `p` of `test` ("McNemar", "permutation", or "seeds" of a mean), and `p_holm`, corrected for the `family`
-          comparisons of the command, as the terminal prints it. A run of one of several seeds has no `p_holm`: the
-          test is that of the mean.
+          `difference_high` over `difference_over` ("documents", or "seeds and documents"); `to_right`, `to_wrong`:
+          examples that only this run, or only the other one, has right.
+        - `p` of `test` ("McNemar", "permutation", "seeds" of a mean, or "average" of tasks), and `p_holm`, corrected
+          for the `family` comparisons of the same `question`, as the terminal prints it. A run of one of several
+          seeds has no `p_holm`: the test is that of the mean.
         - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
           `metrics=` measured, as loggers name it. Both are of single runs.
         """
@@ -190,16 +191,16 @@ class Results(Shown, Sequence[dict[str, Any]]):
             "compared with": [text(row["compared_with"]) for row in rows],
             "difference": [number(row["difference"], "+") for row in rows],
             "its 95% interval": [interval(low, high, "+") for low, high in limits],
-            "p (Holm)" if self._family.tests > 1 else "p": [number(row["p_holm"]) for row in rows],
+            "p (Holm)" if self._family.note else "p": [number(row["p_holm"]) for row in rows],
             "notes": [row["notes"] for row in rows],
         }
         return columns, [self._title()]
 
     def _title(self) -> str:
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
-        tests = self._family.tests
-        how = f"corrected by Holm for {tests} comparisons, " if tests > 1 else ""
-        return f"{runs}; p is {how}significant below {ALPHA}" if tests else runs
+        note = self._family.note
+        how = f"corrected by Holm for the comparisons of the same question ({note}), " if note else ""
+        return f"{runs}; p is {how}significant below {ALPHA}" if self._family.corrected else runs
 
 
 def _outcome(run: Run) -> Outcome:

@@ -96,7 +96,7 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
         def annotations(key: str) -> list[Any]:
             return [get_type_hints(get_method(name).Config)[key] for name in methods_with(key)]
 
-        raise ConfigError(explain(error, methods_with, annotations)) from None
+        raise ConfigError(explain(error, methods_with, annotations)) from error
     for cell in cells:
         check_launcher(cell)
     return cells
@@ -113,6 +113,7 @@ def dispatch(cells: list[Cell], argv: list[str]) -> int:
         mode = configs[0].mode
         if any(config.mode != mode for config in configs):
             raise ConfigError("A grid has one mode. Give mode= one value.")
+        _check_agent(configs)
         of_grid, of_experiments = MODES[mode]
         experiments = any(config.experiment for config in configs)
         if experiments and len(configs) > 1:
@@ -121,6 +122,18 @@ def dispatch(cells: list[Cell], argv: list[str]) -> int:
             if experiments:
                 return _function(of_experiments)(configs[0], cells[0])
             return _function(of_grid)(configs)
+
+
+def _check_agent(configs: list[Config]) -> None:
+    """Raise ConfigError for several runs of the one that an agent of W&B has opened."""
+    several = len(configs) > 1 or any(
+        one.num_seeds > 1 or one.num_studies or one.experiment for one in configs
+    )
+    if several and configs[0].logger.name == "wandb" and "WANDB_RUN_ID" in os.environ:
+        raise ConfigError(
+            f"WANDB_RUN_ID={os.environ['WANDB_RUN_ID']} is one run of W&B, and this command has several. "
+            "Leave seeds=, tuning= and -m out, or unset the variable."
+        )
 
 
 def _workers(configs: list[Config], argv: list[str]) -> AbstractContextManager[None]:

@@ -149,7 +149,7 @@ def experiment_files(config_dirs: Sequence[Path]) -> dict[str, Path]:
 def top_level_keys() -> list[Key]:
     """The keys of `conf/config.yaml`."""
     keys = read_option(resource_folder("conf") / "config.yaml").keys
-    return [key for key in keys if key.name not in ("defaults", "hydra")]
+    return [key for key in keys if key.name.partition(".")[0] not in ("defaults", "hydra")]
 
 
 def _numbered(name: str) -> list[str | int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import os
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -33,16 +35,31 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
-from moe_lab.config.overrides import one_method_each, quote, refuse, without_method_keys
+from moe_lab.config.foreign import INSTEAD
+from moe_lab.config.overrides import REQUEST_ERRORS, one_method_each, quote, refuse, without_method_keys
 from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, first_line
 
 CONF = str(resource_folder("conf"))
 NAME = "config"
 """conf/config.yaml."""
 GROUPS = (*GROUP_CONFIGS, "method")
 _SWEEP = "hydra.mode=MULTIRUN"
+MOST_CELLS = 20_000
+"""Of a grid."""
+_FOLDER = "Hydra writes no folder here.\noutput_dir=<folder> says where results go."
+_PROCESS = "Hydra only composes here, and starts no job. Leave it out."
+UNOBEYED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "run.dir": ((".",), _FOLDER),
+    "sweep.dir": ((".",), _FOLDER),
+    "sweep.subdir": (("${hydra.job.num}",), _FOLDER),
+    "output_subdir": ((None,), _FOLDER),
+    "callbacks": (({}, None), _PROCESS),
+    "job.chdir": ((False, None), _PROCESS),
+    "job.env_set": (({},), _PROCESS),
+}
+"""Settings of Hydra's that have no effect: their values without one, and what to do instead."""
 _LOCK = RLock()
 """Held while Hydra composes: its plug-ins, its schema and `HydraConfig` are shared by all threads."""
 
@@ -79,7 +96,9 @@ def compose(argv: list[str]) -> list[Cell]:
     argv, method_keys = without_method_keys(argv)
     with _LOCK:
         _stamp.cache_clear()  # files of options may have changed since the last command of this process
-        cells = [cell for one in one_method_each(argv) for cell in _cells(list(map(quote, one)))]
+        cells: list[Cell] = []
+        for one in one_method_each(argv):
+            cells += _cells(list(map(quote, one)), len(cells))
     return [replace(cell, method_keys=method_keys) for cell in cells]
 
 
@@ -115,6 +134,7 @@ class _Source:
         dirs = ",".join(f"'file://{folder}'" for folder in self.dirs)
         searched = [f"hydra.searchpath=[{dirs}]"] if dirs else []
         cfg = self.app().compose_config(self.name, [*overrides, *searched], run_mode=RunMode.RUN)
+        _refuse_unobeyed(cfg.hydra)
         if cfg.hydra.verbose:
             configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
         return cfg
@@ -134,6 +154,21 @@ class _Source:
         return Hydra("moe_lab", ConfigLoaderImpl(search_path))
 
 
+def _refuse_unobeyed(runtime: DictConfig) -> None:
+    """Raise ConfigError for a setting of Hydra's that has no effect here, HydraException for a grid's mode."""
+    for key, (values, instead) in UNOBEYED.items():
+        section, _, name = key.rpartition(".")
+        plain: Any = OmegaConf.to_container(runtime[section] if section else runtime, resolve=False)
+        value = plain[name]
+        if value not in values:
+            shown = (
+                "" if key == "job.env_set" else f"={value}"
+            )  # env_copy puts values of the environment there
+            raise ConfigError(f"hydra.{key}{shown}: {instead}")
+    if runtime.mode == RunMode.MULTIRUN:
+        raise HydraException("hydra.mode=MULTIRUN is for a grid")
+
+
 def _schema() -> dict[str, Any]:
     """The keys of every group with their defaults: an override may set a key that an option's YAML leaves out."""
     return {
@@ -141,8 +176,8 @@ def _schema() -> dict[str, Any]:
     }
 
 
-def _cells(argv: list[str]) -> list[Cell]:
-    """The cells of one command line. Flags and errors are those of `hydra.main`."""
+def _cells(argv: list[str], first: int) -> list[Cell]:
+    """The cells of one command line, numbered from `first` on. Flags and errors are those of `hydra.main`."""
     parser = get_args_parser()
     parser.prog = "moe_lab"
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
@@ -159,12 +194,21 @@ def _cells(argv: list[str]) -> list[Cell]:
                 raise
         else:
             return [cell]
-    return [_cell(source, batch) for batch in _batches(app, source.name, args.overrides)]
+    batches = _batches(app, source.name, args.overrides)
+    if not 0 < len(batches) <= MOST_CELLS:
+        raise ConfigError(
+            f"The grid {' '.join(args.overrides)} has {len(batches):,} runs. Give it 1 to {MOST_CELLS:,}."
+        )
+    return [_cell(source, batch, number) for number, batch in enumerate(batches, start=first)]
 
 
 def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
     """Do what a flag of Hydra's asks for that only prints. Returns whether there was one."""
     shows = args.cfg is not None
+    if args.experimental_rerun:
+        raise ConfigError(
+            "--experimental-rerun: the overrides of a run are in its results.json. Type them again."
+        )
     if args.resolve and not shows:
         raise ValueError("The --resolve flag can only be used in conjunction with --cfg or --help")
     if args.hydra_help:
@@ -177,7 +221,8 @@ def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
     if shows:
         app.show_cfg(name, args.overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
     elif args.shell_completion:
-        app.shell_completion(name, args.overrides)
+        with _errors_of_hydra():
+            app.shell_completion(name, args.overrides)
     elif args.info:
         app.show_info(args.info, name, args.overrides)
     return bool(shows or args.shell_completion or args.info)
@@ -185,12 +230,28 @@ def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
 
 def _batches(app: Hydra, name: str, overrides: list[str]) -> list[list[str]]:
     """The overrides of every cell of a grid, as Hydra's basic sweeper splits them."""
-    runtime = app.compose_config(name, [*overrides, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
-    swept = [f"{key}={value}" for key, value in (runtime.sweeper.get("params") or {}).items()]
-    parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *_typed(runtime, "task")])
-    [batches] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    with _errors_of_hydra():
+        runtime = app.compose_config(name, [*overrides, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
+        swept = [f"{key}={value}" for key, value in (runtime.sweeper.get("params") or {}).items()]
+        parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *_typed(runtime, "task")])
+        [batches] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     hydras = [one for one in _typed(runtime, "hydra") if one != _SWEEP]
+    first = [*hydras, *next(iter(batches), ())]
+    if app.compose_config(name, first, run_mode=RunMode.RUN).hydra.mode == RunMode.MULTIRUN:
+        hydras.append("hydra.mode=RUN")  # a YAML asks for the grid
     return [[*hydras, *batch] for batch in batches]
+
+
+@contextmanager
+def _errors_of_hydra() -> Iterator[None]:
+    """Inside the context, whatever Hydra raises for a request is one of its own errors."""
+    try:
+        yield
+    except REQUEST_ERRORS:
+        raise
+    except Exception as error:
+        name = type(error).__name__
+        raise HydraException(f"Hydra ends with {name}: {first_line(error)}. See --help.") from error
 
 
 # Composing a cell. Hydra takes a tenth of a second for a configuration, and the tables of a paper have thousands of
@@ -218,18 +279,20 @@ def _one_cell(source: _Source, overrides: list[str]) -> Cell:
     return _composed(source, overrides) if first else _cell(source, overrides)
 
 
-def _cell(source: _Source, overrides: list[str]) -> Cell:
-    """The cell of quoted overrides. Raises the errors of Hydra and OmegaConf."""
+def _cell(source: _Source, overrides: list[str], number: int | None = None) -> Cell:
+    """The cell of quoted overrides, with its `number` in a grid. Raises the errors of Hydra and OmegaConf."""
     parsed = list(map(_parsed, overrides))
     base = _put_together(source, parsed)
     if base is None or "${hydra" in str(base.values):
-        return _composed(source, overrides)
+        return _composed(source, overrides, number)
     return _resolved(base, [str(one.input_line) for one in parsed])
 
 
-def _composed(source: _Source, overrides: list[str]) -> Cell:
+def _composed(source: _Source, overrides: list[str], number: int | None = None) -> Cell:
     """As `_cell`, by Hydra alone."""
     cfg = source.load(overrides)
+    if number is not None:
+        OmegaConf.update(cfg, "hydra.job.num", number)
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in values
     return _resolved(_base_of(cfg), _typed(cfg.hydra, "task"))
 
@@ -342,7 +405,4 @@ def check_launcher(cell: Cell) -> None:
     """Raise ConfigError for launchers and sweepers that would run cells in other processes."""
     for part in ("hydra/launcher", "hydra/sweeper"):
         if cell.choices.get(part, "basic") != "basic":
-            raise ConfigError(
-                f"{part}={cell.choices[part]} is not supported: it would load the model for every run of a grid. "
-                "launcher=local launcher.workers=4 runs a grid in 4 processes (--help launcher=)."
-            )
+            raise ConfigError(f"{part}={cell.choices[part]}: {INSTEAD[part]}")

@@ -20,6 +20,7 @@ _FUSED = (
     "Use dtype=bfloat16, an MXFP4 or FP8 checkpoint, or for a dense model a checkpoint that is stored quantized "
     "(docs/hardware.md)."
 )
+_SHOTS = "Use num_fewshot=<number of examples>."
 _STORED = "Nothing to set: answers are stored as they come, and the same command continues."
 INSTEAD = {
     "adapter": _ADAPTER,
@@ -27,8 +28,14 @@ INSTEAD = {
     "cache_requests": _STORED,
     "confirm_run_unsafe_code": "Nothing to set: generated code runs in a sandbox (docs/tasks.md).",
     "dtype": "The dtype is a key of its own: dtype=bfloat16.",
-    "hydra/launcher": "launcher=local launcher.workers=4 runs a grid in 4 processes (--help launcher=).",
-    "hydra/sweeper": "Use -m with several values for a grid, or tuning=tpe for a search.",
+    "hydra/launcher": (
+        "The runs of a grid share a model, one table and one family of tests; Hydra's launchers run them apart.\n"
+        "launcher=local launcher.workers=4 runs a grid in 4 processes (--help launcher=)."
+    ),
+    "hydra/sweeper": (
+        "The runs of a grid share one table and one family of tests, and Hydra's Optuna sweeper needs optuna<3.\n"
+        "Use -m with several values for a grid, or tuning=tpe for a search."
+    ),
     "include_path": "Use task.include_path=<folder>.",
     "load_in_4bit": _FUSED,
     "load_in_8bit": _FUSED,
@@ -40,6 +47,10 @@ INSTEAD = {
     "parallelize": "Use model.device_map=auto.",
     "peft": _ADAPTER,
     "pretrained": "Use model.path=<hub id or folder>.",
+    "fewshot": _SHOTS,
+    "n_shot": _SHOTS,
+    "nshot": _SHOTS,
+    "shots": _SHOTS,
     "samples": "Use samples=[1,2], the numbers of the documents.",
     "sampler": "The tuning is named by its sampler: tuning=tpe, tuning=gp or tuning=random (docs/tuning.md).",
     "tasks": "Use task=gsm8k, or task=lm_eval task.name=[piqa,sciq] for any tasks of lm-eval.",
@@ -165,12 +176,12 @@ def refuse_foreign(argument: str) -> None:
         name = name.replace("-", "_")
         if name in INSTEAD:
             raise ConfigError(f"{argument}: no flag here. {INSTEAD[name]}")
-        if name in _top_level():
+        if name.partition(".")[0] in _top_level():
             raise ConfigError(f"{argument}: keys have no dashes. Use {name}=<value>.")
     elif name not in _known() and not name.startswith("method."):
         leaf = name if "/" in name else name.rpartition(".")[2]
         if leaf in INSTEAD:
-            raise ConfigError(f"{name}: no key here. {INSTEAD[leaf]}")
+            raise ConfigError(f"{name}: {'' if '/' in name else 'no key here. '}{INSTEAD[leaf]}")
 
 
 def _top_level() -> set[str]:

@@ -27,12 +27,12 @@ from moe_lab.errors import ConfigError
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
 FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
 """A quoted, escaped or interpolated value, a list, or a function of Hydra."""
-METHODS_OF_GRID = re.compile(r"method=[\w-]+(,[\w-]+)+")
+METHODS_OF_GRID = re.compile(r"method=(?:choice\()?([\w-]+(?:,\s*[\w-]+)+)\)?")
 """Several methods in one override."""
-EXPERIMENT = re.compile(r"\+*experiment=(?!null$).")
+EXPERIMENT = re.compile(r"experiment=(?!null$).")
+"""The key. `+experiment=` adds an option of a group that a user has."""
 METHOD_KEY = re.compile(r"\+*method\.")
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
-HYDRA_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
 LONGEST_OPTION = 200
 """Characters of an option's name, which is a file's."""
 NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
@@ -48,10 +48,6 @@ def refuse(overrides: list[str]) -> None:
         key = override.lstrip("+~").partition("=")[0]
         if override.startswith("~") and key.partition(".")[0] in top_level_keys():
             raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
-        if key in HYDRA_FOLDERS:
-            raise ConfigError(
-                f"{override}: Hydra writes no folder here.\noutput_dir=<folder> says where results go."
-            )
         _refuse_odd_option(override, grid)
 
 
@@ -73,7 +69,7 @@ def _refuse_odd_option(override: str, grid: bool) -> None:
         )
     if group == "model" and "/" in option:
         raise ConfigError(f"model={shown} is no option of model. A hub id or a folder is model.path={shown}.")
-    if max(map(len, re.split("[/,]", option))) > LONGEST_OPTION:
+    if option == "null" or max(map(len, re.split("[/,]", option))) > LONGEST_OPTION:
         raise ConfigError(
             f"{group}={shown} is no option of {group}.\npython -m moe_lab --help {group}= lists them."
         )
@@ -105,7 +101,7 @@ def one_method_each(argv: list[str]) -> list[list[str]]:
     if len(swept) != 1 or not {"-m", "--multirun"} & set(argv):
         return [argv]
     [i] = swept
-    names = argv[i].partition("=")[2].split(",")
+    names = re.split(r",\s*", METHODS_OF_GRID.fullmatch(argv[i])[1])  # type: ignore[index]
     return [[*argv[:i], f"method={name}", *argv[i + 1 :]] for name in names]
 
 
@@ -177,7 +173,10 @@ def explain(
     if isinstance(error, OverrideParseException) and "=" not in error.override:
         return f"{error.override!r} is no key=value: mode=report and mode=compare a=X b=Y, for example. See --help."
     if isinstance(error, OverrideParseException):
-        lines = [lines[0], "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'."]
+        lines = [
+            f"{error.override}: {lines[0]}",
+            "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'.",
+        ]
     return "\n".join([*lines[:5], "See --help for what can be composed, and how."])
 
 

@@ -19,10 +19,11 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCALES = ("tiny", "small", "paper")
 CATEGORIES = ("math", "commonsense", "code")
 ANSWERS = ("text", "letters")
-METRICS = ("none", "expert", "counterfactual")
+METRICS = ("none", "expert")
+MOST_WORKERS = 1000
 TUNINGS = ("none", "tpe", "gp", "random", "uniform", "scale", "grid")
 TUNING_METRICS = ("perplexity", "accuracy")
-TUNING_TEXTS = ("data", "gsm8k", "equations", "own")
+TUNING_TEXTS = ("data", "gsm8k", "equations")
 LOGGERS = ("none", "wandb")
 LAUNCHERS = ("none", "local", "submitit", "ray")
 LOGGER_MODES = ("online", "offline", "disabled")
@@ -204,6 +205,8 @@ class LauncherConfig:
     def __post_init__(self) -> None:
         one_of("launcher", self.name, LAUNCHERS)
         at_least("launcher.workers", self.workers, 1)
+        if self.workers is not None and self.workers > MOST_WORKERS:
+            raise ConfigError(f"launcher.workers={self.workers}: give at most {MOST_WORKERS}.")
         for key, launcher in (("cluster", "submitit"), ("address", "ray")):
             if getattr(self, key) is not None and self.name != launcher:
                 raise ConfigError(f"launcher.{key} belongs to launcher={launcher}.")

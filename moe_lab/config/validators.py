@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,10 +22,15 @@ Owners = Callable[[str], list[str]]
 """The methods that have a key."""
 
 
-def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambda key: []) -> Any:
+def build(
+    cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambda key: [], *, texts: bool = False
+) -> Any:
     """An instance of a dataclass from plain values, each checked against its annotation.
 
-    `owners` returns the methods that have a key, for the error about an unknown key of a method.
+    Args:
+        owners: returns the methods that have a key, for the error about an unknown key of a method.
+        texts: whether a text that is a number or a truth value is taken for it, as OmegaConf does: a variable of the
+            environment (`limit=${oc.env:LIMIT}`) is a text.
     """
     hints = _hints(cls)
     known = [f.name for f in fields(cls)]
@@ -33,7 +39,8 @@ def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambd
             raise unknown_key(
                 f"{prefix}{key}", [f"{prefix}{name}" for name in known], values.get("name"), owners
             )
-    return cls(**{key: coerce(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
+    given = {key: _converted(value, hints[key]) for key, value in values.items()} if texts else values
+    return cls(**{key: coerce(value, hints[key], f"{prefix}{key}") for key, value in given.items()})
 
 
 @cache
@@ -83,6 +90,17 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
     expected = " or ".join(_describe(choice) for choice in choices)
     shown = "null" if value is None else value
     raise ConfigError(f"{key}={shown}: expected {expected}.")
+
+
+def _converted(value: Any, annotation: Any) -> Any:
+    """A text as the number or truth value that its annotation allows; any other value as it is."""
+    if isinstance(value, str):
+        truths = {"true": True, "false": False}
+        for kind, convert in ((int, int), (float, float), (bool, lambda text: truths[text.lower()])):
+            if kind in _alternatives(annotation):
+                with suppress(ValueError, KeyError):
+                    return convert(value)
+    return value
 
 
 def _alternatives(annotation: Any) -> list[Any]:

@@ -243,16 +243,6 @@ class EngineLM(CountedHF):
         """Token ids of a whole prompt. An empty one is the beginning-of-text token."""
         return self._encoder.prompt(text, None)
 
-    def scored_pieces(self, kind: str, request: Request) -> list[ScoringRequest]:
-        """The pieces of a request that are scored, with their noise keys: a continuation, or the windows of a text."""
-        if kind == "loglikelihood":
-            context, continuation = self.encode_pair(*request.args)
-            return [ScoringRequest(context, [continuation], document_key(context))]
-        return [
-            ScoringRequest(context, [continuation], document_key([*context, *continuation]))
-            for context, continuation in self._encoder.windows(request.args[0])
-        ]
-
     def count_tokens(self, kind: str, request: Request) -> int:
         """Number of tokens that a "loglikelihood" or "loglikelihood_rolling" request scores."""
         if kind == "loglikelihood":
@@ -294,7 +284,10 @@ class EngineLM(CountedHF):
         windows: list[ScoringRequest] = []
         text_of: list[int] = []
         for i, request in enumerate(requests):
-            own = self.scored_pieces("loglikelihood_rolling", request)
+            own = [
+                ScoringRequest(context, [continuation], document_key([*context, *continuation]))
+                for context, continuation in self._encoder.windows(request.args[0])
+            ]
             windows += own
             text_of += [i] * len(own)
         missing = Counter(text_of)

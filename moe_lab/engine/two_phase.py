@@ -9,9 +9,8 @@ T = cached slots, D = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -103,12 +102,6 @@ def passes(
         yield chunks[start : start + at_once]
 
 
-T = TypeVar("T")
-Read = Callable[[Ensemble, list[TokenTree], Iterable[Tensor]], list[T]]
-"""(ensemble, trees, logits [M, n, V] of the trees' logit nodes in parts) -> a value per tree. A part is computed when
-it is asked for."""
-
-
 class TwoPhaseScorer:
     """Scores requests over a clean history, with the results of `scoring.score`.
 
@@ -135,54 +128,19 @@ class TwoPhaseScorer:
         budget: Budget,
         on_scores: OnScores,
     ) -> None:
-        """As `scoring.score`."""
-
-        def on_activations(activations: dict[int, CachedActivations]) -> None:
-            self._sample(ensemble, requests, activations, budget, on_scores)
-
-        self._first_phase(requests, budget, on_activations)
-
-    def read(
-        self,
-        ensemble: Ensemble,
-        requests: Sequence[ScoringRequest],
-        budget: Budget,
-        read: Read[T],
-        on_read: Callable[[int, T], None],
-    ) -> None:
-        """Both phases with n samples of every token; `on_read(index, value)` gets the values of `read`."""
-
-        def on_activations(activations: dict[int, CachedActivations]) -> None:
-            samples = {i: torch.full((len(own.position_M),), ensemble.n) for i, own in activations.items()}
-            with self.noisy.routed(ensemble.routing):
-                for indices in together(activations, samples, budget):
-                    trees = [TokenTree(requests[i].context, requests[i].continuations) for i in indices]
-                    chunks = passes([(activations[i], samples[i]) for i in indices], ensemble.n, budget)
-                    values = read(ensemble, trees, (self._logits(ensemble, own) for own in chunks))
-                    for i, value in zip(indices, values, strict=True):
-                        on_read(i, value)
-
-        self._first_phase(requests, budget, on_activations)
-
-    def _first_phase(
-        self,
-        requests: Sequence[ScoringRequest],
-        budget: Budget,
-        on_activations: Callable[[dict[int, CachedActivations]], None],
-    ) -> None:
-        """Calls `on_activations` with those of all requests, the stored ones first."""
+        """As `scoring.score`. Requests whose activations are stored come first."""
         cached: dict[int, CachedActivations] = {}
         if self.store is not None:
             found = {i: self.store.get(_key(request)) for i, request in enumerate(requests)}
             cached = {i: activations for i, activations in found.items() if activations is not None}
-            on_activations(cached)
+            self._sample(ensemble, requests, cached, budget, on_scores)
         first_phase = self._read(requests, [i for i in range(len(requests)) if i not in cached], budget)
         while True:
             with self.clean:
                 activations = next(first_phase, None)
             if activations is None:
                 return
-            on_activations(activations)
+            self._sample(ensemble, requests, activations, budget, on_scores)
 
     def _read(
         self, requests: Sequence[ScoringRequest], missing: list[int], budget: Budget

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import at_least
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_one_process
 from moe_lab.metrics.stored import COUNTS, FOLDER
@@ -139,18 +139,13 @@ def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
 
     Raises ConfigError for a file without such counts.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     file = Path(path).expanduser()
     file = file / FOLDER / COUNTS if file.is_dir() else file
-    try:
+    remedy = "Give the folder of a run with metrics=expert, or its expert_metrics/counts.safetensors."
+    with reading(f"method.profile={path}: {file}", remedy):
         tensors = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"method.profile={path}: {file} cannot be read as counts of experts. Give the folder of a run with "
-            "metrics=expert, or its expert_metrics/counts.safetensors."
-        ) from error
     pairs = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
     if not pairs:
         raise ConfigError(f"method.profile={path}: {file} has no pairs of experts.")

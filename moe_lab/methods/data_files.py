@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from moe_lab.errors import MoeLabError, TaskError
+from moe_lab.errors import MoeLabError, TaskError, reading
 from moe_lab.models.hub_errors import explain
 from moe_lab.tasks.loading import once
 
@@ -149,59 +149,56 @@ def opened(path: Path) -> IO[str]:
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
     """The rows of a file in one of the `FORMATS`, each with its file and line for messages.
 
-    Raises TaskError for a file that cannot be read and for a line that is not JSON.
+    Raises TaskError for a file that cannot be read.
     """
-    try:
-        if format_of(path) == ".jsonl":
-            with opened(path) as lines:
-                for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        yield _parsed(line, place := f"{path}, line {number}"), place
-            return
-        if format_of(path) == ".json":
-            with opened(path) as file:
-                content = _parsed(file.read(), str(path))
-            rows = iter(content if isinstance(content, list) else [content])
-        else:
-            rows = _csv_rows(path) if format_of(path) == ".csv" else _parquet_rows(path)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path} cannot be read: {error}.") from error
-    for number, row in enumerate(rows, start=1):
-        yield row, f"{path}, row {number}"
+    read = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}
+    with reading(path, raises=TaskError):
+        yield from read[format_of(path)](path)
 
 
-def _parquet_rows(path: Path) -> Iterator[Any]:
-    from pyarrow import ArrowException
+def _jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
+    with opened(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _parsed(line, place := f"{path}, line {number}"), place
+
+
+def _json_rows(path: Path) -> Iterator[tuple[Any, str]]:
+    with opened(path) as file:
+        content = _parsed(file.read(), str(path))
+    return _numbered(content if isinstance(content, list) else [content], path)
+
+
+def _numbered(rows: Iterable[Any], path: Path) -> Iterator[tuple[Any, str]]:
+    return ((row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[Any, str]]:
     from pyarrow.parquet import ParquetFile
 
-    try:
-        with ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1000):
-                yield from batch.to_pylist()
-    except (OSError, ArrowException) as error:
-        raise TaskError(f"{path} cannot be read: {error}.") from error
+    with ParquetFile(path) as file:
+        batches = file.iter_batches(batch_size=1000)
+        yield from _numbered((row for batch in batches for row in batch.to_pylist()), path)
 
 
-def _csv_rows(path: Path) -> Iterator[Any]:
+def _csv_rows(path: Path) -> Iterator[tuple[Any, str]]:
     """Texts stay texts, also those that look like numbers. Messages are JSON in their cell."""
-    from pyarrow import ArrowException, csv, string
+    from pyarrow import csv, string
 
     texts = csv.ConvertOptions(column_types=dict.fromkeys(("text", *LISTS), string()))
     lines, blocks = csv.ParseOptions(newlines_in_values=True), csv.ReadOptions(block_size=CSV_BLOCK)
-    try:
-        with csv.open_csv(path, blocks, lines, texts) as reader:
-            for batch in reader:
-                for row in batch.to_pylist():
-                    yield row | {key: _parsed(row[key], str(path)) for key in LISTS if row.get(key)}
-    except (OSError, ArrowException) as error:
-        raise TaskError(f"{path} cannot be read: {error}.") from error
+    with csv.open_csv(path, blocks, lines, texts) as reader:
+        rows = _numbered((row for batch in reader for row in batch.to_pylist()), path)
+        for row, place in rows:
+            yield row | {key: _parsed(row[key], place) for key in LISTS if row.get(key)}, place
 
 
 def _parsed(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise TaskError(f"{place}: not JSON ({error}).") from error
+    with reading(place, raises=TaskError, says="is not JSON"):
+        row = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(row, ensure_ascii=False).encode()  # fails for half a pair, which no tokenizer accepts
+        return row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 from moe_lab.config.validators import build
-from moe_lab.errors import ConfigError
-from moe_lab.results.stored_files import DamagedError, read_mapping
+from moe_lab.errors import ConfigError, reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +56,8 @@ class Profile:
     """The best logit scale of temperature 0."""
     at_bound: list[str] = field(default_factory=list)
     """Values at the bound of their search, such as "layer_3": a better value may be outside it."""
-    references: dict[str, Any] | None = None
-    """For a perplexity over the model's own solutions: `asked`, `correct`, their `folder`, their `bias`."""
     answers: str | None = None
-    """The scored answers: data, equations or own (`tuning.text`). None if accuracy was tuned, and in older profiles."""
+    """The scored answers: data or equations (`tuning.text`). None if accuracy was tuned, and in older profiles."""
     settings: dict[str, Any] | None = None
     """The method's keys with the best values that tuning=grid found; None with another tuning."""
 
@@ -71,7 +68,7 @@ class Profile:
             *("study", "model", "tuning", "metric", "n", "noise", "noise_scale", "adaptive", "bands"),
             *("settings", "trials", "trial", "score", "untuned_score"),
             *("logit_scale", "calibrated_score", "calibrated_scale"),
-            *("at_bound", "split", "samples", "answers", "references"),
+            *("at_bound", "split", "samples", "answers"),
         )
         block = {name: getattr(self, name) for name in names}
         if self.settings is None:
@@ -88,19 +85,10 @@ class Profile:
 
 def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:
     """Read a profile. Raises ConfigError, which names `key`, if the file is missing or is no profile."""
-    try:
-        values = read_mapping(Path(path))
-    except DamagedError as error:
-        raise ConfigError(f"{key}={path} is no profile of a study: {error.problem}.") from error
-    if values is None:
-        raise ConfigError(
-            f"{key}={path}: no such file. Give a number, a list, or the best.yaml of a study "
-            "(tuning=tpe writes one)."
-        )
-    try:
+    remedy = "Give a number, a list, or the best.yaml of a study (tuning=tpe writes one)."
+    with reading(f"{key}={path}", remedy, says="is no profile of a study"):
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         profile: Profile = build(Profile, values, "")
-    except (ConfigError, TypeError) as error:
-        raise ConfigError(f"{key}={path} is no profile of a study: {error}") from error
     if not profile.documents:
         raise ConfigError(
             f"{key}={path} does not list the documents that it was tuned on (documents:), so the test cannot leave "

@@ -69,7 +69,8 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: in
 
     Raises TaskError if none is left or the chat template refuses one, ConfigError if it hides the answers of all.
     """
-    begun = [each for each in conversations if each and each[0]["role"] != "assistant"]
+    # A message has a token or more: those after the first `length` are cut. Locating answers is quadratic in them.
+    begun = [each[: length + 1] for each in conversations if each and each[0]["role"] != "assistant"]
     whole = encode(tokenizer, begun)
     if begun and not whole:
         raise ConfigError(

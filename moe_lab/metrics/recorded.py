@@ -12,10 +12,8 @@ T = tokens of a request, L = MoE layers, K = experts per token, E = experts, G =
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import json
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, reading
 from moe_lab.metrics.counts import PHASES, TOKENS_AT_ONCE, Counts, group_count, pair_counts
 
 KEY = "metrics_from"
@@ -60,10 +58,8 @@ def read_recorded(path: str | Path, routers: Routers) -> list[Recorded]:
     file = Path(path).expanduser()
     if file.suffix not in (".jsonl", ".npz"):
         raise ConfigError(f"{KEY}={path}: the name must end in .jsonl or .npz (docs/expert_metrics.md).")
-    try:
+    with reading(f"{KEY}={path}"):
         rows = list(_lines(file) if file.suffix == ".jsonl" else _arrays(file))
-    except (OSError, UnicodeDecodeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{KEY}={path} cannot be read: {error}.") from error
     if not rows:
         raise ConfigError(f"{KEY}={path} has no request. Record some, as docs/expert_metrics.md shows.")
     return [_request(place, routes, prompt, routers) for place, routes, prompt in rows]
@@ -75,10 +71,8 @@ def _lines(file: Path) -> Iterator[tuple[str, Any, Any]]:
         if not line.strip():
             continue
         place = f"{KEY}={file}, line {number}"
-        try:
+        with reading(place, says="is not JSON"):
             row = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{place}: not JSON ({error}).") from error
         if not isinstance(row, dict) or not {ROUTES, PROMPT} <= row.keys():
             raise ConfigError(f"{place}: a request needs the keys {ROUTES} and {PROMPT}.")
         yield place, row[ROUTES], row[PROMPT]
@@ -86,11 +80,8 @@ def _lines(file: Path) -> Iterator[tuple[str, Any, Any]]:
 
 def _arrays(file: Path) -> Iterator[tuple[str, Any, Any]]:
     """(place, routes, prompt tokens) of each array but `prompt_tokens`."""
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-    except ValueError as error:
-        raise ConfigError(f"{KEY}={file} cannot be read: {error}.") from error
+    with np.load(file, allow_pickle=False) as arrays:
+        found = {name: arrays[name] for name in arrays.files}
     prompts = found.pop(PROMPT, np.zeros(0))
     if prompts.shape != (len(found),):
         raise ConfigError(
@@ -127,10 +118,8 @@ def _request(place: str, routes: Any, prompt: Any, routers: Routers) -> Recorded
 
 def _decoded(place: str, routes: Any, routers: Routers) -> np.ndarray:
     """int64 [T, L, K]"""
-    try:
+    with reading(place, says=f"has {ROUTES} that cannot be decoded"):
         found = _from_base64(routes, routers) if isinstance(routes, str) else np.asarray(routes)
-    except (ValueError, binascii.Error) as error:
-        raise ConfigError(f"{place}: {ROUTES} cannot be decoded: {error}.") from error
     if found.ndim != 3 or found.dtype.kind not in "iu" or not found.size:
         raise ConfigError(
             f"{place}: {ROUTES} has the shape {found.shape} and the type {found.dtype}. Integers [tokens, layers, "
@@ -145,16 +134,15 @@ def _from_base64(text: str, routers: Routers) -> np.ndarray:
         array: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
         return array
     values = np.frombuffer(content, dtype="<i4")
-    for layers in (len(routers.experts), routers.layers):
-        shaped = (
-            values.reshape(-1, layers, routers.top_k) if not len(values) % (layers * routers.top_k) else None
+    counts = {len(routers.experts), routers.layers}
+    fits = [layers for layers in sorted(counts) if not len(values) % (layers * routers.top_k)]
+    if len(fits) != 1:
+        which = f"{'both' if fits else 'no'} multiples of {' and '.join(map(str, sorted(counts)))}"
+        raise ValueError(
+            f"{len(values)} numbers are {which} layers x {routers.top_k} experts per token. Give a .npy file or lists, "
+            "which have their shape"
         )
-        # if both numbers of layers fit, a repeated expert shows that the values include dense layers
-        if shaped is not None and (layers == routers.layers or not _repeats(shaped).any()):
-            return shaped
-    raise ValueError(
-        f"{len(values)} numbers are no multiple of {len(routers.experts)} layers x {routers.top_k} experts per token"
-    )
+    return values.reshape(-1, fits[0], routers.top_k)
 
 
 def _repeats(index_TLK: np.ndarray) -> np.ndarray:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from moe_lab.errors import ConfigError, ModelError
-from moe_lab.models.files import ADAPTER, ADAPTER_TENSORS, first_line, read_header
+from moe_lab.errors import ConfigError, ModelError, first_line, reading
+from moe_lab.models.files import ADAPTER, ADAPTER_TENSORS, read_header
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -57,15 +57,16 @@ def check_fit(config: PreTrainedConfig, folder: Path, source: str) -> None:
     """Raise ModelError for an adapter whose tensors are not those that the model would get. Loads no weights."""
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
 
-    try:
+    with (
+        reading(f"model.peft={source}", raises=ModelError, says="does not fit the model"),
+        torch.device("meta"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
         found = {name: tensor["shape"] for name, tensor in read_header(folder / ADAPTER_TENSORS).items()}
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            empty: Any = AutoModelForCausalLM.from_config(config)
-            wrapped = get_peft_model(empty, PeftConfig.from_pretrained(folder), low_cpu_mem_usage=True)
-            state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
-    except Exception as error:  # a foreign configuration leads to any exception in peft
-        raise ModelError(f"model.peft={source} does not fit the model: {first_line(error)}.") from error
+        empty: Any = AutoModelForCausalLM.from_config(config)
+        wrapped = get_peft_model(empty, PeftConfig.from_pretrained(folder), low_cpu_mem_usage=True)
+        state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     expected = {name: list(tensor.shape) for name, tensor in state.items()}
     other = sorted(name for name in found | expected if found.get(name) != expected.get(name))
     if other:
@@ -120,13 +121,8 @@ def _configuration(folder: Path, source: str) -> dict[str, Any]:
     for name in (ADAPTER, ADAPTER_TENSORS):
         if not (folder / name).is_file():
             raise ModelError(f"model.peft={source} is no adapter in peft's format: it has no {name}.")
-    try:
-        content = json.loads((folder / ADAPTER).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{folder / ADAPTER} is damaged: {first_line(error)}.") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{folder / ADAPTER} is damaged: it is no mapping.")
-    return content
+    with reading(folder / ADAPTER, raises=ModelError, says="is damaged"):
+        return dict(json.loads((folder / ADAPTER).read_bytes()))
 
 
 def _is_folder(source: Any) -> bool:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from moe_lab.errors import ModelError, MoeLabError, RoutingError
-from moe_lab.models.files import first_line, known_weights, read_header
+from moe_lab.errors import ModelError, MoeLabError, RoutingError, first_line
+from moe_lab.models.files import known_weights, read_header
 from moe_lab.models.transformers_internals import generation_config, logits_processors
 from moe_lab.routing import Router, Routing, find_routers, routed
 

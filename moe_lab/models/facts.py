@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moe_lab.config.schema import ModelConfig
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError, ModelError, first_line
 from moe_lab.models.adapters import check_adapter
 from moe_lab.models.source import adapter_folder, load_config, model_commit, model_source
 from moe_lab.models.transformers_internals import can_use_sdpa
@@ -64,9 +64,8 @@ def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -
     try:
         quantizer = _quantizer(stored)
     except (ImportError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(
-            f"{source} is quantized with {method} and cannot run here: {reason}\n{REMEDY}"
+            f"{source} is quantized with {method} and cannot run here: {first_line(error)}.\n{REMEDY}"
         ) from error
     if quantizer is None:
         raise ModelError(f"{source} is quantized with {method}, which transformers does not know.\n{REMEDY}")

@@ -6,10 +6,12 @@ A library would fail at damaged content with any error, so these checks come fir
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from moe_lab.errors import ModelError
+from moe_lab.errors import ModelError, reading
 
 ADAPTER = "adapter_config.json"
 """transformers loads such an adapter with a model that has one in its folder."""
@@ -19,9 +21,14 @@ NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """An option of every `from_pretrained`. Without it transformers asks on the terminal, and runs the code on a `y`."""
 
 
-def refuse_code(error: Exception, source: str, file: Path) -> None:
-    """Raise ModelError if transformers refused to load `file` (config.json, tokenizer_config.json) for its code."""
-    if isinstance(error, ValueError) and "custom code" in str(error):
+@contextmanager
+def code_refused(source: str, file: Path) -> Iterator[None]:
+    """Raise ModelError if transformers refuses to load `file` (config.json, tokenizer_config.json) for its code."""
+    try:
+        yield
+    except ValueError as error:
+        if "custom code" not in str(error):
+            raise
         raise ModelError(
             f"{source} needs code of its own ({file.name} names {_named_code(file)}), which is never run. Use a model "
             "that transformers has built in (docs/models.md)."
@@ -87,16 +94,9 @@ REMEDY = "Save or copy the model again."
 def check_mappings(folder: Path, what: str) -> None:
     """Raise ModelError for a JSON file that is no mapping, of `what`: "The model owner/name", say."""
     for file in (folder / name for name in MAPPINGS):
-        if not file.exists():
-            continue
-        try:
-            content = json.loads(file.read_bytes()) if file.is_file() else None
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(
-                f"{what} could not be read: {file.name} is damaged: {first_line(error)}. {REMEDY}"
-            ) from error
-        if not isinstance(content, dict):
-            raise ModelError(f"{what} could not be read: {file.name} is damaged: it is no mapping. {REMEDY}")
+        with reading(f"{what} could not be read: {file.name}", REMEDY, raises=ModelError, says="is damaged"):
+            if file.exists() and not isinstance(json.loads(file.read_bytes()), dict):
+                raise ValueError("it is no mapping")
 
 
 def check_generation_file(folder: Path) -> None:
@@ -106,18 +106,10 @@ def check_generation_file(folder: Path) -> None:
     file = folder / "generation_config.json"
     if not file.is_file():
         return
-    try:
+    with reading(file, "Correct it, or delete it.", raises=ModelError, says="cannot be used"):
         guidance = GenerationConfig.from_pretrained(folder, local_files_only=True).guidance_scale
         if guidance not in (None, 1):
             raise ValueError(f"guidance_scale={guidance} needs a second pass without the prompt")
-    except Exception as error:
-        raise ModelError(f"{file} cannot be used: {first_line(error)}. Correct it, or delete it.") from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, at most 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(' "')]
-    return (lines[0][:300] if lines else type(error).__name__).rstrip(".")
 
 
 WEIGHTS = (

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from moe_lab.config.catalog import option_files, read_option, resource_folder
 from moe_lab.config.terminal import without_passwords
 from moe_lab.config.validators import did_you_mean
+from moe_lab.errors import first_line
 from moe_lab.models.hub import NotCached, is_offline, unreachable
 
 LOGIN = "HF_TOKEN=<your token> in front of the command, or `hf auth login` once"
@@ -134,6 +135,4 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _first_line(error: BaseException) -> str:
     """The first line of an error, without the query strings of URLs, which may contain signatures."""
-    lines = (line.strip() for line in str(error).splitlines() if line.strip())
-    first = next(lines, type(error).__name__)
-    return without_passwords(re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", first)).rstrip(".")
+    return without_passwords(re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", first_line(error)))

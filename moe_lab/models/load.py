@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moe_lab.config.schema import ModelConfig
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError, ModelError, first_line
 from moe_lab.models.adapters import check_fit, merged
 from moe_lab.models.checks import (
     check_complete,
@@ -38,7 +38,7 @@ from moe_lab.models.facts import (
     quantization_of,
     resolve_device,
 )
-from moe_lab.models.files import NO_CODE, check_generation_file, first_line
+from moe_lab.models.files import NO_CODE, check_generation_file
 from moe_lab.models.source import adapter_folder, load_config, model_folder, model_source
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.models.transformers_internals import can_set_experts, reading_once

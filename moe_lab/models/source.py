@@ -14,16 +14,15 @@ from transformers.utils import logging as transformers_logging
 
 import moe_lab.models.designs  # noqa: F401 - registers this package's models with AutoConfig
 from moe_lab.config.schema import ModelConfig
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError, ModelError, reading
 from moe_lab.models.files import (
     ADAPTER,
     ADAPTER_TENSORS,
     NO_CODE,
     check_mappings,
-    first_line,
+    code_refused,
     known_weights,
     refuse_adapter,
-    refuse_code,
 )
 from moe_lab.models.hub import Repository, fetch, find, weight_files
 from moe_lab.models.hub_errors import explain
@@ -90,23 +89,20 @@ def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     transformers_logging.set_verbosity_error()
     folder, source = model_folder(model, offline=offline), model_source(model)
     check_mappings(folder, f"The model {source}")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+    file = folder / "config.json"
+    with reading(file, raises=ModelError, says="is not valid"), code_refused(source, file):
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+        except StrictDataclassError as error:  # its first line does not say the reason
+            raise error.__cause__ or error from error
         text = config.get_text_config()
         positions = getattr(text, "max_position_embeddings", 1)
         quantized = getattr(config, "quantization_config", None)
         kernels = (attention_of(config), attention_of(text))
-    except StrictDataclassError as error:  # its first line does not say the reason
-        raise ModelError(f"{folder}/config.json is not valid: {error.__cause__ or error}") from error
-    except (OSError, ValueError, KeyError) as error:
-        refuse_code(error, source, folder / "config.json")
-        raise ModelError(explain(error, source, "model", offline)) from error
-    except Exception as error:  # values of a wrong type lead to any exception in transformers
-        raise ModelError(f"{folder}/config.json is not valid: {first_line(error)}.") from error
-    if not isinstance(positions, int) or positions < 1:
-        raise ModelError(f"{folder}/config.json is not valid: max_position_embeddings is {positions}.")
-    if not (quantized is None or isinstance(quantized, dict) or hasattr(quantized, "to_dict")):
-        raise ModelError(f"{folder}/config.json is not valid: quantization_config is no mapping.")
+        if not isinstance(positions, int) or positions < 1:
+            raise ValueError(f"max_position_embeddings is {positions}")
+        if not (quantized is None or isinstance(quantized, dict) or hasattr(quantized, "to_dict")):
+            raise ValueError("quantization_config is no mapping")
     if getattr(config, "transformers_weights", None) is not None:
         raise ModelError(
             f"{folder}/config.json names its weights in transformers_weights, which is not read. Name the file "

@@ -21,8 +21,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.errors import ConfigError, ModelError
-from moe_lab.models.files import NO_CODE, check_mappings, first_line, refuse_code
+from moe_lab.errors import ConfigError, ModelError, first_line, reading
+from moe_lab.models.files import NO_CODE, check_mappings, code_refused
 from moe_lab.models.source import model_source, tokenizer_folder
 
 PLAIN_TEMPLATE = (
@@ -40,16 +40,17 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     """
     source = model.tokenizer or model_source(model)
     folder = tokenizer_folder(model, offline=offline)
-    check_mappings(folder, f"The tokenizer of {source}")
-    try:
+    of = f"The tokenizer of {source}"
+    check_mappings(folder, of)
+    remedy = "\nmodel.tokenizer names another folder or hub id."
+    with (
+        reading(of, remedy, raises=ModelError, says="could not be loaded"),
+        code_refused(of, folder / "tokenizer_config.json"),
+    ):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
-        empty = not tokenizer.encode("a", add_special_tokens=False)
-    except Exception as error:  # tokenizers raises Exception itself, transformers whatever a value leads to
-        refuse_code(error, f"The tokenizer of {source}", folder / "tokenizer_config.json")
-        raise ModelError(_no_tokenizer(source, first_line(error))) from error
-    if empty:
-        # transformers returns an empty tokenizer for a folder without tokenizer files
-        raise ModelError(_no_tokenizer(source, "it has no vocabulary"))
+        if not tokenizer.encode("a", add_special_tokens=False):
+            # transformers returns an empty tokenizer for a folder without tokenizer files
+            raise ValueError("it has no vocabulary")
     if model.add_bos_token and tokenizer.bos_token_id is None:
         raise ConfigError(
             f"model.add_bos_token=true: the tokenizer of {source} has no token for the beginning. Leave it out."
@@ -88,13 +89,6 @@ def template_block(config: Config) -> dict[str, Any]:
     return {"chat_template": {"sha256": hashlib.sha256(text.encode()).hexdigest(), "plain": plain}}
 
 
-def _no_tokenizer(source: str, reason: str) -> str:
-    return (
-        f"The tokenizer of {source} could not be loaded: {reason}.\n"
-        "model.tokenizer names another folder or hub id."
-    )
-
-
 SECONDS = 10.0
 BYTES = 2**30
 CHARACTERS = 2**24
@@ -121,8 +115,7 @@ def rendered(tokenizer: Any, render: Callable[[], str]) -> str:
             f"{template} takes more than {BYTES / 2**30:g} GiB for one prompt. {remedy}"
         ) from None
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError(f"{template} fails: {reason}. {remedy}") from error
+        raise ConfigError(f"{template} fails: {first_line(error)}. {remedy}") from error
     if len(text) > CHARACTERS:
         raise ConfigError(f"{template} returns a prompt of {len(text):,} characters. {remedy}")
     return text

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moe_lab.errors import ConfigError, ResultsError
-from moe_lab.models.files import ADAPTER, first_line
+from moe_lab.errors import ConfigError, ResultsError, first_line
+from moe_lab.models.files import ADAPTER
 from moe_lab.models.hub import is_offline
 from moe_lab.models.hub_errors import LOGIN
 

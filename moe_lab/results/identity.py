@@ -6,16 +6,18 @@ import hashlib
 import json
 import platform
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from inspect import getsource
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
 from moe_lab.config import __version__
 from moe_lab.errors import ConfigError
+from moe_lab.results.code import code_digest
 
 # Versions of the packages that produce a result
 
@@ -88,7 +90,7 @@ RUNTIME = frozenset(
 )
 """Fields that do not change numbers. The temperatures of a tuned run are part of its method."""
 
-UNNAMED = ("custom_dataset", "dataset_kwargs", "metadata", "task_alias", "tag")
+UNNAMED = frozenset({"custom_dataset", "dataset_kwargs", "metadata", "task_alias", "tag"})
 """Keys of an lm-eval task that are not hashed: paths and names. The documents themselves are."""
 
 
@@ -99,12 +101,22 @@ def run_id(content: Mapping[str, object]) -> str:
 
 
 def task_settings(task: Any) -> dict[str, object]:
-    """An lm-eval task's version and configuration, without paths and unset keys.
+    """An lm-eval task's version, configuration and code, without paths and unset keys.
 
-    A function of this package is represented by its version (`moe_lab.tasks.task_functions`), any other by its source.
+    A function is represented by its name and the digest of its module (`moe_lab.results.code`).
     """
     settings = {key: value for key, value in vars(task.config).items() if key not in UNNAMED}
-    return {"version": str(task.VERSION), **_plain(settings)}
+    if isinstance(choices := settings.get("doc_to_choice"), dict):
+        settings["doc_to_choice"] = list(choices.items())  # their order counts
+    code = getattr(task, "code", None)
+    return {"version": str(task.VERSION), **_plain(settings)} | ({"code": _plain(code)} if code else {})
+
+
+def group_settings(group: Any) -> dict[str, object]:
+    """An lm-eval group's version, tasks, aggregated metrics and code."""
+    metrics = _plain(group.aggregate_metric_list)
+    code = _plain(getattr(group, "code", None))
+    return {"version": group.version, "tasks": sorted(group.child_names), "metrics": metrics, "code": code}
 
 
 def _plain(value: Any) -> Any:
@@ -117,15 +129,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, partial):
         return {"call": _plain(value.func), "args": _plain(value.args), "kwargs": _plain(value.keywords)}
     if callable(value):
-        return getattr(value, "identity", None) or _source(value)
+        function = unwrap(value)
+        named = function if hasattr(function, "__qualname__") else type(function)
+        return [named.__qualname__, module_digest(named.__module__)]
     return _plain(vars(value)) if hasattr(value, "__dict__") else str(value)
 
 
-def _source(function: Any) -> str:
-    try:
-        return getsource(function)
-    except (OSError, TypeError):
-        return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+def module_digest(name: str) -> str | None:
+    """`code_digest` of an imported module; None if it has no Python file."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return code_digest(Path(file)) if file and file.endswith(".py") else None
 
 
 @cache

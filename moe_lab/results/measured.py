@@ -82,6 +82,8 @@ class Paired(Measured):
     """Documents that only this run has right; None for scores that are not 0 or 1."""
     to_wrong: int | None = None
     """Documents that only the other run has right."""
+    equal: bool = False
+    """Whether no document differs by more than rounding. Then there is no test. Scores of 0 and 1 have theirs."""
 
     @property
     def changed(self) -> tuple[int, int] | None:

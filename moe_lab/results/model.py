@@ -16,6 +16,7 @@ from typing import Any
 from moe_lab.results import statistics
 from moe_lab.results.identity import DECISIVE, SCHEMA_VERSION, versions
 from moe_lab.results.measured import Interval, Paired, limits
+from moe_lab.results.rounding import Rounding
 from moe_lab.results.shapes import leaves, report_key, results_misfit
 from moe_lab.results.stored_files import DamagedError, damaged, parsed_once
 
@@ -83,6 +84,8 @@ class RunResult(Mapping[str, Any]):
     content: Block
     folder: Path | None = None
     """None for a result that is not stored."""
+    asked: str | None = None
+    """The headline metric of the command that shows it; None for that of the command that computed it."""
 
     def __getitem__(self, key: str) -> Any:
         return self.content[key]
@@ -112,7 +115,7 @@ class RunResult(Mapping[str, Any]):
 
     @property
     def seed(self) -> int | None:
-        """None for methods without randomness."""
+        """That of the method, else that of the training on first use that made the model, else None."""
         return self._block.get("seed")
 
     @property
@@ -159,7 +162,7 @@ class RunResult(Mapping[str, Any]):
     @property
     def metric(self) -> str | None:
         """The headline metric as lm-eval's `metric,filter`; None with predict_only."""
-        return self._block["task"].get("metric")
+        return self.asked or self._block["task"].get("metric")
 
     @property
     def samples(self) -> Mapping[str, list[int]]:
@@ -201,7 +204,8 @@ class RunResult(Mapping[str, Any]):
     def settings(self) -> dict[str, object]:
         """The parts of the block that name the run in a summary over seeds."""
         names = ("model", "method", "task", "untuned", "tuning", "judges")
-        return {name: self._block[name] for name in names if name in self._block}
+        parts = {name: self._block[name] for name in names if name in self._block}
+        return parts | {"task": {**self._block["task"], "metric": self.metric}}
 
     @property
     def stored_in(self) -> Path:
@@ -284,6 +288,11 @@ class RunResult(Mapping[str, Any]):
         return any(bool(block.get(key)) for block in self._block.values() if isinstance(block, Mapping))
 
     # Comparisons on the same documents.
+
+    @property
+    def rounding(self) -> Rounding:
+        """Which values of the run and of its base model's are equal within rounding."""
+        return Rounding(self.model_facts.get("dtype"), self._block.get("rounding"))
 
     @property
     def compared(self) -> list[str]:

@@ -50,6 +50,12 @@ class Sample:
     target_hash: str | None = None
     """lm-eval's, of the right answer."""
 
+    @property
+    def scored_words(self) -> int:
+        """The words of the longest text whose log-likelihood was asked for; 0 for generated answers."""
+        texts = [request[-1] for request in self.requests if isinstance(request[-1], str)]
+        return max((max(1, len(text.split())) for text in texts), default=0)
+
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Sample:
         """A sample that lm-eval returned, or a line of its log."""
@@ -186,6 +192,15 @@ def reported(scores: Block) -> list[str]:
     """The `metric,filter` keys of a task's scores, without standard errors, counts and the placeholder."""
     keys = [key for key in scores if "," in key and "_stderr," not in key]
     return [key for key in keys if key.partition(",")[0] != PLACEHOLDER]
+
+
+def headline_of(metric: str | None, scores: Block) -> str | None:
+    """The headline metric of a run: the one that was asked for, by default the first that its first task reports.
+
+    None with predict_only, which reports none.
+    """
+    known = reported(scores)
+    return (metric or known[0]) if known else None
 
 
 def aggregation(task: Any, metric: str) -> Aggregate | None:

@@ -1,58 +1,96 @@
-"""The scores of a command: means over seeds and over tasks, and one correction for all of their comparisons.
+"""The scores of a command: means over seeds and over tasks, and one correction for the comparisons of each question.
 
-A command has one family of comparisons. Each view of it (terminal, tables, pages, figures, data frame) quotes the
-corrected p of that family, so that a difference is significant in all of them or in none.
+Each view of a command (terminal, tables, pages, figures, data frame) quotes the same corrected p, so that a difference
+is significant in all of them or in none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from moe_lab.results.measured import Interval, Spread, limits
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.scores import MARKS, PART, Comparison, Score, shown_scores
+from moe_lab.results.scores import EQUAL, MARKS, PART, Comparison, Score, shown_scores
 from moe_lab.results.significance import holm, p_over_seeds
 from moe_lab.results.statistics import LEVEL, interval_of_mean_of_tasks, over_seeds
+
+SCORES, CONTROLS, EXPERT_METRICS, DESIGNS = "scores", "controls", "expert metrics", "designs"
+"""The questions of a command: the scores that were asked for, their controls (a comparison with another run than the
+base model's, and the scores of a run that was not asked for, such as calibration), what `metrics=` measured, and the
+designs of a ranking. Adding one leaves the corrected p of the others as they are."""
+BEST_DESIGN = "best design"
+"""The other run of a comparison of designs."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """The comparisons of a command that have a p, with their p corrected by Holm for their number."""
+    """The comparisons of a command that have a p, with their p corrected by Holm for the number of their question."""
 
     corrected: Mapping[Comparison, float]
+    questions: Mapping[Comparison, str]
 
     @classmethod
-    def of(cls, p_values: Mapping[Comparison, float | None]) -> Family:
-        found = {comparison: p for comparison, p in p_values.items() if p is not None}
-        corrected = [p for p in holm(list(found.values())) if p is not None]
-        return cls(dict(zip(found, corrected, strict=True)))
+    def of(
+        cls,
+        p_values: Mapping[Comparison, float | None],
+        measured: Mapping[Comparison, float | None] | None = None,
+        controls: Container[str] = (),
+    ) -> Family:
+        """The families of some p.
 
-    @classmethod
-    def of_scores(cls, scores: Iterable[Score]) -> Family:
-        """The family of some scores. A comparison that several tables have counts once."""
-        return cls.of({score.comparison: score.p for score in scores})
+        Args:
+            measured: of what `metrics=` measured.
+            controls: the ids of runs that were not asked for.
+        """
+        asked = {comparison: _question(comparison, controls) for comparison in p_values}
+        asked |= dict.fromkeys(measured or {}, EXPERT_METRICS)
+        known = {one: p for one, p in {**p_values, **(measured or {})}.items() if p is not None}
+        corrected: dict[Comparison, float] = {}
+        for question in dict.fromkeys(asked[one] for one in known):
+            own = [one for one in known if asked[one] == question]
+            p_holm = [p for p in holm([known[one] for one in own]) if p is not None]
+            corrected |= dict(zip(own, p_holm, strict=True))
+        return cls(corrected, {one: asked[one] for one in corrected})
 
-    @property
-    def tests(self) -> int:
-        """The number of comparisons."""
-        return len(self.corrected)
+    @cached_property
+    def tests(self) -> Counter[str]:
+        """The number of comparisons by question."""
+        return Counter(self.questions.values())
 
     def correct(self, score: Score) -> Score:
-        """The score with `p_holm` and `family`. A comparison outside the family gets none, such as that of one seed."""
+        """The score with `p_holm`, `question` and `family`.
+
+        A comparison outside of the families gets none, such as that of one seed.
+        """
+        question = self.questions.get(score.comparison)
+        family = None if question is None else self.tests[question]
         p = self.corrected.get(score.comparison)
-        return replace(score, p_holm=p, family=None if p is None else self.tests)
+        return replace(score, p_holm=p, question=question, family=family)
 
     @property
     def note(self) -> str:
-        """What a view says of the correction; empty for fewer than two comparisons."""
-        return f"{self.tests} comparisons, Holm" if self.tests > 1 else ""
+        """What a view says of the correction: the number of comparisons of each question; empty if none has two."""
+        counts = self.tests
+        several = max(counts.values(), default=0) > 1
+        return ", ".join(f"{name}: {count}" for name, count in counts.items()) if several else ""
 
 
-NO_COMPARISONS = Family({})
+def _question(comparison: Comparison, controls: Container[str]) -> str:
+    run_id, _, metric, other = comparison
+    if metric.startswith("expert."):
+        return EXPERT_METRICS
+    if other == BEST_DESIGN:
+        return DESIGNS
+    return CONTROLS if other != BASE or run_id in controls else SCORES
+
+
+NO_COMPARISONS = Family({}, {})
 
 
 @dataclass(frozen=True)
@@ -63,7 +101,7 @@ class SeedGroup:
     summary: Mapping[str, Any] | None = None
     """`moe_lab.runs.summaries.summary` of several."""
     file: Path | None = None
-    """Where the summary is stored."""
+    """Where the summary belongs (`moe_lab.runs.summaries.write_summaries`)."""
 
     def scores(self, other: str = BASE) -> list[Score]:
         """The scores of the run, or the means over its seeds."""
@@ -76,14 +114,19 @@ class SeedGroup:
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """The scores of a command and the family of their comparisons."""
+    """The scores of a command and the families of their comparisons."""
 
     scores: Sequence[Score]
     family: Family
 
     @classmethod
-    def of(cls, groups: Sequence[SeedGroup]) -> ScoreTable:
-        """The scores against base, then against each other run, corrected for all of their comparisons."""
+    def of(
+        cls,
+        groups: Sequence[SeedGroup],
+        measured: Mapping[Comparison, float | None] | None = None,
+        controls: Container[str] = (),
+    ) -> ScoreTable:
+        """The scores against base, then against each other run, corrected as in `Family.of`."""
         others = [BASE, *compared_names(results for group in groups for results in group.results)]
         found = [
             score
@@ -92,7 +135,7 @@ class ScoreTable:
             if other == BASE or other in compared_names(group.results)
             for score in group.scores(other)
         ]
-        family = Family.of_scores(found)
+        family = Family.of({score.comparison: score.p for score in found}, measured, controls)
         return cls([family.correct(score) for score in found], family)
 
 
@@ -143,9 +186,11 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     moved = over_seeds(differences) if len(differences) == len(scores) else Spread()
     tests = (
         mean.get("difference_p_documents"),
-        p_over_seeds(differences) if moved.mean is not None else None,
+        p_over_seeds(differences),
     )
-    larger = None if tests[1] is None else max(p for p in tests if p is not None)
+    known = [p for p in tests if p is not None and moved.mean is not None]
+    larger = max(known, default=None)
+    equal = bool(mean.get("equal"))
     return replace(
         first,
         run_id=" ".join(score.run_id for score in scores),
@@ -156,14 +201,22 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
         interval=limits(mean.get("ci95_documents")),
         seed_interval=spread.interval,
         difference=moved.mean,
-        difference_interval=limits(mean.get("difference_ci95_both") or mean.get("difference_ci95_documents")),
+        difference_interval=limits(mean.get("difference_ci95_documents")),
         difference_seed_interval=moved.interval,
+        difference_both_interval=limits(mean.get("difference_ci95_both")),
+        equal=equal,
         p_mcnemar=None,
         p_randomization=None,
-        p_seeds=None if part else mean.get("difference_p_both", larger),
+        p_seeds=None if part or equal else mean.get("difference_p_both", larger),
         flips=None,
-        marks=tuple(dict.fromkeys(mark for score in scores for mark in score.marks)),
+        marks=_marks_of_mean(scores, equal),
     )
+
+
+def _marks_of_mean(scores: Sequence[Score], equal: bool) -> tuple[str, ...]:
+    """The marks of all parts of a mean. It is equal where all of its parts are."""
+    marks = dict.fromkeys(mark for score in scores for mark in score.marks)
+    return tuple(mark for mark in marks if mark != EQUAL or equal)
 
 
 def task_mean(scores: Sequence[Score | None]) -> Score | None:
@@ -176,9 +229,15 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
     if not known or len(known) < len(scores) or None in values:
         return None
     first = known[0]
+    equal = all(score.equal for score in known)
     difference = _mean([score.difference for score in known])
-    limits = _mean_interval(
-        [score.difference for score in known], [score.difference_interval for score in known]
+    differences = [score.difference for score in known]
+    over_documents, over_both = (
+        _mean_interval(differences, intervals)
+        for intervals in (
+            [score.difference_interval for score in known],
+            [score.difference_both_interval for score in known],
+        )
     )
     return replace(
         first,
@@ -190,16 +249,18 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
         std=None,
         seed_interval=None,
         difference_seed_interval=None,
+        difference_both_interval=over_both,
         interval=_mean_interval(values, [score.interval for score in known]),
         baseline=_mean([score.baseline for score in known]),
         difference=difference,
-        difference_interval=limits,
+        difference_interval=over_documents,
         p_mcnemar=None,
         p_randomization=None,
         p_seeds=None,
-        p_average=_p_of_interval(difference, limits),
+        p_average=None if equal else _p_of_interval(difference, over_both or over_documents),
         flips=None,
-        marks=tuple(dict.fromkeys(mark for score in known for mark in score.marks)),
+        equal=equal,
+        marks=_marks_of_mean(known, equal),
     )
 
 

@@ -16,11 +16,12 @@ Comparison = tuple[str, str, str, str]
 MARKS = {
     "PARTIAL": "PARTIAL: part of the examples (limit= draws them); not the benchmark's number.",
     "part": "part: of a group that is compared as a whole; it has no test of its own.",
+    "equal": "equal: within rounding of the run that it is compared with, in every document; there is no test.",
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
     "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
     "other-profile": "other-profile: the temperatures were tuned for another model, n, noise or other bands.",
     "at-bound": "at-bound: a tuned value is at the bound of its search; a better one may lie beyond it.",
-    "own-text": "own-text: tuned on the perplexity of the model's own solutions, which favours temperature 0.",
+    "worse-than-calibrated": "worse-than-calibrated: method=calibration is better on the tuning documents.",
     "test-profile": "test-profile: routed by which experts a run took together on its test documents (no labels).",
     "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
     "cut-prompts": "cut-prompts: some prompts are longer than the model's input (max_length) and lost their beginning.",
@@ -32,7 +33,9 @@ MARKS = {
 """Notes that follow every number of such a run, with their meaning."""
 
 
-PART = "part"
+PART, EQUAL = "part", "equal"
+ROUNDING = 1e-6
+"""Two perplexities whose ratio is this near to 1 are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +55,17 @@ class Score:
     std: float | None = None
     """Over seeds."""
     interval: tuple[float, float] | None = None
-    """Over documents; of a number of one training over its held-out rows."""
+    """Over documents (of a number of one training over its held-out rows), as `difference_interval`."""
     seed_interval: tuple[float, float] | None = None
     """Student's, over seeds."""
     baseline: float | None = None
     difference: float | None = None
     difference_interval: tuple[float, float] | None = None
     difference_seed_interval: tuple[float, float] | None = None
+    difference_both_interval: tuple[float, float] | None = None
+    """Over seeds and documents together, from five seeds on: that of `p_seeds`."""
+    equal: bool = False
+    """Whether no document differs by more than rounding from the other run. Then there is no test."""
     p_mcnemar: float | None = None
     p_randomization: float | None = None
     """Of a score of one run that is not made of 0 and 1."""
@@ -67,7 +74,9 @@ class Score:
     p_average: float | None = None
     """For averages over tasks: see `moe_lab.results.score_table.task_mean`."""
     p_holm: float | None = None
-    """`p`, corrected by Holm for all comparisons of the command (`moe_lab.results.score_table.Family`)."""
+    """`p`, corrected by Holm for the comparisons of its question (`moe_lab.results.score_table.Family`)."""
+    question: str | None = None
+    """The scores that were asked for, controls, or another question of the command."""
     family: int | None = None
     """The number of comparisons that `p_holm` is corrected for."""
     other: str = BASE
@@ -81,6 +90,16 @@ class Score:
         """The p of its difference: McNemar's, the permutation test's, that of a mean over seeds or over tasks."""
         tests = (self.p_mcnemar, self.p_randomization, self.p_seeds, self.p_average)
         return next((p for p in tests if p is not None), None)
+
+    @property
+    def tested_interval(self) -> tuple[float, float] | None:
+        """The interval of its difference that belongs to its test."""
+        return self.difference_both_interval or self.difference_interval
+
+    @property
+    def tested_over(self) -> str:
+        """What `tested_interval` is over."""
+        return "documents" if self.difference_both_interval is None else "seeds and documents"
 
     @property
     def significant(self) -> bool:
@@ -147,7 +166,7 @@ def marks_of(result: RunResult, task: str | None = None, metric: str | None = No
         "upper-bound": result.reports("upper_bound"),
         "other-profile": _tuned_elsewhere(result),
         "at-bound": result.tuning.get("at_bound"),
-        "own-text": result.tuning.get("references"),
+        "worse-than-calibrated": _worse_than_calibrated(result),
         "test-profile": result.reports("test_profile"),
         "toy-judge": any(judge.toy for judge in judges),
         "cut-prompts": result.cost.cut_prompts,
@@ -162,6 +181,14 @@ def marks_of(result: RunResult, task: str | None = None, metric: str | None = No
 def _sampled_weights(model: Block) -> bool:
     """Whether a folder's model was identified by parts of its weight files, as it was before `identified_by`."""
     return "identified_by" not in model and model.get("commit", "") is None
+
+
+def _worse_than_calibrated(result: RunResult) -> bool:
+    """Whether the tuned perplexity is above that of the base model at its best logit scale, on the same documents."""
+    calibrated = result.tuning.get("calibrated_score")
+    if calibrated is None or result.method == "calibration":
+        return False
+    return bool(result.tuning["score"] > calibrated * (1 + ROUNDING))
 
 
 def _tuned_elsewhere(result: RunResult) -> bool:
@@ -218,11 +245,12 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
         baseline=_number(result.other_scores(task, other).get(metric)),
         difference=_number(paired.difference),
         difference_interval=paired.interval,
+        equal=paired.equal,
         p_mcnemar=_number(paired.p_mcnemar),
         p_randomization=_number(paired.p_permutation),
         other=other,
         flips=paired.changed,
-        marks=marks_of(result, task, metric),
+        marks=(*marks_of(result, task, metric), *[EQUAL] * paired.equal),
     )
 
 

@@ -17,6 +17,7 @@ from moe_lab.results.statistics import (
     are_equal,
     interval_of_difference,
     is_binary,
+    likelihood_terms,
     mcnemar,
 )
 
@@ -102,14 +103,10 @@ def log_likelihoods(
     The sum of both runs' log-likelihoods stays the same whatever is swapped, and both have the same words. The distance
     of two perplexities then grows with that of the log-likelihoods, so that a test of either has the same p.
     """
-    name = getattr(aggregate, "__name__", "")
-    if name == "perplexity":
-        return list(values), list(baseline)
-    if name not in ("weighted_perplexity", "bits_per_byte"):
+    mine, theirs = likelihood_terms(values, aggregate), likelihood_terms(baseline, aggregate)
+    if mine is None or theirs is None or (mine[1] != theirs[1]).any():
         return None
-    if any(mine[1] != theirs[1] for mine, theirs in zip(values, baseline, strict=True)):
-        return None
-    return [likelihood for likelihood, _ in values], [likelihood for likelihood, _ in baseline]
+    return mine[0].tolist(), theirs[0].tolist()
 
 
 def _swapped_sums(values: Sequence[Any], baseline: Sequence[Any]) -> np.ndarray:
@@ -206,11 +203,16 @@ def paired(
     aggregate: Aggregate | None = None,
     *,
     lower_is_better: bool = False,
+    equal: Sequence[bool] | None = None,
 ) -> Paired:
     """The difference `values` minus `baseline` over the same documents, in the same order.
 
     0/1 scores have McNemar's exact p and the numbers of changed documents, 0 being right with `lower_is_better`. Other
-    scores have the p of the permutation test instead.
+    scores have the p of the permutation test instead, in which equal documents are ties.
+
+    Args:
+        equal: whether each document's values are equal within rounding (`results/rounding.py`); by default those that
+            are the same.
     """
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} and {len(baseline)} documents cannot be paired")
@@ -220,12 +222,17 @@ def paired(
         difference=float(score(list(values))) - float(score(list(baseline))),
         interval=interval_of_difference([values], [baseline], aggregate),
     )
-    if aggregate is not None or not (is_binary(values) and is_binary(baseline)):
-        return replace(found, p_permutation=randomization_test(values, baseline, aggregate))
-    right, wrong = (
-        sum(mine > theirs for mine, theirs in zip(*pair, strict=True))
-        for pair in ((values, baseline), (baseline, values))
-    )
-    if lower_is_better:
-        right, wrong = wrong, right
-    return replace(found, p_mcnemar=mcnemar(right, wrong), to_right=right, to_wrong=wrong)
+    if aggregate is None and is_binary(values) and is_binary(baseline):
+        right, wrong = (
+            sum(mine > theirs for mine, theirs in zip(*pair, strict=True))
+            for pair in ((values, baseline), (baseline, values))
+        )
+        if lower_is_better:
+            right, wrong = wrong, right
+        return replace(found, p_mcnemar=mcnemar(right, wrong), to_right=right, to_wrong=wrong)
+    if equal is None:
+        equal = [mine == theirs for mine, theirs in zip(values, baseline, strict=True)]
+    if all(equal):
+        return replace(found, equal=True)
+    tied = [mine if tie else theirs for mine, theirs, tie in zip(values, baseline, equal, strict=True)]
+    return replace(found, p_permutation=randomization_test(values, tied, aggregate))

@@ -20,12 +20,13 @@ import numpy as np
 
 from moe_lab.results.measured import Interval, Spread
 
-VERSION = 3
+VERSION = 4
 """Version of the methods here. Intervals of another version are computed again from the stored answers."""
 LEVEL = 0.95
-RESAMPLES = 2000
+RESAMPLES = 10_000
+"""Of means and perplexities, whose sums are resampled all at once."""
 SLOW_RESAMPLES = 500
-"""Resamples for an `aggregate` that is not the mean, which runs once per resample."""
+"""For any other `aggregate`, which runs once per resample."""
 FEW_VALUES = 50
 SEED = 1234
 ROUNDING = 1e-12
@@ -51,7 +52,8 @@ def interval_of_mean(samples: Sequence[Sequence[Any]], aggregate: Aggregate | No
 
 def bootstrap_interval(values: Any) -> Interval:
     """95% expanded percentile interval of the mean of at least two documents' values."""
-    return _percentiles(_resampled_means(values), len(values))
+    array = np.asarray(values, dtype=float)
+    return _percentiles(_resampled_sums(array[None])[:, 0] / len(array), len(array))
 
 
 def interval_of_difference(
@@ -170,26 +172,50 @@ def is_binary(values: Sequence[Any]) -> bool:
     return all(isinstance(value, bool | int | float | np.number) and value in (0, 1) for value in values)
 
 
-def _resampled_means(values: Any) -> np.ndarray:
-    """Means of resampled documents, float64 [RESAMPLES]."""
-    array = np.asarray(values, dtype=float)
+def likelihood_terms(values: Sequence[Any], aggregate: Aggregate) -> np.ndarray | None:
+    """Log-likelihoods and their weights (words, bytes, 1), float64 [2, N]; None if it is no perplexity of lm-eval.
+
+    The score is a function of the ratio of their sums.
+    """
+    name = getattr(aggregate, "__name__", "")
+    if name == "perplexity":
+        return np.array([values, [1.0] * len(values)], dtype=float)
+    return np.array(values, dtype=float).T if name in ("weighted_perplexity", "bits_per_byte") else None
+
+
+def _perplexities(sums_R2: np.ndarray, aggregate: Aggregate) -> np.ndarray:
+    """The scores, float64 [R], of sums of `likelihood_terms`; NaN where the total length is 0."""
+    weights_R = np.where(sums_R2[:, 1] > 0, sums_R2[:, 1], math.nan)
+    nats_R = -sums_R2[:, 0] / weights_R
+    if getattr(aggregate, "__name__", "") == "bits_per_byte":
+        return nats_R / math.log(2)
+    with np.errstate(over="ignore"):
+        return np.exp(nats_R)
+
+
+def _resampled_sums(terms_KN: np.ndarray) -> np.ndarray:
+    """Sums of K numbers over resampled documents, float64 [RESAMPLES, K]. All K share the drawn documents."""
+    count = terms_KN.shape[1]
     random = np.random.default_rng(SEED)
-    distinct, counts = np.unique(array, return_counts=True)
-    if len(distinct) <= FEW_VALUES:  # how often each value is drawn is multinomial
-        return random.multinomial(len(array), counts / len(array), size=RESAMPLES) @ distinct / len(array)
-    at_once = max(1, 2**21 // len(array))  # 16 MiB
+    distinct_KD, counts_D = np.unique(terms_KN, axis=1, return_counts=True)
+    if len(counts_D) <= FEW_VALUES:  # how often each value is drawn is multinomial
+        return random.multinomial(count, counts_D / count, size=RESAMPLES) @ distinct_KD.T
+    at_once = max(1, 2**20 // count)  # 8 MiB for each number
     sizes = [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
-    return np.concatenate(
-        [array[random.integers(len(array), size=(n, len(array)))].mean(axis=1) for n in sizes]
-    )
+    draws = (random.integers(count, size=(size, count)) for size in sizes)
+    return np.concatenate([terms_KN[:, draw].sum(axis=-1).T for draw in draws])
 
 
 def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.ndarray:
-    """Scores of resampled documents, float64 [samples, SLOW_RESAMPLES]. All samples share the drawn documents.
+    """Scores of resampled documents, float64 [samples, resamples]. All samples share the drawn documents.
 
     NaN stands for a draw without a score: empty texts alone have no perplexity.
     """
     count = len(samples[0])
+    terms = [likelihood_terms(values, aggregate) for values in samples]
+    if known := [term for term in terms if term is not None]:
+        sums = _resampled_sums(np.concatenate(known))
+        return np.array([_perplexities(sums[:, 2 * i : 2 * i + 2], aggregate) for i in range(len(known))])
     draws = np.random.default_rng(SEED).integers(count, size=(SLOW_RESAMPLES, count))
     return np.array([[_score(aggregate, [values[i] for i in draw]) for draw in draws] for values in samples])
 

@@ -27,16 +27,6 @@ from moe_lab.errors import ResultsError
 from moe_lab.results.shapes import misfit
 
 AGAIN = "Move it away; the same command makes it again."
-MOST_BYTES = 2**28
-"""Of a JSON or CSV file. A results.json with 100,000 document numbers has 1 MiB; parsing 256 takes some seconds."""
-MOST_YAML_BYTES = 2**22
-"""Of a YAML file, which is parsed a hundred times slower. A configuration has some KiB."""
-MOST_LINE_BYTES = 2**24
-"""Of a line of JSON Lines: four choices, each after a prompt of a million tokens."""
-MOST_DIGITS = 300
-"""Of a whole number: what a float can hold."""
-MOST_ALIASES = 16
-"""Of a YAML file: sixteen that refer to each other make 256 copies."""
 SHOWN = 120
 """Characters of a reason that a message repeats."""
 FILE_SUFFIXES = (".json", ".jsonl", ".yaml", ".csv", ".log", ".db", ".safetensors", ".pt")
@@ -75,13 +65,10 @@ def opened(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a file. Raises OSError for what is no regular file, and ValueError for more than `most` bytes."""
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises OSError for what is no regular file."""
     with opened(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"it has more than {most >> 20} MiB")
-    return content
+        return file.read()
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -92,34 +79,22 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def read_mapping(path: Path, advice: str = AGAIN, shape: Any = None) -> dict[str, Any] | None:
     """The mapping in a JSON or YAML file; None if there is no such file.
 
-    Raises DamagedError, with `advice` on what to do, for what is no regular file, a file that does not parse or is too
-    large, and for any other content, also one that does not have a `shape` of `shapes.py`.
+    Raises DamagedError, with `advice` on what to do, for what is no regular file, a file that does not parse, and for
+    any other content, also one that does not have a `shape` of `shapes.py`.
     """
-    parse = _json if path.suffix == ".json" else _yaml
+    parse = json.loads if path.suffix == ".json" else _yaml
     try:
-        value = parse(
-            read_bytes(path, MOST_BYTES if path.suffix == ".json" else MOST_YAML_BYTES).decode("utf-8")
-        )
+        value = parse(read_bytes(path).decode("utf-8"))
         problem = None if shape is None else misfit(value, shape)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except Exception as error:
         raise damaged(path, error, advice) from error
     if not isinstance(value, dict):
         raise damaged(path, f"a mapping is expected, not {type(value).__name__}", advice)
     if problem is not None:
         raise damaged(path, problem, advice)
     return value
-
-
-def _json(text: str) -> Any:
-    return json.loads(text, parse_int=_integer)
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits):,} digits")
-    return int(digits)
 
 
 def _yaml(text: str) -> Any:
@@ -140,19 +115,12 @@ def _check_keys(value: Any) -> None:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """As SafeLoader, for values that JSON has: dates are texts, and aliases, which may multiply, are few."""
+    """As SafeLoader, for values that JSON has: dates are texts."""
 
     yaml_implicit_resolvers: ClassVar[Any] = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    aliases = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self.aliases += self.check_event(yaml.AliasEvent)
-        if self.aliases > MOST_ALIASES:
-            raise ValueError(f"it has more than {MOST_ALIASES} aliases")
-        return super().compose_node(parent, index)
 
 
 def whole_mapping(path: Path, shape: Any = None) -> dict[str, Any] | None:
@@ -186,26 +154,18 @@ def read_lines(path: Path, advice: str = AGAIN, shape: Any = None) -> list[dict[
     """The mappings in a JSON Lines file; None if there is no such file. Raises DamagedError as `read_mapping`."""
     try:
         with opened(path) as file:  # not splitlines: answers may hold U+2028 and the like
-            lines = [_json(line.decode("utf-8")) for line in iter(lambda: _line(file), b"")]
+            lines = [json.loads(line.decode("utf-8")) for line in file]
         odd = ((i, misfit(line, shape)) for i, line in enumerate(lines, start=1) if shape is not None)
         problem = next((f"line {i}: {problem}" for i, problem in odd if problem is not None), None)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except Exception as error:
         raise damaged(path, error, advice) from error
     if not all(isinstance(line, dict) for line in lines):
         raise damaged(path, "a line is no mapping", advice)
     if problem is not None:
         raise damaged(path, problem, advice)
     return lines
-
-
-def _line(file: BufferedReader) -> bytes:
-    """The next line; empty at the end. Raises ValueError for a line that is too long."""
-    line = file.readline(MOST_LINE_BYTES + 1)
-    if len(line) > MOST_LINE_BYTES:
-        raise ValueError(f"a line has more than {MOST_LINE_BYTES >> 20} MiB")
-    return line
 
 
 @cache

@@ -148,7 +148,7 @@ class _Attempts:
         self._total = len({step.name for step in self._queue}) + tuned
         stored = list({step.name for step in self._queue if step.stored})
         self._unmade = self._total - len(stored)
-        self._start = time.monotonic()
+        self._start, self._before = time.monotonic(), 0
         self._made: set[str] = set()
         self._announced: set[str] = set()
         self._blocked: dict[str, RunHeldError] = {}
@@ -202,6 +202,8 @@ class _Attempts:
             return
         if not stored:
             self._made.add(step.name)
+        if step.run is None:  # the speed of studies and trainings says nothing about runs
+            self._start, self._before = time.monotonic(), len(self._made)
         if outcome is not None:
             self.outcomes[outcome.run.run_id] = outcome
         if self.board is not None:
@@ -233,9 +235,9 @@ class _Attempts:
         if self._total < 2 or step.name in self._announced:
             return
         self._announced.add(step.name)
-        made = len(self._made)
-        seconds = (time.monotonic() - self._start) / made * (self._unmade - made) if made else None
-        note = f", about {duration(seconds)} left" if seconds else ""
+        made, left = len(self._made) - self._before, self._unmade - len(self._made)
+        known = made > 0 and all(one.run is not None for one in (step, *self._queue))
+        note = f", about {duration((time.monotonic() - self._start) / made * left)} left" if known else ""
         print(f"[{len(self._announced)}/{self._total}] {step.name}{note}", file=sys.stderr)
 
     def _pause(self, error: RunHeldError) -> None:

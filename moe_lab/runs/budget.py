@@ -13,6 +13,7 @@ from moe_lab.tasks.loading import once
 from moe_lab.tasks.requests import Workload, workload_of_tasks
 
 if TYPE_CHECKING:
+    from moe_lab.runs.jobs import Training
     from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
 
@@ -77,17 +78,20 @@ class Budget:
 
     def run(self, run: Run, tokens: float, missing: bool) -> float:
         """GPU hours of a run with this many forward tokens, and of its training if no earlier run has the same one."""
-        size = self._size(run)
-        operations = READING * size.active * tokens
-        if missing and isinstance(run.method, TrainingMethod):
-            for name, (_, read) in run.method.training_left(run.config, run.facts).items():
-                if name not in self.trained:
-                    operations += TRAINING * size.active * read
-                    adapter = run.method.adapter_parameters(run.config)
-                    written = size.total if adapter is None else adapter
-                    dtype = run.facts.dtype if adapter is None else "float32"
-                    self.trained[name] = written * _bytes(dtype)
-                    self.checkpoint = max(self.checkpoint, CHECKPOINTS * CHECKPOINT_BYTES * written)
+        hours = self._add(READING * self._size(run).active * tokens)
+        return hours + (self.train(run) if missing and isinstance(run.method, TrainingMethod) else 0)
+
+    def train(self, run: Run | Training) -> float:
+        """GPU hours of the training of a run, or of the model of one, that no earlier run needs."""
+        method: Any = run.method
+        size, operations = self._size(run), 0.0
+        for name, (_, read) in method.training_left(run.config, run.facts).items():
+            if name not in self.trained:
+                operations += TRAINING * size.active * read
+                adapter = method.adapter_parameters(run.config)
+                written = size.total if adapter is None else adapter
+                self.trained[name] = written * _bytes(run.facts.dtype if adapter is None else "float32")
+                self.checkpoint = max(self.checkpoint, CHECKPOINTS * CHECKPOINT_BYTES * written)
         return self._add(operations)
 
     def study(self, study: Study, tokens: float) -> float:
@@ -99,7 +103,7 @@ class Budget:
         self.hours += hours
         return hours
 
-    def _size(self, of: Run | Study) -> Size:
+    def _size(self, of: Run | Study | Training) -> Size:
         size, dtype = _architecture(of)
         path = of.facts.path
         self.active[model_name(of)] = size.active
@@ -138,7 +142,7 @@ def trial_tokens(study: Study, trials: int) -> float:
     return trials * study.method.forward_tokens(workload_of_tasks(tasks, documents, study.config))
 
 
-def _architecture(of: Run | Study) -> tuple[Size, str]:
+def _architecture(of: Run | Study | Training) -> tuple[Size, str]:
     """The size and the dtype of the model that answers. Runs of a grid that share a model read them once."""
     own = type(of.method).architecture is not Method.architecture
     design = of.config.method if own else None
@@ -155,7 +159,7 @@ def size_of(config: Any) -> Size:
     return _counted(config.__class__, config.to_json_string(use_diff=False))
 
 
-def embedded_size(of: Run | Study, config: Any) -> Size | None:
+def embedded_size(of: Run | Study | Training, config: Any) -> Size | None:
     """`size_of` for an embedded model; None for other models.
 
     Reads the weight file's header, because importing transformers' modeling code takes seconds.
@@ -214,7 +218,7 @@ def _gigabytes(size: float) -> str:
     return f"{size / GIGABYTE:,.3g} GB" if size < 100 * GIGABYTE else f"{size / GIGABYTE:,.0f} GB"
 
 
-def model_name(of: Run | Study) -> str:
+def model_name(of: Run | Study | Training) -> str:
     """The hub id, folder or name of the model whose parameters are counted. A pre-training design has its own name."""
     if not of.method.reads_weights:
         return f"{of.method.config.name} {of.method.config.label}"

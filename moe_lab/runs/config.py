@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,12 +21,11 @@ from moe_lab.tasks.local_data import check_data_dir
 
 LONGEST_NAME = 255
 """Most characters of a file name."""
+LONGEST_PATH = 4095
 STORED_ONLY = ("report", "compare")
 """Modes that read stored results. The data may be gone."""
 TEXTS = ("system_instruction", "experiment", "gen_kwargs")
 """Keys whose text is not a file or option name."""
-TYPED_PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@")
-"""A password in a URL. An interpolation does not match."""
 
 
 def to_configs(cells: list[Cell]) -> list[Config]:
@@ -55,16 +53,15 @@ def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
 
 
 def _check_storage(cell: Cell) -> None:
-    """Raise ConfigError for a typed password in `tuning.storage`, because overrides are stored with every run.
+    """`refuse_typed_password` of `tuning.storage`.
 
     Call this outside of `in_cell`, whose message prints the overrides.
     """
     typed = cell.interpolated.get("tuning", {}).get("storage") or cell.values["tuning"].get("storage")
-    if isinstance(typed, str) and TYPED_PASSWORD.search(typed):
-        raise ConfigError(
-            "tuning.storage has a password, which would be stored with every run.\n"
-            "Give the URL by an environment variable: 'tuning.storage=${oc.env:STORAGE}'."
-        )
+    if isinstance(typed, str):
+        from moe_lab.runs.tuning.storage_url import refuse_typed_password
+
+        refuse_typed_password(typed)
 
 
 def to_config(cell: Cell) -> Config:
@@ -79,18 +76,18 @@ def to_config(cell: Cell) -> Config:
         sections[group] = section if named else {**section, "name": cell.choices[group]}
     _name_model(sections["model"], cell.overrides)
     typed = {
-        group: build(GROUP_CONFIGS[group], section, prefix=f"{group}.") for group, section in sections.items()
+        group: build(GROUP_CONFIGS[group], section, prefix=f"{group}.", texts=True)
+        for group, section in sections.items()
     }
     method = _section(values, "method")
     method_class = get_method(str(method.get("name")))
-    typed["method"] = build(method_class.Config, method, prefix="method.", owners=methods_with)
+    typed["method"] = build(method_class.Config, method, prefix="method.", owners=methods_with, texts=True)
     if typed["task"].answer is None and method_class.answer:
         typed["task"] = replace(typed["task"], answer=method_class.answer)
     rest = {key: value for key, value in values.items() if key not in typed}
     rest["gen_kwargs"] = _gen_kwargs(rest["gen_kwargs"])
-    return build(
-        Config, {**rest, **typed, "overrides": cell.overrides, "interpolated": cell.interpolated}, prefix=""
-    )
+    whole = {**rest, **typed, "overrides": cell.overrides, "interpolated": cell.interpolated}
+    return build(Config, whole, prefix="", texts=True)
 
 
 def _check_names(values: dict[str, Any]) -> None:
@@ -107,7 +104,8 @@ def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
     for key, value in values.items():
         if value == "":
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
-        if isinstance(value, str) and key not in TEXTS and max(map(len, value.split("/"))) > LONGEST_NAME:
+        longest = max(map(len, value.split("/"))) if isinstance(value, str) and key not in TEXTS else 0
+        if longest > LONGEST_NAME or (longest and len(value) > LONGEST_PATH):
             raise ConfigError(f"{prefix}{key}={value[:40]}...: no file or option has so long a name.")
         if isinstance(value, str) and key not in TEXTS and one_line(value) != shown(value):
             raise ConfigError(

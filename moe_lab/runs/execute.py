@@ -163,4 +163,9 @@ def _comparison(run: Run, models: ModelPool) -> dict[str, Any]:
                     results = evaluate_run(run, models, _compared_results(run, models))
                 stored = results, read_samples(results)
     results, samples = stored
-    return {"run_id": run.run_id, "results": results["results"], "samples": samples}
+    return {
+        "run_id": run.run_id,
+        "results": results["results"],
+        "samples": samples,
+        "rounding": results.rounding.measured,
+    }

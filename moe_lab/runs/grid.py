@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, TuningConfig
-from moe_lab.errors import ConfigError, MoeLabError, exit_code
+from moe_lab.errors import ConfigError, MoeLabError, RunHeldError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.reports.measures import View, view_of
@@ -42,7 +42,7 @@ def run_grid(configs: Sequence[Config]) -> int:
         from moe_lab.runs.recorded import measure_recorded
 
         return measure_recorded(configs)
-    _check_tuning_keys(configs)
+    _check_keys(configs)
     return run_distributed(configs, lambda: _run(configs))
 
 
@@ -59,11 +59,27 @@ def _run(configs: Sequence[Config]) -> int:
         return worker_exit_code(failures)
     print_studies([study.folder for job in jobs for study in job.studies])
     alone = len(jobs) == 1 and len(jobs[0].runs) < 2
+    if failures and not alone:
+        _print_failed(failures)
     if outcomes:
         failures += push_all(outcomes, _show(outcomes, configs, jobs))
     report_failures(failures, alone)
     errors = [failure.error for failure in failures]
     return exit_code(errors[0]) if errors and alone else grid_exit_code(errors)
+
+
+def _print_failed(failures: Sequence[Failure]) -> None:
+    """Print a row per cell without a result, before the tables of those with one."""
+    from rich.table import Table
+
+    from moe_lab.reports.terminal.layout import print_table
+
+    table = Table("run", "state", "reason")
+    for failure in failures:
+        state = "held" if isinstance(failure.error, RunHeldError) else "failed"
+        state = "interrupted" if isinstance(failure.error, KeyboardInterrupt) else state
+        table.add_row(failure.name, state, str(failure.error).partition("\n")[0])
+    print_table(table)
 
 
 def plan_grid(configs: Sequence[Config]) -> int:
@@ -78,7 +94,7 @@ def planned(configs: Sequence[Config]) -> Plan:
     """The plan of the grid. Loads no weights and writes nothing."""
     from moe_lab.runs.plan import plan_of
 
-    _check_tuning_keys(configs)
+    _check_keys(configs)
     return plan_of(jobs_of(configs))
 
 
@@ -93,7 +109,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.runs.execute import execute
 
-    _check_tuning_keys(configs)
+    _check_keys(configs)
     jobs = jobs_of(configs, compute=False)
     runs = distinct_runs(jobs)
     stored = [run for run in runs if run.done]
@@ -137,8 +153,10 @@ def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence
     Returns the family of the command's comparisons.
     """
     from moe_lab.reports.terminal.results import print_summaries
+    from moe_lab.runs.summaries import write_summaries
 
     groups, family = grouped(outcomes, jobs)
+    write_summaries(groups)
     over_seeds = [group for group in groups if group.summary is not None]
     page = write_report(outcomes, over_seeds, family)
     print_results(outcomes, family)
@@ -151,13 +169,14 @@ def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence
 
 
 def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:
-    """The results of a command by configuration, and the family of its comparisons. Writes the summaries over seeds."""
+    """The results of a command by configuration, and the families of its comparisons."""
     from moe_lab.results.score_table import ScoreTable
     from moe_lab.runs.summaries import summarize
 
     groups = summarize(outcomes, repeated_studies(jobs))
-    scores = ScoreTable.of([*groups, *_compared_groups(outcomes, groups)]).scores
-    return groups, Family.of({score.comparison: score.p for score in scores} | measured_p_values(outcomes))
+    controls = _compared_groups(outcomes, groups)
+    not_asked = {result.run_id for group in controls for result in group.results}
+    return groups, ScoreTable.of([*groups, *controls], measured_p_values(outcomes), not_asked).family
 
 
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[Comparison, float | None]:
@@ -205,8 +224,17 @@ def _names_no_run(config: Config) -> bool:
     return {text.lstrip("+").partition("=")[0] for text in config.overrides} <= {"mode", "output_dir"}
 
 
-def _check_tuning_keys(configs: Sequence[Config]) -> None:
-    """Raise ConfigError for keys of `tuning` if no cell of the grid tunes."""
+def _check_keys(configs: Sequence[Config]) -> None:
+    """Raise ConfigError for several headline metrics of one run, and for keys of `tuning` where nothing is tuned."""
+    asked: dict[str, str | None] = {}
+    for config in configs:
+        same = repr(replace(config, task=replace(config.task, metric=None), overrides=[]))
+        first, metric = asked.setdefault(same, config.task.metric), config.task.metric
+        if first != metric:
+            raise ConfigError(
+                f"task.metric={first},{metric}: a run has all metrics of its task, and a table shows one of them. Give "
+                "one; the page and the run's results.json have all."
+            )
     if any(config.tuning.name != "none" for config in configs):
         return
     defaults = asdict(TuningConfig())

@@ -14,7 +14,6 @@ from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.results.identity import task_label
 from moe_lab.runs.config import in_cell
-from moe_lab.runs.evaluation import measure_of
 
 if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
@@ -69,6 +68,15 @@ class Training:
     def name(self) -> str:
         """The name of the trained model's folder."""
         return self.method.trained(self.config, self.facts).folder.name
+
+    def check(self) -> None:
+        """Raise the errors of the run after the training that need no weights."""
+        from moe_lab.runs.prepare import prepare
+        from moe_lab.runs.tuning.study import prepare_study
+
+        untuned = self.evaluated.tuning.name == "none"
+        config = replace(self.evaluated, model=self.config.model)
+        (prepare if untuned else prepare_study)(config, self.facts)
 
     def left(self) -> dict[str, tuple[int, int]]:
         """The remaining optimizer steps and tokens by name of the model's folder; empty if the model is trained."""
@@ -185,7 +193,9 @@ def _job_of_recipe(config: Config) -> Job:
     trainings = [Training(one) for one in seeds]
     made = [one for training in trainings if (one := training.made()) is not None]
     job = Job(config, trainings=trainings if len(made) < len(trainings) else [])
-    if not job.trainings:
+    if job.trainings:
+        trainings[0].check()
+    else:
         job._take([job_of(one) for one in made])
     return job
 
@@ -249,13 +259,13 @@ def by_model(jobs: Sequence[Job]) -> list[Job]:
 
     Within a model, jobs whose metrics are counted while answers are computed come first (metrics=expert).
     """
-    models = [repr((asdict(job.config.model), job.config.dtype, job.config.device)) for job in jobs]
+    first: dict[str, int] = {}
 
-    def place(index: int) -> tuple[int, bool]:
-        measure = measure_of(jobs[index].config.metrics)
-        return models.index(models[index]), measure is None or not measure.while_answering
+    def place(job: Job) -> tuple[int, bool]:
+        model = repr((asdict(job.config.model), job.config.dtype, job.config.device))
+        return first.setdefault(model, len(first)), job.config.metrics == "none"
 
-    return [jobs[index] for index in sorted(range(len(jobs)), key=place)]
+    return sorted(jobs, key=place)
 
 
 def distinct_runs(jobs: Sequence[Job]) -> list[Run]:

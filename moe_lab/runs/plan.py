@@ -13,7 +13,6 @@ from rich.table import Table
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
-from moe_lab.methods.profile import read_profile
 from moe_lab.reports.terminal.layout import (
     names,
     numbers,
@@ -76,8 +75,8 @@ class Plan:
     refused: Refused = field(default_factory=dict)
     speeds: dict[tuple[str, ...], Speed | None] = field(default_factory=dict)
     """The measured speeds by model, method and task."""
-    tuning: bool = False
-    """Whether unfinished studies or trainings precede runs."""
+    first: str = ""
+    """What precedes runs: unfinished studies, trainings of models, or nothing."""
 
     @property
     def notes(self) -> list[str]:
@@ -86,8 +85,7 @@ class Plan:
         return [*_sums(self), *reasons]
 
     def add_study(self, study: Study) -> None:
-        best, total = study.folder / "best.yaml", study.search.n_trials
-        finished = read_profile(best).trials if best.exists() else 0
+        finished, total = study.finished(), study.search.n_trials
         state = "done" if finished >= total else f"{finished} of {total} trials"
         left = trial_tokens(study, total - finished) if finished < total else 0
         hours = self.budget.study(study, left)
@@ -100,11 +98,13 @@ class Plan:
 
     def add_untrained(self, job: Job) -> None:
         """The trainings of a job's models, and the runs after them, which have no id yet."""
+        hours = 0.0
         for training in job.trainings:
             self.trainings |= training.left()
+            hours += self.budget.train(training)
         names = [*_place(job.config), f"{job.coming} after training"]
         self.missing += job.coming
-        self.rows.append(Row("-", job.config, names, None, None, None, None, "missing"))
+        self.rows.append(Row("-", job.config, names, None, None, hours, None, "missing"))
 
     def add_tuned(self, job: Job) -> None:
         """The runs after a study, which have no id until the study has found its temperatures."""
@@ -172,7 +172,11 @@ def print_plan(plan: Plan) -> None:
 def plan_of(jobs: Sequence[Job], refused: Refused | None = None) -> Plan:
     """The studies and runs of some jobs, baselines included. Loads no weights."""
     later = [job for job in jobs if not job.runs]
-    plan = Plan(refused=refused or {}, tuning=bool(later))
+    plan = Plan(refused=refused or {})
+    if any(job.trainings for job in later):
+        plan.first += " and what follows the trainings"
+    if any(job.studies or job.config.tuning.name != "none" for job in later):
+        plan.first += " and the studies"
     for study in {study.study_id: study for job in jobs for study in job.studies}.values():
         plan.add_study(study)
     for job in later:
@@ -188,10 +192,9 @@ def plan_of(jobs: Sequence[Job], refused: Refused | None = None) -> Plan:
 
 
 def _sums(plan: Plan) -> list[str]:
-    studies = " and the studies" if plan.tuning else ""
     impossible = sum(map(len, plan.refused.values()))
     cannot = f" Cannot run: {impossible}." if impossible else ""
-    lines = [f"To run: {plan.missing}, about {plan.tokens:,} forward tokens{studies}.{cannot}"]
+    lines = [f"To run: {plan.missing}, about {plan.tokens:,} forward tokens{plan.first}.{cannot}"]
     if plan.references:
         tokens = sum(plan.references.values())
         lines.append(f"Reference sets to make: {len(plan.references)}, about {tokens:,.0f} forward tokens.")

@@ -15,7 +15,7 @@ from moe_lab.models.hub import go_offline
 from moe_lab.models.identity import model_identity
 from moe_lab.models.source import model_source
 from moe_lab.results.folder import check_writable
-from moe_lab.results.identity import HASHED, folder_name, task_label, task_settings
+from moe_lab.results.identity import HASHED, folder_name, group_settings, task_label, task_settings
 from moe_lab.runs.checks import (
     check_chat_template,
     check_code_execution,
@@ -61,7 +61,7 @@ def identity(
         "method": {"config": method.identity(facts), "numerics": method.version}
         | ({"reads": data} if data else {}),
         "tasks": {name: task_settings(task) for name, task in tasks["tasks"].items()},
-        "groups": {name: sorted(children) for name, children in tasks.get("group_map", {}).items()},
+        "groups": {name: group_settings(group) for name, group in tasks.get("groups", {}).items()},
         "settings": {name: getattr(config, name) for name in sorted(HASHED)},
         "samples": samples,
         "documents": documents_digest(tasks, documents or samples),
@@ -80,8 +80,11 @@ OF_METHOD = ("method=", "method.", "tuning=", "tuning.")
 """The first characters of overrides that belong to a method."""
 
 
-def prepare(config: Config) -> Run:
+def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     """The run of a configuration, after all checks that need no weights. Creates no folder.
+
+    Args:
+        facts: checks the run of a model with these facts, which is yet to be trained; None: those of the model.
 
     Raises ConfigError for impossible settings and an output folder that cannot be written, TaskError for tasks and
     data, ModelError for a model that cannot be read, has no tokenizer, or lacks the router that the method needs.
@@ -104,7 +107,7 @@ def prepare(config: Config) -> Run:
     samples = select_documents(config, tasks, method.tuned_on)
     check_texts(tasks, samples)
     where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
-    facts = once(f"facts {config.model} {where}", partial(model_facts, config.model, **where))
+    facts = facts or once(f"facts {config.model} {where}", partial(model_facts, config.model, **where))
     if isinstance(method, TrainingMethod):
         facts = method.trained_facts(config, facts)
     check_router(method, facts)
@@ -167,7 +170,6 @@ def _identified(
 def _baseline_config(config: Config) -> Config:
     others = (*OF_METHOD, "seed=", "seeds=", "rerun=")
     kept = [override for override in config.overrides if not override.lstrip("+").startswith(others)]
-    measure = measure_of(config.metrics)
     return replace(
         config,
         method=get_method("base").Config(name="base"),
@@ -175,7 +177,6 @@ def _baseline_config(config: Config) -> Config:
         seeds=1,
         rerun=False,
         baseline=False,
-        metrics=config.metrics if measure is not None and measure.of_baseline else "none",
         overrides=["method=base", *kept],
     )
 

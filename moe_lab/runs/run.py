@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from moe_lab.results.folder import RunFolder
 from moe_lab.results.identity import decisive_versions
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import FILE as FLIPS
+from moe_lab.results.samples import headline_of
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -110,8 +111,15 @@ class Run:
                 run.store.check_free()
 
     def stored(self) -> RunResult | None:
-        """The result if it is complete and of this run and hub commit, else None."""
-        return self.store.stored(self.facts.commit)
+        """The result if it is complete and of this run and hub commit, else None.
+
+        It is shown by the metric that the configuration asks for, whatever it was computed for.
+        """
+        stored = self.store.stored(self.facts.commit)
+        if stored is None:
+            return None
+        asked = headline_of(self.config.task.metric, stored.scores(stored.tasks[0]))
+        return replace(stored, asked=asked)
 
     def stored_metrics(self) -> object | None:
         """The stored metrics of `metrics=` if they are complete and of this run and hub commit, else None."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,14 @@ from moe_lab.results.measured import Interval
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
 from moe_lab.results.score_table import SeedGroup
-from moe_lab.results.significance import crossed_mean, log_likelihoods, p_over_documents, p_over_seeds
+from moe_lab.results.significance import crossed_mean, p_over_documents, p_over_seeds
 from moe_lab.results.statistics import (
     VERSION,
     Aggregate,
     interval_of_difference,
     interval_of_mean,
+    is_binary,
+    likelihood_terms,
     over_seeds,
 )
 from moe_lab.runs.prepare import run_name
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()) -> list[SeedGroup]:
-    """The outcomes by configuration, with one result per seed. Writes the summary of each that has several.
+    """The outcomes by configuration, with one result per seed. `write_summaries` writes the summaries.
 
     Args:
         repeated: the run ids of each configuration that has a study or a model per seed.
@@ -52,8 +55,14 @@ def _group(outcomes: Sequence[Outcome]) -> SeedGroup:
     results = list({one.results.run_id: one.results for one in outcomes}.values())
     if len(results) < 2:
         return SeedGroup(results)
-    content = summary(outcomes)
-    return SeedGroup(results, content, _write(outcomes, content))
+    return SeedGroup(results, summary(outcomes), _file(outcomes))
+
+
+def write_summaries(groups: Sequence[SeedGroup]) -> None:
+    """Write the summary of each configuration that has several seeds."""
+    for group in groups:
+        if group.file is not None:
+            write_file(group.file, json_text(group.summary))
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -61,7 +70,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
     `ci95_documents` resamples documents, `ci95_seeds` is Student's interval over seeds. `difference` is the mean minus
     `base`, the score of the base model. It has both intervals and the p of both tests, and from five seeds on an
-    interval and a p over seeds and documents together (`results/significance.py`). `compared` has the same for the
+    interval and a p over seeds and documents together (`results/significance.py`), or `equal` and no p where all seeds
+    are equal within rounding. `compared` has the same for the
     other comparisons by name. With one study in `studies` the spread over seeds is that of the evaluation alone; with
     one study per seed it includes the search. `versions` are those of the runs; if they differ, those of a run that
     was computed with other versions than the installed ones.
@@ -82,17 +92,19 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _write(outcomes: Sequence[Outcome], content: dict[str, Any]) -> Path:
+def _file(outcomes: Sequence[Outcome]) -> Path:
     config = outcomes[0].run.config
     runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.compared_runs.values())]
     digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
-    path = Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
-    return write_file(path, json_text(content))
+    return Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
 
 
 def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     task = outcomes[0].run.tasks["tasks"][name]
-    values = [_values(outcome.results, name) for outcome in outcomes]
+    samples = read_samples(outcomes[0].results)[name]
+    words = {sample.document: sample.scored_words for sample in samples}
+    values = [metric_values(samples), *(_values(outcome.results, name) for outcome in outcomes[1:])]
+    rounding = outcomes[0].results.rounding
     others = {key: [_Other.read(run, name) for run in runs] for key, runs in _compared_runs(outcomes).items()}
     summaries: dict[str, dict[str, Any]] = {}
     for metric in values[0]:
@@ -109,8 +121,9 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "ci95_seeds": _list(seeds.interval),
             "ci95_documents": _list(interval_of_mean(by_document, aggregation(task, metric))),
         }
+        near = partial(rounding.equals, words=[words[document] for document in shared])
         compared = {
-            key: _difference(scores, by_document, runs, metric, aggregation(task, metric))
+            key: _difference(scores, by_document, runs, metric, aggregation(task, metric), near)
             for key, runs in others.items()
             if all(list(run.values.get(metric, {})) == shared for run in runs)
         }
@@ -128,55 +141,60 @@ def _difference(
     others: Sequence[_Other],
     metric: str,
     aggregate: Aggregate | None,
+    near: Callable[[Sequence[Any], Sequence[Any]], list[bool]],
 ) -> dict[str, Any]:
-    """The mean score minus that of other runs on the same documents: one other run for each seed, or one for all."""
+    """The mean score minus that of other runs on the same documents: one other run for each seed, or one for all.
+
+    `near` says which values of two runs are equal within rounding.
+    """
     theirs = [other.scores[metric] for other in others]
     values = [list(other.values[metric].values()) for other in others]
     mean = float(np.mean(theirs))
     difference = float(np.mean(scores)) - mean
     by_seed = (np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)).tolist()
-    pairs = _paired_values(by_document, values, aggregate)
+    each = values if len(values) == len(by_document) else values * len(by_document)
+    ties = np.array([near(mine, other) for mine, other in zip(by_document, each, strict=True)])
+    equal = bool(ties.all()) and not all(map(is_binary, [*by_document, *values]))
+    moved = None if equal else _moved(by_document, each, ties, aggregate)
     return {
         "mean": mean,
         "difference": difference,
         "difference_ci95_documents": _list(interval_of_difference(by_document, values, aggregate)),
-        "difference_p_documents": None if pairs is None else p_over_documents(_mean_difference(*pairs)),
+        "difference_p_documents": None if moved is None else p_over_documents(moved.mean(axis=0).tolist()),
         "difference_ci95_seeds": _list(over_seeds(by_seed).interval),
-        "difference_p_seeds": p_over_seeds(by_seed),
-        **({} if pairs is None else _over_both(*pairs, aggregate, difference)),
+        "difference_p_seeds": None if equal else p_over_seeds(by_seed),
+        "equal": equal,
+        **({} if moved is None else _over_both(moved, aggregate, difference)),
     }
 
 
-def _paired_values(
-    values: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]], aggregate: Aggregate | None
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Numbers whose means can be tested in place of the score, [runs, documents] of both sides.
+def _moved(
+    values: Sequence[Sequence[Any]],
+    others: Sequence[Sequence[Any]],
+    ties: np.ndarray,
+    aggregate: Aggregate | None,
+) -> np.ndarray | None:
+    """Differences whose mean can be tested in place of the score, float64 [seeds, documents]; ties are 0.
 
-    For a perplexity they are its log-likelihoods. None for any other score that is not a mean over documents.
+    For a perplexity they are those of its log-likelihoods. None for any other score that is not a mean over documents.
     """
-    runs: list[Any] = [*values, *others]
+    mine, theirs = values, others
     if aggregate is not None:
-        terms = [log_likelihoods(run, values[0], aggregate) for run in runs]
-        if any(term is None for term in terms):
+        terms = [likelihood_terms(run, aggregate) for run in (*values, *others)]
+        known = [term for term in terms if term is not None]
+        if len(known) < len(terms) or any((term[1] != known[0][1]).any() for term in known):
             return None
-        runs = [term[0] for term in terms if term is not None]
-    return np.asarray(runs[: len(values)], dtype=float), np.asarray(runs[len(values) :], dtype=float)
+        mine, theirs = [term[0] for term in known[: len(values)]], [term[0] for term in known[len(values) :]]
+    return np.where(ties, 0.0, np.asarray(mine, dtype=float) - np.asarray(theirs, dtype=float))
 
 
-def _mean_difference(values: np.ndarray, others: np.ndarray) -> list[float]:
-    """The mean over runs of each document's value, minus that of the other runs."""
-    return (values.mean(axis=0) - others.mean(axis=0)).tolist()
-
-
-def _over_both(
-    values: np.ndarray, others: np.ndarray, aggregate: Aggregate | None, difference: float
-) -> dict[str, Any]:
+def _over_both(moved: np.ndarray, aggregate: Aggregate | None, difference: float) -> dict[str, Any]:
     """The p and the interval over seeds and documents together; empty with too few seeds.
 
     Bits per byte are proportional to the tested log-likelihoods, so they have an interval. A difference of
     perplexities has none.
     """
-    both = crossed_mean(values - others)  # one other run for all seeds is repeated
+    both = crossed_mean(moved)
     if both is None:
         return {}
     found: dict[str, Any] = {"difference_p_both": both.p}

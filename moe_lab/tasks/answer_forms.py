@@ -15,7 +15,6 @@ from typing import Any
 from moe_lab.errors import TaskError
 from moe_lab.tasks.documents import all_rows
 from moe_lab.tasks.judges import score
-from moe_lab.tasks.task_functions import versioned
 
 # Letters: multiple-choice questions with lettered options, answered by a letter
 #
@@ -66,7 +65,6 @@ def _has_letters(choices: Any) -> bool:
     return isinstance(choices, list) and choices == list(ascii_uppercase[: len(choices)])
 
 
-@versioned("letters.add_columns", 1)
 def _add_columns(own: dict[str, Any], split: Any) -> Any:
     """lm-eval `process_docs`: adds the lettered question to the documents."""
     from datasets import Dataset, concatenate_datasets

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lm_eval
+from datasets.fingerprint import get_temporary_cache_files_directory
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.catalog import option_files, read_option, resource_folder
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError
+from moe_lab.results.code import code_digest
+from moe_lab.results.identity import UNNAMED, module_digest
 from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import HeldOutDataset, Holdout, first_split, held_out_config, source_split
 from moe_lab.tasks.judges import judge_metrics, score
 from moe_lab.tasks.local_data import LocalData, needed_splits, shown_columns
 
 if TYPE_CHECKING:
+    from lm_eval.api.group import Group
     from lm_eval.api.task import Task
     from lm_eval.tasks._index import Entry
     from lm_eval.tasks.manager import TaskDict, TaskManager
@@ -63,8 +67,8 @@ class _Factory(TaskFactory):
         """Evaluate held-out tuning documents instead of the test set; None: the test set."""
         self._splits = splits
         """Evaluate the first available one instead of the test set; empty: the test set."""
-        self._datasets: dict[str, Any] = {}
-        """`custom_dataset` by task."""
+        self._configs: dict[str, dict[str, Any]] = {}
+        """The configurations of the tasks that were built."""
         self.with_own_files: set[str] = set()
         """Tasks of the user whose data `data_dir` does not replace (`has_own_files`)."""
 
@@ -74,6 +78,13 @@ class _Factory(TaskFactory):
             return config
         if has_own_files(entry.yaml_path, config):
             self.with_own_files.add(config["task"])
+            # `datasets` recognizes a file by its modification time: read into a folder of this process, again each time
+            fresh = {
+                "cache_dir": get_temporary_cache_files_directory(),
+                "download_mode": "reuse_cache_if_exists",
+            }
+            if not config.get("custom_dataset"):
+                config["dataset_kwargs"] = {**(config.get("dataset_kwargs") or {}), **fresh}
         split = self._task.fewshot_split
         if split is not None:
             fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
@@ -98,7 +109,7 @@ class _Factory(TaskFactory):
         if holdout is not None:
             load = config.get("custom_dataset") or partial(_from_hub, config)
             config = held_out_config(config, config["test_split"], load, holdout)
-        self._datasets[entry.name] = config.get("custom_dataset")
+        self._configs[entry.name] = config
         _check_metrics(config, entry.yaml_path)
         return config
 
@@ -160,11 +171,15 @@ class _Factory(TaskFactory):
                 "The tasks that are: humaneval, humaneval_plus."
             )
         try:
-            return super()._build_task(entry, overrides)
+            task = super()._build_task(entry, overrides)
+            task.code = self._code(entry.yaml_path)  # type: ignore[attr-defined]
+            if "class" in (config := self._configs[entry.name]):  # the class decides what it reads of it
+                task.code["given"] = {key: config[key] for key in config if key not in UNNAMED}  # type: ignore[attr-defined]
+            return task
         except (TaskError, ImportError):
             raise
         except Exception as error:  # jinja2, datasets and the tasks' own code raise many kinds of errors
-            dataset: Any = self._datasets.get(entry.name)
+            dataset: Any = self._configs.get(entry.name, {}).get("custom_dataset")
             if isinstance(error, KeyError) and error.args and error.args[0] in self._named_splits:
                 splits = f" Its splits: {', '.join(sorted(dataset()))}." if _generated(dataset) else ""
                 raise TaskError(
@@ -173,6 +188,32 @@ class _Factory(TaskFactory):
             if _generated(dataset):
                 raise
             raise TaskError(self._cannot_load(entry.name, unresolved, error)) from error
+
+    def _build_group(self, group_name: str, raw_cfg: dict[str, Any], *given: Any) -> Group:
+        group = super()._build_group(group_name, raw_cfg, *given)
+        source = (raw_cfg.get("metadata") or {}).get(
+            "config_source"
+        )  # no YAML: a group inside of another one
+        group.code = self._code(Path(source) if source else None)  # type: ignore[attr-defined]
+        return group
+
+    def _code(self, yaml_path: Path | None) -> dict[str, Any]:
+        """The functions that a YAML names, by key: name and digest of the module.
+
+        A decorated function or one that another function returned has the module of that one, and the name, too.
+        """
+        if yaml_path is None:
+            return {}
+        folder = Path(self._task.include_path) if self._task.include_path else None
+        with_functions, with_names = load_yaml(yaml_path), load_yaml(yaml_path, resolve_func=False)
+        code = {}
+        for key in with_names.keys() - UNNAMED:
+            for place, named in _functions(with_functions[key], with_names[key], key):
+                # lm-eval's order: a file next to the YAML, then a module
+                module, _, name = Path(named).name.rpartition(".")
+                file = Path(named).parent / f"{module.replace('.', '/')}.py"
+                code[place] = [name, code_digest(file, folder) if file.is_file() else module_digest(module)]
+        return code
 
     @property
     def _named_splits(self) -> dict[str, str]:
@@ -236,6 +277,18 @@ def _check_metrics(config: dict[str, Any], yaml_path: Path | None) -> None:
             raise TaskError(
                 f"{place} has no aggregation. Add one to its entry in metric_list: aggregation: mean"
             )
+
+
+def _functions(value: Any, named: Any, key: str) -> Iterator[tuple[str, str]]:
+    """(key, `<folder>/module.function`) of all functions of a YAML, from it with functions and with their names."""
+    if isinstance(named, dict):
+        for each in named:
+            yield from _functions(value[each], named[each], f"{key}.{each}")
+    elif isinstance(named, list):
+        for number, each in enumerate(named):
+            yield from _functions(value[number], each, f"{key}.{number}")
+    elif isinstance(named, str) and not (isinstance(value, str) and value == named):
+        yield key, named
 
 
 def _once(process_docs: Callable[[Any], Any]) -> Callable[[Any], Any]:

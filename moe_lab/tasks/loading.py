@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from moe_lab.errors import ConfigError, TaskError
+from moe_lab.errors import ConfigError, TaskError, reading
 from moe_lab.tasks.judges import is_judged, judge_class, judge_names, keep_metrics
 
 if TYPE_CHECKING:
@@ -79,6 +79,21 @@ def task_key(config: Config) -> str:
     return repr((config.task, judge_names(config), [getattr(config, name) for name in settings]))
 
 
+@contextmanager
+def _no_cached_rows() -> Iterator[None]:
+    """Within this context `datasets` computes `map` and `filter` again: it would find them by a function's name."""
+    from datasets import disable_caching, enable_caching, is_caching_enabled
+
+    enabled = is_caching_enabled()
+    disable_caching()
+    try:
+        yield
+    finally:
+        if enabled:
+            enable_caching()
+
+
+@_no_cached_rows()
 def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> TaskDict:
     from moe_lab.tasks.factory import build_tasks
 
@@ -165,19 +180,13 @@ def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager
         raise TaskError(
             f"task.include_path={include_path} is no folder. Name the folder that holds the task YAMLs."
         )
-    try:
+    remedy = "Name a folder that holds task YAMLs alone."
+    with reading(f"task.include_path={include_path}", remedy, raises=TaskError, says="is no folder of tasks"):
         if include_path is not None:
             own = TaskManager(include_path=include_path, include_defaults=False)
             if set(names) <= set(own.all_subtasks):
                 return own, list(names)
         manager = _full_index(include_path)
-    except Exception as error:  # lm-eval fails in many ways on a YAML that is no task
-        if include_path is None:
-            raise
-        raise TaskError(
-            f"task.include_path={include_path}: lm-eval cannot read the YAML files in it ({error}). Name a folder that "
-            "holds task YAMLs alone."
-        ) from error
     for name in names:
         if name not in manager.task_index:
             raise TaskError(_unknown_task(name, manager.all_tasks, include_path))

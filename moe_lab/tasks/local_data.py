@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.errors import TaskError
+from moe_lab.errors import TaskError, reading
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -129,25 +129,18 @@ def shown_columns(config: dict[str, Any]) -> frozenset[str]:
 
 def read_jsonl(file: Path) -> Rows:
     """Rows of a JSON Lines file. Raises TaskError naming the file, and the malformed line."""
-    try:
+    with reading(file, raises=TaskError):
         stat = file.stat()
-    except OSError as error:
-        raise TaskError(f"{file} cannot be read: {error.strerror}.") from error
-    return _read(file.resolve(), stat.st_mtime_ns, stat.st_size)
+        return _read(file.resolve(), stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=16)
 def _read(file: Path, _mtime_ns: int, _size: int) -> Rows:
     rows: Rows = []
-    try:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    rows.append(_row(line, rows[0] if rows else None, f"{file}, line {number}"))
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{file}, after line {len(rows)}: not UTF-8 ({error.reason}).") from error
-    except OSError as error:
-        raise TaskError(f"{file} cannot be read: {error.strerror}.") from error
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                rows.append(_row(line, rows[0] if rows else None, f"{file}, line {number}"))
     if not rows:
         raise TaskError(f"{file} is empty.")
     return rows
@@ -187,10 +180,8 @@ def _dataset(file: Path, mtime_ns: int, size: int, column: str | None, value: st
 
 
 def _row(line: str, first: dict[str, Any] | None, place: str) -> dict[str, Any]:
-    try:
+    with reading(place, raises=TaskError, says="is not JSON"):
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise TaskError(f"{place}: not JSON ({error.msg}).") from error
     if not isinstance(row, dict):
         raise TaskError(f"{place}: not a JSON object.")
     missing = [column for column in first or () if column not in row]

@@ -1,48 +1,16 @@
-"""Functions that the task YAMLs of this folder name (`!function`), and the versions of such functions in run ids.
-
-A run id contains the versions of a task's functions, not their source. Raise the version with a change that may change
-scores. Any other change leaves run ids as they are.
-"""
+"""Functions that the task YAMLs of this folder name (`!function`). Run ids contain this module's syntax tree."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import TaskError
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-
-F = TypeVar("F", bound=Callable)
-FIRST = Path(__file__).with_name("first_versions.json")
-"""The source of the oldest functions at version 1. Earlier run ids contain it, and stay valid."""
-
-
-def versioned(name: str, version: int) -> Callable[[F], F]:
-    """Decorator of a task's function (a filter, `process_docs`, `process_results`).
-
-    Args:
-        name: the function's name in run ids; it stays when the function moves.
-        version: raised whenever scores may change.
-    """
-
-    def mark(function: F) -> F:
-        function.identity = _first().get(name, f"{name} 1") if version == 1 else f"{name} {version}"  # type: ignore[attr-defined]
-        return function
-
-    return mark
-
-
-@cache
-def _first() -> dict[str, str]:
-    return json.loads(FIRST.read_text(encoding="utf-8"))
 
 
 # Tasks without a known hub data set
@@ -81,7 +49,6 @@ def answer_format(
     return {"query": query, "names": names, "gold": gold}
 
 
-@versioned("answer_format.arc", 1)
 def arc(split: Dataset) -> Dataset:
     """ARC, and OpenBookQA, whose question is the column `question_stem`."""
 
@@ -94,7 +61,6 @@ def arc(split: Dataset) -> Dataset:
     return split.map(row)
 
 
-@versioned("answer_format.social_iqa", 1)
 def social_iqa(split: Dataset) -> Dataset:
     def row(document: dict[str, Any]) -> dict[str, Any]:
         options = [document[column] for column in ("answerA", "answerB", "answerC")]
@@ -104,7 +70,6 @@ def social_iqa(split: Dataset) -> Dataset:
     return split.map(row)
 
 
-@versioned("answer_format.hellaswag", 1)
 def hellaswag(split: Dataset) -> Dataset:
     def row(document: dict[str, Any]) -> dict[str, Any]:
         sentence = f"{document['activity_label']}: {document['ctx']}"
@@ -146,13 +111,11 @@ def _plain(number: str) -> str:
     return number.replace(",", "").replace("$", "")
 
 
-@versioned("arithmetic.extract_answers", 1)
 def extract_answers(responses: list[list[str]], documents: Any) -> list[list[str]]:
     """lm-eval filter: the answer's number of every response."""
     return [[answer_number(text) for text in texts] for texts in responses]
 
 
-@versioned("arithmetic.score", 1)
 def score_number(document: dict[str, Any], results: list[str]) -> dict[str, float]:
     """lm-eval `process_results`: 1.0 if the filtered answer is the document's number."""
     return {"exact_match": float(same_number(results[0], document["answer"]))}
@@ -165,7 +128,6 @@ _LISTED = re.compile(r"\n+((?:[A-Z]\. [^\n]*\n?)+)$")
 """Options, one a line, at the end of a prompt."""
 
 
-@versioned("references.plain_questions", 1)
 def plain_questions(split: Any) -> Any:
     """An lm-eval `process_docs`: {"question", "options", "gold"} of the rows that have one right choice."""
     from datasets import Dataset

@@ -179,6 +179,13 @@ def test_the_command_of_lm_eval_knows_the_name(tmp_path):
         )
 
 
+def test_a_command_without_a_model_is_one_message(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["moe-lab-eval", "--model", "moe_lab", "--tasks", "arc_easy"])
+    with pytest.raises(SystemExit) as ended:
+        lm_eval_command.main()
+    assert ended.value.code == 2 and "Error: moe_lab needs a model" in capsys.readouterr().err
+
+
 def test_a_wrong_method_is_one_message_of_the_command(monkeypatch, capsys):
     def refused():
         raise ConfigError("Unknown method 'ro'.")

@@ -244,6 +244,10 @@ def test_exit_codes_of_a_grid(errors, code, capsys, runs):
     assert "tiny-roe-toy_math-0" in runs.executed
     assert ("tiny-roe-toy_math-3" in runs.executed) == (code not in (130, 143))
     assert "Results" in ended.out, "what was finished is shown"
+    states = {RunHeldError: "held", KeyboardInterrupt: "interrupted", Terminated: "interrupted"}
+    rows = [line.split() for line in ended.out.splitlines()]
+    for name, error in errors.items():
+        assert ["│", name, "│", states.get(type(error), "failed"), "│"] in [row[:5] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -498,3 +502,14 @@ def test_a_plan_imports_no_modeling_code():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("several", [["seeds=2"], ["tuning=tpe"], ["-m", "seed=0,1"]])
+def test_the_run_of_a_wandb_agent_is_one(several, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_RUN_ID", "abc")
+    ended = run_command(capsys, *several, "logger=wandb", "model=tiny", f"output_dir={tmp_path}")
+    assert ended.code == 2 and "WANDB_RUN_ID=abc is one run of W&B" in ended.err
+
+
+def test_help_lists_no_key_that_is_refused(capsys):
+    assert "hydra." not in run_command(capsys, "--help").out

@@ -9,10 +9,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hydra.errors import HydraException
 
 from moe_lab.config import compose as module
 from moe_lab.config.compose import compose, compose_cell
+from moe_lab.errors import ConfigError
 from moe_lab.reports.papers.experiment import find_experiments
+from moe_lab.runs.config import to_config
 
 OVERRIDES = [
     [],
@@ -136,3 +139,59 @@ def test_sys_argv_and_the_environment_are_not_touched(monkeypatch):
         patch.setattr(os, "unsetenv", refuse)
         (cell,) = compose(["seed=5"])
         assert cell.values["seed"] == 5 and sys.argv == ("notebook",)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A folder with a group `experiment`, and configurations that set what belongs to Hydra."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "quick.yaml").write_text("# @package _global_\nlimit: 2\nmethod: {n: 4}\n")
+    for name, text in (
+        ("grid", "{mode: MULTIRUN, sweeper: {params: {seed: '0,1'}}}"),
+        ("chdir", "{job: {chdir: true}}"),
+        ("env_set", "{job: {env_set: {A: b}}}"),
+        ("callbacks", "{callbacks: {log: {x: 1}}}"),
+        ("dir", "{run: {dir: x}}"),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(f"defaults: [config, _self_]\nhydra: {text}\n")
+    (tmp_path / "preset").mkdir()
+    grid = "{mode: MULTIRUN, sweeper: {params: {seed: '2,3'}}}"
+    (tmp_path / "preset" / "grid.yaml").write_text(f"# @package _global_\nhydra: {grid}\n")
+    return ["--config-dir", str(tmp_path)]
+
+
+def test_an_added_group_is_hydras_and_overrides_apply(own):
+    [cell] = compose([*own, "+experiment=quick", "method.n=8"])
+    assert cell.values["method"]["n"] == 8 and cell.values["limit"] == 2 and cell.method_keys == []
+    with pytest.raises(HydraException, match="nonsense"):
+        compose([*own, "+experiment=quick", "method.nonsense=8"])
+
+
+def test_a_grid_in_a_yaml_is_one_and_what_is_not_obeyed_is_refused(own):
+    assert [cell.values["seed"] for cell in compose([*own, "--config-name", "grid"])] == [0, 1]
+    assert [cell.values["seed"] for cell in compose([*own, "+preset=grid"])] == [2, 3]
+    for name in ("chdir", "env_set", "callbacks", "dir"):
+        with pytest.raises(ConfigError, match=rf"hydra\.(\w+\.)?{name}[=:]"):
+            compose([*own, "--config-name", name])
+
+
+def test_cells_have_their_numbers():
+    cells = compose(["-m", "output_dir=${hydra:job.num}", "method=choice(base,icl)", "seed=0,1"])
+    assert [str(cell.values["output_dir"]) for cell in cells] == ["0", "1", "2", "3"]
+    assert [cell.values["method"]["name"] for cell in cells] == ["base", "base", "icl", "icl"]
+
+
+def test_a_choice_of_methods_takes_the_keys_that_they_have():
+    cells = compose(["-m", "method=choice(c3po, icl)", "method.k=5"])
+    assert [(cell.values["method"]["name"], cell.values["method"]["k"]) for cell in cells] == [
+        ("c3po", 5),
+        ("icl", 5),
+    ]
+
+
+def test_a_variable_of_the_environment_is_the_number_that_it_names(monkeypatch):
+    monkeypatch.setenv("LIM", "4")
+    monkeypatch.setenv("WAIT", "false")
+    [cell] = compose(["limit=${oc.env:LIM}", "wait=${oc.env:WAIT}", "num_fewshot=${oc.env:LIM}"])
+    config = to_config(cell)
+    assert (config.limit, config.wait, config.num_fewshot) == (4, False, 4)

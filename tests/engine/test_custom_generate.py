@@ -5,6 +5,9 @@ Broken by: padding that is read, positions of padded prompts, an argument of `mo
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -64,6 +67,18 @@ def test_what_is_not_supported_is_refused(olmoe, tokenizer, options, says):
         roe.generate("hello", **options)
     with pytest.raises(ValueError, match=says):
         olmoe.generate(torch.tensor([[1, 2]]), custom_generate=roe, **options)
+
+
+def test_a_streamer_takes_one_sequence(olmoe, tokenizer):
+    put = []
+    streamer = SimpleNamespace(
+        put=lambda ids: put.extend(ids.flatten().tolist()), end=lambda: put.append("end")
+    )
+    asked = {"custom_generate": partial(RoE(olmoe, tokenizer, n=2), streamer=streamer), "max_new_tokens": 3}
+    [ids] = olmoe.generate(torch.tensor([[1, 2]]), streamer=streamer, **asked)
+    assert put == [*ids.tolist(), "end"]
+    with pytest.raises(ValueError, match="A streamer takes one sequence, and 2 are"):
+        olmoe.generate(torch.tensor([[1, 2], [3, 4]]), streamer=streamer, **asked)
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "gpt_oss", "qwen3_next"]))

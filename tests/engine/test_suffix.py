@@ -155,6 +155,17 @@ def test_the_mean_hidden_state_is_that_of_the_prompt_alone(model, span):
             rounding.assert_close(suffix.mean_D, hidden_TD.mean(0))
 
 
+def test_the_tokens_of_prompts_and_of_their_suffixes_are_counted(model):
+    """The beginning that two prompts share is read once."""
+    first, second = [7] * 30, [[7] * 22 + [8, 9], [1, 2]]
+    replay = SuffixReplay(model, changed_layers(model)[0])
+    suffixes = replay.read([first, *second], BUDGET)
+    assert replay.tokens_in == 22 + 8 + 2 + 2
+    for times in (1, 2):
+        replay.logits(suffixes, None)
+        assert replay.tokens_in == 34 + 3 * times
+
+
 def test_a_prompt_with_fewer_tokens_than_are_rerouted_is_refused(model):
     replay = SuffixReplay(model, 0, TokenSpan("middle", 3))
     with pytest.raises(ValueError, match="2 tokens has no 3"):

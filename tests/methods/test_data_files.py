@@ -109,10 +109,10 @@ def test_a_file_that_cannot_be_read_is_named(suffix, tmp_path):
 
 def test_what_is_no_json_is_named_by_its_line(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text":\n')
-    with pytest.raises(TaskError, match="a.jsonl, line 3: not JSON"):
+    with pytest.raises(TaskError, match="a.jsonl, line 3 is not JSON"):
         list(read_rows(tmp_path / "a.jsonl"))
     (tmp_path / "a.json").write_text("[")
-    with pytest.raises(TaskError, match="a.json: not JSON"):
+    with pytest.raises(TaskError, match="a.json is not JSON"):
         list(read_rows(tmp_path / "a.json"))
 
 

@@ -4,6 +4,9 @@ weights load, a wrong count of the routing samples that adaptive RoE computes.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
 from moe_lab.engine.lm import Request
@@ -202,3 +205,10 @@ def test_nothing_is_said_without_bands_or_without_tokens():
     assert adaptive_block(RoE.Config(), {}) == {} and adaptive_footnotes({"n": 4}) == []
     block = adaptive_block(RoE.Config(adaptive="margin", bands=[[0.2, 16]]), {})
     assert block["adaptive"]["share_of_rows"] is None and adaptive_footnotes({"n": 32} | block) == []
+
+
+@pytest.mark.parametrize(("family", "refused"), [("olmoe", False), ("gpt_oss", False), ("deepseek_v3", True)])
+def test_weights_from_noisy_logits_need_a_router_that_chooses_by_logits(family, refused):
+    method = roe(n=2, weights="perturbed")
+    with pytest.raises(ConfigError, match=r"method\.weights=perturbed") if refused else nullcontext():
+        method.check(replace(FACTS, family=family))

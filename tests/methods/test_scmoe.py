@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import yaml
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.scmoe import BETAS, SelfContrast
+from moe_lab.methods.scmoe import SelfContrast
 from moe_lab.models.facts import ModelFacts
 from moe_lab.routing import document_key, find_routers, gumbel
 from moe_lab.tasks.requests import Workload
@@ -244,11 +245,16 @@ def test_the_report_and_the_cost() -> None:
     ]  # fmt: skip
 
 
-def test_the_grid_begins_with_the_base_model() -> None:
-    grid = scmoe().grid(FACTS)
-    assert grid[0]["beta"] == 0 and len(grid) == 1 + 6 * len(BETAS)
-    assert {point["rank"] for point in grid} == set(range(1, 7))
-    assert scmoe(weak="others").grid(FACTS) == [{"beta": beta} for beta in (0, *BETAS)]
+def test_the_grid_is_the_papers_with_the_base_model_before_it() -> None:
+    """Section 3.2: beta is 0.1, 0.3, 0.5, 0.7 or 0.9, and the weak expert any of the layer's."""
+    betas = (0.1, 0.3, 0.5, 0.7, 0.9)
+    first, *others = scmoe().grid(FACTS)
+    assert first["beta"] == 0
+    assert sorted((point["rank"], point["beta"]) for point in others) == [
+        (rank, beta) for rank in range(1, 7) for beta in betas
+    ]
+    assert scmoe(weak="others").grid(FACTS) == [{"beta": beta} for beta in (0, *betas)]
+    assert {point["rank"] for point in scmoe().grid(replace(FACTS, experts=60))} == set(range(1, 9))
 
 
 @pytest.mark.parametrize(

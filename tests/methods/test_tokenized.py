@@ -97,6 +97,12 @@ def test_long_rows_are_cut_behind_the_limit_and_counted(tiny):
         encode_all(tiny, [TURNS], 3)
 
 
+def test_messages_after_the_limit_are_not_rendered(tiny):
+    """Broken by work that is quadratic in the messages of a conversation: 100,000 would take hours."""
+    made = encode_all(tiny, [TURNS * 50_000], 24)
+    assert made.rows == encode_all(tiny, [TURNS * 20], 24).rows and made.truncated == 1
+
+
 def test_padding_stands_behind_and_is_neither_read_nor_learned():
     batch = Pad(7)([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, {"input_ids": [4], "labels": [4]}])
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 7, 7]]
@@ -139,7 +145,7 @@ def test_the_digest_is_of_both_parts():
     [
         ('{"text": "a"}', "not a conversation"),
         ("[1]", "not a conversation"),
-        ("{", "not JSON"),
+        ("{", "is not JSON"),
         ('{"messages": [{"role": "bot", "content": "a"}]}', "needs a role"),
         ('{"messages": [{"role": "user", "content": null}]}', "needs a role"),
         ('{"messages": ["a"]}', "needs a role"),
@@ -149,7 +155,7 @@ def test_the_digest_is_of_both_parts():
 def test_what_is_no_conversation_is_named_with_its_line(line, told, tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text(json.dumps({"messages": TURNS}) + "\n" + line + "\n")
-    with pytest.raises(TaskError, match=f"own.jsonl, line 2: .*{told}"):
+    with pytest.raises(TaskError, match=f"own.jsonl, line 2.*{told}"):
         read(Config(), str(file))
 
 

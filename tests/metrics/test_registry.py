@@ -121,3 +121,14 @@ def names_in(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
             found.add(node.value)
     return found
+
+
+def test_capacity_needs_a_layer_of_whose_experts_some_are_not_taken() -> None:
+    """Masking an expert of a layer in which each token takes all of them would leave too few."""
+    counts = np.array([[3, 1, 2, 0], [3, 3, 0, 0]])
+    assert (
+        METRICS["capacity"].measure(Selections(counts, experts=[4, 2], top_k=[2, 2]), lambda policy: {})
+        is None
+    )
+    found = METRICS["capacity"].measure(Selections(counts, experts=[4, 2], top_k=[2, 1]), lambda policy: {})
+    assert {which: each["masked"] for which, each in found.items()} == {"least": [3, 0], "most": [0, 0]}

@@ -15,7 +15,13 @@ import torch
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.metrics import teacher_forcing as reading
 from moe_lab.metrics.interventions import Masked, RandomRouting
-from moe_lab.metrics.teacher_forcing import NO_LABEL, PairCounts, labelled_tokens, right_tokens
+from moe_lab.metrics.teacher_forcing import (
+    NO_LABEL,
+    LabelledCounts,
+    PairCounts,
+    labelled_tokens,
+    right_tokens,
+)
 from moe_lab.metrics.training_metrics import measure
 from moe_lab.routing import record, routed
 from tests.support.interventions import by_hand, some_rows
@@ -81,6 +87,23 @@ def test_pairs_are_those_of_rows_read_alone(family: str, monkeypatch: pytest.Mon
                         expected[layer, i, j] += 1
     assert (counted.pairs_GLEE.sum(axis=0) == expected).all()
     assert counted.tokens == sum(len(row["input_ids"]) for row in rows)
+
+
+@pytest.mark.parametrize("family", by_family(FAMILIES))
+def test_experts_are_counted_at_the_labelled_tokens_of_rows_read_alone(family: str) -> None:
+    model, rows = small_model(family), some_rows()
+    counted = LabelledCounts(rows)
+    right_tokens(model, rows, counted)
+    expected: Any = 0
+    for row in rows:
+        with record(model) as routes, torch.no_grad():
+            model(torch.tensor([row["input_ids"]]))
+        sizes = [logits_TE.shape[-1] for logits_TE in routes.logits]
+        own = np.array(row["labels"]) != NO_LABEL
+        counts = [np.bincount(index_TK[own].flatten(), minlength=max(sizes)) for index_TK in routes.indices]
+        expected = expected + np.stack(counts)
+    assert counted.selections_LE.tolist() == expected.tolist()
+    assert list(counted.experts.values()) == sizes
 
 
 def test_the_model_is_left_as_it_was() -> None:

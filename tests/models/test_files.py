@@ -11,7 +11,6 @@ import pytest
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.models.checks import check_vocabulary
-from moe_lab.models.files import first_line
 from moe_lab.models.identity import folder_content
 from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
@@ -87,9 +86,3 @@ def test_weights_that_are_no_file_are_refused(folder):
     os.mkfifo(folder / "model.safetensors")
     with pytest.raises(ModelError, match="is no file of weights"):
         folder_content(folder)
-
-
-def test_a_first_line_is_short_and_there():
-    assert first_line(ValueError('"\n\n a reason.\nmore')) == "a reason"
-    assert first_line(KeyError()) == "KeyError"
-    assert len(first_line(ValueError("x" * 1000))) == 300

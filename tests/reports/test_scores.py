@@ -13,7 +13,7 @@ from moe_lab.reports.terminal.layout import interval, number
 from moe_lab.results import statistics
 from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import Family, mean_score
+from moe_lab.results.score_table import Family, mean_score, task_mean
 from moe_lab.results.scores import Score, headline, marks_of, scores_of
 from moe_lab.results.significance import holm
 
@@ -129,6 +129,11 @@ def test_marks_say_what_a_reader_must_know():
     )
     assert marks_of(RunResult({"moe_lab": block | {"cost": {"cut_prompts": 2}}})) == ("cut-prompts",)
     assert marks_of(RunResult({"moe_lab": block | {"cost": {"cut_prompts": 0}}})) == ()
+    for calibrated, marked in ((1.9, True), (2.0, False), (2.0 - 1e-7, False), (2.1, False), (None, False)):
+        tuned = {"tuning": {"model": "m", "score": 2.0, "calibrated_score": calibrated}}
+        assert ("worse-than-calibrated" in marks_of(RunResult({"moe_lab": block | tuned}))) == marked
+        control = tuned | {"method": {"name": "calibration"}}
+        assert "worse-than-calibrated" not in marks_of(RunResult({"moe_lab": block | control}))
     assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": True}}})) == ("test-profile",)
     assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": False}}})) == ()
     folder = {"name": "mine", "commit": None}
@@ -162,8 +167,47 @@ def test_marks_say_what_a_reader_must_know():
 def test_holms_correction_is_over_the_scores_that_have_a_p():
     [score] = scores_of(results_of({"a": {"acc,none": 0.5}}, ["a"]))
     scores = [replace(score, run_id=str(p), p_mcnemar=p) for p in (0.01, None, 0.04)]
-    corrected = list(map(Family.of_scores([*scores, scores[0]]).correct, scores))
+    family = Family.of({one.comparison: one.p for one in [*scores, scores[0]]})
+    corrected = list(map(family.correct, scores))
     assert [one.p_holm for one in corrected] == [holm([0.01, 0.04])[0], None, holm([0.01, 0.04])[1]]
     assert [one.family for one in corrected] == [2, None, 2], "a comparison in two tables counts once"
     alone = replace(scores[0], run_id="of one seed")
-    assert Family.of_scores(scores).correct(alone).p_holm is None
+    assert family.correct(alone).p_holm is None
+
+
+def seeds_of(count: int, **fields):
+    """The scores of some seeds with the same numbers."""
+    one = Score(model="m", method="roe", task="a", metric="acc,none", run_id="r", value=0.5, **fields)
+    return [replace(one, run_id=str(seed)) for seed in range(count)]
+
+
+def test_seeds_with_the_same_difference_have_the_test_over_documents():
+    """Broken by a comparison that leaves the family where its seeds agree, so that the p of others shrink."""
+    mean = mean_score(seeds_of(2, difference=0.1), {"a": {"acc,none": {"difference_p_documents": 0.019}}})
+    assert mean.p == 0.019 and Family.of({mean.comparison: mean.p}).tests == {"scores": 1}
+
+
+def test_a_mean_is_equal_where_all_of_its_seeds_are():
+    scores = seeds_of(2, difference=1e-7, equal=True, marks=("untuned", "equal"))
+    same = mean_score(scores, {"a": {"acc,none": {"equal": True, "difference_p_documents": 0.01}}})
+    assert (same.equal, same.p, same.marks) == (True, None, ("untuned", "equal"))
+    moved = mean_score(scores, {"a": {"acc,none": {"equal": False, "difference_p_documents": 0.5}}})
+    assert (moved.equal, moved.p, moved.marks) == (False, 0.5, ("untuned",))
+
+
+def test_an_average_of_tasks_has_the_interval_of_its_test():
+    """Broken by the interval over documents in the place of that over seeds and documents."""
+    both = {"difference_interval": (0.09, 0.11), "difference_both_interval": (-0.1, 0.3)}
+    mean = task_mean(seeds_of(2, difference=0.1, interval=(0.4, 0.6), seeds=5, **both))
+    assert mean.difference_interval == pytest.approx((0.1 - 0.01 / 2**0.5, 0.1 + 0.01 / 2**0.5))
+    assert mean.tested_interval == pytest.approx((0.1 - 0.2 / 2**0.5, 0.1 + 0.2 / 2**0.5))
+    assert mean.tested_over == "seeds and documents" and mean.p > 0.05
+
+
+def test_a_run_that_was_not_asked_for_is_a_control():
+    """Broken by a calibration run whose comparison changes the p of the scores."""
+    [asked, calibration] = seeds_of(2, p_mcnemar=0.02, difference=0.1)
+    p_values = {one.comparison: one.p for one in (asked, calibration)}
+    family = Family.of(p_values, controls={calibration.run_id})
+    assert family.tests == {"scores": 1, "controls": 1} and family.correct(asked).p_holm == 0.02
+    assert Family.of(p_values).correct(asked).p_holm == 0.04

@@ -49,6 +49,12 @@ def test_a_damaged_result_is_not(tmp_path: Path, content: str) -> None:
     assert store.stored() is None
 
 
+def test_a_result_of_the_wrong_shape_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished(tmp_path, model=[1]).stored()
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/results.json is damaged" in said and said.endswith("It is not used.\n")
+
+
 @pytest.mark.parametrize("key", BLOCKS)
 def test_a_result_of_the_wrong_shape_is_not(tmp_path: Path, key: str) -> None:
     assert finished(tmp_path, **{key: None}).stored() is None

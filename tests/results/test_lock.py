@@ -6,7 +6,9 @@ A lease, too: it is its holder's as long as the holder lives, and another's once
 from __future__ import annotations
 
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,17 @@ def test_a_lock_is_acquired_once_until_it_is_released(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def leases(monkeypatch: pytest.MonkeyPatch) -> float:
-    """Leases that expire after this many seconds."""
+def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """Leases that expire after this many seconds. One that is kept would end the process in a later test, once it is late."""
     monkeypatch.setenv(locks.LEASES, "1")
     monkeypatch.setattr(locks, "LEASE_SECONDS", 0.4)
     monkeypatch.setattr(locks, "HEARTBEAT_SECONDS", 0.05)
-    return 0.4
+    own: dict[Path, Any] = {}
+    monkeypatch.setattr(locks, "_own", own)
+    yield 0.4
+    for lease, _ in own.values():
+        lease.release()
+    assert not [one for one in threading.enumerate() if one.name.startswith("filelock-lease")]
 
 
 def test_a_living_holder_keeps_its_lease(tmp_path: Path, leases: float) -> None:

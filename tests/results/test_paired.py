@@ -23,7 +23,7 @@ def test_paired_difference() -> None:
     assert result.p_permutation is None
     same = paired(values, values)
     assert same.interval == pytest.approx(tango(0, 0, 100))
-    unchanged = {"p_randomization": None, "to_right": 0, "to_wrong": 0}
+    unchanged = {"p_randomization": None, "to_right": 0, "to_wrong": 0, "equal": False}
     written = {"n": 100, "difference": 0.0, "ci95": list(same.interval), "p_mcnemar": 1.0} | unchanged
     assert same.to_json() == written and Paired.from_json(written) == same
 
@@ -59,6 +59,25 @@ def test_the_p_of_other_scores_is_that_of_random_swaps() -> None:
     found = paired(values, before)
     assert (found.p_mcnemar, found.to_right) == (None, None)
     assert found.p_permutation == randomization_test(values, before)
+
+
+def test_differences_within_rounding_have_no_test() -> None:
+    """Broken by a p for runs that are equal, and by ties that count as changes."""
+    before = [0.1 * n for n in range(1, 41)]
+    values = [value + 1e-7 for value in before]
+    assert paired(values, before).p_permutation == 1e-4, "without a bound each change counts"
+    same = paired(values, before, equal=[True] * 40)
+    assert (same.equal, same.p_permutation, same.p_mcnemar) == (True, None, None)
+    assert paired(before, before).equal, "equal values need no bound"
+    moved = [value + (1.0 if n < 3 else 1e-7) for n, value in enumerate(before)]
+    ties = [n >= 3 for n in range(40)]
+    tied = paired(moved, before, equal=ties)
+    exact = [value + (1.0 if n < 3 else 0.0) for n, value in enumerate(before)]
+    assert not tied.equal and tied.p_permutation == randomization_test(exact, before) > 0.2
+
+
+def test_a_sign_is_that_of_the_first() -> None:
+    assert paired([0.5, 0.7], [0.2, 0.3]).difference == pytest.approx(0.35)
 
 
 def test_a_perplexity_is_told_where_nearly_all_documents_agree() -> None:

@@ -18,6 +18,7 @@ import moe_lab
 from moe_lab import C3PO, RoE, expert_metrics, override, record, replay
 from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing import GumbelTopK, Routing, find_routers, routed, supported
+from moe_lab.routing.families import FAMILIES
 from moe_lab.routing.hook import is_left_out, leaving_out
 from moe_lab.routing.noise import NoisyTokens
 from tests.support import attention_kinds, roe_reference, rounding
@@ -357,3 +358,10 @@ def test_an_ensemble_inside_an_ensemble_is_refused(olmoe, tokenizer):
         roe.generate("a", max_new_tokens=2, logits_processor=[processor])
     assert roe.generate("a", max_new_tokens=2)  # closed again
     assert RoE(make_model("olmoe"), tokenizer, n=2).generate("a", max_new_tokens=2)
+
+
+def test_every_family_is_known_by_a_model_type_of_transformers() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    unknown = [family.name for family in FAMILIES if family.model_type not in CONFIG_MAPPING_NAMES]
+    assert unknown == ["DeepSeek-MoE", "MoE design"], "they are those of moe_lab.models.designs"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moe_lab.routing import record, routed
-from moe_lab.routing.policies import PartnersOnly, partners_of
+from moe_lab.routing.policies import PartnersOnly, Remix, Steered, partners_of
 from tests.support.models import small_model
 from tests.support.tiers import by_family
 
@@ -97,3 +97,31 @@ def test_all_others_as_partners_are_the_untouched_model_bit_for_bit(family: str)
 def test_partners_are_counted_without_the_expert_itself_and_ties_go_to_the_lower_number() -> None:
     pairs = torch.tensor([[[9, 1, 1, 3], [1, 0, 0, 0], [1, 0, 5, 0], [3, 0, 0, 0]]])
     assert partners_of(pairs, 2)[0].int().tolist() == [[1, 1, 0, 1], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+
+
+@pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
+def test_steered_experts_are_in_or_out_and_changed_choices_are_counted(family: str) -> None:
+    model = small_model(family)
+    L, E, K = sizes(model)
+    sign_LE = torch.zeros(L, E, dtype=torch.long)
+    sign_LE[1, 0], sign_LE[1, 2] = 1, -1
+    with torch.no_grad(), record(model) as own:
+        model(IDS)
+    policy = Steered(sign_LE)
+    with torch.no_grad(), routed(model, policy), record(model) as routes:
+        model(IDS)
+    assert torch.equal(routes.indices[0], own.indices[0])
+    chosen_TK = routes.indices[1]
+    assert (chosen_TK == 0).any(dim=-1).all() and not (chosen_TK == 2).any()
+    before_TK = own.indices[1]
+    changed = [set(new) != set(old) for new, old in zip(chosen_TK.tolist(), before_TK.tolist(), strict=True)]
+    assert policy.decisions == (sum(changed), L * IDS.numel())
+
+
+def test_a_mixture_needs_gradients_if_a_layer_of_it_does() -> None:
+    probs = {layer: torch.full((1, 1, 4), 0.25) for layer in (0, 1)}
+    assert not Remix(probs).needs_grad
+    probs[1].requires_grad_()
+    assert Remix(probs).needs_grad
+    with torch.no_grad():
+        assert not Remix(probs).needs_grad

@@ -167,3 +167,31 @@ def test_the_time_left_counts_what_this_command_makes(
     lines = [line for line in err.splitlines() if re.match(r"\[\d/5\]", line)]
     assert [", about " in line for line in lines] == [False, False, False, True, True]
     assert lines[3] == "[4/5] tiny-roe-toy_math-3, about 00:20 left", "one of three took 10 seconds"
+
+
+def test_a_study_says_nothing_about_the_time_of_runs(
+    capsys: Any, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken by a study of a minute before runs of seconds, which then have minutes left."""
+    now = [0.0]
+    monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    config = Config(method=get_method("roe").Config(name="roe"))
+    tuned = Job(config)
+    coming = [runs.prepare(replace(config, seed=seed)) for seed in range(3)]
+
+    def tune(models: ModelPool) -> None:
+        now[0] += 600
+        tuned.runs = coming
+
+    def execute(run: Any, models: Any, *, compute: bool = True) -> Any:
+        now[0] += 5
+        return FakeRuns.execute(runs, run, models)
+
+    monkeypatch.setattr(Job, "name", property(lambda job: "study"))
+    monkeypatch.setattr(Job, "coming", property(lambda job: 3))
+    monkeypatch.setattr(tuned, "tune", tune, raising=False)
+    monkeypatch.setattr(runs, "execute", execute)
+    install(monkeypatch, runs)
+    attempts.run_all([tuned], ModelPool())
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
+    assert [line.partition(", about ")[2] for line in lines] == ["", "", "00:10 left", "00:05 left"]

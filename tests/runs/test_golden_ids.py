@@ -1,7 +1,8 @@
 """Breaks if a run, a study or what one is made of gets another id: stored results would not be found any more.
 
-An id changes on purpose where numbers change: raise `numerics` of the method, or the version of the task's function
-(`moe_lab/tasks/task_functions.py`), and replace the ids here. The ids hold for the versions in constraints.txt.
+An id changes on purpose where numbers change (raise `numerics` of the method), and with the code of a module that a task's
+functions come from, as `moe_lab/tasks/task_functions.py`: replace the ids here. They hold for the versions in
+constraints.txt.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RUNS = {
     "method=base task=toy_math": "722627e895b58ca52c0fdc099b5ff42f29a8d8fca3e865e42f051cc7f766ebf6",
     "method=base task=toy_choice limit=20 dtype=bfloat16": "11454487ed9c8550b02fc14eb12034e0ce2a1cbeab631605513c03e8807726fa",
     "method=base task=toy_text": "8ceffbacf97e61feed11f49a9372a3127f7f51ff95c8c8d9f866c484eed41bb8",
-    "method=base task=toy_safety": "c3805938c468385a0acbae108b0f05a58e7fe5d62e89a61e2cff436c9c9024d9",
+    "method=base task=toy_safety": "692238a54967a7cb446323daf29577b846f2835f7424015c33779e34727d78cc",
     "method=roe task=toy_math": "0507f0641346a7c8f4892efa3eda85668fabe92f8fbd55fb9101aa8ad09270e8",
     "method=roe task=toy_choice seed=3 method.n=4 method.temperature=[0,0.2,0.2,0.2,0.2,0.2,0.2,0]": "f9314810308447f9b15b7478e0ba56c5dbfa4c9c2f81ec25d23856c9cc6b9080",
     "method=c2r task=toy_choice limit=20": "23f7dff374268eaf803128791b65bf954116822be44f45dbaf46716821371dc9",
@@ -35,25 +36,24 @@ RUNS = {
     "method=soft-prompt task=toy_choice limit=20": "fa290d65f7e4a462b35b6ac82e2d6eaa379527236884567a348d2975d539fe36",
     "method=prefix-tuning task=toy_choice limit=20": "30b485cb2e79d81a963bcb731c4e89db3746d94aa0f4b9aa1eabb8a28708aa1e",
     "method=finetune-freeze task=toy_choice limit=20": "95f73368753aedfd419bf473316244674fb6228694ff61a34bb497cdf0affe4e",
-    "method=base task=addsub": "62ccfcf1d757fba018ae8353bb675937905cbf9840666ff8fee6dc8d3f6dedf1",
+    "method=base task=addsub": "76cc98b760c77c1f26a10d606b75d6d679b636d8f98c4404c98bcdf7970344e3",
     "method=base task=gsm8k num_fewshot=2": "9e4ec525cb90e6e4db420b38e7d06856dcf4e852b476b4ca580107e8854e5f4e",
     "method=base task=arc_easy": "d088966a334630a62125f8308b60f180e5cec618035f1ee1466e5b110cd88c3e",
-    "method=base task=arc_easy task.answer=letters": "d0ac8dce4d4c8847d335b352d882722e745735359b88421cf7342ad5d79d7c86",
-    "method=base task=arc_easy_answer_format": "985df49a444559fb1d3b3fd8e3e8aca296aef087e4bbcce9d6b4c774bd0f5c18",
-    "method=base task=hellaswag_answer_format": "a018fb2073960d86204380c4783d5dff3618da92659130705afcb359111dd64c",
-    "method=base task=social_iqa_answer_format": "f0f7cba19314d4c30c913150de77bf4718e74cc1c2b0349c5a0701f25bf6ac7e",
-    "method=base task=bigbench_choice": "d1b449e22c29b48338861557f9154c4540c2df5256ea2e377fdf6943339f09db",
+    "method=base task=arc_easy task.answer=letters": "3405a1507980b97388345f3c3ab29bc86c40b47b2505fc8d656c7ae987e556f1",
+    "method=base task=arc_easy_answer_format": "863a88dbc01c9dfdf885124914ee928872cfbfcacf8234ad9347bb569fc25d86",
+    "method=base task=hellaswag_answer_format": "19084c972d050186fb619e0e4dfd904159f3436db17a30388da91d453246c9f8",
+    "method=base task=social_iqa_answer_format": "9e8820a6821eb69c63e8bcaabd00a7a4b0dcbf29e9b1f253ce67c1f6bcb5e698",
+    "method=base task=bigbench_choice": "98a6acfb149861283ba9b9b03d1618b0fed9db88603dcb27f4c20d4944045b9c",
     "method=base task=knowref": "3151e7ff616b6675c109cad2514948563946d3647d5b4cd37468781f0821def9",
-    "method=base task=cona": "c5f42b99639166a956fbd85e1519bbc8cfe0889030e35adf9e4d3c3a19505684",
-    "method=base task=humaneval predict_only=true": "46e7111d77a52d9ea08e472783c387ecf0dc2352f74c3cb672c0946cfbe59fff",
+    "method=base task=cona": "ab7f94f93b8e9c3009a136122e8ced9404bf6e6f8d01d693c2e1b54248360d73",
+    "method=base task=humaneval predict_only=true": "0a44ddc68eec8bc11faf2f76f3050546993fd713b7b2b53c40a23be97a3fecfa",
     "method=base task=lm_eval task.name=[arc_easy,gsm8k] num_fewshot=2": "3fc5c275b19425c0feaccd2df2a524006e68a2aad0119442fca8fc53f51fe186",
-    "method=roe task=addsub model.path=FOLDER method.skip_layers=0": "3bba154d2c87de2fa23c8dc07585dc2633c51aa1c0d092c3166113ee62f4c7de",
+    "method=roe task=addsub model.path=FOLDER method.skip_layers=0": "94e70dc81c6d31ac0abb777b122aab7f43f204a39107e1b20c01543478b5b413",
 }
 """Run ids by command line; `model=tiny` where it names none."""
 STUDIES = {
     "method=roe task=toy_math tuning=tpe": "b34c0386671f4180b6ae8920e0519b080c007cd9dbf8cd595eba73724d0ca752",
     "method=roe task=gsm8k tuning=uniform tuning.num_samples=2 num_fewshot=0": "fa61af6036f744cbd3944e0480bd0e767f90ca5f73caeb4b7b00218c7b8267ee",
-    "method=roe task=addsub tuning=tpe tuning.num_samples=4 tuning.text=own": "e012ce4e136e0b3bb28b8c9c49f06b1842eeb5df713056b8fd957e43f4ba6b12",
 }
 
 

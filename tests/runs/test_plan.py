@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.reports.terminal.layout import print_note
 from moe_lab.runs.plan import Row, print_rows
+from tests.support.command import run_command
 
 ROW = Row(
     run="a1b2c3d4",
@@ -37,3 +39,21 @@ def test_a_terminal_gets_80_columns(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in "".join(lines).replace(" ", "")
+
+
+def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "-m",
+        "method=roe",
+        "model=tiny",
+        "task=toy_text",
+        "limit=2",
+        f"output_dir={tmp_path}",
+        "mode=plan",
+    ]
+    planned = run_command(capsys, *command, "tuning=none,uniform", "tuning.step=2")
+    assert planned.code == 0, planned.err
+    refused = run_command(capsys, *command, "tuning=none", "seed=0,1", "tuning.num_samples=7")
+    assert refused.code == 2 and "tuning.num_samples=7" in refused.err

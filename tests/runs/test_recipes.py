@@ -5,6 +5,9 @@ another seed's model, a run of the embedded model where the trained one is missi
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.source import model_source
+from moe_lab.runs.jobs import Training
 from tests.support.command import run_command
 
 RECIPE = {"dataset_size": 40, "steps": 4, "hidden_size": 16, "layers": 1, "active_size": 16}
@@ -51,11 +55,48 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(typed, says, tmp_p
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["method=c3po"], "method.layers=last5: the model has 3 MoE layers"),
+        (["-m", "method=base,c3po"], "method.layers=last5: the model has 3 MoE layers"),
+        (["method=c3po", "method.layers=all", "method.reference=toy_text"], "toy_text"),
+        (["method=roe", "method.temperature=[0,1]"], "the model has 3 MoE layers"),
+        (["method=roe", "method.skip_layers=2", "tuning=tpe"], "leaves none of the 3 MoE layers"),
+        (["method=base", "task.metric=accuracyy"], "accuracyy"),
+    ],
+)
+def test_the_run_is_checked_before_its_model_is_trained(typed, says, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Training, "make", lambda *_: pytest.fail("The model is trained."))
+    for mode in ("run", "plan", "run"):
+        ended = run_command(capsys, *typed, "model=toy-rules", "task=toy_rules", "limit=3", f"mode={mode}")
+        assert ended.code == 2 and says in ended.err, ended.err
+        assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_the_same_training_gives_the_same_bytes(tmp_path):
+    """Weights and results of two interpreters whose sets and dictionaries of texts have other orders."""
+    made = []
+    for hashes in ("1", "2"):
+        folder = tmp_path / hashes
+        command = [sys.executable, "-m", "moe_lab", *COMMAND[1:-1], "method=base", f"output_dir={folder}"]
+        subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": hashes}, check=True, capture_output=True)
+        [weights] = folder.glob("models/*/model/model.safetensors")
+        [results] = folder.glob("runs/*/results.json")
+        made.append((weights.read_bytes(), json.loads(results.read_text())["results"]))
+    assert made[0] == made[1]
+
+
 @pytest.mark.slow
 def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     planned = run_command(capsys, *COMMAND, "tuning=scale", "tuning.num_samples=2", "mode=plan")
     assert planned.code == 0 and "To train: 2, 8 optimizer steps" in planned.out
+    assert "Trained models to write: 2, " in planned.out
+    assert "what follows the trainings and the studies" in planned.out
+    assert "studies" not in run_command(capsys, *COMMAND, "mode=plan").out
     assert not (tmp_path / "outputs").exists()
     ended = run_command(capsys, *COMMAND, "tuning=scale", "tuning.num_samples=2")
     assert ended.code == 0, ended.err

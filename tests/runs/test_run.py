@@ -104,7 +104,7 @@ def test_the_moe_lab_block(roe: Config) -> None:
     assert block["seed"] == 3 and untouched is not None and untouched["moe_lab"]["seed"] is None
     assert set(block) == {
         *("schema_version", "run_id", "status", "partial", "model", "method", "task", "seed", "overrides"),
-        *("versions", "statistics", "samples", "cost", "intervals", "baseline", "paired", "roe"),
+        *("versions", "statistics", "rounding", "samples", "cost", "intervals", "baseline", "paired", "roe"),
     } | ({"untuned"} & set(block))
     assert block["schema_version"] == 1 and block["status"] == "success" and block["partial"] is True
     assert block["task"] == {"name": "arc_easy", "tasks": ["arc_easy"], "metric": "acc,none"}

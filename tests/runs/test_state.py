@@ -57,6 +57,15 @@ def test_an_interrupted_run_says_how_far_it_came(run: Run) -> None:
     assert run_state(again, ASKED) == ("failed, 3 of 4 answered", 0.25)
 
 
+@pytest.mark.parametrize(("measured", "says"), [(True, "done"), (False, "metrics missing")])
+def test_a_stored_run_says_what_it_lacks(
+    run: Run, monkeypatch: pytest.MonkeyPatch, measured: bool, says: str
+) -> None:
+    monkeypatch.setattr(Run, "done", True)
+    monkeypatch.setattr(Run, "measured", measured)
+    assert run_state(run, ASKED) == (says, 0.0)
+
+
 def test_answers_of_other_versions_do_not_count(run: Run) -> None:
     answer(run, "responses.jsonl", run.answers_header | {"versions": {}}, "ab")
     assert run_state(run, ASKED) == ("missing", 1.0)

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from lm_eval.api.metrics import weighted_perplexity
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.terminal.results import print_summaries
+from moe_lab.results.rounding import Rounding
 from moe_lab.results.score_table import ScoreTable, SeedGroup
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
-from moe_lab.runs.summaries import summarize, summary
+from moe_lab.runs.summaries import _difference, _Other, summarize, summary, write_summaries
 from moe_lab.tasks.judges import judging, toy
 from tests.support.runs import config, small_data
 
 
 def files_of(groups: list[SeedGroup]) -> list[Path]:
+    write_summaries(groups)
     return [group.file for group in groups if group.file is not None]
 
 
@@ -162,8 +166,7 @@ def test_runs_of_repeated_studies_are_one_summary(roe: Config) -> None:
     assert files_of(summarize(outcomes)) == []
     run_ids = [outcome.run.run_id for outcome in outcomes]
     [group] = summarize(outcomes, [run_ids])
-    file = group.file
-    assert file is not None
+    [file] = files_of([group])
     assert json.loads(file.read_text())["run_ids"] == run_ids
 
 
@@ -215,3 +218,33 @@ def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(
     capsys.readouterr()
     show(groups)
     assert "toy-judge" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("aggregate", "tested"), [(weighted_perplexity, True), (max, False)])
+def test_a_score_that_is_no_mean_is_tested_by_its_log_likelihoods_or_not_at_all(aggregate, tested) -> None:
+    base = {number: (-9.0 - number % 7, 5) for number in range(40)}
+    seeds = [[(log + 1 + seed / 10, words) for log, words in base.values()] for seed in range(5)]
+    scores = [aggregate(values) for values in seeds] if tested else [float(seed) for seed in range(5)]
+    other = _Other(scores={"m": aggregate([*base.values()]) if tested else 0.0}, values={"m": base})
+    if not tested:
+        seeds = [[log for log, _ in values] for values in seeds]
+        other = _Other(scores={"m": 0.0}, values={"m": {number: log for number, (log, _) in base.items()}})
+    near = partial(Rounding("float32").equals, words=[1] * 40)
+    found = _difference(scores, seeds, [other], "m", aggregate, near)
+    assert found["difference"] == pytest.approx(sum(scores) / 5 - other.scores["m"])
+    assert (found["difference_p_documents"] is not None) == tested == ("difference_p_both" in found)
+    if tested:
+        assert found["difference_p_documents"] < 0.01 and found["difference"] < 0
+
+
+def test_documents_that_rounding_moved_are_ties() -> None:
+    """Two of 40 documents really changed; the others by rounding, all in one direction."""
+    base = {number: -9.0 - number for number in range(40)}
+    seeds = [[log + (1.0 if number < 2 else 1e-6) for number, log in base.items()] for _ in range(2)]
+    near = partial(Rounding("float32").equals, words=[9] * 40)
+    scores = [float(np.mean(values)) for values in seeds]
+    other = _Other(scores={"m": float(np.mean([*base.values()]))}, values={"m": base})
+    found = _difference(scores, seeds, [other], "m", None, near)
+    assert not found["equal"] and found["difference_p_documents"] > 0.2
+    rounded = _difference(scores, [[log + 1e-6 for log in base.values()]] * 2, [other], "m", None, near)
+    assert rounded["equal"] and rounded["difference_p_documents"] is None

@@ -88,7 +88,6 @@ RUNS = {
     "LoRA": ["method=finetune-freeze", "method.lora.r=2", *SHORT, *SCORED],
     "pre-training": ["method=pretrain", *DESIGN, *SCORED],
     "expert metrics": ["method=base", "metrics=expert", *SCORED],
-    "counterfactual routes": [*ROE, "metrics=counterfactual", *SCORED],
 }
 
 

@@ -1,30 +1,25 @@
-"""How far two float32 results may lie apart that are equal but for the order of their sums.
+"""Float32 results of the small models that are equal but for the order of their sums (`moe_lab.results.rounding`).
 
-Each float32 operation rounds by up to EPS / 2 of its result, in another direction on another machine, with another number
-of threads or another batch. A small model's forward pass is about 256 such operations deep (four layers of norms,
-projections, attention, router and experts); errors of random sign add up to about sqrt(256) = 16 of them. What is rounded is of the size
-of a token's log-probability, log(VOCAB) where nothing is known, and the error of a sum over tokens grows with what is
-summed: 1.1e-5 for one token, three times as much for three. A wrong index, mask or key moves these numbers by more than
-1e-3.
+The bound is 1.1e-5 for one token, three times as much for three. A wrong index, mask or key moves these numbers by more
+than 1e-3.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-EPS = 2.0**-23
-ROUNDINGS = 16
-SIZE = math.log(300)
-"""Of the log-probability of one of the small models' 300 tokens."""
+from moe_lab.results import rounding
+
+VOCABULARY = 300
+"""Of the small models."""
 
 
 def bound(expected: Any, tokens: int = 1) -> float:
     """The largest difference that rounding explains, for numbers that are sums over `tokens` tokens."""
-    return ROUNDINGS * EPS * max(tokens * SIZE, _largest(expected))
+    return rounding.bound(_largest(expected), tokens, VOCABULARY)
 
 
 def approx(expected: Any, tokens: int = 1) -> Any:

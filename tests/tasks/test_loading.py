@@ -238,7 +238,7 @@ def test_documents_that_are_shuffled_are_the_same_everywhere(
 
 def test_a_folder_of_other_yaml_files_is_named(tmp_path: Path, small_index: None) -> None:
     (tmp_path / "other.yaml").write_text("task: null\n")
-    with pytest.raises(TaskError, match=r"task\.include_path=.*lm-eval cannot read the YAML files in it"):
+    with pytest.raises(TaskError, match=r"task\.include_path=.*is no folder of tasks"):
         load_tasks(Config(task=TaskConfig(name="x", include_path=str(tmp_path))))
 
 

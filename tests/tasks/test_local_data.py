@@ -69,7 +69,7 @@ def test_what_is_no_data_dir_is_said(place: str, folder: str, message: str, tmp_
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"question": "q", "answer": ', r"test\.jsonl, line 3: not JSON"),
+        ('{"question": "q", "answer": ', r"test\.jsonl, line 3 is not JSON"),
         ("[1, 2]", r"test\.jsonl, line 3: not a JSON object"),
         ('{"question": "q"}', r"test\.jsonl, line 3: no column 'answer'"),
     ],
@@ -112,7 +112,7 @@ def test_an_empty_and_a_binary_file(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="is empty"):
         load(tmp_path, "addsub")
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TaskError, match="not UTF-8"):
+    with pytest.raises(TaskError, match=r"cannot be read: 'utf-8' codec"):
         load(tmp_path, "addsub")
 
 
@@ -181,6 +181,20 @@ def test_offline_names_the_hub_data_set_at_once() -> None:
     ):
         load(None, "gsm8k")
     assert time.perf_counter() - start < 5
+
+
+def test_the_hub_is_asked_only_for_what_it_has_to_deliver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("moe_lab.models.hub.check_data_set", lambda path, revision: asked.append(path))
+    write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
+    load(tmp_path)
+    load(None, "toy_math")
+    assert asked == []
+    with pytest.raises(TaskError, match="gsm8k"):
+        load(None, "gsm8k")
+    assert asked == ["openai/gsm8k"]
 
 
 def test_tasks_without_a_hub_data_set_say_where_the_data_are_from() -> None:

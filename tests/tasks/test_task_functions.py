@@ -1,61 +1,25 @@
-"""Breaks if a function of a task YAML reads a document or an answer wrongly, or if a run id depends on a function's
-wording instead of its version.
-"""
+"""Breaks if a function of a task YAML reads a document or an answer wrongly."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.results.identity import task_settings
 from moe_lab.tasks.documents import gold_choice
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.task_functions import (
-    FIRST,
     answer_number,
     extract_answers,
     plain_question,
     same_number,
     score_number,
-    versioned,
 )
 from tests.support.documents import BIGBENCH, HELLASWAG, KNOWREF, OPENBOOKQA, SOCIAL_IQA
 from tests.support.runs import choices, write_jsonl
-
-
-def settings(function) -> dict:
-    return task_settings(SimpleNamespace(config=SimpleNamespace(process_results=function), VERSION=1))
-
-
-def scorer(version: int, name: str = "lab.score"):
-    @versioned(name, version)
-    def score(document, results):
-        return {"acc": version}
-
-    return score
-
-
-def test_a_raised_version_is_another_identity() -> None:
-    for name in ("lab.score", "arithmetic.score"):
-        found = [settings(scorer(version, name))["process_results"] for version in (1, 2, 3)]
-        assert len(set(found)) == 3
-    assert settings(scorer(2)) != settings(scorer(2, "lab.other"))
-
-
-def test_the_source_of_a_versioned_function_does_not_count() -> None:
-    @versioned("lab.score", 2)
-    def reworded(document, results):
-        """Says the same in other words."""
-        return {"acc": 2}
-
-    assert settings(reworded) == settings(scorer(2))
-    assert settings(score_number)["process_results"] in FIRST.read_text().encode().decode("unicode_escape")
-
 
 # answer_format/
 

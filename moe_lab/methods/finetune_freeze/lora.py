@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError, ModelError, first_line, reading
 from moe_lab.methods.finetune_freeze.config import ALL_LINEAR, Lora
 from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
 from moe_lab.methods.trained import check_trained
 from moe_lab.models.adapters import save_adapter
 from moe_lab.models.distributed import sharded
-from moe_lab.models.files import first_line
 from moe_lab.models.source import load_config, model_source
 from moe_lab.results.atomic import obey_umask
 from moe_lab.routing.hook import find_routers
@@ -59,10 +58,8 @@ def empty_adapted(config: Config, lora: Lora, dtype: str = "float32") -> Any:
     head = model.get_output_embeddings()
     settings = _settings(lora)
     requested = _targets(settings)
-    try:
+    with reading("method.lora", says="names targets that peft cannot adapt"):
         adapted = _wrapped(model, settings, low_cpu_mem_usage=True)
-    except Exception as error:  # peft raises many kinds of errors for modules that it cannot adapt
-        raise ConfigError(f"method.lora: peft cannot adapt these targets: {first_line(error)}.") from error
     _check_rewritten(lora, requested, _targets(settings))
     linear = set(adapted.base_model.targeted_module_names)
     for name in [*linear, *(each.rpartition(".")[0] for each in adapted.base_model.targeted_parameter_names)]:

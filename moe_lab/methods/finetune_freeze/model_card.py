@@ -116,7 +116,9 @@ def _score_part(scores: Sequence[Score]) -> str:
     ]
     notes = explained_marks(mark for each in scores for mark in each.marks)
     tests = max((each.family or 0 for each in scores), default=0)
-    notes += [f"p: corrected by Holm for {tests} comparisons."] if tests > 1 else []
+    notes += (
+        [f"p: corrected by Holm for {tests} comparisons. Intervals are not corrected."] if tests > 1 else []
+    )
     return "\n\n".join([_table([head, *rows]), *notes])
 
 

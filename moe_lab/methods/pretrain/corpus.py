@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import Dataset
 
 from moe_lab.config.progress import Progress
-from moe_lab.errors import ModelError, TaskError
+from moe_lab.errors import ModelError, TaskError, reading
 from moe_lab.methods.data_files import FORMATS, data_files, format_of, opened, read_rows
 from moe_lab.models.tokenizer import load_tokenizer
 
@@ -98,11 +98,8 @@ def _rows(path: Path) -> Iterator[tuple[Any, str]]:
     if format_of(path) != ".txt":
         yield from read_rows(path)
         return
-    try:
-        with opened(path) as lines:
-            yield from _paragraphs(lines, path)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path} cannot be read as text: {error}.") from error
+    with reading(path, raises=TaskError), opened(path) as lines:
+        yield from _paragraphs(lines, path)
 
 
 def _paragraphs(lines: Iterator[str], path: Path) -> Iterator[tuple[Any, str]]:
@@ -120,12 +117,7 @@ def _paragraphs(lines: Iterator[str], path: Path) -> Iterator[tuple[Any, str]]:
 def _text(row: Any, place: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise TaskError(f"{place}: no text. A row needs a column `text`.")
-    text = str(row["text"])
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON may escape half a surrogate pair, which no tokenizer accepts
-        raise TaskError(f"{place}: no text ({error}).") from error
-    return text
+    return str(row["text"])
 
 
 def _digest(path: Path) -> str:

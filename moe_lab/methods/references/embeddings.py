@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.config.progress import Progress
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, reading
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.hub import NotCached, find, is_offline, storage, unreachable
 from moe_lab.results.atomic import write_atomically
@@ -113,13 +113,9 @@ def _check_hub(name: str) -> None:
 def _refuse_code(path: Path) -> None:
     """Raise ConfigError for a folder with module classes of its own: sentence-transformers 5 would run their code."""
     modules = path / "modules.json"
-    try:
+    with reading(f"method.embeddings={path}: {modules.name}", f"Save the model again. {DEFAULT}"):
         listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
         foreign = [str(each["type"]) for each in listed if not str(each["type"]).startswith(BUILT_IN)]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"method.embeddings={path}: {modules} is damaged. Save the model again. {DEFAULT}"
-        ) from error
     if foreign:
         raise ConfigError(
             f"method.embeddings={path} needs code of its own ({modules.name} names {foreign[0]}), which is never run. "
@@ -200,18 +196,16 @@ def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path:
 
 def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
     """float32 [R, X]: the file's vectors of these texts. Raises ConfigError, which names the first text without one."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    remedy = (
+        "It must hold `vectors` and `sha256`, as "
+        f"moe_lab.methods.references.embeddings.write_vectors writes them.\n{DEFAULT}"
+    )
+    with reading(f"method.embeddings={path}", remedy):
         tensors = load_file(path)
         vectors, keys = tensors["vectors"], tensors["sha256"]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise ConfigError(
-            f"method.embeddings={path} cannot be read: {error}.\nIt must hold `vectors` and `sha256`, as "
-            f"moe_lab.methods.references.embeddings.write_vectors writes them. {DEFAULT}"
-        ) from error
-    rows = {bytes(key).hex(): row for row, key in enumerate(keys.tolist())}
+        rows = {bytes(key).hex(): row for row, key in enumerate(keys.tolist())}
     missing = [text for text in texts if text_key(text) not in rows]
     if missing:
         raise ConfigError(
@@ -232,14 +226,9 @@ def _sentence_transformer(name: str, texts: Sequence[str], model: LoadedModel | 
 def _encoder(name: str, device: str | None, offline: bool) -> Any:
     from sentence_transformers import SentenceTransformer
 
-    try:
+    says = f"cannot be loaded by sentence-transformers{' offline' if offline else ''}"
+    with reading(f"method.embeddings={name}", DEFAULT, says=says):
         return SentenceTransformer(name, device=device, trust_remote_code=False, local_files_only=offline)
-    except (OSError, ValueError, ImportError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError(
-            f"method.embeddings={name}: no sentence-transformers model can be loaded{' offline' if offline else ''} "
-            f"under this name or from this folder. {reason}\n{DEFAULT}"
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def write_accuracy(table: CellTable, folder: Path, stem: str, title: str) -> lis
 
 
 def accuracy_rows(table: CellTable) -> DataFrame:
-    """COLUMNS of every measured cell."""
+    """ACCURACY_COLUMNS of every measured cell."""
     frame = table.frame()
     chat = [cell.coordinates.get("apply_chat_template") == "true" for cell in frame["cell"]]
     frame["task"] = [task + ", chat" * is_chat for task, is_chat in zip(frame["task"], chat, strict=True)]
@@ -151,7 +151,7 @@ def write_control(table: CellTable, folder: Path, stem: str, title: str) -> list
 
 
 def control_rows(table: CellTable) -> DataFrame:
-    """COLUMNS of every measured cell; `expert_work` is rows times experts per token."""
+    """CONTROL_COLUMNS of every measured cell; `expert_work` is rows times experts per token."""
     frame = table.frame()
     results = [cell.results[0] for cell in frame["cell"]]
     frame["method"] = coordinates(frame, "method")
@@ -195,7 +195,7 @@ def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[
 
 
 def forest_rows(table: CellTable) -> DataFrame:
-    """COLUMNS of every measured cell and average."""
+    """FOREST_COLUMNS of every measured cell and average."""
     experiment, cells = table.experiment, table.cells
     across = [key for key in experiment.keys if key not in experiment.rows]
     named = [key for key in experiment.rows if len({cell.coordinates[key] for cell in cells}) > 1]
@@ -244,9 +244,9 @@ def effect_rows(table: CellTable) -> list[dict[str, Any]]:
     for cell in table.cells:
         for other in (name for place, name in scores if place == place_of(cell)[0]):
             score = scores.get(place_of(cell, other))
-            if score is None or score.difference_interval is None:
+            if score is None or score.tested_interval is None:
                 continue
-            low, high = score.difference_interval
+            low, high = score.tested_interval
             rows.append(
                 {
                     "task": score.task,

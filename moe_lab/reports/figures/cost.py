@@ -216,7 +216,7 @@ def quality_rows(table: CellTable) -> list[dict[str, Any]]:
         score, base = scores.get(place_of(cell)), bases.get(_task(cell))
         if score is None or base is None:
             continue
-        low, high = score.difference_interval or (None, None)
+        low, high = score.tested_interval or (None, None)
         rows.append(
             {
                 "task": f"{score.task} ({score.model})",

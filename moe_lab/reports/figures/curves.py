@@ -118,7 +118,7 @@ def write_flops(table: CellTable, folder: Path, stem: str, title: str) -> list[P
 
 
 def flops_rows(table: CellTable) -> DataFrame:
-    """COLUMNS of every cell of C3PO whose operations were counted, by core experts.
+    """FLOPS_COLUMNS of every cell of C3PO whose operations were counted, by core experts.
 
     `flops` counts reading, optimizing and answering of a question, `plain_flops` reading and answering alone; `base`
     is the score of the base model on the same questions.
@@ -176,7 +176,7 @@ def write_lines(table: CellTable, folder: Path, stem: str, title: str) -> list[P
 
 
 def line_rows(table: CellTable) -> DataFrame:
-    """COLUMNS of every measured cell, by `x`: its place on the axis across."""
+    """LINES_COLUMNS of every measured cell, by `x`: its place on the axis across."""
     experiment = table.experiment
     across = experiment.rows[0]
     named = [key for key in experiment.keys if key not in (across, MEASURE, experiment.average)]
@@ -237,7 +237,7 @@ def write_schedules(table: CellTable, folder: Path, stem: str, title: str) -> li
 
 
 def schedule_rows(table: CellTable) -> DataFrame:
-    """COLUMNS of every measured cell."""
+    """SCHEDULES_COLUMNS of every measured cell."""
     experiment, cells = table.experiment, table.cells
     listed = [key for key in experiment.rows if key not in (SCHEDULE, ROUTER_LR, "method")]
     several = [key for key in listed if len({cell.coordinates[key] for cell in cells}) > 1]

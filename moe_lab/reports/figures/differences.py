@@ -48,8 +48,8 @@ class Difference:
 
 def difference_of(score: Score, label: str, lower_is_better: bool) -> Difference:
     """The row of a score that is compared with another run, and whose difference has an interval."""
-    assert score.difference is not None and score.difference_interval is not None, score
-    low, high = score.difference_interval
+    assert score.difference is not None and score.tested_interval is not None, score
+    low, high = score.tested_interval
     return Difference(
         label=label,
         task=score.task,
@@ -67,7 +67,7 @@ def difference_of(score: Score, label: str, lower_is_better: bool) -> Difference
 def panels(rows: Sequence[Difference]) -> list[list[Difference]]:
     """The rows of each task and metric, the largest difference first."""
     found: dict[tuple[str, str], list[Difference]] = {}
-    for row in sorted(rows, key=lambda row: -row.difference):
+    for row in sorted(rows, key=lambda row: -abs(row.difference)):
         found.setdefault((row.task, row.metric), []).append(row)
     return list(found.values())
 

@@ -20,7 +20,7 @@ from moe_lab.reports.terminal.layout import (
 )
 from moe_lab.reports.terminal.results import HOLM, INTERVAL, P, run_labels
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import Family
+from moe_lab.results.score_table import EXPERT_METRICS, Family
 from moe_lab.results.scores import Comparison, headline
 from moe_lab.results.significance import ALPHA
 
@@ -99,7 +99,7 @@ Line = tuple[str, str, str, str, str, str, str, str]
 def explained(family: Family) -> dict[str, str]:
     """The meanings of columns (docs/expert_metrics.md)."""
     test = "McNemar's exact test of the lost accuracy"
-    corrected = f"{test}, corrected for all comparisons of the command ({family.note})"
+    corrected = f"{test}, corrected for their number ({family.note})"
     return {
         "value": "bits of entropy; for Capacity and Specialization the accuracy lost.",
         "at most, or accuracy": "the largest entropy possible; accuracy before and after.",
@@ -118,7 +118,7 @@ def expert_table(rows: Sequence[tuple[str, ...]], family: Family) -> StackedTabl
         names({"task": task}),
         names({"metric": metric, "of": subject}),
         numbers({"value": value, INTERVAL: limits}),
-        numbers({"at most, or accuracy": bound, HOLM if family.tests > 1 else P: p}),
+        numbers({"at most, or accuracy": bound, HOLM if family.tests[EXPERT_METRICS] > 1 else P: p}),
         numbers({"to base": difference, INTERVAL: its_limits}),
     ]
     return stacked_table("Expert metrics", stacks)

@@ -11,7 +11,7 @@ from moe_lab.reports.pages.answers import answer_of
 from moe_lab.reports.pages.examples import TO_RIGHT, TO_WRONG, ShownAnswer, answer_data, shown_answer
 from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
 from moe_lab.reports.pages.plots import forest
-from moe_lab.reports.pages.verdict import NOT_SIGNIFICANT, Verdict, by_outcome, made_verdict
+from moe_lab.reports.pages.verdict import Verdict, by_outcome, made_verdict
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.comparisons.scores import ComparedScore
@@ -99,12 +99,13 @@ def _verdict(score: ComparedScore, evaluations: dict[str, Evaluation], tests: in
         difference_interval=score.interval,
         p_mcnemar=None if flips is None else score.p,
         p_randomization=score.p if flips is None else None,
+        equal=score.equal,
         p_holm=score.p_holm,
         family=tests,
         flips=flips,
         marks=other.marks,
     )
-    outcome = score.verdict if score.told_from_chance else NOT_SIGNIFICANT
+    outcome = score.verdict
     return made_verdict(f"{_name(other)} on {score.task}", compared, outcome, _name(evaluations["a"]))
 
 

@@ -22,7 +22,6 @@ from moe_lab.results.model import read_run
 from moe_lab.results.score_table import ScoreTable, SeedGroup
 from moe_lab.results.scores import scores_of
 from moe_lab.results.stored_files import (
-    MOST_YAML_BYTES,
     DamagedError,
     damaged,
     read_bytes,
@@ -233,7 +232,7 @@ def _lines(path: Path) -> list[str]:
     import yaml
 
     try:
-        found = yaml.safe_load(read_bytes(path, MOST_YAML_BYTES).decode("utf-8"))
+        found = yaml.safe_load(read_bytes(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise damaged(path, error) from error
     return [str(line) for line in found] if isinstance(found, list) else []

@@ -27,7 +27,7 @@ from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, out
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.terminal.results import run_labels, seed_lines
 from moe_lab.results.atomic import write_file
-from moe_lab.results.model import RunResult, compared_names
+from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import Family, SeedGroup, explained_marks, flat
 from moe_lab.results.scores import Score, scores_of, shown_scores
 from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
@@ -202,6 +202,11 @@ class Line:
     """Comparisons with other runs than the base model's, by name."""
 
     @property
+    def scores(self) -> list[Score]:
+        """Compared with base, then with the other runs."""
+        return [self.score, *self.compared.values()]
+
+    @property
     def named(self) -> Compared:
         score, settings = self.score, f" ({self.label})" if self.label else ""
         lower = self.run.lower_is_better(score.task, score.metric)
@@ -232,8 +237,14 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         for score in shown_scores(run)
     ]
     means, by_id = seed_lines(over_seeds, family), {run.run_id: run for run in runs}
-    of_means = [Line(by_id[one.score.run_id.split()[0]], one.label, one.score) for one in means]
-    found = verdicts([line.named for line in [*lines, *of_means]])
+    of_means = [
+        Line(by_id[one.score.run_id.split()[0]], one.label, one.score)
+        for other in (BASE, *compared_names(runs))
+        for one in seed_lines(over_seeds, family, other)
+    ]
+    found = verdicts(
+        [replace(line.named, score=score) for line in [*lines, *of_means] for score in line.scores]
+    )
     table = [_row(line.score, line.label) for line in lines]
     examples = examples_of(runs, names)
     routing = [each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))]
@@ -245,7 +256,6 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         only=found[0] if len(found) == 1 else None,
         count=len(found),
         forest=_forest([*lines, *of_means], several_models=len({run.model for run in runs}) > 1),
-        tests=family.tests,
         lines=lines,
         compared=compared_names(runs),
         metrics=metrics_of(runs, names),
@@ -301,9 +311,9 @@ def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
         named = line.named
         parts = [line.score.model] * several_models + [line.score.method, line.label.replace("method.", "")]
         label = ", ".join(part for part in parts if part)
-        for other, score in {"": line.score, **line.compared}.items():
-            if has_verdict(score) and score.difference_interval is not None:
-                to = f", minus {other.replace('_', ' ')}" if other else ""
+        for score in line.scores:
+            if has_verdict(score) and score.tested_interval is not None:
+                to = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
                 rows.append(difference_of(score, label + to, named.lower_is_better))
                 outcomes.append(outcome(replace(named, score=score)))
     return forest(rows, outcomes)

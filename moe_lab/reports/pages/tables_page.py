@@ -92,7 +92,7 @@ def _text_of(records: Sequence[TableRecord], folder: Path) -> str:
         papers.setdefault(table.paper, []).append(table)
     compared = compared_scores(records)
     found = verdicts(compared)
-    drawn = [one for one in compared if has_verdict(one.score) and one.score.difference_interval is not None]
+    drawn = [one for one in compared if has_verdict(one.score) and one.score.tested_interval is not None]
     rows = [difference_of(one.score, one.name, one.lower_is_better) for one in drawn]
     scores = [cell.score for record in records for cell in record.cells]
     return rendered(

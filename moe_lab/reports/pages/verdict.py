@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moe_lab.reports.pages.page import number, percent
-from moe_lab.results.scores import PART, Score
+from moe_lab.results.scores import BASE, PART, Score
 
 BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not significant"
+EQUAL = "equal within rounding"
 BASE_MODEL = "the base model"
 
 
@@ -21,10 +22,15 @@ class Compared:
     lower_is_better: bool
     """Whether a lower value of the metric is the better one."""
 
+    @property
+    def against(self) -> str:
+        """The name of the run that the score is compared with."""
+        return BASE_MODEL if self.score.other == BASE else self.score.other.replace("_", " ")
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """A comparison in sentences, with its outcome: BETTER, WORSE, DIFFERENT or NOT_SIGNIFICANT."""
+    """A comparison in sentences, with its outcome: BETTER, WORSE, DIFFERENT, EQUAL or NOT_SIGNIFICANT."""
 
     name: str
     score: Score
@@ -39,7 +45,11 @@ def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
     one run have no p; their difference is significant if its interval excludes 0. A single one of several seeds has no
     verdict, because the mean over the seeds has one.
     """
-    return [made_verdict(one.name, one.score, outcome(one)) for one in compared if has_verdict(one.score)]
+    return [
+        made_verdict(one.name, one.score, outcome(one), one.against)
+        for one in compared
+        if has_verdict(one.score)
+    ]
 
 
 def has_verdict(score: Score) -> bool:
@@ -49,25 +59,23 @@ def has_verdict(score: Score) -> bool:
 
 
 def by_outcome(found: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """The verdicts by outcome. The key `different` is absent without such a verdict."""
-    kinds = [BETTER, WORSE, *[DIFFERENT] * any(one.outcome == DIFFERENT for one in found), NOT_SIGNIFICANT]
+    """The verdicts by outcome. The keys `different` and `equal within rounding` are absent without such a verdict."""
+    rare = [kind for kind in (DIFFERENT, EQUAL) if any(one.outcome == kind for one in found)]
+    kinds = [BETTER, WORSE, *rare, NOT_SIGNIFICANT]
     return {kind: [one for one in found if one.outcome == kind] for kind in kinds}
 
 
 def outcome(one: Compared) -> str:
-    """BETTER, WORSE or NOT_SIGNIFICANT."""
+    """BETTER, WORSE, EQUAL or NOT_SIGNIFICANT."""
     score = one.score
+    if score.equal:
+        return EQUAL
     if not score.difference or not _significant(score):
         return NOT_SIGNIFICANT
     return WORSE if (score.difference > 0) is one.lower_is_better else BETTER
 
 
-def made_verdict(
-    name: str,
-    score: Score,
-    outcome: str,
-    against: str = BASE_MODEL,
-) -> Verdict:
+def made_verdict(name: str, score: Score, outcome: str, against: str = BASE_MODEL) -> Verdict:
     """A verdict with its sentences; `against` names the run that the score is compared with."""
     text = f"{name}: {_numbers(score, against)} {_conclusion(score, outcome)}"
     return Verdict(name, score, outcome, text)
@@ -78,7 +86,7 @@ def _significant(score: Score) -> bool:
         return score.significant
     if score.seeds > 1:
         return False
-    bounds = score.difference_interval
+    bounds = score.tested_interval
     return bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
 
 
@@ -89,9 +97,9 @@ def _numbers(score: Score, against: str) -> str:
     unit, points = ("%", " points") if rate else ("", "")
     text = f"{score.metric} {show(score.value)}{unit} against {show(score.baseline)}{unit} of {against}, "
     text += f"a difference of {show(score.difference, True)}{points}"
-    if score.difference_interval is not None:
-        low, high = (show(bound, True) for bound in score.difference_interval)
-        text += f" (95% interval {low} to {high})"
+    if score.tested_interval is not None:
+        low, high = (show(bound, True) for bound in score.tested_interval)
+        text += f" (95% interval over {score.tested_over} {low} to {high})"
     text += "" if score.n is None else f", on {score.n:,} documents"
     text += f" and over {score.seeds} seeds" if score.seeds > 1 else ""
     if score.flips is not None:
@@ -99,7 +107,11 @@ def _numbers(score: Score, against: str) -> str:
         text += f". {right:,} answer{'' if right == 1 else 's'} turned right and {wrong:,} wrong"
     if score.p is not None:
         several = (score.family or 1) > 1 and score.p_holm is not None
-        by_holm = f", {score.p_holm:.2g} by Holm for {score.family} comparisons" if several else ""
+        by_holm = (
+            f", {score.p_holm:.2g} by Holm for {score.family} {score.question or 'comparisons'}"
+            if several
+            else ""
+        )
         text += f" ({_test(score)} p = {score.p:.2g}{by_holm})"
     return text + "."
 
@@ -114,6 +126,8 @@ def _test(score: Score) -> str:
 
 def _conclusion(score: Score, outcome: str) -> str:
     marks = f" [{', '.join(score.marks)}]" if score.marks else ""
+    if outcome == EQUAL:
+        return f"They are equal within rounding in every document.{marks}"
     if outcome == NOT_SIGNIFICANT:
         return f"The difference is not statistically significant.{marks}"
     return f"It is {outcome}, and the difference is statistically significant.{marks}"

@@ -116,7 +116,7 @@ def compared_names(cells: Sequence[TableCell]) -> list[str]:
     return model.compared_names(results for cell in cells for results in cell.results)
 
 
-# Scores of all cells, with p corrected for all comparisons of the command
+# Scores of all cells, with p corrected for the comparisons of the same question
 
 Place = tuple[tuple[str, ...], str]
 """The coordinates of a cell, and the run that it is compared with."""
@@ -203,7 +203,7 @@ class CellTable:
     experiment: Experiment
     cells: Sequence[TableCell]
     family: Family = NO_COMPARISONS
-    """The family of all comparisons of the command."""
+    """The families of the comparisons of the command."""
 
     def frame(self, cells: Sequence[TableCell] | None = None) -> DataFrame:
         """One row per measured cell: the TableCell and its numbers (COLUMNS). Missing numbers are None.

@@ -12,7 +12,7 @@ import yaml
 
 from moe_lab.config.catalog import experiment_files, experiment_folders, resource_folder
 from moe_lab.config.validators import build, did_you_mean
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, reading
 
 # The kinds of figures that an experiment's `figure:` names.
 #
@@ -230,13 +230,8 @@ def find_experiments(names: str, config_dirs: Sequence[Path] = ()) -> list[Exper
 
 def load_experiment(name: str, file: Path) -> Experiment:
     """Read one file, every key checked."""
-    try:
+    with reading(file):
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file} is not a mapping.")
-    try:
         scales = {
             key: build(Scale, scale, f"scales.{key}.") for key, scale in values.get("scales", {}).items()
         }
@@ -244,8 +239,6 @@ def load_experiment(name: str, file: Path) -> Experiment:
         return build(
             Experiment, {"metric": "headline", **values, "name": name, "scales": scales, "paper": paper}, ""
         )
-    except (ConfigError, TypeError) as error:
-        raise ConfigError(f"{file}: {error}") from error
 
 
 def _full_name(name: str, names: list[str], folders: str) -> str:

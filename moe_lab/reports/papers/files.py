@@ -142,9 +142,10 @@ def write_rows_table(
 #
 # - `value` is the mean over `seeds` runs, `std` their standard deviation.
 # - `low` and `high` are the 95% interval over documents (for a training: over its held-out rows), `seed_low` and
-#   `seed_high` the 95% interval over seeds.
-# - `p_holm` is corrected for all comparisons of the command, whose number is `family`. The p before the correction is
-#   `p_mcnemar`, `p_randomization` for scores that are not 0 or 1, or `p_seeds` for a mean over seeds.
+#   `seed_high` the 95% interval over seeds. `difference_both_low` and `difference_both_high` are over seeds and
+#   documents together, from five seeds on.
+# - `p_holm` is corrected for the comparisons of the same `question`, whose number is `family`. The p before the
+#   correction is `p_mcnemar`, `p_randomization` for scores that are not 0 or 1, or `p_seeds` for a mean over seeds.
 # - `without_neighbour` is the number of questions of a C3PO run without a neighbour.
 # - `run_id` lists the runs of all seeds. `study` is the folder of the study that tuned them.
 #
@@ -156,11 +157,14 @@ COMPARED_COLUMNS = (
     "difference_high",
     "difference_seed_low",
     "difference_seed_high",
+    "difference_both_low",
+    "difference_both_high",
     "p_mcnemar",
     "p_randomization",
     "p_seeds",
     "p_average",
     "p_holm",
+    "question",
     "family",
 )
 CSV_COLUMNS = (

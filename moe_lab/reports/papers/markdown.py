@@ -35,7 +35,8 @@ NOT_COMPARABLE = {
 
 SEEDS = (
     "A mean over seeds has its standard deviation after ± and two intervals: the first is over documents (other "
-    "questions, the same runs), `seeds [...]` is Student's interval over seeds (other runs, the same questions)."
+    "questions, the same runs), `seeds [...]` is Student's interval over seeds (other runs, the same questions). From "
+    "five seeds on a difference has a third, `both [...]`, over seeds and documents together, to which its p belongs."
 )
 
 OVER_SEEDS = (
@@ -195,9 +196,12 @@ def correction_note(scores: Iterable[Score]) -> list[str]:
         sentences.append(OVER_SEEDS)
     if any(score.p_average is not None for score in scores):
         sentences.append("For an average over tasks, p belongs to its interval.")
-    tests = scores[0].family or 1
-    p = "p" if tests == 1 else f"p, corrected by Holm for the {tests} comparisons of the command,"
+    counts = {score.question: score.family or 1 for score in scores}
+    named = ", ".join(f"{question}: {count}" for question, count in counts.items())
+    several = max(counts.values()) > 1
+    p = f"p, corrected by Holm for the comparisons of the same question ({named})," if several else "p"
     sentences.append(f"Bold differences are statistically significant: {p} is below {ALPHA}.")
+    sentences.append("Intervals are those of one comparison, not corrected for their number.")
     return [" ".join(sentences), ""]
 
 
@@ -207,6 +211,10 @@ def difference_text(score: Score | None) -> str:
         return ""
     text = f"{score.difference:+.4f}{bounds_text(score.difference_interval, '+')}"
     text += seed_bounds_text(score.difference_seed_interval, "+")
+    if score.difference_both_interval is not None:
+        text += f", both{bounds_text(score.difference_both_interval, '+')}"
+    if score.equal:
+        return f"{text} (equal within rounding)"
     if score.p is None or score.p_holm is None:
         return text
     shown = f"**{text}**" if score.significant else text

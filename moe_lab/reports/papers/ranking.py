@@ -10,7 +10,7 @@ from moe_lab.reports.papers.experiment import MEASURE, Experiment
 from moe_lab.reports.papers.files import table_lines
 from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
 from moe_lab.results.measured import Interval, bounds_text
-from moe_lab.results.score_table import Family
+from moe_lab.results.score_table import BEST_DESIGN, Family
 from moe_lab.results.scores import Comparison, Score
 from moe_lab.results.significance import ALPHA, p_over_seeds
 from moe_lab.results.statistics import bootstrap_interval, over_seeds
@@ -63,7 +63,7 @@ def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[Compari
 
 
 def _comparison(loss: Score) -> Comparison:
-    return replace(loss, other="best design").comparison
+    return replace(loss, other=BEST_DESIGN).comparison
 
 
 def _uncorrected(experiment: Experiment, cells: Sequence[TableCell]) -> list[Ranked]:

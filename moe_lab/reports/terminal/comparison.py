@@ -13,7 +13,7 @@ from moe_lab.reports.terminal.layout import (
     print_stacked,
     stacked_table,
 )
-from moe_lab.reports.terminal.results import HOLM, INTERVAL, P
+from moe_lab.reports.terminal.results import HOLM, INTERVAL, NOT_CORRECTED, P
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.scores import RANDOMIZATION, ComparedScore
 from moe_lab.results.scores import MARKS
@@ -42,7 +42,7 @@ def comparison_table(comparison: Comparison) -> StackedTable:
     corrected = len(scores) > 1
     p_values = [score.p_holm if corrected else score.p for score in scores]
     flips = ["-" if score.to_right is None else f"+{score.to_right} -{score.to_wrong}" for score in scores]
-    verdicts = [score.verdict if score.told_from_chance else "no" for score in scores]
+    verdicts = [score.verdict if score.told_from_chance or score.equal else "no" for score in scores]
     stacks = [
         names({"with": [score.other for score in scores]} if other != "b" else {}),
         names({"task": [score.task for score in scores], "metric": [score.metric for score in scores]}),
@@ -54,7 +54,14 @@ def comparison_table(comparison: Comparison) -> StackedTable:
                 INTERVAL: [interval(score.interval, sign=True) for score in scores],
             }
         ),
-        numbers({HOLM if corrected else P: list(map(number, p_values)), "changed": flips}),
+        numbers(
+            {
+                HOLM if corrected else P: [
+                    "-" if score.equal else number(p) for score, p in zip(scores, p_values, strict=True)
+                ],
+                "changed": flips,
+            }
+        ),
         numbers({"significant": verdicts}),
     ]
     return stacked_table("Compared with a", stacks)
@@ -89,7 +96,7 @@ def _explained(comparison: Comparison) -> dict[str, str]:
     return {
         "n": "documents.",
         "a": f"the metric in a, and below it in {other}; rates are fractions.",
-        "difference": f"{other} minus a.",
+        "difference": f"{other} minus a. Its interval is {NOT_CORRECTED}.",
         P: f"{_tests(comparison.scores)}.",
         HOLM: f"{_tests(comparison.scores)}, corrected for all rows.",
         "changed": f"answers, + wrong in a and right in {other}, - the other way round.",

@@ -24,7 +24,7 @@ from moe_lab.reports.terminal.layout import (
 )
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import Family, SeedGroup
-from moe_lab.results.scores import MARKS, PART, Score, marks_of, scores_of, shown_scores
+from moe_lab.results.scores import EQUAL, MARKS, PART, Score, marks_of, scores_of, shown_scores
 from moe_lab.results.significance import ALPHA
 
 # The table of costs
@@ -92,6 +92,7 @@ TWO_FORMS = (
     "task.answer: letters asks for the letter of the right choice, text scores the text of each choice, as lm-eval "
     "does. With task.answer=text or letters for all runs, their scores can be compared."
 )
+NOT_CORRECTED = "that of one comparison, not corrected for their number"
 OF_ONE_RUN = "McNemar's exact test for 0/1 scores, else a paired permutation test"
 """The test of a row of one run. Means over seeds have `TEST`."""
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
@@ -163,14 +164,19 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) ->
     return labels
 
 
+def corrected_for(family: Family) -> str:
+    """What p (Holm) is corrected for."""
+    return f"corrected by Holm for the comparisons of the same question ({family.note})"
+
+
 def explained(other: str, family: Family) -> dict[str, str]:
     """The meaning of the columns in a table that compares with another run."""
     return {
         "n": "documents.",
-        "value": "the metric; rates are fractions.",
-        "difference": f"value minus that of {other} on the same documents.",
+        "value": "the metric; rates are fractions. Intervals are over documents.",
+        "difference": f"value minus that of {other} on the same documents. Its interval is {NOT_CORRECTED}.",
         P: f"{OF_ONE_RUN}. Significant below {ALPHA}.",
-        HOLM: f"{OF_ONE_RUN}; corrected for all comparisons of the command ({family.note}). Significant below {ALPHA}.",
+        HOLM: f"{OF_ONE_RUN}; {corrected_for(family)}. Significant below {ALPHA}.",
         "changed": f"answers, + wrong in {other} and right here, - the other way round.",
     }
 
@@ -249,13 +255,25 @@ def _comparison(rows: Sequence[Score]) -> list[list[Item]]:
         "difference": [number(row.difference, sign=True) for row in rows],
         INTERVAL: [interval(row.difference_interval, sign=True) for row in rows],
     }
-    test = {HOLM if several else P: [number(row.p_holm) for row in rows], "changed": flips}
+    test = {HOLM if several else P: [p_text(row) for row in rows], "changed": flips}
     return [numbers(difference), numbers(test)]
+
+
+def p_text(score: Score) -> str:
+    """The corrected p, or that there is no test because nothing differs by more than rounding."""
+    return EQUAL if score.equal else number(score.p_holm)
 
 
 def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
     """The meanings of the notes that appear, and the methods' footnotes."""
     seen = {mark for result in results for mark in marks_of(result)}
+    seen |= {
+        EQUAL
+        for result in results
+        for other in (BASE, *result.compared)
+        for row in shown_scores(result, other)
+        if row.equal
+    }
     lines = [text for mark, text in MARKS.items() if mark in seen]
     lines += sorted({line for result in results for line in [*result.version_notes, *result.unjudged]})
     if parts := {row.task for result in results for row in shown_scores(result) if PART in row.marks}:
@@ -271,13 +289,14 @@ def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
 
 DOCUMENTS = "95% over documents"
 SEEDS = "95% over seeds"
+BOTH = "95% over both"
 TEST = "one test over seeds and documents; with fewer than five seeds the larger p of a test over each"
 EXPLAINED = {
     "std": "standard deviation over seeds.",
     "mean": "of the metric over seeds; its intervals are over documents and over seeds.",
-    "difference": "mean minus that of the other runs. From five seeds on, the first interval is over both.",
+    "difference": f"mean minus that of the other runs. An interval is {NOT_CORRECTED}.",
     P: f"{TEST}. Significant below {ALPHA}.",
-    HOLM: f"{TEST}; corrected for all comparisons of the command. Significant below {ALPHA}.",
+    BOTH: "seeds and documents together, from five seeds on: the interval that belongs to p.",
 }
 """The meanings of columns."""
 ONE_STUDY = (
@@ -302,7 +321,10 @@ def print_summaries(groups: Sequence[SeedGroup], files: Sequence[Path], family: 
     for other in [BASE, *compared_names(result for group in groups for result in group.results)]:
         if lines := seed_lines(groups, family, other):
             print()
-            print_stacked(_table(lines, other), EXPLAINED)
+            print_stacked(
+                _table(lines, other),
+                EXPLAINED | {HOLM: f"{TEST}; {corrected_for(family)}. Significant below {ALPHA}."},
+            )
     if any(len((group.summary or {}).get("studies", [])) == 1 for group in groups):
         print(ONE_STUDY)
     for file in files:
@@ -357,13 +379,11 @@ def _table(lines: Sequence[SeedLine], other: str) -> StackedTable:
 
 def _difference(scores: Sequence[Score]) -> list[list[Item]]:
     several = any((score.family or 1) > 1 for score in scores)
-    return [
-        numbers(
-            {
-                "difference": [number(score.difference, sign=True) for score in scores],
-                DOCUMENTS: [interval(score.difference_interval, sign=True) for score in scores],
-                SEEDS: [interval(score.difference_seed_interval, sign=True) for score in scores],
-            }
-        ),
-        numbers({HOLM if several else P: [number(score.p_holm) for score in scores]}),
-    ]
+    difference = {
+        "difference": [number(score.difference, sign=True) for score in scores],
+        DOCUMENTS: [interval(score.difference_interval, sign=True) for score in scores],
+        SEEDS: [interval(score.difference_seed_interval, sign=True) for score in scores],
+    }
+    if any(score.difference_both_interval for score in scores):
+        difference[BOTH] = [interval(score.difference_both_interval, sign=True) for score in scores]
+    return [numbers(difference), numbers({HOLM if several else P: list(map(p_text, scores))})]

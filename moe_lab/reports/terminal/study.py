@@ -72,7 +72,5 @@ def study_table(profiles: Sequence[dict[str, Any]]) -> StackedTable:
 
 
 def _documents(profile: dict[str, Any]) -> str:
-    """The number of tuning documents. With tuning.text=own, the number of solved ones."""
-    if references := profile.get("references"):
-        return f"{references['correct']:,} solved of {references['asked']:,}"
+    """The number of tuning documents."""
     return f"{sum(map(len, profile['samples'].values())):,}"

@@ -118,7 +118,7 @@ def compare(evaluations: Sequence[Evaluation]) -> Comparison:
     notes: list[str] = []
     for other in others:
         scores += _compare_two(first, other, notes)
-    corrected = [p for p in holm([score.p for score in scores]) if p is not None]
+    corrected = holm([score.p for score in scores])
     return Comparison(
         evaluations=list(evaluations),
         scores=[replace(score, p_holm=p) for score, p in zip(scores, corrected, strict=True)],

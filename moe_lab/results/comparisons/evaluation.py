@@ -10,6 +10,7 @@ from pathlib import Path
 from moe_lab.config.terminal import one_line
 from moe_lab.errors import ConfigError
 from moe_lab.results.model import Block, RunResult
+from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, read_samples, samples_file, samples_of
 from moe_lab.results.scores import marks_of
 from moe_lab.results.shapes import LM_EVAL_LINE, lm_eval_misfit, misfit, results_misfit
@@ -145,6 +146,14 @@ class Evaluation:
     def own(self) -> RunResult | None:
         """The result, if this package wrote it."""
         return self.results if isinstance(self.results, RunResult) else None
+
+    @property
+    def rounding(self) -> Rounding:
+        """Which values of it are equal within rounding; lm-eval's own result has the dtype alone."""
+        if self.own is not None:
+            return self.own.rounding
+        dtype = (self.results.get("config") or {}).get("model_dtype")
+        return Rounding(str(dtype).removeprefix("torch."))
 
     def scores(self, name: str) -> Block:
         """The scores of a task or a group by `metric,filter`."""

@@ -13,6 +13,7 @@ from typing import Any
 from moe_lab.errors import ConfigError
 from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.measured import Interval, Measured
+from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, reported
 from moe_lab.results.shapes import leaves
 from moe_lab.results.significance import ALPHA, paired
@@ -23,6 +24,7 @@ from moe_lab.results.statistics import Aggregate
 MOST_PASTED = 300
 """Numbers of documents that a message lists."""
 MCNEMAR, RANDOMIZATION = "McNemar", "randomization"
+EQUAL = "equal within rounding"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +46,12 @@ class ComparedScore(Measured):
     """`b` minus `a`."""
     interval: Interval | None
     """95% interval of the difference over documents (`results/statistics.py`); None with fewer than two."""
-    p: float
-    test: str
+    equal: bool
+    """Whether no document differs by more than rounding. Then there is no p."""
+    p: float | None
+    test: str | None
     """McNemar's exact test for 0/1 scores, a permutation test for others."""
-    p_holm: float
+    p_holm: float | None
     """`p`, corrected by Holm for all rows of the comparison."""
     higher_is_better: bool | None
     """None if neither result says."""
@@ -63,11 +67,13 @@ class ComparedScore(Measured):
     @property
     def told_from_chance(self) -> bool:
         """Whether the corrected p is below 0.05."""
-        return self.p_holm < ALPHA
+        return self.p_holm is not None and self.p_holm < ALPHA
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse` or `different` where it is significant, else `not significant`."""
+        """`better`, `worse`, `different`, `equal within rounding` or `not significant`."""
+        if self.equal:
+            return EQUAL
         if not self.told_from_chance:
             return "not significant"
         if self.higher_is_better is None:
@@ -79,7 +85,7 @@ def compared_score(
     other: str,
     task: str,
     metric: str,
-    values: Sequence[tuple[Any, Any]],
+    values: Values,
     *,
     aggregate: Aggregate | None,
     higher_is_better: bool | None,
@@ -88,15 +94,15 @@ def compared_score(
     """The row of paired values, before the correction.
 
     Args:
-        values: (value in `a`, value in the other) of each document.
+        values: of each document its value in `a` and in the other, and whether they are equal within rounding.
         aggregate: the function from values to the score; None is the mean.
         documents: the number of each document, or None where flips are not listed.
     """
-    mine, theirs = [value for value, _ in values], [value for _, value in values]
-    found = paired(theirs, mine, aggregate, lower_is_better=higher_is_better is False)
+    mine, theirs, equal = (list(column) for column in zip(*values, strict=True))
+    found = paired(theirs, mine, aggregate, lower_is_better=higher_is_better is False, equal=equal)
     binary = found.changed is not None
     p = found.p_mcnemar if binary else found.p_permutation
-    assert p is not None and found.difference is not None
+    assert found.difference is not None
     score = aggregate or (lambda each: float(sum(each)) / len(each))
     return ComparedScore(
         other=other,
@@ -107,8 +113,9 @@ def compared_score(
         b=float(score(theirs)),
         difference=found.difference,
         interval=found.interval,
+        equal=found.equal,
         p=p,
-        test=MCNEMAR if binary else RANDOMIZATION,
+        test=None if p is None else MCNEMAR if binary else RANDOMIZATION,
         p_holm=p,
         higher_is_better=higher_is_better,
         to_right=found.to_right,
@@ -117,13 +124,12 @@ def compared_score(
     )
 
 
-def _flips(
-    values: Sequence[tuple[float, float]], documents: Sequence[int], higher_is_better: bool | None
-) -> dict[str, list[int]]:
+def _flips(values: Values, documents: Sequence[int], higher_is_better: bool | None) -> dict[str, list[int]]:
     """The documents that changed each way."""
     sign = -1 if higher_is_better is False else 1
     changes = [
-        (document, sign * (theirs - mine)) for document, (mine, theirs) in zip(documents, values, strict=True)
+        (document, sign * (theirs - mine))
+        for document, (mine, theirs, _) in zip(documents, values, strict=True)
     ]
     return {
         "to_right": [document for document, change in changes if change > 0],
@@ -241,8 +247,8 @@ def _shown(line: Sample) -> str:
 
 # The metrics of a task in two evaluations, paired document by document
 
-Values = list[tuple[Any, Any]]
-"""(value in `a`, value in the other) of each document."""
+Values = list[tuple[Any, Any, bool]]
+"""Of each document its value in `a` and in the other, and whether they are equal within rounding."""
 
 
 def compare_task(
@@ -252,7 +258,7 @@ def compare_task(
 
     Raises ConfigError if the documents, prompts or right answers differ.
     """
-    pairs = paired_lines(a, b, task)
+    pairs, rounding = paired_lines(a, b, task), rounding_of(a, b)
     mine, theirs = reported(a.scores(task)), reported(b.scores(task))
     for one, keys, others in ((a, mine, theirs), (b, theirs, mine)):
         if alone := [key for key in keys if key not in others]:
@@ -272,7 +278,10 @@ def compare_task(
             notes.append(f"{metric} of {task}: {left:,} documents without a value are left out.")
         if not measured:
             continue
-        values = [(x.values[name], y.values[name]) for x, y in measured]
+        values = [
+            (x.values[name], y.values[name], rounding.equal(x.values[name], y.values[name], x.scored_words))
+            for x, y in measured
+        ]
         row = compared_score(
             b.key,
             task,
@@ -284,6 +293,14 @@ def compare_task(
         )
         rows.append((row, values))
     return rows
+
+
+def rounding_of(a: Evaluation, b: Evaluation) -> Rounding:
+    """Which values of two evaluations are equal within rounding."""
+    if all(one.rounding.dtype == "float32" for one in (a, b)):
+        return a.rounding
+    known = [one.rounding.measured for one in (a, b) if one.rounding.measured is not None]
+    return Rounding(None, max(known, default=None))
 
 
 def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | None:
@@ -367,7 +384,7 @@ def compare_group(
 
 def _is_mean(a: Evaluation, b: Evaluation, group: str, metric: str, pooled: Values) -> bool:
     """Whether both scores of the group are the mean of the values."""
-    if not all(isinstance(value, int | float) for pair in pooled for value in pair):
+    if not all(isinstance(value, int | float) for pair in pooled for value in pair[:2]):
         return False
     return all(
         math.isclose(

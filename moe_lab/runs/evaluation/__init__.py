@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 class Measure(ABC):
     """One kind of `metrics=`."""
 
-    of_baseline = True
-    """Whether to measure also the runs that a run is compared with."""
-    while_answering = False
-    """Whether an observer sees the answers. Such runs come before runs that share their answers."""
-
     @abstractmethod
     def check(self, method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
         """Raise ConfigError if the metrics are not defined for the run, ModelError for a model without experts."""

@@ -61,8 +61,6 @@ logger = logging.getLogger("moe_lab")
 class ExpertMetrics(Measure):
     """Counts the experts of all answers, and evaluates the examples again under changed routing."""
 
-    while_answering = True
-
     def check(self, method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
         """Expert metrics are not defined for a method that mixes routings, or without an accuracy."""
         from moe_lab.tasks.judges import is_judged

@@ -176,9 +176,10 @@ def divide(kind: str, requests: Sequence[Request], processes: int) -> list[list[
     work = [1 + len(own) - common_length(before, own) for before, own in pairwise([b"", *texts])]
     for place, context in enumerate(contexts):
         work[place] += sum(len(text) for index in by_context[context] for text in requests[index].args[1:])
+    total = sum(work)
     for context, own, end in zip(contexts, work, accumulate(work), strict=True):
         middle = end - own / 2
-        parts[int(middle * processes / sum(work))] += by_context[context]
+        parts[int(middle * processes / total)] += by_context[context]
     return parts
 
 

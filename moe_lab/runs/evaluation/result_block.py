@@ -9,11 +9,23 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.methods.trained import training_folder
 from moe_lab.models.memory import memory_bytes, peak_memory_bytes
 from moe_lab.results.identity import SCHEMA_VERSION, versions
-from moe_lab.results.samples import Log, Values, aggregation, logged_values, metric_values, reported
+from moe_lab.results.rounding import Rounding
+from moe_lab.results.samples import (
+    Log,
+    Sample,
+    Values,
+    aggregation,
+    headline_of,
+    logged_values,
+    metric_values,
+    reported,
+)
 from moe_lab.results.significance import paired
 from moe_lab.results.statistics import VERSION, interval
+from moe_lab.results.stored_files import whole_mapping
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -95,6 +107,7 @@ def cost_block(log: ResponseLog) -> dict[str, Any]:
         "tokens_out": int(cost.get("tokens_out", 0)),
         "near_ties": int(cost.get("near_ties", 0)),
         "cut_prompts": int(cost.get("cut_prompts", 0)),
+        "rounding": cost.get("peak_rounding"),
         "tokens_per_second": tokens_in / wall if wall else None,
         "peak_memory_bytes": _whole(cost.get("peak_memory_bytes")),
         "peak_working_bytes": _whole(cost.get("peak_working_bytes")),
@@ -163,11 +176,14 @@ def moe_lab_block(
     Args:
         evaluated: the result of `lm_eval.evaluate`, samples included.
         report: the method's own blocks.
-        before: {"run_id", "results", "samples"} of each run that this one is compared with, the base model's as
-            "baseline".
+        before: {"run_id", "results", "samples", "rounding"} of each run that this one is compared with, the base
+            model's as "baseline".
     """
     facts, config, tasks = run.facts, run.config, run.tasks["tasks"]
     values = {name: logged_values(evaluated["samples"][name]) for name in tasks}
+    own = cost.pop("rounding")
+    measured = before["baseline"]["rounding"] if "baseline" in before else own
+    rounding = Rounding(facts.dtype, measured)
     block: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,
@@ -189,17 +205,18 @@ def moe_lab_block(
         "task": {
             "name": config.task.name,
             "tasks": list(tasks),
-            "metric": _headline(config, evaluated, list(tasks)),
+            "metric": headline_of(config.task.metric, evaluated["results"].get(next(iter(tasks)), {})),
         },
-        "seed": config.seed if run.method.random else None,
+        "seed": config.seed if run.method.random else _trained_seed(config),
         "overrides": list(config.overrides),
         "versions": versions(),
         "statistics": VERSION,
+        "rounding": measured,
         "samples": run.samples,
         "cost": cost,
         "intervals": {name: _intervals(task, values[name]) for name, task in tasks.items()},
     }
-    compared = {name: _compared(tasks, values, other) for name, other in before.items()}
+    compared = {name: _compared(tasks, values, other, rounding) for name, other in before.items()}
     if "baseline" in compared:
         block["paired"] = compared["baseline"].pop("paired")
         block["baseline"] = compared.pop("baseline")
@@ -210,13 +227,20 @@ def moe_lab_block(
     return block | report
 
 
-def _compared(tasks: dict[str, Any], values: dict[str, Values], other: dict[str, Any]) -> dict[str, Any]:
+def _trained_seed(config: Config) -> int | None:
+    """The seed of the training that made the model; None for any other model."""
+    return (whole_mapping(training_folder(config) / "training.json") or {}).get("seed")
+
+
+def _compared(
+    tasks: dict[str, Any], values: dict[str, Values], other: dict[str, Any], rounding: Rounding
+) -> dict[str, Any]:
     """{"run_id", "results", "paired"}: another run's scores, and the paired difference to them."""
-    before = {name: metric_values(other["samples"][name]) for name in tasks}
+    before = other["samples"]
     return {
         "run_id": other["run_id"],
         "results": _scores(other["results"], list(tasks)),
-        "paired": {name: _paired(task, values[name], before[name]) for name, task in tasks.items()},
+        "paired": {name: _paired(task, values[name], before[name], rounding) for name, task in tasks.items()},
     }
 
 
@@ -238,7 +262,9 @@ def _intervals(task: Any, values: Values) -> dict[str, list[float] | None]:
     return intervals
 
 
-def _paired(task: Any, values: Values, before: Values) -> dict[str, Any]:
+def _paired(task: Any, values: Values, samples: Sequence[Sample], rounding: Rounding) -> dict[str, Any]:
+    before = metric_values(samples)
+    words = {sample.document: sample.scored_words for sample in samples}
     compared = {}
     for metric, by_document in values.items():
         documents = [document for document in by_document if document in before.get(metric, {})]
@@ -247,15 +273,15 @@ def _paired(task: Any, values: Values, before: Values) -> dict[str, Any]:
                 [run[document] for document in documents] for run in (by_document, before[metric])
             )
             lower_is_better = task.higher_is_better().get(metric.partition(",")[0]) is False
-            difference = paired(mine, theirs, aggregation(task, metric), lower_is_better=lower_is_better)
+            difference = paired(
+                mine,
+                theirs,
+                aggregation(task, metric),
+                lower_is_better=lower_is_better,
+                equal=rounding.equals(mine, theirs, [words[document] for document in documents]),
+            )
             compared[metric] = difference.to_json()
     return compared
-
-
-def _headline(config: Config, evaluated: dict[str, Any], tasks: list[str]) -> str | None:
-    if config.predict_only:
-        return None
-    return config.task.metric or next(iter(_scores(evaluated["results"], tasks).get(tasks[0], {})), None)
 
 
 def _scores(results: dict[str, Any], tasks: list[str]) -> dict[str, dict[str, Any]]:

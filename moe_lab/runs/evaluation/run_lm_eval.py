@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.errors import MoeLabError, TaskError, first_line
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.trained import training_folder
 from moe_lab.models.distributed import num_processes
@@ -27,10 +29,13 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
     from moe_lab.models.memory import ModelPool
     from moe_lab.results.logs import ResponseLog
+    from moe_lab.results.samples import Log
     from moe_lab.runs.run import Run
 
 
 logger = logging.getLogger("moe_lab")
+
+ROUNDING_EXAMPLES = 32
 
 
 def evaluate_answers(
@@ -78,8 +83,67 @@ def evaluate_answers(
             free_on_all_ranks(models)
 
         lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
-        with judging(run.judges, run.folder, config.rerun, free_model):
-            return evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
+        before = len(log)
+        with judging(run.judges, run.folder, config.rerun, free_model), _failures_named(lm):
+            evaluated = evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
+    if config.method.name == "base" and run.facts.dtype != "float32" and len(log) > before and not together:
+        log.spend(_rounding(run, models, evaluated["samples"]))
+    return evaluated
+
+
+def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
+    """The largest difference of a scored text's log-likelihood, in nats, that another batch size makes.
+
+    It is the bound within which results of the dtype are equal (`moe_lab.results.rounding`). Up to ROUNDING_EXAMPLES
+    of the stored answers of each task are computed once more. Tasks of choices or of generated texts need no bound:
+    changed answers are counted.
+    """
+    from moe_lab.engine.engine import KVEngine
+    from moe_lab.engine.hf import Request
+    from moe_lab.engine.scoring import Budget
+
+    apart = [0.0]
+    with run.method.open(*load_for(run, models, None)) as lm:
+        if not isinstance(lm.engine, KVEngine):
+            return {}
+        lm.engine.budget = Budget(lm.budget.tokens, 8 if lm.budget.sequences == 1 else 1)
+        for name, task in run.tasks["tasks"].items():
+            if task.OUTPUT_TYPE not in ("loglikelihood", "loglikelihood_rolling"):
+                continue
+            lines = samples[name][:ROUNDING_EXAMPLES]
+            stored = [_likelihood(response) for line in lines for [response] in line["resps"]]
+            requests = [Request(tuple(arguments), 0) for line in lines for arguments in line["arguments"]]
+
+            def compare(index: int, answer: Any, stored: Sequence[float] = stored) -> None:
+                apart.append(abs(_likelihood(answer) - stored[index]))
+
+            lm.answer(task.OUTPUT_TYPE, requests, compare)
+    return {"peak_rounding": max(apart)}
+
+
+def _likelihood(answer: Any) -> float:
+    """Of a continuation (log-likelihood, whether greedy), or of a text."""
+    return float(answer[0] if isinstance(answer, tuple | list) else answer)
+
+
+@contextmanager
+def _failures_named(lm: LM) -> Iterator[None]:
+    """Inside the context, what a task's own function or metric raises in lm-eval is a TaskError that names both."""
+    try:
+        yield
+    except MoeLabError:
+        raise
+    except Exception as error:
+        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
+        if any(own.get("self") is lm for own in frames):
+            raise  # while the model answered
+        owners: list[Any] = [owner for own in frames for owner in (own.get("task"), own.get("self"))]
+        tasks = [owner.task_name for owner in owners if hasattr(owner, "task_name")]
+        metrics = [f", metric {own['metric']}" for own in frames if isinstance(own.get("metric"), str)]
+        raise TaskError(
+            f"Task {''.join(tasks[-1:]) or '?'}{''.join(metrics[-1:])} fails in lm-eval: {first_line(error)}.\n"
+            "The answers are kept: correct the task, and the same command continues."
+        ) from error
 
 
 def load_for(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedModel, Context]:

@@ -1,1 +1,1 @@
-"""Time and memory of generation, measured side by side and stored (RoE, section 3.4)."""
+"""`experiment=`: the cells of a paper's tables, their runs, and their figures."""

@@ -53,7 +53,7 @@ def _quality(cell: TableCell) -> dict[str, Any]:
     row, result = cell.score(), cell.results[0]
     assert row is not None and row.value is not None and row.baseline is not None
     base = row.baseline
-    low, high = row.difference_interval or (math.nan, math.nan)
+    low, high = row.tested_interval or (math.nan, math.nan)
     ratios = [_ratio(base + difference, base) for difference in (row.value - base, high, low)]
     return {
         "model": row.model,

@@ -152,9 +152,9 @@ def _make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool
 
 
 def _family(filled: Filled, outcomes: Sequence[Outcome]) -> Family:
-    """The family of all comparisons of the command."""
+    """The families of the comparisons of the command."""
     in_tables = {key: p for table in filled for key, p in p_values(*table).items()}
-    return Family.of(in_tables | measured_p_values(outcomes))
+    return Family.of(in_tables, measured_p_values(outcomes))
 
 
 def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], Filled, Family]:

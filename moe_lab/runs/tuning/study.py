@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,21 +11,9 @@ from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.profile import Profile, read_profile
-from moe_lab.results.stored_files import whole_mapping
+from moe_lab.results.stored_files import read_csv, whole_mapping
 from moe_lab.runs.tuning.search import Search, resolve, resolve_grid, resolve_scale
-from moe_lab.runs.tuning.texts import (
-    BIAS,
-    DATA,
-    EQUATIONS,
-    GSM8K,
-    NUMERICS,
-    OWN,
-    RECORD,
-    WorkedReferences,
-    check_solved,
-    on_gsm8k,
-    text_of,
-)
+from moe_lab.runs.tuning.texts import DATA, EQUATIONS, GSM8K, on_gsm8k, text_of
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -58,28 +47,18 @@ class Study:
     """`document_hashes` of the tuning documents."""
     text: str | None = None
     """The scored answers: the resolved `tuning.text`, and "data" for GSM8K's own. None if the metric is accuracy."""
-    worked: WorkedReferences | None = None
-    """The model's own solutions, with tuning.text=own."""
 
     @property
     def task(self) -> Any:
         """lm-eval's task over the tuning documents."""
         return next(iter(self.tasks["tasks"].values()))
 
-    def references(self) -> dict[str, Any] | None:
-        """The numbers of tuning documents that the base model tried and solved, the folder of its solutions, and
-        their bias.
-
-        None if they are not scored or not generated yet.
-        """
-        if self.worked is None or (stored := self.worked.stored()) is None:
-            return None
-        return {
-            "asked": stored["asked"],
-            "correct": stored["correct"],
-            "folder": self.worked.folder.name,
-            "bias": BIAS,
-        }
+    def finished(self) -> int:
+        """The number of finished trials, as trials.csv has it; 0 without one that can be read."""
+        try:
+            return sum(row["state"] in ("COMPLETE", "PRUNED") for row in read_csv(self.folder / "trials.csv"))
+        except (OSError, ValueError, KeyError, csv.Error):
+            return 0
 
     def profile(self) -> Profile | None:
         """The temperature profile; None before the study and its figures are finished."""
@@ -99,8 +78,11 @@ class Study:
         return replace(self.evaluated, method=tuned, tuning=TuningConfig(), seeds=seeds)
 
 
-def prepare_study(config: Config) -> Study:
+def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     """The study of a configuration. Checks it and the following evaluation without weights. Creates no folder.
+
+    Args:
+        trained: the facts of a model that is yet to be trained, as in `moe_lab.runs.prepare.prepare`.
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
@@ -111,7 +93,8 @@ def prepare_study(config: Config) -> Study:
     from moe_lab.tasks.loading import load_tasks
 
     _check(config)
-    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+    where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
+    facts = trained or model_facts(config.model, **where)
     if config.tuning.name == "scale":
         search = resolve_scale(config, facts, get_method(config.method.name)(config.method))
     elif config.tuning.name == "grid" and facts.moe_layers:
@@ -119,7 +102,7 @@ def prepare_study(config: Config) -> Study:
         search = resolve_grid(config, facts, tuned)
     elif facts.moe_layers:  # prepare refuses a model without routers in its own words
         config, search = resolve(config, facts)
-    evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False))
+    evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False), trained)
     holdout = Holdout(num_samples=search.num_samples, seed=config.sample_seed)
     tasks = load_tasks(config, holdout)
     name, task = _only(tasks)
@@ -135,13 +118,12 @@ def prepare_study(config: Config) -> Study:
     samples = {name: dataset.numbers(task)}
     held_out = {name: list(range(len(task.task_docs)))}
     content = identity(config, evaluation.method, facts, tasks, samples, held_out)
-    worked = _worked_references(config, name, content, facts) if text == OWN else None
     headline = config.task.metric if search.metric == "accuracy" else None
     content["search"] = search.identity | {"headline": headline}
     if facts.commit is not None:  # trials of another state of the model are another study
         content["commit"] = facts.commit
-    if worked is not None or text == EQUATIONS:
-        content["references"] = EQUATIONS if worked is None else worked.id
+    if text == EQUATIONS:
+        content["references"] = EQUATIONS
     digest = run_id(content)
     return Study(
         config=config,
@@ -156,24 +138,7 @@ def prepare_study(config: Config) -> Study:
         samples=samples,
         documents=documents,
         text=text,
-        worked=worked,
     )
-
-
-def _worked_references(
-    config: Config, name: str, content: dict[str, Any], facts: ModelFacts
-) -> WorkedReferences:
-    """The worked references of a study with the identity `content`."""
-    from moe_lab.results.identity import decisive_versions, run_id
-
-    shared = {key: value for key, value in content.items() if key not in ("method", "seed")}
-    made_with = {"commit": facts.commit, "versions": decisive_versions()}
-    graded = {"numerics": NUMERICS, "headline": config.task.metric, **made_with}
-    digest = run_id(shared | graded)
-    folder = _folder(config, "references", name, "worked", digest)
-    references = WorkedReferences(folder=folder, id=digest, record=RECORD)
-    check_solved(references, name)
-    return references
 
 
 def _check(config: Config) -> None:
@@ -184,7 +149,7 @@ def _check(config: Config) -> None:
             f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. {instead}"
         )
     if config.tuning.storage is not None:
-        from moe_lab.runs.tuning.trials import check_url
+        from moe_lab.runs.tuning.storage_url import check_url
 
         check_url(config.tuning.storage)
     if config.predict_only:

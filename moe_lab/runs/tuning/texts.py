@@ -1,4 +1,4 @@
-"""The answers whose perplexity a study minimizes: the data's, or the model's own solutions (`tuning.text`)."""
+"""The answers whose perplexity a study minimizes (`tuning.text`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.results.folder import Artifact
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -15,37 +14,8 @@ if TYPE_CHECKING:
     from moe_lab.tasks.documents import Holdout
 
 
-# Worked references: the base model's own correct solutions of a study's tuning documents
-#
-# With `tuning.text=own` the model solves the documents once, and its correct solutions are scored. They favour
-# temperature 0 (below).
-#
-#     outputs/references/<model>-<task>-worked-<id8>/
-#         responses.jsonl     the model's answers, appended one by one: a killed command continues
-#         references.json     the correct solutions, and how many documents were asked; written last
-
-RECORD = "references.json"
-NUMERICS = 2
-"""Raised whenever solutions or their grades may change."""
 TRIMMING = frozenset({"take_first", "take_first_k", "remove_whitespace", "lowercase", "uppercase"})
 """lm-eval's filters that keep the whole answer; any other extracts it from a longer text."""
-
-
-class WorkedReferences(Artifact):
-    """The stored solutions of a study's tuning documents, shared by studies of the same model and documents.
-
-    The record has `asked`, `correct` and `solutions`.
-    """
-
-    def is_whole(self, content: dict[str, Any]) -> bool:
-        """Whether the record has as many solutions as its count, each with its prompt."""
-        solutions = content.get("solutions")
-        return (
-            isinstance(content.get("asked"), int)
-            and isinstance(solutions, list)
-            and len(solutions) == content.get("correct")
-            and all(isinstance(one, dict) and {"prompt", "solution"} <= one.keys() for one in solutions)
-        )
 
 
 def has_bare_answers(task: Any) -> bool:
@@ -63,16 +33,6 @@ def _is_bare(task: Any, document: dict[str, Any]) -> bool:
     return all(sum(any(map(str.isalnum, word)) for word in str(answer).split()) <= 1 for answer in answers)
 
 
-def check_solved(references: WorkedReferences, task: str) -> None:
-    """Raise ConfigError if the model solved no tuning document."""
-    stored = references.stored()
-    if stored is not None and not stored["correct"]:
-        raise ConfigError(
-            f"The base model solves none of the {stored['asked']} tuning documents of {task}, so there is no "
-            "worked answer whose perplexity could be tuned: tuning.metric=accuracy, or a larger tuning.num_samples."
-        )
-
-
 # The answers whose perplexity a study measures (`tuning.text`)
 #
 # | text | answers | written by |
@@ -80,23 +40,13 @@ def check_solved(references: WorkedReferences, task: str) -> None:
 # | data | the data's own (GSM8K, toy_math, right choices, running text) | others |
 # | gsm8k | GSM8K's worked answers: GSM8K is tuned, and its profile is used for the task | others |
 # | equations | the equation of each row, then the bare answer | others |
-# | own | the model's own correct solutions (above) | the model itself |
-#
-# Averaging over routing samples lowers the likelihood of a model's own greedy text, so `own` favours temperature 0.
 
-DATA, GSM8K, EQUATIONS, OWN = "data", "gsm8k", "equations", "own"
+DATA, GSM8K, EQUATIONS = "data", "gsm8k", "equations"
 EQUATION_COLUMNS = ("equation", "Equation", "lEquations")
 """Columns with a row's equation. SVAMP.json has `Equation`; AddSub, MultiArith and SingleEq have `lEquations`."""
 SOURCE = TaskConfig(name="gsm8k", metric="exact_match,strict-match", category="math")
 """`conf/task/gsm8k.yaml`."""
-BIAS = (
-    "tuning.text=own: averaging lowers the likelihood of a model's own greedy text, so this perplexity favours "
-    "temperature 0."
-)
-_CHOICES = (
-    "Choose tuning.text=own (the model's own solutions, which favour temperature 0), tuning.text=equations (rows with "
-    "an equation), or tuning.metric=accuracy."
-)
+_CHOICES = "Choose tuning.text=equations (rows with an equation), or tuning.metric=accuracy."
 
 
 def text_of(config: Config, metric: str, task: Any) -> str | None:

@@ -20,20 +20,22 @@ import optuna
 from filelock import BaseFileLock
 from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from moe_lab.config.terminal import without_passwords
-from moe_lab.errors import ConfigError, ResultsError
+from moe_lab.errors import ConfigError, ResultsError, reading
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import acquire, check_lease_on, is_locked, lock_on
 from moe_lab.results.stored_files import damaged, read_csv, tidy
 from moe_lab.runs.tuning.search import Search
+from moe_lab.runs.tuning.storage_url import shown_url
 
 WORKER = "worker"
 """User attribute of a trial: the number of its process."""
-STARTUP_TRIALS = 10
-"""Random trials before TPE's model decides. No trial is pruned before this number of complete ones."""
+STARTUP, STARTUP_TRIALS = "startup_trials", 10
+"""User attribute of a study: the random trials before its sampler learns; and their largest number.
+
+No trial is pruned before this number of complete ones.
+"""
 STORAGE = "storage.db"
 TABLE = "trials.csv"
 """Written from the storage after every trial. If a value differs between the two, the storage is damaged."""
@@ -53,7 +55,7 @@ def storage_errors(folder: Path, storage: str | None = None) -> Iterator[None]:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         if storage is not None:
             raise ResultsError(
-                f"tuning.storage={without_passwords(storage)} could not be read or written: {reason}\n"
+                f"tuning.storage={shown_url(storage)} could not be read or written: {reason}\n"
                 "The same command continues once the database answers."
             ) from error
         raise ResultsError(
@@ -87,16 +89,27 @@ class Trials:
                     (self.folder / STORAGE).touch()  # SQLite would make it 0644, whatever the umask
             self.worker, self._mine = self._register()
             self.study = optuna.create_study(
-                storage=optuna.storages.RDBStorage(self.storage or _sqlite(self.folder / STORAGE)),
+                storage=self._opened(),
                 study_name="study" if self.storage is None else self.folder.name,
                 direction=self.search.direction,
-                sampler=self._sampler([self.seed], others=False),
                 load_if_exists=True,
             )
             if self.storage is not None:
                 self._own()
             self._check(_values(self.folder / TABLE) if known else {})
+            self.startup = self._startup()
         return self
+
+    def _opened(self) -> optuna.storages.RDBStorage:
+        """The storage. Raises ConfigError for one of a later Optuna, or for options that its driver does not have."""
+        remedy = (
+            ANEW if self.storage is None else "Correct the URL, or use the version of Optuna that wrote it."
+        )
+        with (
+            reading(self._place, remedy, says="cannot be used"),
+            storage_errors(self.folder, self.storage),
+        ):
+            return optuna.storages.RDBStorage(self.storage or _sqlite(self.folder / STORAGE))
 
     def __exit__(self, *exception: Any) -> None:
         self._mine.release()
@@ -149,9 +162,20 @@ class Trials:
     def worst(self) -> float | None:
         """The worst value of a complete trial, after the sampler's random trials; None before."""
         values = [float(trial.value or 0) for trial in self._of(TrialState.COMPLETE)]
-        if len(values) < STARTUP_TRIALS:
+        if len(values) < self.startup:
             return None
         return max(values) if self.search.direction == "minimize" else min(values)
+
+    def _startup(self) -> int:
+        """The number of trials before the sampler learns: a third of the budget, at most `STARTUP_TRIALS`.
+
+        A study keeps the number that it began with, so that trials do not depend on a later, larger budget.
+        """
+        if STARTUP not in self.study.user_attrs:
+            begun = bool(self.study.get_trials(deepcopy=False))  # earlier studies always had ten
+            most = STARTUP_TRIALS if begun else self.search.n_trials // 3
+            self.study.set_user_attr(STARTUP, max(1, min(STARTUP_TRIALS, most)))
+        return int(self.study.user_attrs[STARTUP])
 
     def _check_place(self) -> None:
         """Raise ConfigError if the study was begun in a database and goes on in a file, or the other way round."""
@@ -241,9 +265,9 @@ class Trials:
         if self.search.tuning == "random":
             return optuna.samplers.RandomSampler(seed=one)
         if self.search.tuning == "gp":
-            return optuna.samplers.GPSampler(seed=one, n_startup_trials=STARTUP_TRIALS)
+            return optuna.samplers.GPSampler(seed=one, n_startup_trials=self.startup)
         return optuna.samplers.TPESampler(
-            n_startup_trials=STARTUP_TRIALS,
+            n_startup_trials=self.startup,
             n_ei_candidates=24,
             multivariate=False,
             constant_liar=others,
@@ -289,21 +313,6 @@ def _values(table: Path) -> dict[int, float]:
         return {int(row["number"]): float(row["value"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return {}
-
-
-def check_url(storage: str) -> None:
-    """Raise ConfigError for a `tuning.storage` that is no URL of a database, or whose driver is not installed."""
-    try:
-        make_url(storage).get_dialect().import_dbapi()
-    except (SQLAlchemyError, ImportError, NotImplementedError) as error:
-        missing = error.name if isinstance(error, ImportError) else None
-        reason = (
-            f"its driver {missing} is not installed: pip install {missing}" if missing else "no such database"
-        )
-        raise ConfigError(
-            f"tuning.storage={without_passwords(storage)}: {reason}.\n"
-            "Use a URL as postgresql://host/optuna (docs/tuning.md)."
-        ) from error
 
 
 def _sqlite(path: Path) -> str:

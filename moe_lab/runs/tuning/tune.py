@@ -104,7 +104,7 @@ def _trials(study: Study, loaded: LoadedModel, opened: ExitStack) -> RunTrial:
     start = StudyStart(first=first, reuse=study.search.given is None)
     lm = opened.enter_context(study.method.open(loaded, Context(config=study.config, study=start)))
     _set_template(study, lm)
-    measure = objective(study, lm, loaded)
+    measure = objective(study, lm)
 
     def run(trial: Trial, temperatures: list[float], trials: Trials) -> Measured:
         ensemble = _ensemble(study, temperatures)
@@ -129,7 +129,7 @@ def _grid_trials(study: Study, loaded: LoadedModel) -> RunTrial:
             sweep = _swept(study, lm) if trial.number == 0 else None
             if measure is None:
                 _set_template(study, lm)
-                measure = objective(study, lm, loaded)
+                measure = objective(study, lm)
             measure.lm = lm
             return _scaled(study, _measure(measure, trial, None), sweep)
 
@@ -239,7 +239,7 @@ def _show(progress: Progress, trials: Trials) -> None:
 
 
 def write_study(study: Study) -> None:
-    """Write study.json: the search, its documents and its worked references."""
+    """Write study.json: the search and its documents."""
     search, config = study.search, study.config
     content = {
         "study_id": study.study_id,
@@ -261,7 +261,6 @@ def write_study(study: Study) -> None:
         "samples": study.samples,
         "num_samples": sum(map(len, study.samples.values())),
         "text": study.text,
-        "references": study.references(),
     }
     write_json(study.folder / "study.json", content)
 
@@ -297,7 +296,6 @@ def write_trials(study: Study, trials: Trials) -> None:
         samples=study.samples,
         documents=study.documents,
         answers=study.text,
-        references=study.references(),
         temperature=study.search.temperatures(best.params),
         settings=_settings(study, best),
     )

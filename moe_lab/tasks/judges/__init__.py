@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from moe_lab.config.validators import one_of
 from moe_lab.errors import ConfigError
-from moe_lab.tasks.task_functions import versioned
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -163,7 +162,6 @@ def judged_by(verdicts: Verdicts) -> Iterator[None]:
         _verdicts.reset(token)
 
 
-@versioned("judges.judge_answers", 1)
 def judge_answers(
     responses: Sequence[Sequence[str]], documents: Sequence[dict[str, Any]]
 ) -> list[dict[str, Verdict | None]]:
@@ -175,7 +173,6 @@ def judge_answers(
     return verdicts([Exchange(document["instruction"], texts[0]) for document, texts in pairs])
 
 
-@versioned("judges.score", 1)
 def score(document: dict[str, Any], results: list[dict[str, Verdict | None]]) -> dict[str, float]:
     """lm-eval `process_results`: the scores of all judges that judged the document's answer."""
     (verdicts,) = results

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError, ModelError, reading
 from moe_lab.models.memory import own_memory
 from moe_lab.tasks.judges import Exchange, Judge, JudgeAll, OnVerdict, Verdict
 
@@ -105,7 +105,7 @@ class LocalModel:
         folder = self.folder()
         name = f"{folder}, the model of the judge {self.judge},"
         refuse_adapter(folder, name)
-        try:
+        with reading(name, raises=ModelError, says="could not be loaded"):
             model, report = auto_class.from_pretrained(
                 folder,
                 dtype=getattr(torch, self.dtype),
@@ -113,9 +113,6 @@ class LocalModel:
                 output_loading_info=True,
                 **NO_CODE,
             )
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise ModelError(f"The judge {self.judge} could not be loaded from {folder}: {reason}") from error
         check_complete(report, folder, name, model.config)
         check_weights(model, name)
         try:

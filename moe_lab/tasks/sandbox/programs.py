@@ -18,7 +18,6 @@ from typing import Any
 
 from moe_lab.errors import ResultsError, TaskError
 from moe_lab.tasks.sandbox.cage import OUT_OF_PROCESSOR_TIME, OUT_OF_TIME, Cage, Limits, candidates
-from moe_lab.tasks.task_functions import versioned
 
 # The tests of a sandbox
 
@@ -222,7 +221,6 @@ def program(document: dict[str, Any], completion: str) -> str:
     return f"{document['prompt']}{completion}\n{document['test']}\ncheck({document['entry_point']})"
 
 
-@versioned("code.run_tests", 1)
 def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
     """lm-eval filter: the outcome of every response's program ("passed", "failed: AssertionError", ...).
 
@@ -233,7 +231,6 @@ def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> li
     return [[next(outcomes) for _ in texts] for texts in responses]
 
 
-@versioned("code.score", 1)
 def score(document: dict[str, Any], results: list[list[str]]) -> dict[str, float]:
     """lm-eval `process_results`: the share of a document's responses that passed, which is pass@1."""
     (outcomes,) = results

@@ -398,3 +398,8 @@ def test_names_mean_the_papers_layers(name, layers):
 def test_layers_that_there_are_not_are_refused(name):
     with pytest.raises(ConfigError, match=r"method\.layers="):
         named_layers(name, 16)
+
+
+def test_a_run_without_a_question_reports_no_dropped_reference():
+    block = C3PO(C3PO.Config()).report(FACTS, {}, {})["c3po"]
+    assert block["reference"] == {"too_similar": 0, "too_far": 0, "questions_without": 0, "set": None}

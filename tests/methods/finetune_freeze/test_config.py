@@ -30,6 +30,23 @@ def test_the_papers_nine_schedules_have_their_halves():
     )
 
 
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"router_lr": 1e-4},
+        {"router_aux_loss_coef": 0.01},
+        {"routing_noise": 1.0},
+        {"partners": 2},
+        {"freeze_shared_experts": True},
+        {"schedule": "router"},
+    ],
+    ids=str,
+)
+def test_one_key_about_routers_or_experts_needs_a_model_that_has_them(about):
+    assert FinetuneConfig(schedule="none").names_no_router
+    assert not FinetuneConfig(**{"schedule": "none"} | about).names_no_router
+
+
 def test_listed_phases_win_and_are_the_same_as_a_name_for_them():
     listed = [{"frozen": [], "until": 0.5}, {"frozen": ["router"], "until": 1}]
     assert phases_of("experts", listed) == phases_of("none-router")

@@ -235,3 +235,14 @@ def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fi
     keys = [f"model.path={folder / 'model'}", f"output_dir={free}", *SHORT]
     assert run_command(capsys, "method=base", *keys).code == 0
     assert answers(free, "base") != answers(other, "c2r")
+
+
+def test_a_constraint_and_what_it_changed_are_reported_where_there_is_one():
+    method = get_method("finetune-freeze")
+    free, bound = (method(method.Config(name="finetune-freeze", partners=count)) for count in (None, 3))
+    blocks = [
+        own.report(None, {"constrained_decisions": 1, "routing_decisions": 4}, {}) for own in (free, bound)
+    ]
+    assert "c2r" not in blocks[0] and blocks[1]["c2r"] == {"partners": 3, "changed_fraction": 0.25}
+    [line] = method.footnotes(blocks[1])
+    assert method.footnotes(blocks[0]) == [] and line.startswith("changed (finetune-freeze): decisions")

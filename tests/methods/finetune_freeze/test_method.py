@@ -325,3 +325,9 @@ def test_an_auxiliary_loss_that_a_family_does_not_have_is_refused(tmp_path, caps
     ended = command(capsys, tmp_path, *keys)
     assert ended.code == 2 and "no auxiliary loss" in ended.err
     assert not loads
+
+
+def test_nothing_is_uploaded_that_is_not_asked_to_be():
+    method = get_method("finetune-freeze")
+    silent = method(method.Config(name="finetune-freeze", dataset="lima"))
+    assert silent.upload(Config(method=silent.config), None) is None

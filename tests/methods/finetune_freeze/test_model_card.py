@@ -66,6 +66,7 @@ def test_the_hub_reads_base_model_data_and_library(lora, relation, library):
     data = ModelCard(card_of(lora)).data
     assert (data.base_model, data.base_model_relation) == ("owner/base", relation)
     assert data.datasets == ["GAIR/lima"] and data.library_name == library and "moe_lab" in data.tags
+    assert ("lora" in data.tags) == (lora is not None)
 
 
 def test_the_data_set_is_read_as_a_training_writes_it_and_as_earlier_versions_did(monkeypatch):

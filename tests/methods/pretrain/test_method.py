@@ -183,7 +183,7 @@ def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
         (["method.dataset=minipile", "offline=true"], "JeanKaddour/minipile"),
         (["method.dataset={tmp}/none.txt"], "there is no file"),
         (["method.dataset={tmp}/empty.txt"], "has no text"),
-        (["method.dataset={tmp}/binary.txt"], "cannot be read as text"),
+        (["method.dataset={tmp}/binary.txt"], "cannot be read"),
         (["method.dataset={tmp}/rows.jsonl"], "line 1: no text. A row needs a column `text`"),
         (["method.gradient_acumulation=2"], "Did you mean"),
         (["dtype=float16"], "float16 overflows"),

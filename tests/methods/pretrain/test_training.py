@@ -13,18 +13,21 @@ import multiprocessing
 import os
 import signal
 from dataclasses import replace
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from signal import SIGKILL
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, set_seed
 
-from moe_lab.config.schema import EXPERTS_IMPLEMENTATIONS, ModelConfig
+from moe_lab.config.catalog import resource_folder
+from moe_lab.config.schema import EXPERTS_IMPLEMENTATIONS, Config, ModelConfig
 from moe_lab.methods.pretrain import training as module
-from moe_lab.methods.pretrain.config import architecture
-from moe_lab.methods.pretrain.corpus import PackedRows
+from moe_lab.methods.pretrain.config import PretrainConfig, architecture
+from moe_lab.methods.pretrain.corpus import PackedRows, pack, read_corpus, tokenizer_of
 from moe_lab.methods.pretrain.trainer import PretrainTrainer
 from moe_lab.methods.pretrain.training import (
     leak,
@@ -57,6 +60,9 @@ KINDS = {
 }
 
 SHARED = {"gradient_accumulation": 2, "count": 7}
+ROWS = "55a403622026fee9"
+WEIGHTS = (7102.1237, 0.00417524, -0.00018160, -0.0107005)
+"""The sum of their sizes, and the first three."""
 
 
 def interrupted(training, step: int, monkeypatch) -> None:
@@ -192,6 +198,27 @@ def test_a_loss_of_one_process_that_is_no_number_stops_both(two):
     told = {(two / "poisoned" / f"error.rank{rank}").read_text() for rank in (0, 1)}
     assert len(told) == 1 and "The loss of training step 3 is nan. The last checkpoint is kept." in told.pop()
     assert last_checkpoint(two / "poisoned" / "checkpoints").name == "checkpoint-2"
+
+
+def test_every_machine_begins_with_the_same_rows_and_weights():
+    """Those of model=toy-rules and seed 0. If they change, the numbers of docs/toy_rules.md have to be measured again."""
+    recipe = yaml.safe_load((resource_folder("conf") / "model" / "toy-rules.yaml").read_text())["recipe"]
+    short = PretrainConfig(**recipe | {"steps": 4})
+    config = Config(method=short)
+    corpus = read_corpus(config, short.dataset, None)
+    tokenizer = tokenizer_of(config, corpus)
+    taken, _ = pack(corpus, tokenizer, rows=short.rows, held_out=2, length=short.sequence_length)
+    digest = sha256()
+    order = PackedRows(taken, seed=0, count=short.rows)
+    for row in (order[index] for index in range(len(order))):
+        digest.update(row["input_ids"].numpy().tobytes())
+    assert digest.hexdigest()[:16] == ROWS
+    set_seed(0)
+    model = AutoModelForCausalLM.from_config(architecture(short, tokenizer), dtype=torch.float32)
+    weights = torch.cat([weight.detach().flatten().double() for weight in model.parameters()])
+    # random numbers of a normal distribution differ in their last digits between CPUs
+    assert weights.abs().sum().item() == pytest.approx(WEIGHTS[0], rel=1e-5)
+    assert weights[:3].tolist() == pytest.approx(WEIGHTS[1:], abs=1e-6)
 
 
 def test_the_learning_rate_rises_and_falls_to_a_tenth():

@@ -18,9 +18,11 @@ import torch
 
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.engine.lm import EngineLM
+from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError, RunHeldError
 from moe_lab.methods.references import store as reference_files
-from moe_lab.methods.references.reference_set import load_or_build, wrong_answers
+from moe_lab.methods.references.reference_set import load_or_build, references_left, wrong_answers
+from moe_lab.methods.references.store import check_own
 from moe_lab.models.load import load_model
 from moe_lab.results import folder as run_folder
 from moe_lab.routing import record
@@ -166,6 +168,14 @@ def test_what_determines_a_set_makes_another_one(config, models, change, tmp_pat
     assert other.folder != first.folder
 
 
+def test_a_stored_set_leaves_nothing_to_read(config):
+    found, loaded = build(config)
+    assert references_left(config, SETTINGS, loaded.facts) == {}
+    smaller = SimpleNamespace(**vars(SETTINGS) | {"reference_size": 11})
+    [(name, tokens)] = references_left(config, smaller, loaded.facts).items()
+    assert name != found.folder.name and tokens > 0
+
+
 def test_a_set_of_another_model_in_its_place_is_refused(config, models):
     first, _ = build(config)
     other = replace(config, model=ModelConfig(name="small", path=str(models[1])))
@@ -173,6 +183,16 @@ def test_a_set_of_another_model_in_its_place_is_refused(config, models):
     (first.folder / "references.json").replace(second.folder / "references.json")
     with pytest.raises(ConfigError, match="holds the references of another model, prompt or choice"):
         build(other)
+
+
+def test_a_set_with_tokens_that_a_model_lacks_is_refused(config):
+    """Its prompts have small token ids, too."""
+    found, loaded = build(config)
+    check_own(found.folder, "last1", loaded, Budget(64))
+    loaded.model.resize_token_embeddings(max(found.prompts[0]))
+    assert min(found.prompts[0]) < max(found.prompts[0])
+    with pytest.raises(ConfigError, match="holds references of another model"):
+        check_own(found.folder, "last1", loaded, Budget(64))
 
 
 @pytest.mark.parametrize("file", ["references.jsonl", "pathways.safetensors"])

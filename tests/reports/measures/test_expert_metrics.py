@@ -17,9 +17,9 @@ def loss(difference: float, base: float = 0.5, p: float | None = 0.25) -> dict[s
 
 
 def family_of(metrics: dict[str, Any], *others: float) -> Family:
-    """The family of a run's losses and of other comparisons."""
+    """The families of a run's losses and of scores."""
     own = lost_p_values(StoredMetrics(metrics), "r")
-    return Family.of(own | {(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)})
+    return Family.of({(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)}, own)
 
 
 def lines(metrics: dict[str, Any], *others: float) -> list[expert.Line]:
@@ -58,15 +58,17 @@ def test_differences_to_base_stand_in_their_own_rows():
     assert len(found) == 5
 
 
-def test_a_loss_is_corrected_for_all_comparisons_of_the_command():
-    """Broken by a loss that is significant on the terminal, where the command's other comparisons forbid it."""
-    found = METRICS | {"capacity": {"least": {"tasks": {"t": loss(0.3, p=0.03)}}, "most": {"tasks": {}}}}
+def test_a_loss_is_corrected_for_the_losses_alone():
+    """Broken by scores that change the p of a loss, and by losses that change the p of scores."""
+    two = {"least": {"tasks": {"t": loss(0.3, p=0.03)}}, "most": {"tasks": {"t": loss(0.3, p=0.5)}}}
+    found = METRICS | {"capacity": two}
     alone, beside = ([line[5] for line in lines(found, *others) if line[5]] for others in ((), (0.5, 0.001)))
-    assert alone == ["0.0300"] and beside == ["0.0600"], "the second smallest of three counts twice"
-    several = family_of(found, 0.5, 0.001)
-    table = expert_table([("m", "roe", "", "t", *line) for line in lines(found)], several)
+    assert alone == beside == ["0.0600", "0.5000"]
+    table = expert_table([("m", "roe", "", "t", *line) for line in lines(found)], family_of(found))
     assert "p (Holm)" in {item.heading for stack in table.stacks for item in stack}
-    assert "(3 comparisons, Holm)" in explained(several)["p (Holm)"]
+    several = family_of(found, 0.5, 0.001)
+    assert "(scores: 2, expert metrics: 2)" in explained(several)["p (Holm)"]
+    assert several.corrected["1", "t", "acc,none", "base"] == 0.002
 
 
 def test_without_a_baseline_there_is_no_difference():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from moe_lab.reports.pages.runs_page import BAR_HEIGHT, Routing, profiles_of, routing_of
-from tests.support.counterfactual import write_routes
 from tests.support.stored_runs import pair_of_runs
 
 ROE = {"n": 8, "temperatures": [0.0, 0.1, 0.2], "cache": "clean", "changed_fraction": 0.25}
@@ -39,14 +38,3 @@ def test_runs_with_the_same_temperatures_share_a_figure():
         for label, temperatures in {"a": (0.1,), "c3po": (), "b": (0.2,), "c": (0.1,)}.items()
     ]
     assert [profile.labels for profile in profiles_of(routing)] == [["a", "c"], ["b"]]
-
-
-def test_counterfactual_routes_stand_by_confidence(tmp_path):
-    base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)])
-    content = write_routes(own.folder, own)
-    (table,) = routing_of(own, "roe").tables
-    assert [row[0] for row in table.rows] == ["all", "0.4 to 0.6", "0.9 to 1"]
-    gains = content["all"]["gain"]
-    assert [cell.to_json() for cell in table.rows[0][3:6]] == [gains["roe"], gains["mean"], gains["best"]]
-    assert len(table.rows[0]) == len(table.columns)
-    assert routing_of(base, "base") is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.pages.verdict import BETTER, NOT_SIGNIFICANT, WORSE, Compared, verdicts
+from moe_lab.reports.pages.verdict import BETTER, EQUAL, NOT_SIGNIFICANT, WORSE, Compared, verdicts
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import Score
 
@@ -27,8 +27,12 @@ SCORE = Score(
 )
 
 
+def family_of(scores):
+    return Family.of({score.comparison: score.p for score in scores})
+
+
 def verdict(name, score, lower_is_better):
-    [made] = verdicts([Compared(name, Family.of_scores([score]).correct(score), lower_is_better)])
+    [made] = verdicts([Compared(name, family_of([score]).correct(score), lower_is_better)])
     return made
 
 
@@ -36,7 +40,7 @@ def test_the_sentences_can_be_quoted():
     made = verdict("roe on toy_math", SCORE, lower_is_better=False)
     assert made.text == (
         "roe on toy_math: exact_match,none 61.0% against 58.0% of the base model, a difference of +3.0 points (95% "
-        "interval \u22121.0 to +7.0), on 200 documents. 12 answers turned right and 6 wrong (McNemar's p = 0.24). The "
+        "interval over documents \u22121.0 to +7.0), on 200 documents. 12 answers turned right and 6 wrong (McNemar's p = 0.24). The "
         "difference is not statistically significant. [PARTIAL, untuned]"
     )
 
@@ -81,6 +85,14 @@ def test_other_metrics_are_no_percentages():
     assert text.endswith("It is better, and the difference is statistically significant.")
 
 
+def test_equal_within_rounding_is_no_difference():
+    """Broken by an interval that excludes 0 by rounding, which is then called significant."""
+    same = replace(SCORE, p_mcnemar=None, flips=None, equal=True, difference_interval=(1e-6, 2e-6), marks=())
+    made = verdict("x", same, lower_is_better=True)
+    assert made.outcome == EQUAL and made.text.endswith("They are equal within rounding in every document.")
+    assert "p =" not in made.text
+
+
 def test_a_score_without_comparison_has_no_verdict():
     assert verdicts([Compared("base", replace(SCORE, difference=None), False)]) == []
 
@@ -88,9 +100,9 @@ def test_a_score_without_comparison_has_no_verdict():
 def test_holm_corrects_for_all_comparisons_of_the_command():
     """Of 0.01, 0.03 and 0.04 Holm leaves 0.03, 0.06 and 0.06; a comparison without p does not count."""
     given = [replace(SCORE, run_id=str(p), p_mcnemar=p) for p in (0.04, 0.01, None, 0.03)]
-    made = verdicts([Compared("x", score, False) for score in map(Family.of_scores(given).correct, given)])
+    made = verdicts([Compared("x", score, False) for score in map(family_of(given).correct, given)])
     assert [one.outcome for one in made] == [NOT_SIGNIFICANT, BETTER, NOT_SIGNIFICANT, NOT_SIGNIFICANT]
-    assert "(McNemar's p = 0.01, 0.03 by Holm for 3 comparisons)" in made[1].text
+    assert "(McNemar's p = 0.01, 0.03 by Holm for 3 scores)" in made[1].text
 
 
 def test_a_part_of_a_group_has_no_verdict():
@@ -104,6 +116,6 @@ def test_one_of_several_seeds_has_no_verdict():
     """The mean over the seeds is in the family, the seeds are not."""
     mean = replace(SCORE, run_id="r0 r1", seeds=2, p_mcnemar=None, p_seeds=0.01)
     seed = replace(SCORE, run_id="r0", p_mcnemar=0.001)
-    family = Family.of_scores([mean])
+    family = family_of([mean])
     made = verdicts([Compared("x", family.correct(score), False) for score in (seed, mean)])
     assert [one.score.run_id for one in made] == ["r0 r1"]

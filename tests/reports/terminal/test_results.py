@@ -95,7 +95,7 @@ def test_several_comparisons_are_corrected(p_values):
     assert shown == {heading: ["-", *(f"{p:.4f}" for p in holm(p_values))]}
     legend = explained("base", family)[heading]
     assert legend.startswith("McNemar's exact test for 0/1 scores, else a paired permutation test")
-    assert ("(3 comparisons, Holm)" in legend) == (len(p_values) > 1)
+    assert ("same question (scores: 3)" in legend) == (len(p_values) > 1)
 
 
 def test_marks_of_all_runs_stand_in_the_title_and_others_beside_their_run(capsys):

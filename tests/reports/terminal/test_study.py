@@ -23,7 +23,7 @@ def test_a_study_of_many_layers_takes_80_columns(tmp_path: Path, capsys: pytest.
         "score": 1234.5678,
         "temperature": [0.12] * 48,
     }
-    asked = {"task": "arc_challenge", "references": {"correct": 25, "asked": 1040}}
+    asked = {"task": "arc_challenge", "samples": {"arc_challenge": list(range(1040))}}
     for name, more in (("a", {}), ("b", asked)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "best.yaml").write_text(yaml.safe_dump(profile | more))
@@ -35,4 +35,4 @@ def test_a_study_of_many_layers_takes_80_columns(tmp_path: Path, capsys: pytest.
     text = " ".join(shown)
     assert text.count("0.12") == 2 * 48 and "1235" in text.replace(",", "")
     assert [line.split()[:2] for line in shown if "gsm8k" in line] == [["gsm8k", "3"]]
-    assert "25 solved" in text and "of 1,040" in text
+    assert "1,040" in text

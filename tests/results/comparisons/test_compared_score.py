@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 from moe_lab.results.comparisons.scores import MCNEMAR, RANDOMIZATION, compared_score
 
 RANDOM = np.random.default_rng(0)
-BINARY = [(float(x), float(y)) for x, y in RANDOM.integers(2, size=(60, 2))]
+BINARY = [(float(x), float(y), x == y) for x, y in RANDOM.integers(2, size=(60, 2))]
 NUMBERS = list(range(100, 160))
 
 
@@ -24,7 +24,7 @@ def row(values, better=True, aggregate=None, documents=None):
 @pytest.mark.parametrize("better", (True, None, False))
 def test_right_and_wrong(better: bool | None) -> None:
     right, wrong = [], []
-    for number, (mine, theirs) in zip(NUMBERS, BINARY, strict=True):
+    for number, (mine, theirs, _) in zip(NUMBERS, BINARY, strict=True):
         if mine != theirs:
             (right if (theirs > mine) == (better is not False) else wrong).append(number)
     found = row(BINARY, better, documents=NUMBERS)
@@ -33,24 +33,30 @@ def test_right_and_wrong(better: bool | None) -> None:
     expected = binomtest(len(right), len(right) + len(wrong), 0.5).pvalue
     assert found.p == pytest.approx(expected, rel=1e-12)
     assert (found.n, found.test) == (60, MCNEMAR)
-    assert (found.a, found.b) == tuple(np.mean(BINARY, axis=0))
+    assert (found.a, found.b) == tuple(np.mean(BINARY, axis=0)[:2])
     assert found.difference == pytest.approx(found.b - found.a)
     assert found.interval is not None and found.interval[0] < found.difference < found.interval[1]
 
 
 def test_other_scores_have_a_randomization_test_and_no_flips() -> None:
-    values = [(float(x), float(x) + 1) for x in RANDOM.normal(size=30)]
+    values = [(float(x), float(x) + 1, False) for x in RANDOM.normal(size=30)]
     found = row(values, documents=NUMBERS[:30])
     assert (found.test, found.p, found.to_right, found.flips) == (RANDOMIZATION, 1e-4, None, None)
 
 
+def test_equal_scores_have_no_test() -> None:
+    found = row([(0.3, 0.3 + 1e-9, True), (0.5, 0.5, True)])
+    assert (found.equal, found.p, found.test, found.verdict) == (True, None, None, "equal within rounding")
+    assert not found.told_from_chance
+
+
 def test_an_aggregate_that_is_no_mean() -> None:
-    found = row([(1.0, 4.0), (3.0, 9.0), (2.0, 7.0)], aggregate=max)
+    found = row([(1.0, 4.0, False), (3.0, 9.0, False), (2.0, 7.0, False)], aggregate=max)
     assert (found.a, found.b, found.difference) == (3.0, 9.0, 6.0)
 
 
 def test_one_document_has_no_interval() -> None:
-    assert row([(0.0, 1.0)]).interval is None
+    assert row([(0.0, 1.0, False)]).interval is None
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,17 @@ def test_a_score_that_the_samples_do_not_give_is_not_compared(tmp_path: Path) ->
     assert notes[0].startswith("Not compared: acc,none of t, whose score")
 
 
+def test_a_score_without_any_value_is_not_compared(tmp_path: Path) -> None:
+    """No answer of the second evaluation has a verdict."""
+    mine, theirs = samples_of(acc=[1.0, 0.0]), samples_of(acc=[1.0, 0.0])
+    for line in theirs:
+        del line["acc"]
+        line["metrics"] = []
+    rows, notes = rows_of(tmp_path, mine, theirs, {}, {"scores": {"t": {"acc,none": 0.5}}})
+    assert not rows
+    assert notes[0].startswith("Not compared: acc,none of t, whose score")
+
+
 def test_documents_without_a_value_are_left_out_of_both(tmp_path: Path) -> None:
     """An answer that a judge has no verdict on has no metric."""
     mine, theirs = samples_of(acc=[1.0, 0.0, 1.0, 0.0]), samples_of(acc=[0.0, 1.0, 1.0, 0.0])

@@ -106,10 +106,9 @@ def test_the_equivalent_size_of_calibration_stands_beside(monkeypatch: pytest.Mo
 
 
 def test_a_report_measures_nothing(tmp_path: Path) -> None:
-    cell = replace(
-        cell_of(**PERPLEXITY), config=Config(method=get_method("roe").Config(), output_dir=str(tmp_path))
-    )
-    cell.results[0]["moe_lab"]["roe"]["temperatures"] = [0.0] * 8
+    roe = {"roe": PERPLEXITY["roe"] | {"temperatures": [0.0] * 8}}
+    config = Config(method=get_method("roe").Config(), output_dir=str(tmp_path))
+    cell = replace(cell_of(**PERPLEXITY | roe), config=config)
     assert figure_rows.equivalent_rows([cell], ModelPool(), compute=False) == []
     assert list(tmp_path.iterdir()) == []
 

@@ -78,6 +78,11 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     again = run_command(capsys, *command)
     assert again.code == 0 and again.out == first.out and loads == []
     assert "To run: 0" in run_command(capsys, *command, "mode=plan").out
+    whole = (folder / "best.yaml").read_text()
+    (folder / "best.yaml").write_text("temperature: [")
+    damaged = run_command(capsys, *command, "mode=plan")
+    assert damaged.code == 0 and "To run: 2" in damaged.out
+    (folder / "best.yaml").write_text(whole)
     assert run_command(capsys, *command, "mode=report").code == 0
     by_hand = [part for part in command if not part.startswith("tuning") and part != "seeds=2"]
     hand = run_command(capsys, *by_hand, f"method.temperature={folder / 'best.yaml'}")
@@ -294,6 +299,32 @@ def test_every_study_of_perplexity_measures_its_control(
     [result] = [one for one in results_in(ended.out) if "roe" in one["moe_lab"]]
     assert ("calibration" in result["moe_lab"].get("compared", {})) == compared
     assert "calibrated" in ended.out
+
+
+@pytest.mark.slow
+def test_a_run_that_was_tuned_worse_than_calibration_is_marked(tmp_path, capsys, monkeypatch):
+    """Ten trials learn after three: their temperatures are not those of tuning=random."""
+    monkeypatch.chdir(tmp_path)
+    common = [
+        "method=roe",
+        "method.n=2",
+        "task=toy_math",
+        "limit=2",
+        "seeds=1",
+        "tuning.n_trials=10",
+        "tuning.num_samples=4",
+    ]
+    temperatures = {}
+    for tuning in ("tpe", "random"):
+        ended = run_command(capsys, *common, f"tuning={tuning}", f"output_dir={tuning}", "device=cpu")
+        assert ended.code == 0, ended.err
+        [folder] = (tmp_path / tuning / "studies").iterdir()
+        profile = yaml.safe_load((folder / "best.yaml").read_text())
+        assert profile["score"] > profile["calibrated_score"]
+        assert ended.out.count("worse-than-calibrated: ") == 1
+        temperatures[tuning] = pandas.read_csv(folder / "trials.csv").filter(like="params_layer").to_numpy()
+    equal = (temperatures["tpe"] == temperatures["random"]).all(axis=1)
+    assert list(equal) == [True] * 3 + [False] * 7
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_perplexity_of_running_text_is_per_token(tiny_olmoe_dir, data, tmp_path,
 def test_accuracy_is_lm_evals_and_the_same_again(tiny_olmoe_dir, data, tmp_path, olmoe, tokenizer):
     study = study_of(tiny_olmoe_dir, data, tmp_path, "arc_easy", tuning={"metric": "accuracy"})
     lm = lm_for(olmoe, tokenizer)
-    measure = objective(study, lm, None)
+    measure = objective(study, lm)
     assert isinstance(measure, Accuracy)
     right = 0
     for document in study.task.task_docs:

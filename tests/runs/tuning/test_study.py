@@ -89,7 +89,7 @@ def test_a_method_without_randomness_has_one_run_after_its_study(gsm8k):
             {
                 "task": TaskConfig(name="addsub"),
                 "num_fewshot": 0,
-                "tuning": TuningConfig(name="tpe", num_samples=12, text="own"),
+                "tuning": TuningConfig(name="tpe", num_samples=12, metric="accuracy"),
             },
             TaskError,
             "none is left",

@@ -1,4 +1,4 @@
-"""Whose answers a perplexity is of. Broken by: the model's own solutions where nobody asked for them, a study of another
+"""Whose answers a perplexity is of. Broken by: bare answers that are scored behind steps, a study of another
 id than GSM8K's own, a test document that is left out for a study on other data, an equation that is not in the answer.
 """
 
@@ -8,14 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.config.schema import TaskConfig
+from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.methods import get_method
 from moe_lab.models import load
 from moe_lab.runs.jobs import job_of
 from moe_lab.runs.tuning.objective import Perplexity
 from moe_lab.runs.tuning.study import prepare_study
-from moe_lab.runs.tuning.texts import SOURCE, equation, with_equation
+from moe_lab.runs.tuning.texts import SOURCE, equation, has_bare_answers, with_equation
 from tests.support.runs import choices, sums, tuned, worked_sums, write_jsonl
 
 PERPLEXITY = {"metric": "perplexity"}
@@ -40,7 +41,7 @@ def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(tiny_olmoe_d
     study = prepare_study(given)
     gsm8k = prepare_study(replace(given, task=SOURCE, gen_kwargs=None))
     assert study.study_id == gsm8k.study_id and study.folder == gsm8k.folder
-    assert study.worked is None and study.text == gsm8k.text == "data"
+    assert study.text == gsm8k.text == "data"
     assert study.samples == gsm8k.samples and list(study.samples) == ["gsm8k"]
     evaluated = study.tuned_config()
     assert evaluated.task.name == "addsub" and evaluated.gen_kwargs == {"max_gen_toks": 8}
@@ -73,22 +74,16 @@ def test_the_task_of_gsm8k_asks_for_nothing_else(tiny_olmoe_dir, data, tmp_path)
         assert prepare_study(same).study_id == prepare_study(replace(given, task=SOURCE)).study_id
 
 
-def test_own_solutions_are_scored_where_they_are_asked_for(tiny_olmoe_dir, data, tmp_path):
-    study = prepare_study(addsub(tiny_olmoe_dir, data, tmp_path, tuning={"text": "own"}))
-    assert study.text == "own" and study.worked is not None and list(study.samples) == ["addsub"]
-    worked = tuned(
-        tiny_olmoe_dir, data, tmp_path, "gsm8k", tuning=PERPLEXITY | {"text": "own"}, num_fewshot=0
-    )
-    assert prepare_study(worked).worked is not None, "of data with worked answers, too"
-
-
 @pytest.mark.parametrize(
     "task, tuning, message",
     [
         ("addsub", {"text": "data"}, "tuning.text=data: the answers of addsub are bare"),
         ("addsub", {"text": "equations"}, r"tuning.text=equations: not every row of addsub has an equation"),
-        ("addsub", {"text": "own", "metric": "accuracy"}, "tuning.text=own says .* Leave one of them out"),
-        ("arc_easy", {"text": "own"}, "tuning.text=own: arc_easy generates no answers"),
+        (
+            "addsub",
+            {"text": "equations", "metric": "accuracy"},
+            "tuning.text=equations says .* Leave one of them out",
+        ),
         ("arc_easy", {"text": "gsm8k"}, "tuning.text=gsm8k: arc_easy generates no answers"),
     ],
 )
@@ -111,7 +106,7 @@ def test_without_gsm8ks_answers_the_choices_are_named_before_weights_load(
         prepare_study(addsub(tiny_olmoe_dir, own_data, tmp_path))
     message = str(raised.value)
     assert "tuning.text=gsm8k" in message and len(message.splitlines()) <= 3
-    assert all(f"tuning.{choice}" in message for choice in ("text=own", "text=equations", "metric=accuracy"))
+    assert all(f"tuning.{choice}" in message for choice in ("text=equations", "metric=accuracy"))
     assert (str(file.parent) in message) == (answers is None)
 
 
@@ -139,8 +134,6 @@ def test_the_perplexity_of_equations_is_of_the_rows_with_them(
     write_jsonl(own_data / "addsub" / "test.jsonl", rows)
     given = addsub(tiny_olmoe_dir, own_data, tmp_path, tuning={"text": "equations"})
     study = prepare_study(given)
-    own = prepare_study(replace(given, tuning=replace(given.tuning, text="own")))
-    assert study.study_id != own.study_id and study.worked is None
     scored = [
         request.args[1] for request in Perplexity(study, EngineLM(olmoe, tokenizer, progress=False)).requests
     ]
@@ -148,25 +141,40 @@ def test_the_perplexity_of_equations_is_of_the_rows_with_them(
     assert scored == [f" {i} + 2 = {i + 2}\n#### {i + 2}" for i in numbers]
 
 
-def test_a_profile_of_own_solutions_is_marked():
-    from moe_lab.results.model import RunResult
-    from moe_lab.results.scores import marks_of
-
-    tuning = {"model": "m", "references": {"asked": 3, "correct": 2, "folder": "f"}}
-    block = {
-        "model": {"name": "m"},
-        "method": {"config": {}},
-        "tuning": tuning,
-        "samples": {},
-        "versions": {},
-    }
-    assert "own-text" in marks_of(RunResult({"moe_lab": block}))
-    other = block | {"tuning": tuning | {"references": None}}
-    assert "own-text" not in marks_of(RunResult({"moe_lab": other}))
-
-
 def test_choices_have_no_bare_answers(tiny_olmoe_dir, own_data, tmp_path):
     write_jsonl(own_data / "arc_easy" / "test.jsonl", choices(10))
     given = tuned(tiny_olmoe_dir, own_data, tmp_path, "arc_easy", num_fewshot=0, tuning=PERPLEXITY)
     assert prepare_study(given).text == "data"
     assert given.task == TaskConfig(name="arc_easy")
+
+
+@pytest.mark.parametrize(
+    "task, rows, wanted",
+    [
+        ("addsub", sums(6), True),
+        ("gsm8k", [{"question": "1+1?", "answer": "1 + 1 = <<1+1=2>>2\n#### 2"}] * 6, False),
+        ("gsm8k", [{"question": "1+1?", "answer": "#### 2"}] * 6, True),
+        ("nq_open", [{"question": "Who?", "answer": ["Ann"]}] * 6, False),
+        ("arc_easy", choices(6), False),
+    ],
+)
+def test_which_tasks_have_bare_answers_behind_steps(task, rows, wanted, tmp_path):
+    from moe_lab.tasks.loading import load_tasks
+
+    for split in ("train", "validation", "test"):
+        write_jsonl(tmp_path / "data" / task / f"{split}.jsonl", rows)
+    given = Config(
+        method=get_method("roe").Config(),
+        task=TaskConfig(name=task),
+        data_dir=str(tmp_path / "data"),
+        offline=True,
+    )
+    [found] = load_tasks(given)["tasks"].values()
+    assert has_bare_answers(found) is wanted
+
+
+def test_the_toy_word_problems_have_worked_answers_of_their_own():
+    from moe_lab.tasks.loading import load_tasks
+
+    [task] = load_tasks(Config(method=get_method("roe").Config(), offline=True))["tasks"].values()
+    assert not has_bare_answers(task)

@@ -59,7 +59,7 @@ class Powered(TunedSettings):
 class Measure:
     """An objective: the value of the model that is open."""
 
-    def __init__(self, study: Any, lm: Any, loaded: Any):
+    def __init__(self, study: Any, lm: Any):
         self.lm = lm
 
     def __call__(self, limit: float | None, report: Any) -> float:

@@ -271,25 +271,6 @@ def test_a_model_without_template_gets_the_plain_one(
     assert samples_of(other, "cona")[0]["arguments"]["gen_args_0"]["arg_0"] == "Rob Ann."
 
 
-def test_a_flip_to_the_right_is_an_answer_that_is_no_longer_flagged() -> None:
-    from moe_lab.runs.evaluation.result_block import _paired
-
-    class Task:
-        def __init__(self, better: bool):
-            self.better = better
-
-        def higher_is_better(self) -> dict[str, bool]:
-            return {"flag": self.better}
-
-        def aggregation(self) -> dict[str, Any]:
-            return {}
-
-    after, before = {"flag,none": {1: 1.0, 2: 0.0, 3: 0.0}}, {"flag,none": {1: 0.0, 2: 1.0, 3: 1.0}}
-    found = [_paired(Task(better), after, before)["flag,none"] for better in (False, True)]
-    assert [(one["to_right"], one["to_wrong"]) for one in found] == [(2, 1), (1, 2)]
-    assert {round(one["difference"], 9) for one in found} == {-0.333333333}
-
-
 @pytest.mark.slow
 def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged: Any) -> None:
     keys = ("method=finetune-freeze", "method.schedule=router", "method.max_steps=40", "baseline=true")

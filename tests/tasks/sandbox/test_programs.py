@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -104,7 +105,20 @@ def test_prompt_and_stop_words_are_lm_evals(data: Path, name: str) -> None:
     for key in ("doc_to_text", "doc_to_target", "dataset_path", "test_split", "num_fewshot", "unsafe_code"):
         assert getattr(ours.config, key) == theirs[key], key
     assert ours.config.generation_kwargs == theirs["generation_kwargs"]
-    assert not [module for module in sys.modules if "tasks.humaneval" in module or module == "evaluate"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
+def test_lm_evals_own_module_is_not_executed(data: Path, name: str) -> None:
+    """It asks the hub for a metric. Other tests import what it imports, so that an interpreter of its own must load the task."""
+    code = (
+        "import sys\nfrom moe_lab.config.schema import Config, TaskConfig\n"
+        "from moe_lab.tasks.loading import load_tasks\n"
+        f"load_tasks(Config(task=TaskConfig(name={name!r}, allow_code_execution=True), data_dir={str(data)!r}))\n"
+        "print([module for module in sys.modules if 'tasks.humaneval' in module or module == 'evaluate'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
 
 
 def test_nothing_is_executed_without_permission(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

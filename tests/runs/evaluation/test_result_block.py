@@ -1,0 +1,71 @@
+"""Breaks if a stored difference has the other sign, or is over other documents than both runs have."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lm_eval.api.metrics import mean, weighted_perplexity
+
+from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.methods.roe import RoE
+from moe_lab.results.samples import Sample
+from moe_lab.runs.evaluation.result_block import moe_lab_block
+from tests.support.lm_eval_logs import samples_of
+from tests.support.runs import facts
+
+
+class Task:
+    def aggregation(self) -> dict[str, Any]:
+        return {"acc": mean, "flagged": mean, "bleu": mean, "word_perplexity": weighted_perplexity}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        return {"acc": True, "flagged": False, "bleu": True, "word_perplexity": False}
+
+
+def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline") -> dict[str, Any]:
+    """The block of a run with these values of each metric, compared with a run of those."""
+    run: Any = SimpleNamespace(
+        facts=facts(),
+        config=Config(method=RoE.Config(), task=TaskConfig(name="t")),
+        tasks={"tasks": {"t": Task()}},
+        method=SimpleNamespace(random=False, reports_flips=True),
+        run_id="mine",
+        partial=False,
+        samples={},
+    )
+    samples = {"t": list(map(Sample.of, samples_of(**theirs)))}
+    other = {"run_id": "theirs", "results": {"t": {}}, "samples": samples, "rounding": None}
+    evaluated = {"results": {"t": {f"{key},none": 0.0 for key in mine}}, "samples": {"t": samples_of(**mine)}}
+    return moe_lab_block(run, evaluated, {"rounding": None}, {"roe": {}}, {name: other})
+
+
+@pytest.mark.parametrize(("metric", "to_right"), [("acc", 3), ("flagged", 1)])
+def test_a_difference_is_this_run_minus_the_other(metric: str, to_right: int) -> None:
+    """Three documents go from 0 to 1 and one from 1 to 0: better for an accuracy, worse where 1 is a flagged answer."""
+    block = stored({metric: [1.0, 1, 1, 0, 1, 0]}, {metric: [0.0, 0, 0, 1, 1, 0]})
+    paired = block["paired"]["t"][f"{metric},none"]
+    assert paired["n"] == 6 and paired["difference"] == pytest.approx(1 / 3)
+    assert (paired["to_right"], paired["to_wrong"]) == (to_right, 4 - to_right)
+    assert block["roe"] == {"flipped_to_right": to_right, "flipped_to_wrong": 4 - to_right}
+    low, high = paired["ci95"]
+    assert low < 1 / 3 < high and high - 1 / 3 < 1
+
+
+@pytest.mark.parametrize("name", ["baseline", "full"])
+def test_the_sign_is_the_same_for_other_scores_and_other_runs(name: str) -> None:
+    bleu = [10.0 + number % 3 for number in range(20)]
+    logs = [(-9.0 - number % 3, 5) for number in range(20)]
+    mine = {"bleu": bleu, "word_perplexity": logs}
+    theirs = {"bleu": [value - 2 for value in bleu], "word_perplexity": [(log - 5, n) for log, n in logs]}
+    block = stored(mine, theirs, name)
+    paired = (block if name == "baseline" else block["compared"][name])["paired"]["t"]
+    assert paired["bleu,none"]["difference"] == pytest.approx(2) and paired["bleu,none"]["ci95"][0] > 0
+    assert paired["word_perplexity,none"]["difference"] < 0 and paired["word_perplexity,none"]["ci95"][1] < 0
+
+
+def test_documents_of_one_run_alone_are_left_out() -> None:
+    block = stored({"acc": [1.0, 1, 0]}, {"acc": [0.0]})
+    assert block["paired"]["t"]["acc,none"]["n"] == 1
+    assert block["paired"]["t"]["acc,none"]["difference"] == 1

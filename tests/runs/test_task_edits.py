@@ -1,0 +1,438 @@
+"""Breaks if a run keeps its id after an edit of the user's own task that may change its score, or loses it otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from lm_eval.tasks import TaskManager
+
+from moe_lab.config.schema import TaskConfig
+from moe_lab.runs.prepare import prepare
+from moe_lab.tasks import loading
+from tests.support.command import run_forked
+from tests.support.runs import config
+
+FILES = {
+    "tasks/_common.yaml": """\
+dataset_path: json
+dataset_kwargs: {data_files: {test: FOLDER/data/test.jsonl}}
+test_split: test
+doc_to_text: "Question: {{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: ["\\n"], max_gen_toks: 4}
+""",
+    "tasks/mine.yaml": """\
+task: mine
+include: _common.yaml
+output_type: generate_until
+# The questions.
+process_docs: !function own.tools.documents
+process_results: !function scoring.score
+filter_list:
+  - name: first
+    filter:
+      - function: regex
+        regex_pattern: "(x)"
+      - function: take_first
+metric_list:
+  - metric: acc
+    aggregation: !function scoring.center
+    higher_is_better: true
+num_fewshot: 0
+metadata: {version: 1}
+""",
+    "tasks/choice.yaml": """\
+task: choice
+include: _common.yaml
+output_type: multiple_choice
+doc_to_choice: {a: "yes", b: "no"}
+doc_to_target: !function scoring.gold
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+""",
+    "tasks/made.yaml": """\
+task: made
+class: !function made.Made
+level: 3
+""",
+    "tasks/all.yaml": """\
+group: all
+group_alias: Everything
+task:
+  - mine
+  - choice
+  - {task: made, description: "Asked again."}
+  - group: inner
+    task: [choice_again]
+    aggregate_metric_list: [{metric: acc, weight_by_size: true}]
+aggregate_metric_list:
+  - metric: acc
+    aggregation: !function weights.weighted
+    filter_list: [none, first]
+    weight_by_size: false
+metadata: {version: 2}
+""",
+    "tasks/choice_again.yaml": """\
+task: choice_again
+include: choice.yaml
+""",
+    "tasks/scoring.py": """\
+'''How answers are scored.'''
+import helpers
+from common.decorators import rounded, made_by
+from shared import limits as bounds
+
+# all answers are worth this
+WEIGHT = 0.6
+OPTIONS = {'strict': True, "names": ["a", "b"]}
+
+
+def score(doc, results):
+    '''The score of one answer.'''
+    from late import bonus
+
+    return {"acc": worth(doc) + bonus()}
+
+
+def worth(doc: dict) -> float:
+    return WEIGHT * helpers.scale(doc) if OPTIONS["strict"] else 0.0
+
+
+gold = made_by(0)
+other = made_by(1)
+
+
+@rounded(2)
+def center(values):
+    return sum(values) / len(values)
+
+
+def unused(a, *, b=1):
+    return a + b
+""",
+    "tasks/helpers.py": """\
+from chain import link
+FACTOR = 1
+
+
+def scale(doc):
+    return FACTOR * link(len(doc))
+""",
+    "tasks/chain.py": "def link(x):\n    return x + 1\n",
+    "tasks/late.py": "def bonus():\n    return 0.0\n",
+    "tasks/weights.py": "def weighted(values, sizes, weight_by_size):\n    return max(values)\n",
+    "tasks/unrelated.py": "X = 1\n",
+    "tasks/own/tools.py": """\
+from shared.limits import MOST
+
+
+def documents(split):
+    return split.filter(lambda row: len(row["question"]) < MOST)
+""",
+    "tasks/shared/__init__.py": "LEVEL = 1\n",
+    "tasks/shared/limits.py": "from .deep import DEPTH\nMOST = 40 + DEPTH\n",
+    "tasks/shared/deep.py": "DEPTH = 0\n",
+    "tasks/common/decorators.py": """\
+def rounded(digits):
+    def decorate(function):
+        return lambda values: round(function(values), digits)
+    return decorate
+
+
+def made_by(index):
+    return lambda doc: index
+""",
+    "tasks/made.py": """\
+from base_task import Base, instance
+
+
+class Made(Base):
+    VERSION = 1
+
+    def __init__(self, config=None):
+        super().__init__(config=config)
+        self.level = (config or {}).get("level", 0)
+
+    def doc_to_text(self, doc, *_):
+        '''The prompt.'''
+        return "Say " + doc["question"]
+""",
+    "tasks/base_task.py": """\
+import datasets
+from lm_eval.api.task import ConfigurableTask
+
+
+class Base(ConfigurableTask):
+    KEYS = ("class", "level")
+    SCALE = 1
+
+    def __init__(self, config=None):
+        rows = [{"question": str(n), "answer": "x"} for n in range(4)]
+        own = {"custom_dataset": lambda **_: {"test": datasets.Dataset.from_list(rows)}, "test_split": "test"}
+        own |= {"output_type": "generate_until", "doc_to_target": "{{answer}}", "doc_to_text": "{{question}}"}
+        own["metric_list"] = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
+        super().__init__(config={k: v for k, v in (config or {}).items() if k not in self.KEYS} | own)
+
+
+def instance():
+    return Base
+""",
+    "data/test.jsonl": '{"question": "one", "answer": "x"}\n{"question": "two", "answer": "y"}\n',
+}
+MINE, CHOICE, MADE, ALL = "tasks/mine.yaml", "tasks/choice.yaml", "tasks/made.yaml", "tasks/all.yaml"
+COMMON, SCORING, HELPERS, BASE = (
+    "tasks/_common.yaml",
+    "tasks/scoring.py",
+    "tasks/helpers.py",
+    "tasks/base_task.py",
+)
+DECORATORS, TOOLS = "tasks/common/decorators.py", "tasks/own/tools.py"
+CLASS, DATA = "tasks/made.py", "data/test.jsonl"
+Edit = tuple[str, str, str]
+"""A file, a text in it, and what replaces it."""
+EDITS: dict[str, Edit] = {
+    # functions
+    "a function's sum": (SCORING, "worth(doc) + bonus()", "worth(doc) - bonus()"),
+    "a function's key": (SCORING, '{"acc": worth', '{"acc2": worth'),
+    "an aggregation": (SCORING, "sum(values) / len(values)", "max(values)"),
+    "an argument of a decorator": (SCORING, "@rounded(2)", "@rounded(3)"),
+    "an argument of a function that returns one": (SCORING, "gold = made_by(0)", "gold = made_by(-1)"),
+    "a filter of documents": (TOOLS, "< MOST", "<= MOST"),
+    "a default value": (SCORING, "b=1", "b=2"),
+    "another function": (MINE, "scoring.score", "scoring.unused"),
+    "another returned function": (CHOICE, "scoring.gold", "scoring.other"),
+    "a function as a key's value": (MINE, "aggregation: !function scoring.center", "aggregation: mean"),
+    "an aggregation of groups": ("tasks/weights.py", "max(values)", "min(values)"),
+    # helpers
+    "a helper's value": (SCORING, "else 0.0", "else 1.0"),
+    "a helper's operator": (SCORING, "WEIGHT * helpers", "WEIGHT / helpers"),
+    "a helper's condition": (SCORING, 'if OPTIONS["strict"]', 'if not OPTIONS["strict"]'),
+    "a new statement": (SCORING, "    return WEIGHT", "    doc = dict(doc, n=1)\n    return WEIGHT"),
+    # constants
+    "a number": (SCORING, "WEIGHT = 0.6", "WEIGHT = 0.4"),
+    "a number's type": (SCORING, "WEIGHT = 0.6", "WEIGHT = '0.6'"),
+    "a truth value": (SCORING, "'strict': True", "'strict': False"),
+    "a text in a list": (SCORING, '["a", "b"]', '["a", "c"]'),
+    "an order in a list": (SCORING, '["a", "b"]', '["b", "a"]'),
+    # imported modules
+    "an imported constant": (HELPERS, "FACTOR = 1", "FACTOR = 2"),
+    "an imported function": (HELPERS, "FACTOR * link", "FACTOR + link"),
+    "a module that an imported one imports": ("tasks/chain.py", "x + 1", "x + 2"),
+    "a module that a function imports": ("tasks/late.py", "return 0.0", "return 0.5"),
+    "a module of a package": ("tasks/shared/limits.py", "MOST = 40", "MOST = 50"),
+    "a package": ("tasks/shared/__init__.py", "LEVEL = 1", "LEVEL = 2"),
+    "a relative import": ("tasks/shared/deep.py", "DEPTH = 0", "DEPTH = 1"),
+    "a decorator": (DECORATORS, "round(function(values), digits)", "function(values)"),
+    "a function that returns one": (DECORATORS, "lambda doc: index", "lambda doc: index + 0"),
+    # classes
+    "a class's version": (CLASS, "VERSION = 1", "VERSION = 2"),
+    "a class's prompt": (CLASS, '"Say "', '"Tell "'),
+    "a class's default": (CLASS, '"level", 0', '"level", 1'),
+    "a base class's constant": (BASE, "SCALE = 1", "SCALE = 2"),
+    "a base class's documents": (BASE, "range(4)", "range(5)"),
+    "a base class's target": (BASE, "{{answer}}", "{{question}}"),
+    "a class's key": (MADE, "level: 3", "level: 4"),
+    "another class": (MADE, "made.Made", "made.Base"),
+    # YAML
+    "an included prompt": (COMMON, "Question: ", "Q: "),
+    "an included limit": (COMMON, "max_gen_toks: 4", "max_gen_toks: 5"),
+    "an included stop word": (COMMON, 'until: ["\\n"]', 'until: ["."]'),
+    "a pattern": (MINE, '"(x)"', '"(y)"'),
+    "the number of examples": (MINE, "num_fewshot: 0", "num_fewshot: 1"),
+    "the direction of a metric": (MINE, "higher_is_better: true", "higher_is_better: false"),
+    "the version": (MINE, "{version: 1}", "{version: 3}"),
+    "the order of choices": (CHOICE, '{a: "yes", b: "no"}', '{b: "no", a: "yes"}'),
+    # groups
+    "a group's weights": (ALL, "weight_by_size: false", "weight_by_size: true"),
+    "a group's metric": (ALL, "  - metric: acc\n    aggregation", "  - metric: acc_norm\n    aggregation"),
+    "a group's filters": (ALL, "[none, first]", "[none]"),
+    "an inner group's weights": (ALL, "weight_by_size: true}", "weight_by_size: false}"),
+    "a group's version": (ALL, "{version: 2}", "{version: 4}"),
+    "a group's tasks": (ALL, "  - choice\n", ""),
+    "a group's own text for a task": (ALL, "Asked again.", "Asked once more."),
+    # data
+    "an answer": (DATA, '"answer": "y"', '"answer": "z"'),
+    "a question": (DATA, '"question": "two"', '"question": "six"'),
+    "a document": (DATA, '{"question": "two", "answer": "y"}\n', ""),
+    "the order of documents": (DATA, FILES[DATA], "".join(reversed(FILES[DATA].splitlines(keepends=True)))),
+}
+HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
+    "a comment": (SCORING, "# all answers are worth this", "# all answers are worth that"),
+    "a comment at the end of a line": (SCORING, "WEIGHT = 0.6", "WEIGHT = 0.6  # of 1"),
+    "a docstring": (SCORING, "The score of one answer.", "What one answer scores."),
+    "no docstring": (SCORING, "    '''The score of one answer.'''\n", ""),
+    "a module's docstring": (SCORING, "How answers are scored.", "Scores."),
+    "a method's docstring": (CLASS, "The prompt.", "What is asked."),
+    "a new docstring": (HELPERS, "def scale(doc):\n", "def scale(doc):\n    '''Its factor.'''\n"),
+    "quotation marks": (SCORING, '["a", "b"]', "['a', 'b']"),
+    "line breaks": (SCORING, '["a", "b"]', '[\n    "a",\n    "b",\n]'),
+    "blank lines": (HELPERS, "FACTOR = 1\n", "\n\nFACTOR = 1\n"),
+    "parentheses": (SCORING, "worth(doc) + bonus()", "(worth(doc)) + (bonus())"),
+    "a comment in an imported module": ("tasks/chain.py", "def link", "# next\ndef link"),
+    "a comment in YAML": (MINE, "# The questions.", "# Those questions."),
+    "the order of keys": (
+        MINE,
+        "task: mine\ninclude: _common.yaml\noutput_type: generate_until\n",
+        "output_type: generate_until\ninclude: _common.yaml\ntask: mine\n",
+    ),
+    "the order of inner keys": (
+        COMMON,
+        '{until: ["\\n"], max_gen_toks: 4}',
+        '{max_gen_toks: 4, until: ["\\n"]}',
+    ),
+    "the form of YAML": (
+        MINE,
+        "  - metric: acc\n    aggregation: !function scoring.center\n    higher_is_better: true\n",
+        "  - {higher_is_better: true, metric: acc, aggregation: !function scoring.center}\n",
+    ),
+    "a tag and a name to show": (MINE, "num_fewshot: 0", "num_fewshot: 0\ntag: mine_too\ntask_alias: Mine"),
+    "a group's name to show": (ALL, "group_alias: Everything", "group_alias: All"),
+    "the order of columns": (
+        DATA,
+        '{"question": "one", "answer": "x"}',
+        '{"answer": "x", "question": "one"}',
+    ),
+    "a file that nothing imports": ("tasks/unrelated.py", "X = 1", "X = 2"),
+    "a new file": lambda folder: (folder / "tasks" / "new.py").write_text("Y = 1\n"),
+    "the time of a file": lambda folder: os.utime(folder / SCORING, (1, 1)),
+    "the time of the data": lambda folder: os.utime(folder / DATA, (1, 1)),
+    "a renamed folder": lambda folder: (folder / "tasks").rename(folder / "renamed"),
+    "a renamed file": lambda folder: (folder / MINE).rename(folder / "tasks" / "yours.yaml"),
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Data and YAML files with one modification time, which therefore shows no edit.
+
+    Python itself recognizes an edited module by its time, where it has stored bytecode of it.
+    """
+    for file, text in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text.replace("FOLDER", str(folder)), encoding="utf-8")
+        if not file.endswith(".py"):
+            os.utime(folder / file, (10**9, 10**9))
+
+
+def replace_text(folder: Path, edit: Edit) -> None:
+    file, old, new = edit
+    text = (folder / file).read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{file} has {text.count(old)} times {old!r}"
+    write(folder, {file: text.replace(old, new)})
+
+
+@pytest.fixture(scope="module")
+def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], str]:
+    """The id of a run of the group in a new folder, with one of the edits above."""
+
+    @cache
+    def identified(name: str | None) -> str:
+        folder = tmp_path_factory.mktemp("own")
+        write(folder, FILES)
+        edit = (EDITS | HARMLESS).get(name or "", lambda _: None)
+        if callable(edit):
+            edit(folder)
+        else:
+            replace_text(folder, edit)
+        tasks = folder / "renamed" if (folder / "renamed").exists() else folder / "tasks"
+        one = config(
+            tiny_olmoe_dir, folder, folder, task_config=TaskConfig(name="all", include_path=str(tasks))
+        )
+        one.data_dir = None
+        before = set(sys.modules)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(tasks)
+            # lm-eval's own index, which groups are looked up in, takes seconds to read
+            patch.setattr(
+                loading, "_full_index", lambda path: TaskManager(include_path=path, include_defaults=False)
+            )
+            try:
+                return prepare(one).run_id
+            finally:
+                for module in set(sys.modules) - before:
+                    if str(getattr(sys.modules[module], "__file__", None)).startswith(str(folder)):
+                        del sys.modules[module]
+
+    return identified
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_is_another_run(run_id: Callable[[str | None], str], name: str) -> None:
+    assert run_id(name) != run_id(None)
+
+
+def test_no_two_edits_are_one_run(run_id: Callable[[str | None], str]) -> None:
+    assert len(EDITS) >= 50 and len({run_id(name) for name in EDITS}) == len(EDITS)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_harmless_edit_is_the_same_run(run_id: Callable[[str | None], str], name: str) -> None:
+    assert run_id(name) == run_id(None)
+
+
+SMALL = {
+    "tasks/small.yaml": """\
+task: small
+dataset_path: json
+dataset_kwargs: {data_files: {test: FOLDER/test.jsonl}}
+test_split: test
+output_type: generate_until
+process_docs: !function utils.documents
+process_results: !function utils.score
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: ["\\n"], max_gen_toks: 1}
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+""",
+    "tasks/utils.py": """\
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+from helpers import worth
+
+
+def marked(row):
+    return {"answer": row["answer"] + "!"}
+
+
+def documents(split):
+    return split.map(marked)
+
+
+def score(doc, results):
+    return {"acc": worth(doc["answer"])}
+""",
+    "tasks/helpers.py": "WEIGHT = 0.6\n\n\ndef worth(text):\n    return WEIGHT * (text == 'x!')\n",
+    "test.jsonl": '{"question": "one", "answer": "x"}\n{"question": "two", "answer": "y"}\n',
+}
+
+
+@pytest.mark.slow
+def test_the_command_shows_the_score_of_the_edited_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored answers, documents that `datasets` has read, and rows that it has mapped are those before the edit."""
+    monkeypatch.delitem(
+        sys.modules, "helpers", raising=False
+    )  # imported by another test, from another folder
+    write(tmp_path, SMALL)
+
+    def score(edit: Edit | None = None) -> float:
+        if edit is not None:
+            replace_text(tmp_path, edit)
+        task = ["task=lm_eval", "task.name=small", f"task.include_path={tmp_path / 'tasks'}"]
+        place = [f"output_dir={tmp_path}", "offline=true", "device=cpu"]
+        ended = run_forked(tmp_path, "method=base", *task, *place)
+        assert ended.code == 0, ended.err
+        return json.loads(Path(ended.out.split()[-1]).read_text())["results"]["small"]["acc,none"]
+
+    assert score() == pytest.approx(0.3)
+    assert score(("tasks/helpers.py", "0.6", "0.4")) == pytest.approx(0.2)
+    assert score(("test.jsonl", '"y"', '"x"')) == pytest.approx(0.4)
+    assert score(("tasks/utils.py", '+ "!"', '+ "?"')) == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 4

@@ -1,0 +1,114 @@
+"""The boundary around readers of files that a user names. Broken by a traceback, or by a message without the path."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from moe_lab.errors import ConfigError, ModelError, TaskError, first_line, reading
+from tests.support.command import run_command
+
+DEEP = b"[" * 100_000
+HALF = b'{"messages": [{"role": "user", "content": "\\ud83d"}]}\n'
+CUT = gzip.compress(b"a text\n" * 1000)[:-10]
+WRONG = CUT[:12] + bytes(20) + CUT[32:]
+FILES = {
+    "a conversation's cut gz": ("method=finetune-freeze method.dataset", "a.jsonl.gz", CUT),
+    "a conversation's damaged gz": ("method=finetune-freeze method.dataset", "a.jsonl.gz", WRONG),
+    "a deep conversation": ("method=finetune-freeze method.dataset", "a.jsonl", DEEP),
+    "half a pair": ("method=finetune-freeze method.dataset", "a.jsonl", HALF),
+    "half a pair in a list": ("method=finetune-freeze method.dataset", "a.json", b"[" + HALF + b"]"),
+    "a parquet that is none": ("method=finetune-freeze method.dataset", "a.parquet", b"PAR1" * 10),
+    "a csv that is none": ("method=finetune-freeze method.dataset", "a.csv", b"\xff\x00,\n1"),
+    "a corpus's damaged gz": ("method=pretrain method.dataset", "a.txt.gz", WRONG),
+    "a deep profile": ("method=roe method.temperature", "a.yaml", DEEP[:3000]),
+    "a binary profile": ("method=roe method.temperature", "a.yaml", b"\x00\xff"),
+    "a profile that is a list": ("method=scmoe method.profile", "a.yaml", b"- 1"),
+    "counts that are none": ("method=c2r method.profile", "a.safetensors", b"\xff" * 20),
+}
+
+
+@pytest.mark.parametrize("keys, name, content", FILES.values(), ids=FILES)
+def test_a_file_that_cannot_be_read_is_one_message_with_its_path(keys, name, content, tmp_path, capsys):
+    (tmp_path / name).write_bytes(content)
+    ended = run_command(
+        capsys, *f"{keys}={tmp_path / name} model=tiny limit=2 output_dir={tmp_path}/out".split()
+    )
+    assert ended.code == 2 and ended.err.count("Error:") == 1 and "Traceback" not in ended.err
+    assert str(tmp_path / name) in ended.err and len(ended.err.splitlines()) <= 4
+
+
+@pytest.mark.parametrize(
+    "content", [DEEP, b"[1]", b'{"peft_type": "LORA", "r": "x"}', b"\xff", b'{"peft_type": "LORA"}']
+)
+def test_an_adapter_that_cannot_be_read_is_one_message(content, tmp_path, capsys):
+    (tmp_path / "adapter_config.json").write_bytes(content)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\x02\x00\x00\x00\x00\x00\x00\x00[]")
+    ended = run_command(
+        capsys, f"model.peft={tmp_path}", "model=tiny", "limit=2", f"output_dir={tmp_path}/out"
+    )
+    assert ended.code == 2 and str(tmp_path) in ended.err and "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError(), RecursionError("deep"), MemoryError(), OverflowError("big"), KeyError("a")]
+)
+def test_any_exception_becomes_one_message_and_stays_its_cause(error):
+    with pytest.raises(TaskError) as raised, reading("a.bin", "Save it again.", raises=TaskError):
+        raise error
+    assert str(raised.value) == f"a.bin cannot be read: {first_line(error)}. Save it again."
+    assert raised.value.__cause__ is error
+
+
+def test_own_errors_get_the_path_once_and_an_interruption_passes():
+    with pytest.raises(ModelError, match=r"^a\.bin: no layer$"), reading("a.bin"), reading("a.bin"):
+        raise ModelError("no layer")
+    with (
+        pytest.raises(ConfigError, match=r"^a\.bin, line 3 is odd: "),
+        reading("a.bin"),
+        reading("a.bin, line 3", says="is odd"),
+    ):
+        json.loads("{")
+    with pytest.raises(KeyboardInterrupt), reading("a.bin"):
+        raise KeyboardInterrupt
+
+
+def test_a_first_line_is_short_and_there():
+    assert first_line(ValueError('"\n\n a reason.\nmore')) == "a reason"
+    assert first_line(KeyError()) == "KeyError"
+    assert first_line(FileNotFoundError(2, "No such file", "a.bin")) == "No such file"
+    assert len(first_line(ValueError("x" * 1000))) == 300
+
+
+@pytest.mark.parametrize(
+    "metric, says",
+    [
+        ("{metric: f1, aggregation: f1}", "Task mine, metric f1 fails in lm-eval: Target is multiclass"),
+        (
+            "{metric: acc}]\nprocess_results: !function own.broken #",
+            "Task mine fails in lm-eval: division by zero",
+        ),
+    ],
+)
+def test_a_metric_that_fails_after_all_answers_is_named(metric, says, tmp_path, capsys):
+    (tmp_path / "own.py").write_text("def broken(*_):\n    return 1 / 0\n")
+    rows = [{"q": f"{i} + 1 =", "c": ["1", "2", "3"], "a": i % 3} for i in range(6)]
+    (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "mine.yaml").write_text(
+        f"task: mine\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/rows.json}}}}\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: c\ndoc_to_target: a\n"
+        f"metric_list: [{metric}]\n"
+    )
+    ended = run_command(
+        capsys,
+        "task=lm_eval",
+        "task.name=mine",
+        f"task.include_path={tmp_path}",
+        "method=base",
+        "model=tiny",
+        f"output_dir={tmp_path}/out",
+    )
+    assert ended.code == 2 and says in ended.err and "The answers are kept" in ended.err
+    assert "Traceback" not in ended.err

@@ -25,6 +25,8 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # libraries' handlers keep the stderr of the test in which they were made, which pytest closes
 logging.raiseExceptions = False
+# submitit configures logging when it is imported, which closes all handlers, and absl's closes pytest's stderr with it
+os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
 # tqdm's own lock is shared with forked processes: killing one that holds it would block all the others
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())

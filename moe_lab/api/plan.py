@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moe_lab.api.frames import settings_of, with_counts
 from moe_lab.api.run import composed, output
 from moe_lab.api.shown import Shown, text
 from moe_lab.config.overrides import OWN_GRID
 from moe_lab.errors import ConfigError
+from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.runs.config import to_configs
 from moe_lab.runs.grid import planned
 from moe_lab.runs.plan import Plan

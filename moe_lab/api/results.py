@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from moe_lab.api.frames import StoredRun, example_frame, score_frame, settings_of, table_frame
 from moe_lab.api.shown import Shown, given, interval, number, text
 from moe_lab.errors import ConfigError
 from moe_lab.reports.figures.differences import Difference, differences_figure
+from moe_lab.reports.frames import example_frame, score_frame, settings_by_run, table_frame
 from moe_lab.results.model import BASE
 from moe_lab.results.score_table import NO_COMPARISONS, Family
 from moe_lab.results.significance import ALPHA
@@ -55,8 +55,9 @@ class Results(Shown, Sequence[dict[str, Any]]):
         self._results = [outcome.results for outcome in outcomes]
         self._groups, of_runs = grouped(outcomes, jobs) if outcomes else ([], NO_COMPARISONS)
         self._family = of_runs if family is None else family
-        every = with_baselines(self.runs)
-        self._stored = [StoredRun(run, found) for run in every if (found := run.stored()) is not None]
+        every = [(run.config, found) for run in with_baselines(self.runs) if (found := run.stored())]
+        self._configs, self._every = [config for config, _ in every], [result for _, result in every]
+        """The runs and those that they are compared with."""
 
     @classmethod
     def of_experiments(
@@ -106,11 +107,8 @@ class Results(Shown, Sequence[dict[str, Any]]):
         - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
           `metrics=` measured, as loggers name it. Both are of single runs.
         """
-        configs = [run.run.config for run in self._stored]
-        kinds = list(dict.fromkeys(run.config.metrics for run in self.runs))
-        return score_frame(
-            self._stored, self._settings(configs, all_settings), self._groups, self._family, kinds
-        )
+        asked = [run.config for run in self.runs]
+        return score_frame(self._every, self._configs, asked, self._groups, self._family, all_settings)
 
     def examples(self) -> pd.DataFrame:
         """One row per example of every run, base runs included, by the filter of the task's headline metric.
@@ -122,7 +120,8 @@ class Results(Shown, Sequence[dict[str, Any]]):
 
         Raises DamagedError for a sample log that cannot be read.
         """
-        return example_frame(self._stored, self._settings([run.run.config for run in self._stored]))
+        asked = [run.config for run in self.runs]
+        return example_frame(self._every, settings_by_run(self._every, self._configs, asked))
 
     def plot(self) -> Figure:
         """A forest plot: each run's difference with its 95% interval, the largest first, one panel per task.
@@ -134,7 +133,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
         """
         frame = self.frame()
         single = {result.run_id for group in self._groups if group.summary for result in group.results}
-        hidden = {run.run.folder.name for run in self._stored if run.run.run_id in single}
+        hidden = {result.stored_in.name for result in self._every if result.run_id in single}
         rows = frame[frame["difference_low"].notna() & ~frame["run"].isin(hidden)]
         if rows.empty:
             raise ConfigError(
@@ -162,11 +161,6 @@ class Results(Shown, Sequence[dict[str, Any]]):
                 result.lower_is_better(row["task"], row["metric"]) for result in self._results
             ),
         )
-
-    def _settings(self, configs: Sequence[Any], every: bool = False) -> dict[str, dict[str, Any]]:
-        """The settings of each shown run, by run id."""
-        found = settings_of(configs, [run.config for run in self.runs], every)
-        return {one.run.run_id: own for one, own in zip(self._stored, found, strict=True)}
 
     def _names(self, frame: pd.DataFrame) -> list[str]:
         """The columns that name a run: its method, the settings that differ, and of several models the model."""

@@ -12,10 +12,10 @@ import re
 import pytest
 
 import moe_lab
-from moe_lab.api import frames
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.reports import frames
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.recorded import recorded
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from moe_lab.config.schema import Config
-    from moe_lab.runs.run import Run
 
 SHOWN_ELSEWHERE = ("model.name", "method.name", "task.name", "task.metric", "seed", "seeds", "overrides")
 """Settings that are columns already, or that repeat others."""
@@ -38,14 +36,6 @@ OF_CELLS = (
     "notes",
 )
 """Columns of the score table that a cell of an experiment's table has."""
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """A run with its stored result."""
-
-    run: Run
-    result: RunResult
 
 
 def settings_of(
@@ -87,28 +77,32 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_frame(
-    runs: Sequence[StoredRun],
-    settings: Mapping[str, Mapping[str, Any]],
+    results: Sequence[RunResult],
+    configs: Sequence[Config],
+    asked: Sequence[Config],
     groups: Sequence[SeedGroup],
     family: Family,
-    kinds: Sequence[str],
+    every: bool = False,
 ) -> pd.DataFrame:
-    """The frame of `Results.frame`.
+    """The score table of a command: the frame of `moe_lab.Results.frame`, which documents its columns.
 
     Args:
-        settings: those of each run, by run id.
+        results: of the command's runs and of those that they are compared with.
+        configs: the configuration of each result.
+        asked: the configurations of the command's own runs.
         groups: the results by configuration; those with a summary are means over seeds.
-        kinds: the values of `metrics=` of the command.
+        every: a column for every setting, not only for those that differ.
     """
     import pandas as pd
 
+    settings = settings_by_run(results, configs, asked, every)
+    kinds = list(dict.fromkeys(config.metrics for config in asked))
     rows = []
-    for one in runs:
-        more = _costs(one.result) | _measured(one.result, kinds)
-        own = settings[one.run.run_id]
-        for score in _all_scores(one.result):
-            seed = {"seed": one.result.seed, "run": one.run.folder.name}
-            rows.append(_row(family.correct(score), own, seed) | more)
+    for result in results:
+        more = _costs(result) | _measured(result, kinds)
+        for score in _all_scores(result):
+            seed = {"seed": result.seed, "run": result.stored_in.name}
+            rows.append(_row(family.correct(score), settings[result.run_id], seed) | more)
     for group in groups:
         if group.summary is not None and group.file is not None:
             own = settings[group.results[0].run_id]
@@ -119,6 +113,14 @@ def score_frame(
     return with_counts(frame, settings.values()).astype(
         dict.fromkeys(WHOLE, "Int64") | dict.fromkeys(NUMBERS, "float64")
     )
+
+
+def settings_by_run(
+    results: Sequence[RunResult], configs: Sequence[Config], asked: Sequence[Config], every: bool = False
+) -> dict[str, dict[str, Any]]:
+    """The settings of each result's configuration (`settings_of`) by run id."""
+    found = settings_of(configs, asked, every)
+    return {result.run_id: own for result, own in zip(results, found, strict=True)}
 
 
 def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) -> pd.DataFrame:
@@ -225,20 +227,20 @@ def table_frame(experiment: Experiment, cells: Sequence[TableCell], family: Fami
 # The examples
 
 
-def example_frame(runs: Sequence[StoredRun], settings: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+def example_frame(results: Sequence[RunResult], settings: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """The frame of `Results.examples`; `settings` are those of each run, by run id. Raises DamagedError."""
     import pandas as pd
 
     rows = []
-    for one in runs:
+    for result in results:
         place = {
-            "model": one.result.model,
-            "method": one.result.method,
-            **settings[one.run.run_id],
-            "seed": one.result.seed,
+            "model": result.model,
+            "method": result.method,
+            **settings[result.run_id],
+            "seed": result.seed,
         }
-        for task, lines in read_samples(one.result).items():
-            rows += [place | row | {"run": one.run.folder.name} for row in _examples(one.result, task, lines)]
+        for task, lines in read_samples(result).items():
+            rows += [place | row | {"run": result.stored_in.name} for row in _examples(result, task, lines)]
     return with_counts(pd.DataFrame(rows), settings.values()).astype({"seed": "Int64"})
 
 

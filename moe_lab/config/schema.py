@@ -178,7 +178,7 @@ class LoggerConfig:
     """W&B project; null: WANDB_PROJECT, else moe_lab."""
     entity: str | None = None
     group: str | None = None
-    """Null: the experiment's or study's name."""
+    """Null: WANDB_RUN_GROUP, else the experiment's or the command's name."""
     tags: list[str] = field(default_factory=list)
     mode: str | None = None
     """Null: WANDB_MODE, else online with an API key, else offline."""

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moe_lab.config.progress import duration
@@ -123,9 +123,7 @@ class _Step:
         if self.run is None:
             self.job.tune(models)
             return None
-        if logged:
-            return _execute_logged(self.run, models, self.job.group)
-        return execute(self.run, models)
+        return _execute_logged(self.run, models, self.job) if logged else execute(self.run, models)
 
 
 def _steps(job: Job) -> list[_Step]:
@@ -248,17 +246,20 @@ class _Attempts:
         time.sleep(PAUSE)
 
 
-def _execute_logged(run: Run, models: ModelPool, group: str | None) -> Outcome:
-    """`moe_lab.runs.execute.execute`. Sends the results and figures to the run's logger."""
+def _execute_logged(run: Run, models: ModelPool, job: Job) -> Outcome:
+    """`moe_lab.runs.execute.execute`. Sends the results and figures to the run's logger, once."""
     from moe_lab.reports.figures import write_run_figures
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.execute import execute
 
-    with open_logger(run.config, kind="run", name=run.folder.name, group=group) as logger:
-        outcome = execute(run, models)
-        logger.log_results(outcome.results)
-        for figure in write_run_figures(outcome.results, run.method.figures):
-            logger.log_figure(figure)
+    config = replace(run.config, tuning=job.config.tuning)
+    with open_logger(config, kind="run", name=run.folder.name, group=job.group, folder=run.folder) as logger:
+        outcome = execute(run, models, begin=logger.begin)
+        figures = write_run_figures(outcome.results, run.method.figures)
+        if not (outcome.stored and logger.logged):
+            logger.log_results(outcome.results)
+            for figure in figures:
+                logger.log_figure(figure)
     return outcome
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -119,12 +119,17 @@ def stored_with_samples(run: Run) -> tuple[RunResult, dict[str, Any]] | None:
 # lm-eval's metrics over all answers
 
 
-def execute(run: Run, models: ModelPool, *, compute: bool = True) -> Outcome:
+def execute(
+    run: Run, models: ModelPool, *, compute: bool = True, begin: Callable[[], None] = lambda: None
+) -> Outcome:
     """Return the stored result, or compute the missing parts of a run and of the runs that it is compared with.
 
     The same call after an interruption continues. With `compute=False` only a stored result is returned. Raises
     RunHeldError if another process works on this run, MoeLabError if memory does not suffice, and ResultsError if
     nothing is stored and nothing may be computed.
+
+    Args:
+        begin: called when the run is to be computed and no other process works on it.
     """
     stored = stored_result(run, compute=compute)
     if stored is not None:
@@ -132,6 +137,7 @@ def execute(run: Run, models: ModelPool, *, compute: bool = True) -> Outcome:
     if not compute:
         raise ResultsError(f"{run.folder.name} has no stored result any more. mode=run computes it.")
     with run.store.held(), run.store.status(), memory_errors(run):
+        begin()
         results = evaluate_run(run, models, _compared_results(run, models))
     return Outcome(run=run, results=results, stored=False, path=run.folder / "results.json")
 

@@ -62,7 +62,9 @@ def _run(configs: Sequence[Config]) -> int:
     if failures and not alone:
         _print_failed(failures)
     if outcomes:
-        failures += push_all(outcomes, _show(outcomes, configs, jobs))
+        groups, family = _show(outcomes, configs, jobs)
+        _log_table(outcomes, jobs, groups, family)
+        failures += push_all(outcomes, family)
     report_failures(failures, alone)
     errors = [failure.error for failure in failures]
     return exit_code(errors[0]) if errors and alone else grid_exit_code(errors)
@@ -147,10 +149,30 @@ def _can_be_shown(outcome: Outcome) -> bool:
     return True
 
 
-def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence[Job]) -> Family:
+def _log_table(
+    outcomes: Sequence[Outcome], jobs: Sequence[Job], groups: Sequence[SeedGroup], family: Family
+) -> None:
+    """Send the score table of a command with several runs to its logger."""
+    from moe_lab.reports.frames import score_frame
+    from moe_lab.reports.loggers import open_logger
+
+    config, group = jobs[0].config, jobs[0].group
+    if group is None or config.logger.name == "none":
+        return
+    asked = [outcome.run.config for outcome in outcomes]
+    results, own = with_compared(outcomes), {one.run.run_id: one.run for one in outcomes}
+    own |= {run.run_id: run for one in outcomes for run in one.run.compared_runs.values()}
+    configs = [own[result.run_id].config for result in results]
+    with open_logger(config, kind="command", name=group, group=group) as logger:
+        logger.log_table("scores", score_frame(results, configs, asked, groups, family))
+
+
+def _show(
+    outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence[Job]
+) -> tuple[list[SeedGroup], Family]:
     """Write the summaries over seeds and the page, then print the tables and the paths of all files.
 
-    Returns the family of the command's comparisons.
+    Returns the results by configuration, and the families of the command's comparisons.
     """
     from moe_lab.reports.terminal.results import print_summaries
     from moe_lab.runs.summaries import write_summaries
@@ -165,7 +187,7 @@ def _show(outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence
     print(page)
     for outcome in outcomes:
         print(outcome.path)
-    return family
+    return groups, family
 
 
 def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:

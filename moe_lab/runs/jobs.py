@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.schema import Config, ModelConfig, TuningConfig
+from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig, ModelConfig, TuningConfig
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
-from moe_lab.results.identity import task_label
+from moe_lab.results.identity import folder_name, task_label
 from moe_lab.runs.config import in_cell
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Job:
     runs: list[Run] = field(default_factory=list)
     """One per seed. Empty until the studies are finished, because the temperatures are part of a run's identity."""
     group: str | None = None
-    """The logger's group of the runs: the study or the experiment."""
+    """The logger's group of its runs and studies: the command or the experiment; None for a single run."""
     timed: bool = False
     """Whether its time is measured, so that nothing else may run at the same time."""
     evaluated: Config | None = None
@@ -148,7 +149,7 @@ class Job:
             self.trainings = []
             self.check_judges()
         for study in self.studies:
-            tune(study, models)
+            tune(study, models, self.group)
         self.runs = self.runs_after()
 
     def check_judges(self) -> None:
@@ -212,7 +213,21 @@ def jobs_of(configs: Sequence[Config], *, compute: bool = True) -> list[Job]:
             jobs.append(job_of(config))
             if compute:
                 jobs[-1].check_judges()
+    if len(jobs) > 1 or jobs[0].coming > 1 or jobs[0].studies:
+        names = [(one.model.name, one.method.name, task_label(one.task.name)) for one in configs]
+        labels = [task_label(dict.fromkeys(part)) for part in zip(*names, strict=True)]
+        for job in jobs:
+            job.group = folder_name(*labels, digest=digest_of(configs))
     return by_model(jobs)
+
+
+def digest_of(configs: Sequence[Config]) -> str:
+    """SHA-256 of the configurations of a command, whoever runs and logs it."""
+    same = [
+        replace(config, overrides=[], launcher=LauncherConfig(), logger=LoggerConfig(), rerun=False)
+        for config in configs
+    ]
+    return hashlib.sha256(repr(same).encode()).hexdigest()
 
 
 def job_after(study: Study, config: Config) -> Job:
@@ -222,7 +237,7 @@ def job_after(study: Study, config: Config) -> Job:
 
 
 def _tuned_job(config: Config, studies: list[Study], evaluated: Config | None = None) -> Job:
-    job = Job(config, studies, group=studies[0].folder.name, evaluated=evaluated)
+    job = Job(config, studies, evaluated=evaluated)
     if all(study.profile() is not None for study in studies):
         job.runs = job.runs_after()
     return job

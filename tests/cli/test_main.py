@@ -217,7 +217,7 @@ def test_all_cells_are_prepared_before_the_first_runs(capsys, runs, monkeypatch)
     monkeypatch.setattr(
         moe_lab.runs.execute,
         "execute",
-        lambda run, models: seen.append(len(runs.prepared)) or execute(run, models),
+        lambda run, models, **_: seen.append(len(runs.prepared)) or execute(run, models),
     )
     run_command(capsys, "-m", "method=base,roe", "seed=1,2")
     assert set(seen) == {4}
@@ -273,7 +273,7 @@ def test_a_defect_keeps_its_traceback(capsys, runs):
 def test_sigterm_unwinds_as_an_interruption(capsys, runs, monkeypatch):
     previous = signal.getsignal(signal.SIGTERM)
 
-    def terminated(run, models):
+    def terminated(run, models, **_):
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(moe_lab.runs.execute, "execute", terminated)

@@ -72,7 +72,7 @@ def test_what_a_run_needs_may_be_held_while_it_is_executed(capsys: Any, runs: Fa
     """Its training, say, which is found out late."""
     execute, tries = runs.execute, []
 
-    def busy(run: FakeRun, models: Any) -> Any:
+    def busy(run: FakeRun, models: Any, **_: Any) -> Any:
         if run.run_id == HELD and len(tries) < 3:
             tries.append(run)
             raise RunHeldError("its training is held")
@@ -123,7 +123,7 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(
     training = RunFolder(tmp_path / "training", "x")
     execute, tries = runs.execute, []
 
-    def busy(run: FakeRun, models: Any) -> Any:
+    def busy(run: FakeRun, models: Any, **_: Any) -> Any:
         if run.run_id == HELD:
             tries.append(run)
             if len(tries) == 1:
@@ -183,7 +183,7 @@ def test_a_study_says_nothing_about_the_time_of_runs(
         now[0] += 600
         tuned.runs = coming
 
-    def execute(run: Any, models: Any, *, compute: bool = True) -> Any:
+    def execute(run: Any, models: Any, **_: Any) -> Any:
         now[0] += 5
         return FakeRuns.execute(runs, run, models)
 

@@ -158,7 +158,7 @@ class FakeRuns:
         self.prepared.append(run.run_id)
         return run
 
-    def execute(self, run: FakeRun, models: Any, *, compute: bool = True) -> FakeOutcome:
+    def execute(self, run: FakeRun, models: Any, *, compute: bool = True, begin: Any = None) -> FakeOutcome:
         self.asked.append(run.config)
         self.computing.append(compute)
         if run.run_id in self.errors:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +11,8 @@ from moe_lab.reports.measures import Table
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Sample, read_samples, reported
-from moe_lab.results.stored_files import read_bytes, read_lines, read_mapping
+from moe_lab.results.scores import marks_of
+from moe_lab.results.stored_files import read_lines, read_mapping
 
 # The training of a run's model: its log.jsonl by step
 
@@ -75,8 +74,8 @@ def scores(result: RunResult) -> dict[str, object]:
 
 
 def marks(result: RunResult) -> list[str]:
-    """The notes of a run: "partial" documents, "untuned" values."""
-    return ["partial"] * result.partial + ["untuned"] * result.untuned
+    """The notes of a run: `partial`, `untuned`, `upper-bound` and so on."""
+    return [mark.lower() for mark in marks_of(result)]
 
 
 def samples(result: RunResult) -> dict[str, Table]:
@@ -104,9 +103,14 @@ def _samples_table(samples: Sequence[Sample]) -> Table:
 
 def trial(number: int, value: float | None, temperatures: Sequence[float], state: str) -> dict[str, object]:
     """One trial: its number, value, state, and the temperature of every MoE layer."""
+    scored = {} if value is None else {"value": value}
+    return {"trial": number, "state": state, **scored, **by_layer(temperatures)}
+
+
+def by_layer(temperatures: Sequence[float]) -> dict[str, float]:
+    """The temperature of every MoE layer, by a key that sorts as the layers do."""
     width = len(str(max(len(temperatures) - 1, 0)))
-    layers = {f"temperature/layer_{layer:0{width}d}": t for layer, t in enumerate(temperatures)}
-    return {"trial": number, "state": state, **({} if value is None else {"value": value}), **layers}
+    return {f"temperature/layer_{layer:0{width}d}": t for layer, t in enumerate(temperatures)}
 
 
 def study(folder: Path) -> tuple[dict[str, object], dict[str, object]]:
@@ -116,21 +120,6 @@ def study(folder: Path) -> tuple[dict[str, object], dict[str, object]]:
     names = ("score", "untuned_score", "trial", "trials", "temperature")
     settings = {f"best/{name}": value for name, value in (best.get("settings") or {}).items()}
     return content, {f"best/{name}": best[name] for name in names} | settings
-
-
-def csv_table(path: Path) -> Table:
-    """The columns and rows of a CSV file, numbers as numbers."""
-    columns, *rows = csv.reader(io.StringIO(read_bytes(path).decode("utf-8"), newline=""))
-    return columns, [[_cell(text) for text in row] for row in rows]
-
-
-def _cell(text: str) -> Any:
-    if text == "":
-        return None
-    try:
-        return float(text) if not text.lstrip("-").isdigit() else int(text)
-    except ValueError:
-        return text
 
 
 def _text(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The W&B logger: one W&B run per evaluated run and one per study.
+"""The W&B logger: one W&B run per evaluated run, study, experiment and command with several runs.
 
-The first failure is printed on stderr and ends the logging. A W&B run begins with the first logged value, so a refused
-run leaves none.
+The first failure is printed on stderr and ends the logging. A run's W&B run begins when its computation begins, so that
+W&B shows it running and, after an error, as failed. A refused or stored run begins none.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from moe_lab.config.terminal import without_passwords
 from moe_lab.reports.loggers import tables
 from moe_lab.reports.loggers.logger import Logger
 from moe_lab.reports.measures import views
-from moe_lab.results.atomic import plain
+from moe_lab.results.atomic import plain, write_json
 from moe_lab.results.model import RunResult
+from moe_lab.results.stored_files import whole_mapping
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from moe_lab.config.schema import Config
 
 PROJECT = "moe_lab"
+RECORD = "wandb.json"
+"""In a run's folder: the W&B run that has its result."""
+MOST_OF_AN_ID = 64
+"""Characters of a W&B run's id, the last ones of the folder's name."""
 INIT_SECONDS = 30.0
 """Timeout of the server; after it the run is logged offline."""
 FINISH_SECONDS = 300.0
@@ -35,13 +42,15 @@ _printed: set[str] = set()
 
 
 @contextmanager
-def wandb_logger(config: Config, *, kind: str, name: str, group: str | None) -> Iterator[Logger]:
+def wandb_logger(
+    config: Config, *, kind: str, name: str, group: str | None, folder: Path | None
+) -> Iterator[Logger]:
     """The W&B logger of a run or study. The W&B run finishes when the block ends, as failed if the block raises."""
     mode = config.logger.mode or os.environ.get("WANDB_MODE")
     if mode == "disabled":
         yield Logger()
         return
-    logger = WandbLogger(config, kind=kind, name=name, group=group, mode=mode)
+    logger = WandbLogger(config, kind, name, group, mode, folder)
     try:
         yield logger
     except BaseException:
@@ -53,29 +62,48 @@ def wandb_logger(config: Config, *, kind: str, name: str, group: str | None) -> 
 class WandbLogger(Logger):
     """Logs to one W&B run. No method raises: the first failure is printed on stderr and ends the logging."""
 
-    def __init__(self, config: Config, *, kind: str, name: str, group: str | None, mode: str | None):
+    def __init__(
+        self, config: Config, kind: str, name: str, group: str | None, mode: str | None, folder: Path | None
+    ):
         self._config = config
-        self._kind, self._name = kind, name
-        self._group = config.logger.group or group or (name if kind == "study" else None)
-        self._mode = mode
+        self._kind, self._name, self._mode = kind, name, mode
+        self._group = config.logger.group or os.environ.get("WANDB_RUN_GROUP") or group
+        settings = config.logger
+        self._project = settings.project or os.environ.get("WANDB_PROJECT", PROJECT)
+        # the same run continues its W&B run; workers share a study, and each has a W&B run of its own
+        own = None if kind == "study" else name[-MOST_OF_AN_ID:]
+        self._id = os.environ.get("WANDB_RUN_ID") or own
+        self._place = {"entity": settings.entity, "project": self._project, "id": self._id}
+        self._record = folder and folder / RECORD
         self._failed = False
+
+    @property
+    def logged(self) -> bool:  # type: ignore[override]
+        return self._record is not None and whole_mapping(self._record) == self._place
+
+    def begin(self) -> None:
+        self._guarded(lambda run: None)
 
     def log_results(self, result: RunResult) -> None:
         def log(run: Any) -> None:
             run.config.update({"run_id": result.run_id})
-            run.tags = (*(run.tags or ()), *tables.marks(result))
+            run.tags = tuple(dict.fromkeys((*(run.tags or ()), *tables.marks(result))))
             run.log(tables.scores(result))
+            if result.tuning:
+                run.summary.update(tables.by_layer(result.report.get("temperatures") or []))
             for key, table in tables.samples(result).items():
-                run.log({key: self._table(*table)})
+                run.log({key: _table(*table)})
             run.define_metric("training/*", step_metric=tables.STEP)
             for line in tables.training_lines(result):
                 run.log(line)
             for view in views():
                 if (content := view.of(result)) is not None:
                     own = view.tables(content).items()
-                    run.log(view.values(content) | {key: self._table(*table) for key, table in own})
+                    run.log(view.values(content) | {key: _table(*table) for key, table in own})
 
         self._guarded(log)
+        if self._record is not None and not self._failed:
+            write_json(self._record, self._place)
 
     def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
         def log(run: Any) -> None:
@@ -90,16 +118,20 @@ class WandbLogger(Logger):
             study, best = tables.study(folder)
             run.config.update({"study": study})
             run.summary.update(best)
-            run.log({"trials": self._table(*tables.csv_table(folder / "trials.csv"))})
+            run.log({"trials": _csv_table(folder / "trials.csv")})
+            run.log_artifact(folder / "best.yaml", name=self._name, type="profile")
 
         self._guarded(log)
+
+    def log_table(self, name: str, frame: pd.DataFrame) -> None:
+        self._guarded(lambda run: run.log({f"tables/{name}": _frame_table(frame)}))
 
     def log_figure(self, path: Path) -> None:
         def log(run: Any) -> None:
             import wandb
 
             if path.suffix == ".csv":
-                run.log({f"tables/{path.stem}": self._table(*tables.csv_table(path))})
+                run.log({f"tables/{path.stem}": _csv_table(path)})
             else:
                 run.log({f"figures/{path.stem}": wandb.Image(str(path))})
 
@@ -125,7 +157,7 @@ class WandbLogger(Logger):
     @cached_property
     def _run(self) -> Any:
         """The W&B run; offline without a key, or without a connection to the server."""
-        folder = Path(self._config.output_dir).absolute()
+        folder = Path(os.environ.get("WANDB_DIR") or self._config.output_dir).absolute()
         prepare_environment(folder)
         mode, why = self._mode or "online", ""
         if mode == "online" and "offline" in _printed:  # wait for the server once per process
@@ -151,13 +183,16 @@ class WandbLogger(Logger):
         settings = self._config.logger
         return wandb.init(
             mode=mode,
-            project=settings.project or os.environ.get("WANDB_PROJECT", PROJECT),
+            project=self._project,
             entity=settings.entity,
+            id=self._id,
+            resume="allow",
             name=self._name,
             group=self._group,
             job_type=self._kind,
             tags=settings.tags or None,
             config=plain(recorded(self._config)),
+            allow_val_change=True,
             dir=str(folder),
             reinit="create_new",
             settings=wandb.Settings(
@@ -171,10 +206,22 @@ class WandbLogger(Logger):
             ),
         )
 
-    def _table(self, columns: list[str], rows: list[list[Any]]) -> Any:
-        import wandb
 
-        return wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
+def _table(columns: list[str], rows: list[list[Any]]) -> Any:
+    import wandb
+
+    return wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
+
+
+def _frame_table(frame: pd.DataFrame) -> Any:
+    plain_values = frame.astype(object).where(frame.notna(), None)
+    return _table(list(frame.columns), plain_values.to_numpy().tolist())
+
+
+def _csv_table(path: Path) -> Any:
+    import pandas as pd
+
+    return _frame_table(pd.read_csv(path))
 
 
 def prepare_environment(folder: Path) -> None:

@@ -183,7 +183,6 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
                 if compute:
                     job.check_judges()
                 known[name] = job
-                known[name].group = known[name].group or composed.experiment.name
                 known[name].timed |= composed.experiment.figure in TIMED
             cells.append(PreparedCell(cell, config, known[name]))
         except MoeLabError as error:

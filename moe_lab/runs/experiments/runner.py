@@ -19,6 +19,7 @@ from moe_lab.reports.papers.files import file_stem, measured_before, merged_text
 from moe_lab.reports.papers.markdown import write_table
 from moe_lab.reports.papers.ranking import p_values
 from moe_lab.results.folder import check_writable
+from moe_lab.results.identity import folder_name
 from moe_lab.results.score_table import Family
 from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all, worker_exit_code
 from moe_lab.runs.board import is_worker
@@ -32,7 +33,7 @@ from moe_lab.runs.experiments.cells import (
     table_cells,
 )
 from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results, refuse_uploads
-from moe_lab.runs.jobs import Job, by_model, distinct_runs
+from moe_lab.runs.jobs import Job, by_model, digest_of, distinct_runs
 from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExp
             typed = " ".join(experiment.typed)
             print(f"experiment={experiment.name}, {typed}:{merged_text(experiment)}", file=sys.stderr)
         experiments.append((experiment, cells))
+    for job in known.values():
+        job.group = config.experiment
     return PreparedExperiments(experiments)
 
 
@@ -261,6 +264,7 @@ def _write_one(
     family: Family,
     compute: bool,
 ) -> None:
+    from moe_lab.reports.frames import table_frame
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.experiments.figures import make_figure
 
@@ -269,7 +273,10 @@ def _write_one(
         remove_figure(folder, file_stem(experiment, config.scale), experiment.figure)
     if cells and experiment.figure not in TABLES:
         print(write_table(experiment, config.scale, cells, folder, family))  # it has numbers of the figure
-    with open_logger(config, kind="experiment", name=experiment.name, group=experiment.name) as logger:
+    stem = file_stem(experiment, config.scale)
+    name = folder_name(stem, digest=digest_of([replace(config, experiment=experiment.name)]))
+    with open_logger(config, kind="experiment", name=name, group=config.experiment) as logger:
+        logger.log_table(stem, table_frame(experiment, cells, family))
         for figure in figures:
             print(figure)
             if figure.suffix != ".md":

@@ -10,6 +10,7 @@ import csv
 import sqlite3
 import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import optuna
 from filelock import BaseFileLock
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -90,10 +91,12 @@ class Trials:
             self.worker, self._mine = self._register()
             self.study = optuna.create_study(
                 storage=self._opened(),
-                study_name="study" if self.storage is None else self.folder.name,
+                study_name=self.folder.name,
                 direction=self.search.direction,
                 load_if_exists=True,
             )
+            with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+                self.study.set_metric_names([self.search.metric])
             if self.storage is not None:
                 self._own()
             self._check(_values(self.folder / TABLE) if known else {})

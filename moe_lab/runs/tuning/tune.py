@@ -41,10 +41,13 @@ if TYPE_CHECKING:
     """(trial, its temperatures, all trials) -> the measurement."""
 
 
-def tune(study: Study, models: ModelPool) -> Profile:
+def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
     """Compute the missing trials of a study. Returns the profile, of a finished study at once.
 
     The same call after an interruption continues. Several processes may call it at once and share the trials.
+
+    Args:
+        group: the logger's group; None: the study's name.
     """
     from moe_lab.reports.figures import write_study_figures
     from moe_lab.reports.loggers import open_logger
@@ -58,7 +61,7 @@ def tune(study: Study, models: ModelPool) -> Profile:
         stack.enter_context(storage_errors(study.folder, storage))
         trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed, storage))
         logger = stack.enter_context(
-            open_logger(study.config, kind="study", name=study.folder.name, group=None)
+            open_logger(study.config, kind="study", name=study.folder.name, group=group or study.folder.name)
         )
         with trials.locked():
             write_study(study)
@@ -269,7 +272,7 @@ def write_trials(study: Study, trials: Trials) -> None:
     """Write trials.csv (Optuna's columns) and, after trial 0, best.yaml of the finished trials."""
     from moe_lab.runs.tuning.trials import TABLE
 
-    table = trials.study.trials_dataframe()
+    table = trials.study.trials_dataframe().rename(columns={f"value_{study.search.metric}": "value"})
     write_atomically(study.folder / TABLE, table.to_csv(index=False))
     finished, best = trials.finished(), trials.best()
     untuned = next((trial for trial in finished if trial.number == 0), None)

@@ -14,7 +14,7 @@ from tests.support.wandb_log import Logged
 
 @pytest.mark.slow
 def test_a_tuned_command_is_logged_offline(tmp_path: Path) -> None:
-    """One study with its trials, heatmap and table, then a run per seed in the study's group."""
+    """One study with its trials, heatmap and table, a run per seed, and the table, in one group. They are logged once."""
     command = "method=roe method.n=2 task=toy_choice tuning=tpe tuning.n_trials=3 tuning.num_samples=4 seeds=2 limit=4"
     keys = [*command.split(), "logger=wandb", f"output_dir={tmp_path}"]
     ended = run_forked(tmp_path, *keys, WANDB_MODE="offline")
@@ -22,8 +22,14 @@ def test_a_tuned_command_is_logged_offline(tmp_path: Path) -> None:
     assert ended.err.count("wandb sync") == 1
     logged = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
     (study,) = (one for one in logged if one.run["job_type"] == "study")
+    (table,) = (one for one in logged if one.run["job_type"] == "command")
     runs = [one for one in logged if one.run["job_type"] == "run"]
-    assert len(runs) == 2 and {one.run["run_group"] for one in runs} == {study.summary["name"]}
+    assert len(runs) == 2 and {one.run["run_group"] for one in logged} == {table.run["run_id"]}
+    scores = table.table("tables/scores")
+    place = [scores["columns"].index(name) for name in ("method", "seed", "p_holm")]
+    rows = [tuple(row[number] for number in place) for row in scores["data"]]
+    assert [row[:2] for row in rows] == [("base", None), ("roe", 0), ("roe", 1), ("roe", None)]
+    assert rows[-1][2] is not None, "the mean has the test"
     trials = [item for item in study.history if "trial" in item]
     assert [item["trial"] for item in trials] == [0, 1, 2]
     layers = len([key for key in trials[0] if key.startswith("temperature/")])
@@ -34,8 +40,13 @@ def test_a_tuned_command_is_logged_offline(tmp_path: Path) -> None:
     assert {run.summary["config"]["seed"] for run in runs} == {0, 1}
     for run in runs:
         assert run.summary["config"]["method"]["temperature"].endswith("best.yaml")
+        assert run.summary["config"]["tuning"]["n_trials"] == 3
+        assert f"temperature/layer_{layers - 1}" in run.summary["summary"]
         assert 0 <= run.summary["summary"]["score"] <= 1
         assert len(run.table("samples/toy_choice")["data"]) == 4
+    assert run_forked(tmp_path, *keys, WANDB_MODE="offline").code == 0
+    again = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
+    assert sorted(one.run["job_type"] for one in again) == ["command", "command", "run", "run", "study"]
 
 
 @pytest.mark.slow

@@ -29,8 +29,10 @@ def test_the_score_of_a_group_is_its_own() -> None:
     assert "difference" not in tables.scores(results), "it was compared task by task"
 
 
-def test_marks_are_tags() -> None:
-    assert tables.marks(RESULTS) == ["partial"]
+def test_all_notes_are_tags() -> None:
+    block = RESULTS["moe_lab"] | {"untuned": True, "c3po": {"upper_bound": True}}
+    tagged = tables.marks(RunResult(RESULTS.content | {"moe_lab": block}))
+    assert tagged[:3] == ["partial", "untuned", "upper-bound"]
 
 
 def test_a_sample_is_a_row(tmp_path: Path) -> None:
@@ -55,11 +57,3 @@ def test_a_trial_names_its_layers_in_order() -> None:
     assert logged["trial"] == 7 and "value" not in logged
     layers = [key for key in logged if key.startswith("temperature/")]
     assert layers == sorted(layers) and layers[-1] == "temperature/layer_10"
-
-
-def test_numbers_of_a_csv_are_numbers(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("number,value,state\n0,1.5,COMPLETE\n-1,,2026-11-21\n")
-    assert tables.csv_table(tmp_path / "t.csv") == (
-        ["number", "value", "state"],
-        [[0, 1.5, "COMPLETE"], [-1, None, "2026-11-21"]],
-    )

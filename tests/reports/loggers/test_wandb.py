@@ -24,6 +24,7 @@ from tests.support.wandb_log import REPOSITORY, Logged
 KEY = "0123456789abcdef0123456789abcdef01234567"
 CODE = """
 import json, sys
+import pandas
 from pathlib import Path
 from moe_lab.config.schema import Config, LoggerConfig
 from moe_lab.reports.loggers import open_logger
@@ -36,8 +37,18 @@ with open_logger(config, kind="study", name="study-1", group=None) as logger:
     logger.log_study(folder)
     logger.log_figure(folder / "heatmap.png")
     logger.log_figure(folder / "heatmap.csv")
-with open_logger(config, kind="run", name="run-1", group="figure3") as logger:
-    logger.log_results(RunResult(results, folder))
+for _ in range(2):
+    with open_logger(config, kind="run", name="run-1", group="figure3", folder=folder / "run") as logger:
+        if not logger.logged:
+            logger.begin()
+            logger.log_results(RunResult(results, folder))
+            logger.log_table("scores", pandas.DataFrame({"seed": pandas.array([1, None], "Int64"), "p": [0.5, None]}))
+try:
+    with open_logger(config, kind="run", name="run-2", group="figure3", folder=folder / "run") as logger:
+        logger.begin()
+        raise MemoryError
+except MemoryError:
+    pass
 """
 
 
@@ -52,6 +63,7 @@ def png() -> bytes:
 
 
 def study_folder(folder: Path) -> Path:
+    (folder / "run").mkdir()
     (folder / "study.json").write_text(json.dumps({"study_id": "s", "task": "toy", "moe_layers": 3}))
     (folder / "best.yaml").write_text(
         "score: 2.25\nuntuned_score: 2.5\ntrial: 1\ntrials: 2\ntemperature: [0.0, 0.25, 0.0]\n"
@@ -107,7 +119,10 @@ def test_trials_can_be_read_back(logged: tuple[dict[str, Logged], str, Path]) ->
     table = study.table("trials")
     assert table["columns"] == ["number", "value", "params_layer_1", "state"] and len(table["data"]) == 2
     assert study.summary["summary"]["best/score"] == 2.25
-    assert study.run["run_group"] == "study-1" and study.run["job_type"] == "study"
+    assert study.run["job_type"] == "study"
+    assert [record["artifact"]["type"] for record in study.records if record["type"] == "artifact"].count(
+        "profile"
+    ) == 1
 
 
 @pytest.mark.slow
@@ -128,7 +143,28 @@ def test_results_samples_and_configuration_can_be_read_back(
     assert run.table("samples/toy")["data"] == [[3, "none", "Q", "2", "two", "2", 1.0]]
     assert {"mine", "partial"} <= set(run.run["tags"])
     assert run.summary["state"] == "finished"
+    assert run.table("tables/scores") == {"columns": ["seed", "p"], "data": [[1, 0.5], [None, None]]} | {
+        name: value for name, value in run.table("tables/scores").items() if name not in ("columns", "data")
+    }
     assert logged[0]["study-1"].summary["config"]["study"]["moe_layers"] == 3
+
+
+@pytest.mark.slow
+def test_a_run_is_logged_once_under_an_id_of_its_own(
+    logged: tuple[dict[str, Logged], str, Path],
+) -> None:
+    runs, _, folder = logged
+    assert runs["run-1"].run["run_id"] == "run-1" and runs["study-1"].run["run_id"] != "study-1"
+    record = {"entity": None, "project": "moe_lab", "id": "run-1"}
+    assert json.loads((folder / "run" / "wandb.json").read_text()) == record
+    assert len(list((folder / "out" / "wandb").glob("offline-run-*-run-1"))) == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_a_failed_run(logged: tuple[dict[str, Logged], str, Path]) -> None:
+    failed = logged[0]["run-2"]
+    assert failed.summary["state"] == "failed" and failed.run["run_group"] == "figure3"
+    assert "score" not in failed.summary["summary"]
 
 
 @pytest.mark.slow
@@ -150,6 +186,7 @@ def test_files_stay_in_the_output_folder_and_hold_no_key(
         "heatmap.png",
         "samples_toy.jsonl",
         "out",
+        "run",
     }
     assert {path.name for path in folder.iterdir()} == before
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
@@ -246,6 +283,25 @@ def test_disabled_is_no_logger(where: str, config: Config, monkeypatch: pytest.M
         monkeypatch.setenv("WANDB_MODE", "disabled")
     with open_logger(config, kind="run", name="x", group=None) as logger:
         assert type(logger) is Logger
+
+
+def test_the_variables_of_wandb_are_obeyed(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[wandb.WandbLogger, Path]] = []
+
+    def init(self: wandb.WandbLogger, mode: str, folder: Path) -> Any:
+        begun.append((self, folder))
+        return Broken()
+
+    monkeypatch.setattr(wandb, "has_key", lambda: True)
+    monkeypatch.setattr(wandb.WandbLogger, "_init", init)
+    for name, value in {"DIR": "else/where", "RUN_ID": "agent-1", "RUN_GROUP": "mine"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / value) if name == "DIR" else value)
+    with open_logger(config, kind="run", name="x", group="ours") as logger:
+        logger.begin()
+    [(ours, folder)] = begun
+    assert (ours._id, ours._group, folder) == ("agent-1", "mine", tmp_path / "else" / "where")
 
 
 def test_impossible_loggers_are_refused() -> None:

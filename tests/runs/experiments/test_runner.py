@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,8 @@ from moe_lab.config import catalog
 from moe_lab.config.compose import compose_cell
 from moe_lab.config.overrides import quote
 from moe_lab.errors import ConfigError, ModelError, ResultsError, TaskError
+from moe_lab.reports import loggers
+from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.experiment import Scale, find_experiments, load_experiment
 from moe_lab.reports.papers.files import file_stem, remove_figure, typed_settings, write_index
 from moe_lab.runs.config import to_config
@@ -216,7 +219,7 @@ def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, m
     """Broken by rerun=true, whose failure leaves the stored result and takes it out of the table."""
     assert run_command(capsys, "experiment=table_t").code == 0
 
-    def execute(run, models, compute=True):
+    def execute(run, models, compute=True, **_):
         if compute and run.config.task.name == "toy_math":
             raise ResultsError("the disk is full")
         return runs.execute(run, models, compute=compute)
@@ -417,6 +420,27 @@ def test_the_users_overrides_come_last(runs, capsys, monkeypatch):
     run_command(capsys, "experiment=table_t", "limit=3", "mode=plan")
     assert {config.limit for config in seen} == {3}
     assert all(config.overrides[-1] == "limit=3" for config in seen)
+
+
+def test_a_table_is_logged_in_the_group_of_its_command(runs, tables, capsys, monkeypatch):
+    logged = []
+
+    class Kept(Logger):
+        def log_table(self, name, frame):
+            logged.append((name, frame))
+
+    @contextmanager
+    def opened(config, **place):
+        logged.append(place)
+        yield Kept()
+
+    monkeypatch.setattr(loggers, "open_logger", opened)
+    assert run_command(capsys, "experiment=paper/table_t").code == 0
+    *of_runs, place, (name, frame) = logged
+    assert {one["kind"] for one in of_runs} == {"run"} and place["kind"] == "experiment"
+    assert {one["group"] for one in (*of_runs, place)} == {"paper/table_t"}
+    assert name == "table_t-tiny" and list(frame["published"].dropna()) == [0.555]
+    assert len(frame) == 4 and set(frame["method"]) == {"base", "roe"}
 
 
 def test_another_scale_has_its_own_table(runs, tables, capsys):

@@ -12,6 +12,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import optuna
 import pytest
 
 from moe_lab.errors import ConfigError, LeaseLostError, ResultsError
@@ -294,6 +295,16 @@ def test_the_sampler_is_the_papers_and_tells_other_processes(tmp_path):
 def test_uniform_is_a_grid(tmp_path):
     made = run(tmp_path, search(4, tuning="uniform", skip_layers=0))
     assert made == [(k, [round(0.05 * k, 10)] * 5) for k in range(4)]
+
+
+def test_optuna_finds_a_study_by_its_folder_and_an_enqueued_trial_is_tried(tmp_path):
+    folder = tmp_path / "tiny-toy-1a2b3c4d"
+    run(folder, search(4), most=2)
+    study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / STORAGE}")
+    assert study.metric_names == ["perplexity"]
+    study.enqueue_trial({"layer_1": 0.4, "layer_2": 0.3, "layer_3": 0.2})
+    made = run(folder, search(4))
+    assert made[0] == (2, [0.0, 0.4, 0.3, 0.2, 0.0]) and [number for number, _ in made] == [2, 3]
 
 
 def test_folders_may_have_blanks(tmp_path):

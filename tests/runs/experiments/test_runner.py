@@ -439,7 +439,7 @@ def test_a_table_is_logged_in_the_group_of_its_command(runs, tables, capsys, mon
     *of_runs, place, (name, frame) = logged
     assert {one["kind"] for one in of_runs} == {"run"} and place["kind"] == "experiment"
     assert {one["group"] for one in (*of_runs, place)} == {"paper/table_t"}
-    assert name == "table_t-tiny" and list(frame["published"].dropna()) == [0.555]
+    assert name == "paper-table_t-tiny" and list(frame["published"].dropna()) == [0.555]
     assert len(frame) == 4 and set(frame["method"]) == {"base", "roe"}
 
 

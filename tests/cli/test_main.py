@@ -373,7 +373,7 @@ def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path,
         "writable",
         "Executing programs that a model wrote\n  possible",
         "svamp",
-        f"{tmp_path}/svamp/test.jsonl is missing",
+        f"{tmp_path}/svamp/<split>.jsonl with the columns question, answer",
     ):
         assert text in ended.out
     assert list(tmp_path.iterdir()) == []

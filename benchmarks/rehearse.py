@@ -15,14 +15,17 @@ is done. Exits with 1 if a cell is neither done nor refused for a reason in REAS
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +35,7 @@ from benchmarks.rehearsal.models import CONFIGS, REWARD
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
-    from moe_lab.runs.experiments.cells import Composed
+    from moe_lab.runs.experiments.cells import Composed, PreparedCell
 
 ENCODERS = ("sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2")
 PUBLISHED = (*CONFIGS, REWARD, *ENCODERS)
@@ -63,19 +66,21 @@ PRETRAINING = {
 
 def cuts(cell: Cell, config: Any) -> list[str]:
     """The overrides that make a cell small: 2 documents, 8 new tokens, 2 trials on 8 documents, 2 optimizer steps, 20
-    references, 3 subjects of MMLU, prompts of at most 256 tokens where samples have caches of their own, one seed."""
+    references, 3 subjects of MMLU, one seed; prompts of at most 256 tokens without a cache, and texts of at most 448
+    where each of 64 samples has a cache of its own."""
     method, tuning = cell.values["method"], cell.values["tuning"]
     found = ["samples=[0,1]" if config.samples else "limit=2", "gen_kwargs={max_gen_toks: 8}", "seeds=1"]
     if config.task.name == "mmlu":
         found.append(f"task.name=[{','.join(f'mmlu_{subject}' for subject in SUBJECTS)}]")
     if tuning["name"] != "none":
         found.append("tuning.num_samples=8")
-        found += ["tuning.n_trials=2"] if "n_trials" in tuning else []
-        found += [f"tuning.step={tuning['max_temperature'] or 1}"] if "step" in tuning else []
+        found += ["tuning.n_trials=2"] if tuning["name"] == "tpe" else []
+        found += [f"tuning.step={tuning['max_temperature'] or 1}"] if tuning["name"] == "uniform" else []
     own = PRETRAINING if method["name"] == "pretrain" else ON_METHOD
     found += [f"method.{key}={value}" for key, value in own.items() if key in method]
-    if method["name"] == "roe":
-        found.append("max_length=264")
+    found += ["method.validation_size=2"] if method.get("validation_size") else []
+    if method["name"] == "roe" and (method["cache"] == "none" or config.model.name in ("mixtral", "gpt-oss")):
+        found.append(f"max_length={264 if method['cache'] == 'none' else 448}")
     return found
 
 
@@ -170,20 +175,35 @@ def _rehearse(options: argparse.Namespace, output: Path) -> int:
     own = [cell for cell in chosen if not options.only or options.only in cell.key][number::workers]
     table, start, models = Table(output / "cells.jsonl"), time.monotonic(), ModelPool()
     known: dict[str, Any] = {}
+    played: dict[str, list[PreparedCell]] = {}
     with task_cache():
         for one in own:
             if table.rows.get(one.key, {}).get("state") != "done":
-                table.add(_play(one, models, known))
-    return _summary([table.rows[one.key] for one in own], time.monotonic() - start, len(cells))
+                table.add(_play(one, models, known, played))
+        for each in composed:
+            if cells_of := played.get(each.experiment.name):
+                table.add(_row(f"{each.experiment.name}: its table", partial(_draw, each, cells_of)))
+    keys = [*(one.key for one in own), *(f"{each.experiment.name}: its table" for each in composed)]
+    return _summary(
+        [table.rows[key] for key in keys if key in table.rows], time.monotonic() - start, len(cells)
+    )
 
 
-def _play(one: Planned, models: Any, known: dict[str, Any]) -> dict[str, Any]:
-    """Run one cell. Returns its line of the table."""
+def _play(
+    one: Planned, models: Any, known: dict[str, Any], played: dict[str, list[PreparedCell]]
+) -> dict[str, Any]:
+    """Run one cell. Returns its line of the table, and adds the prepared cell to those of its experiment."""
+    own = played.setdefault(one.composed.experiment.name, [])
+    return _row(one.key, partial(_run, one, models, known, own))
+
+
+def _row(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The line of the table: what `run` returns, or why it failed."""
     from moe_lab.errors import MoeLabError
 
-    start, row = time.monotonic(), {"cell": one.key, "state": "failed", "reason": ""}
+    start, row = time.monotonic(), {"cell": name, "state": "failed", "reason": ""}
     try:
-        row |= _run(one, models, known)
+        row |= run()
     except Exception as error:
         row["reason"] = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, MoeLabError):
@@ -193,7 +213,16 @@ def _play(one: Planned, models: Any, known: dict[str, Any]) -> dict[str, Any]:
     return row | {"seconds": round(time.monotonic() - start, 1)}
 
 
-def _run(one: Planned, models: Any, known: dict[str, Any]) -> dict[str, Any]:
+def _draw(composed: Composed, cells: list[PreparedCell]) -> dict[str, Any]:
+    """The table, the figure and the page of an experiment, of the cells that this process ran."""
+    from moe_lab.runs.experiments.runner import PreparedExperiments, write_tables
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        write_tables(PreparedExperiments([(composed.experiment, cells)]), cells[0].config)
+    return {"state": "done"}
+
+
+def _run(one: Planned, models: Any, known: dict[str, Any], own: list[PreparedCell]) -> dict[str, Any]:
     from moe_lab.config.compose import compose_cell
     from moe_lab.runs.attempts import run_all
     from moe_lab.runs.config import to_config
@@ -212,15 +241,45 @@ def _run(one: Planned, models: Any, known: dict[str, Any]) -> dict[str, Any]:
     if prepared.error is not None:
         raise prepared.error
     assert prepared.job is not None
-    _, failures = run_all([prepared.job], models)
+    own.append(prepared)
+    outcomes, failures = run_all([prepared.job], models)
     if failures:
         raise failures[0].error
-    return {"state": "done", "runs": [run.run_id for run in prepared.job.runs]}
+    planned, measured = map(sum, zip(*map(_tokens, outcomes), strict=True))
+    return {
+        "state": "done",
+        "planned": planned,
+        "measured": measured,
+        "runs": [each.run.run_id for each in outcomes],
+    }
+
+
+def _tokens(outcome: Any) -> tuple[int, int]:
+    """(planned tokens at the measured number of new tokens, measured tokens) of a run."""
+    from moe_lab.runs.budget import workload_of
+    from moe_lab.tasks.requests import Workload
+
+    run, cost = outcome.run, outcome.results.cost
+    workload, parts, left = workload_of(run), [], cost.tokens_out or 0
+    answers = sum(len(asked.new_tokens) for _, asked in workload.asked)
+    for weight, asked in workload.asked:
+        lengths = []
+        for _ in (
+            asked.new_tokens
+        ):  # which answers ended early is not known: all have the same length, or one more
+            lengths.append(-(-left // answers))
+            left, answers = left - lengths[-1], answers - 1
+        parts.append((weight, asked.with_lengths(lengths)))
+    return round(run.method.forward_tokens(Workload(workload.documents, tuple(parts)))), cost.tokens_in
 
 
 def _summary(rows: Sequence[dict[str, Any]], seconds: float, cells: int) -> int:
     states = Counter(row["state"] for row in rows)
     print(f"\n{len(rows)} of {cells} cells in {seconds / 60:.1f} minutes: {dict(states)}")
+    other = [row for row in rows if row.get("planned") != row.get("measured")]
+    print(f"Planned tokens differ from those that were measured in {len(other)} cells that are done:")
+    for row in other:
+        print(f"{row['planned']:9,} {row['measured']:9,}  {row['cell'][:150]}")
     for reason, count in Counter(row["reason"] for row in rows if row["state"] != "done").most_common():
         print(f"{count:5} {reason}")
     return int(states["failed"] > 0)

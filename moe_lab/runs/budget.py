@@ -37,7 +37,7 @@ def estimates(runs: Sequence[Run]) -> list[Workload]:
 
 def workload_of(run: Run) -> Workload:
     """The workload of a run without its baseline."""
-    return workload_of_tasks(run.tasks["tasks"], run.samples, run.config)
+    return workload_of_tasks(run.tasks["tasks"], run.samples, run.config, run.method.architecture(run.config))
 
 
 # The GPU hours and the disk space of a plan, estimated from the sizes of its models without loading weights

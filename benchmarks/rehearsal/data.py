@@ -14,6 +14,8 @@ from typing import Any
 
 ROWS = 120
 """Rows of a split: enough for 25 few-shot examples and 20 references."""
+PAGE = 1500
+"""Characters of an article of WikiText."""
 SUBJECTS = ("abstract_algebra", "anatomy", "virology")
 """The subjects of MMLU that are asked."""
 Row = dict[str, Any]
@@ -248,7 +250,8 @@ def rows(folder: str, split: str, data_dir: Path | None) -> list[Row]:
     file = data_dir / folder / f"{split}.jsonl" if data_dir is not None else Path("-")
     if file.is_file():
         with file.open(encoding="utf-8") as lines:
-            return [json.loads(line) for line, _ in zip(lines, range(ROWS), strict=False)]
+            found = [json.loads(line) for line, _ in zip(lines, range(ROWS), strict=False)]
+        return [row | ({"page": row["page"][:PAGE]} if "page" in row else {}) for row in found]
     splits, make = MADE[folder]
     first = 1000 * splits.index(split)
     return [make(first + number) for number in range(ROWS)]

@@ -257,7 +257,6 @@ def _run(one: Planned, models: Any, known: dict[str, Any], own: list[PreparedCel
 def _tokens(outcome: Any) -> tuple[int, int]:
     """(planned tokens at the measured number of new tokens, measured tokens) of a run."""
     from moe_lab.runs.budget import workload_of
-    from moe_lab.tasks.requests import Workload
 
     run, cost = outcome.run, outcome.results.cost
     workload, parts, left = workload_of(run), [], cost.tokens_out or 0
@@ -270,7 +269,7 @@ def _tokens(outcome: Any) -> tuple[int, int]:
             lengths.append(-(-left // answers))
             left, answers = left - lengths[-1], answers - 1
         parts.append((weight, asked.with_lengths(lengths)))
-    return round(run.method.forward_tokens(Workload(workload.documents, tuple(parts)))), cost.tokens_in
+    return round(run.method.forward_tokens(replace(workload, asked=tuple(parts)))), cost.tokens_in
 
 
 def _summary(rows: Sequence[dict[str, Any]], seconds: float, cells: int) -> int:

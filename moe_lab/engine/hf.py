@@ -68,7 +68,8 @@ class CountedHF(HFLM):
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
         self._counted["tokens_in"] += sum(
-            len(context) + len(continuation) - 1 for _, context, continuation in requests
+            min(len(context) + len(continuation) - 1, self.max_length)
+            for _, context, continuation in requests
         )
         return super()._loglikelihood_tokens(requests, **kwargs)
 

@@ -11,7 +11,7 @@ import pytest
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.hf import encoder_of
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.planned import Asked, planned_tokens
+from moe_lab.engine.planned import Asked, planned_tokens, tokens_one_by_one
 from moe_lab.routing import GumbelTopK
 from tests.support.models import make_model, make_tokenizer
 
@@ -57,6 +57,20 @@ def test_planned_tokens_are_those_that_are_counted(kind: str, name: str) -> None
     planned = planned_tokens(asked.with_lengths(lengths), Ensemble(**ENSEMBLES[name]))
     assert planned == whole.cost["tokens_in"] <= planned_tokens(asked, Ensemble(**ENSEMBLES[name]))
     assert kind != "generate_until" or len(set(lengths)) > 1
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_lm_evals_own_code_reads_every_answer_with_its_prompt(kind: str) -> None:
+    model, tokenizer = make_model("olmoe"), make_tokenizer()
+    lm, asked = _lm(model, tokenizer, "base"), Asked()
+    requests = [
+        (*args[:-1], args[-1] | {"until": []}) if kind == "generate_until" else args for args in ASKED[kind]
+    ]
+    for args in requests:
+        asked.read(encoder_of(model.config, tokenizer, 128, None), kind, args)
+    assert lm.engine is not None
+    lm.answer_by_hf(kind, list(map(Request, requests)), lambda *_: None)
+    assert lm.cost["tokens_in"] == tokens_one_by_one(asked)
 
 
 def test_answers_of_one_prompt_are_read_for_each() -> None:

@@ -1,6 +1,6 @@
 # Everything that a checkout can do. Each target makes its own environment in .venv where that is missing.
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-real test-vllm checks format docs bench reproduce-tables clean-outputs
+.PHONY: help install run test test-all test-real test-vllm checks format docs bench reproduce-tables rehearse clean-outputs
 
 # Compiled modules are kept, whatever the shell says: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE :=
@@ -21,6 +21,8 @@ MODE ?= run
 LAUNCHER ?= launcher=local
 # Local benchmark data for `make bench` and `make test-real`; empty: the hub.
 DATA_DIR ?=
+# Options of `make rehearse` (python -m benchmarks.rehearse --help).
+REHEARSE ?=
 # Processes that pytest uses.
 WORKERS ?= 2
 # Order of the tests. Empty: that of the files; random; or the seed of a random order, which pytest prints first.
@@ -97,6 +99,9 @@ bench: $(STAMP) ## The benchmarks behind docs/benchmarks.md (DATA_DIR=... for lo
 
 reproduce-tables: $(STAMP) ## The papers' tables (EXPERIMENT=all SCALE=tiny MODE=run)
 	$(BIN)/python -m moe_lab experiment=$(EXPERIMENT) scale=$(SCALE) mode=$(MODE) $(LAUNCHER)
+
+rehearse: $(STAMP) ## Cells of every experiment at scale=paper on small models (DATA_DIR=... REHEARSE='--all'; docs/reliability.md)
+	$(BIN)/python -m benchmarks.rehearse $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') $(REHEARSE)
 
 clean-outputs: ## Delete everything in outputs/
 	find outputs -mindepth 1 -maxdepth 1 ! -name .gitkeep -exec rm -rf {} +

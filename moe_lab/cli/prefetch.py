@@ -106,12 +106,13 @@ def _task(config: Config) -> Item:
     cache = Path(HF_DATASETS_CACHE)
     before = _sizes(cache)
     tasks = load_tasks(config)["tasks"].values()
-    folders = {folder for task in tasks for folder in _folders(task)}
+    new = {
+        Path(folder) for folder in _sizes(cache) - before
+    }  # some tasks keep copies in other columns in memory
+    folders = {folder for task in tasks for folder in _folders(task)} | new
     name = f"task {task_name(config)}"
-    if config.data_dir is not None:
-        return Item(name, 0, config.data_dir, "local files")
     if not folders:
-        return Item(name, 0, "-", "made by its code")
+        return Item(name, 0, ", ".join(dict.fromkeys(task.data_source for task in tasks)), "nothing to fetch")
     sizes = {folder: _size(folder) for folder in folders}
     fetched = sum(size for folder, size in sizes.items() if str(folder) not in before)
     where = str(min(folders)) if len(folders) == 1 else f"{cache} ({len(folders)} data sets)"

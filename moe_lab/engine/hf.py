@@ -6,11 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.models.utils import configure_pad_token, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from moe_lab.engine.forward.layers import reads_padding
@@ -67,7 +68,8 @@ class CountedHF(HFLM):
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
         self._counted["tokens_in"] += sum(
-            len(context) + len(continuation) - 1 for _, context, continuation in requests
+            min(len(context) + len(continuation) - 1, self.max_length)
+            for _, context, continuation in requests
         )
         return super()._loglikelihood_tokens(requests, **kwargs)
 
@@ -147,3 +149,18 @@ class Encoder:
         room = most + 1 - len(continuation)
         self.cut += len(context) > room
         return tuple(context[-room:]), tuple(continuation)
+
+
+def encoder_of(
+    model_config: Any, tokenizer: Any, max_length: int | None, add_bos_token: bool | None
+) -> Encoder:
+    """The tokenization of a model without its weights."""
+    lm: Any = object.__new__(HFLM)
+    lm.tokenizer = configure_pad_token(tokenizer, model_config=model_config)
+    lm._max_length, lm.add_bos_token, lm._model = (
+        max_length,
+        add_bos_token,
+        SimpleNamespace(config=model_config),
+    )
+    lm.backend, lm.truncation, lm.custom_prefix_token_id = "causal", False, None
+    return Encoder(lm)

@@ -264,6 +264,14 @@ def _size(tree: TokenTree, ensemble: Ensemble) -> int:
     return len(tree) + noisy * (ensemble.n - 1)
 
 
+def tokens_to_score(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> int:
+    """Tokens that `score` puts through the model, routing samples included, padding excluded. Runs nothing."""
+    return sum(
+        group.shared + sum(_size(_tree(requests[i], group), ensemble) for i in group.members)
+        for group in _groups(ensemble, requests)
+    )
+
+
 def _slices(tree: TokenTree, width: int, ensemble: Ensemble, limit: int) -> Iterator[tuple[int, int]]:
     """Consecutive nodes of a long tree, each slice with its routing samples within the limit, or a single node."""
     logit_nodes = set(tree.logit_nodes)

@@ -118,11 +118,12 @@ def data_files(
                 f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, a "
                 f"folder (./name), or a file that ends in {', '.join(formats)}; .gz may follow."
             )
-        if config.data_dir is None:
+        local = Path(config.data_dir or "").expanduser() / dataset.rpartition("/")[2] / "train.jsonl"
+        if config.data_dir is None or not local.is_file():
             id = known.get(dataset, dataset)
             files, commit = train_files(id, offline=config.offline, key=key)
             return files, {"data_set": id, "commit": commit}
-        path = Path(config.data_dir).expanduser() / dataset.rpartition("/")[2] / "train.jsonl"
+        path = local
     if not path.is_file():
         raise TaskError(f"{key}={dataset}: there is no file {path}.")
     return [path], None

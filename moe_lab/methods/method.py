@@ -154,8 +154,13 @@ class Method(ABC):
         return {}
 
     def forward_tokens(self, workload: Workload) -> float:
-        """Tokens that it puts through the model in a run. By default every answer is read once per routing sample."""
-        return workload.prompts + workload.answers * getattr(self.config, "n", 1)
+        """Tokens that it puts through the model in a run; exact for ensembles, for answers of the planned lengths."""
+        from moe_lab.engine.forward.ensemble import Ensemble
+
+        keys = {
+            key: getattr(self.config, key) for key in ("n", "cache", "prefill") if hasattr(self.config, key)
+        }
+        return workload.tokens(Ensemble(**keys))
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
         """The configuration of the model that answers. Needs no weights."""

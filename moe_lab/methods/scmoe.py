@@ -100,11 +100,7 @@ class SelfContrast(TunedSettings):
         return {key: value for key, value in super().identity(facts).items() if key not in unread}
 
     def forward_tokens(self, workload: Workload) -> float:
-        """The weak sample reads the answers, and with a history of its own the prompts, too."""
-        if self.config.beta == 0:
-            return workload.prompts + workload.answers
-        own = self.config.cache == "standard"
-        return workload.prompts * (1 + own) + 2 * workload.answers
+        return workload.tokens(self.ensemble(seed=0))
 
     def ensemble(self, seed: int) -> Ensemble:
         """The strong and the weak sample; only the strong one if beta is 0."""

@@ -138,7 +138,13 @@ def _plain(value: Any) -> Any:
 def module_digest(name: str) -> str | None:
     """`code_digest` of an imported module; None if it has no Python file."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    return code_digest(Path(file)) if file and file.endswith(".py") else None
+    return _imported_digest(file) if file and file.endswith(".py") else None
+
+
+@cache
+def _imported_digest(file: str) -> str:
+    """Read once in a process, which imports a module once, too: the 118 tasks of BIG-bench name the same functions."""
+    return code_digest(Path(file))
 
 
 @cache

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,19 @@ def estimates(runs: Sequence[Run]) -> list[Workload]:
 
 def workload_of(run: Run) -> Workload:
     """The workload of a run without its baseline."""
-    return workload_of_tasks(run.tasks["tasks"], run.samples, run.config)
+    config = run.method.architecture(run.config)
+    workload = workload_of_tasks(run.tasks["tasks"], run.samples, run.config, config)
+    embedded = run.facts.path is None and type(run.method).architecture is Method.architecture
+    by_engine = embedded or _has_kv_engine(config.__class__, config.to_json_string(use_diff=False))
+    return replace(workload, one_by_one=not by_engine)
+
+
+@lru_cache(maxsize=64)
+def _has_kv_engine(kind: Any, text: str) -> bool:
+    from moe_lab.engine.forward.layers import runs_on_kv_cache
+    from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
+
+    return runs_on_kv_cache(empty_model(kind.from_dict(json.loads(text))))
 
 
 # The GPU hours and the disk space of a plan, estimated from the sizes of its models without loading weights
@@ -179,8 +192,6 @@ def embedded_size(of: Run | Study | Training, config: Any) -> Size | None:
 
 @lru_cache(maxsize=64)
 def _counted(kind: Any, text: str) -> Size:
-    import json
-
     from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, is_experts
 
     config = kind.from_dict(json.loads(text))

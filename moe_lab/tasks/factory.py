@@ -12,13 +12,13 @@ from datasets.fingerprint import get_temporary_cache_files_directory
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from moe_lab.config.catalog import option_files, read_option, resource_folder
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError
 from moe_lab.results.code import code_digest
 from moe_lab.results.identity import UNNAMED, module_digest
 from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import HeldOutDataset, Holdout, first_split, held_out_config, source_split
+from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import judge_metrics, score
 from moe_lab.tasks.local_data import LocalData, needed_splits, shown_columns
 
@@ -53,9 +53,10 @@ def build_tasks(
         ) from error
     for name, task in tasks["tasks"].items():
         source = _source(task.get_config("custom_dataset"))
-        has_data = name in factory.with_own_files or _generated(source)
-        if config.data_dir is not None and not isinstance(source, LocalData) and not has_data:
+        own = name in factory.with_own_files
+        if not own and not isinstance(source, LocalData) and factory.has_folder(name):
             raise TaskError(f"Task {name} is defined inside its group: data_dir cannot replace its data.")
+        task.data_source = "files that its YAML names" if own else _where(vars(task.config), source)
     return tasks
 
 
@@ -96,8 +97,8 @@ class _Factory(TaskFactory):
             config["metric_list"] = judge_metrics()
         if callable(config.get("process_docs")):
             config["process_docs"] = _once(config["process_docs"])
-        if self._run.data_dir is None and not config.get("custom_dataset"):
-            _check_hub(config)
+        if not self._from_data_dir(config):
+            _check_hub(config, self._files(config))
         holdout = self._holdout
         if self._splits:
             place = str(self._folder(config)) if self._from_data_dir(config) else "its data set"
@@ -114,9 +115,13 @@ class _Factory(TaskFactory):
         return config
 
     def _from_data_dir(self, config: dict[str, Any]) -> bool:
-        """Whether the documents are files in `data_dir`."""
+        """Whether the documents are files in `data_dir`, which has a folder for them."""
         has_data = config["task"] in self.with_own_files or _generated(config.get("custom_dataset"))
-        return self._run.data_dir is not None and not has_data
+        return self.has_folder(config["task"]) and not has_data
+
+    def has_folder(self, task: str) -> bool:
+        """Whether `data_dir` has the folder of a task."""
+        return self._run.data_dir is not None and self._folder({"task": task}).is_dir()
 
     def _exists(self, config: dict[str, Any]) -> Callable[[str], bool]:
         """A function that returns whether a split exists. A hub data set is assumed to have all splits of the task."""
@@ -149,19 +154,7 @@ class _Factory(TaskFactory):
             value=config.get("dataset_name") if column else None,
             needed=needed_splits(config, self._run.num_fewshot),
             shown=shown_columns(config),
-            **self._folder_hint(name),
         )
-
-    def _folder_hint(self, task: str) -> dict[str, str]:
-        """A hint at the option of conf/task that has this lm-eval task and another folder."""
-        names = [self._task.name] if isinstance(self._task.name, str) else self._task.name
-        options = option_files("task", [resource_folder("conf")])
-        for name in (task, *names):
-            keys = read_option(options[name]).keys if name in options else []
-            for key in keys:
-                if key.name == "data_folder" and key.default != self._folder_name(task):
-                    return {"hint": f"task={name} and task.data_folder={key.default} read another one"}
-        return {}
 
     def _build_task(self, entry: Entry, overrides: dict[str, Any] | None) -> Task:
         unresolved = load_yaml(entry.yaml_path, resolve_func=False) if entry.yaml_path else entry.cfg or {}
@@ -222,18 +215,26 @@ class _Factory(TaskFactory):
         fewshot = {} if split is None else {split: f"task.fewshot_split={split}"}
         return {name: name for name in self._splits} | fewshot
 
+    def _files(self, config: dict[str, Any]) -> str:
+        """The local files that a task of this configuration reads, for messages."""
+        file = f"{self._folder_name(config['task'])}/<split>.jsonl"
+        columns = (config.get("dataset_kwargs") or {}).get("columns")
+        place = f"{self._run.data_dir}/{file}" if self._run.data_dir else f"data_dir=<folder> with {file}"
+        return f"{place} with the columns {', '.join(columns)}" if columns else place
+
     def _cannot_load(self, name: str, config: dict[str, Any], error: Exception) -> str:
         from moe_lab.models.hub_errors import known_reason
 
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         if name in self.with_own_files:
             return f"Task {name} cannot use the data that its own YAML names: {reason}"
-        if self._run.data_dir is not None:
+        if self.has_folder(name):
             folder = self._folder({"task": name})
             return f"Task {name} cannot use the files in {folder}: {reason}\nThey need the hub data set's columns."
-        dataset = " ".join(str(config[key]) for key in ("dataset_path", "dataset_name") if config.get(key))
-        files = f"data_dir=<folder> with {self._folder_name(name)}/<split>.jsonl"
-        known = known_reason(error, str(config.get("dataset_path")), "data set", False)
+        id = hub_id(config)
+        dataset = " ".join(filter(None, (id, config.get("dataset_name"))))
+        files = self._files({"task": name, **config})
+        known = known_reason(error, str(id), "data set", False)
         if known:
             return f"Task {name}: {known}\nOr give {files}."
         if isinstance(error, KeyError):
@@ -304,21 +305,26 @@ def _once(process_docs: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return processed
 
 
-def _check_hub(config: dict[str, Any]) -> None:
-    """Raise TaskError if the hub lacks the data set, before the retries of `datasets`."""
+def _check_hub(config: dict[str, Any], files: str) -> None:
+    """Raise TaskError if the hub lacks the data set, before the retries of `datasets`.
+
+    Args:
+        files: the local files that the task reads otherwise.
+    """
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
     from httpx2 import HTTPError
 
     from moe_lab.models.hub import check_data_set
     from moe_lab.models.hub_errors import explain
 
-    path = config.get("dataset_path")
+    path = hub_id(config)
     if path is None or path in FORMATS or Path(path).exists():
         return
     try:
         check_data_set(path, (config.get("dataset_kwargs") or {}).get("revision"))
     except (OSError, ValueError, HTTPError) as error:
-        raise TaskError(f"Task {config['task']}: {explain(error, path, 'data set', False)}") from error
+        reason = explain(error, path, "data set", False)
+        raise TaskError(f"Task {config['task']}: {reason}\nOr give {files}.") from error
 
 
 def _from_hub(config: dict[str, Any], **_: Any) -> Any:
@@ -332,6 +338,14 @@ def _from_hub(config: dict[str, Any], **_: Any) -> Any:
 def _source(custom_dataset: Any) -> Any:
     """The function that loads the data set, without the selection of held-out documents."""
     return custom_dataset.load if isinstance(custom_dataset, HeldOutDataset) else custom_dataset
+
+
+def _where(config: dict[str, Any], source: Any) -> str:
+    """Where a task's documents are from, in words, for its results."""
+    if isinstance(source, LocalData):
+        return f"files in {source.path}"
+    path = hub_id(config)
+    return "generated" if path is None else f"data set {path} of the hub"
 
 
 def _generated(custom_dataset: Any) -> bool:

@@ -37,8 +37,6 @@ class LocalData:
     """(split, purpose)"""
     shown: frozenset[str] = frozenset()
     """Columns that prompts or answers contain unchanged; they must not be null."""
-    hint: str = "task.data_folder=<folder> names another folder of data_dir"
-    """What to type if the folder is missing."""
 
     @property
     def path(self) -> Path:
@@ -65,8 +63,6 @@ class LocalData:
 
     def _missing(self, file: Path, purpose: str) -> str:
         missing = f"{file} is missing: {self.task} needs it {purpose}. It holds one JSON object per line."
-        if not self.path.is_dir():
-            return f"{missing}\nThere is no folder {self.path}: {self.hint}."
         splits = sorted(other.name for other in self.path.glob("*.jsonl"))
         return f"{missing}\n{self.path} has {', '.join(splits) or 'no .jsonl file'}."
 

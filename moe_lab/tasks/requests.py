@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from moe_lab.engine.planned import Asked, planned_tokens, tokens_one_by_one
 from moe_lab.tasks.documents import gold_choice
-from moe_lab.tasks.loading import once, seed_as_lm_eval
+from moe_lab.tasks.loading import seed_as_lm_eval
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
     from lm_eval.tasks.manager import TaskDict
 
     from moe_lab.config.schema import Config
+    from moe_lab.engine.forward.ensemble import Ensemble
 
 
 def reseed(config: Config, tasks: TaskDict) -> None:
@@ -68,27 +69,46 @@ def right_request(config: Config, task: Any, instances: list[Instance]) -> tuple
 
 SAMPLED = 8
 """Documents per task whose prompts are built. The estimate for all documents is scaled up from these."""
-NEW_TOKENS = 256
-"""lm-eval's default number of generated tokens."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Workload:
-    """The tokens that a model has to process and generate, estimated from a few documents of each task."""
+    """The requests of some documents. Those of a large task are a sample, which is scaled up."""
 
     documents: float = 0
-    requests: float = 0
-    """Scored and generated answers."""
-    prompts: float = 0
-    """Tokens of all prompts; a prompt counts once for all its answer choices."""
-    answers: float = 0
-    """Tokens of all answers; a generated answer counts with its greatest length."""
+    asked: tuple[tuple[float, Asked], ...] = ()
+    """(weight, requests): how many times as much there is of what the sample asks."""
+    one_by_one: bool = False
+    """Whether lm-eval's own code answers without an ensemble: the model has no `KVEngine`."""
 
     def __add__(self, other: Workload) -> Workload:
-        return Workload(**{name: getattr(self, name) + getattr(other, name) for name in vars(self)})
+        return Workload(self.documents + other.documents, self.asked + other.asked)
 
-    def __mul__(self, factor: float) -> Workload:
-        return Workload(**{name: amount * factor for name, amount in vars(self).items()})
+    def tokens(self, ensemble: Ensemble) -> float:
+        """Tokens that an ensemble puts through the model (`planned_tokens`)."""
+        whole: dict[float, Asked] = {}
+        for weight, asked in self.asked:
+            whole.setdefault(weight, Asked()).add(asked)
+        alone = self.one_by_one and ensemble.plain
+        return sum(
+            weight * (tokens_one_by_one(asked) if alone else planned_tokens(asked, ensemble))
+            for weight, asked in whole.items()
+        )
+
+    @property
+    def requests(self) -> float:
+        """Scored and generated answers."""
+        return sum(weight * asked.answers for weight, asked in self.asked)
+
+    @property
+    def prompts(self) -> float:
+        """Tokens of all prompts; a prompt counts once for all its answer choices."""
+        return sum(weight * asked.prompt_tokens for weight, asked in self.asked)
+
+    @property
+    def answers(self) -> float:
+        """Tokens of all answers; a generated answer counts with its greatest length."""
+        return sum(weight * asked.answer_tokens for weight, asked in self.asked)
 
     @property
     def prompt(self) -> float:
@@ -101,9 +121,18 @@ class Workload:
         return self.answers / max(1, self.requests)
 
 
-def workload_of_tasks(tasks: Mapping[str, Any], samples: Mapping[str, list[int]], config: Config) -> Workload:
-    """The workload of the documents `samples` of lm-eval's tasks for the model of `config`."""
-    parts = (_of_task(task, samples[name], config) for name, task in tasks.items() if samples[name])
+def workload_of_tasks(
+    tasks: Mapping[str, Any], samples: Mapping[str, list[int]], config: Config, architecture: Any = None
+) -> Workload:
+    """The workload of the documents `samples` of lm-eval's tasks for the model of `config`.
+
+    Args:
+        architecture: the configuration of the model that answers; None: that of `config`.
+    """
+    from moe_lab.models.source import load_config
+
+    design = architecture or load_config(config.model, offline=config.offline)
+    parts = (_of_task(task, samples[name], config, design) for name, task in tasks.items() if samples[name])
     return sum(parts, start=Workload())
 
 
@@ -111,50 +140,26 @@ _workloads: WeakKeyDictionary[Any, dict[str, Workload]] = WeakKeyDictionary()
 """By task, and by all else that determines a workload: many runs of a grid have the same prompts."""
 
 
-def _of_task(task: Any, numbers: list[int], config: Config) -> Workload:
+def _of_task(task: Any, numbers: list[int], config: Config, design: Any) -> Workload:
     sampled = numbers[:: max(1, len(numbers) // SAMPLED)][:SAMPLED]
     known = _workloads.setdefault(task, {})
     model = f"{config.model} {config.offline}"
-    key = f"{sampled} {len(numbers)} {model} {config.fewshot_seed} {config.system_instruction}"
+    asked = (config.fewshot_seed, config.system_instruction, config.apply_chat_template, config.max_length)
+    key = f"{sampled} {len(numbers)} {model} {asked} {design.to_json_string()}"
     if key not in known:
-        from moe_lab.models.tokenizer import load_tokenizer
-
-        load = partial(load_tokenizer, config.model, offline=config.offline)
-        tokenizer = once(f"tokenizer {model}", load)
-        task.set_fewshot_seed(config.fewshot_seed)
-        parts = (_of_document(task, task.task_docs[number], tokenizer, config) for number in sampled)
-        known[key] = sum(parts, start=Workload()) * (len(numbers) / len(sampled))
+        requests = _asked(task, sampled, config, design)
+        known[key] = Workload(len(numbers), ((len(numbers) / len(sampled), requests),))
     return known[key]
 
 
-def _of_document(task: Any, document: Any, tokenizer: Any, config: Config) -> Workload:
-    context = task.fewshot_context(
-        document,
-        num_fewshot=task.get_config("num_fewshot"),
-        system_instruction=config.system_instruction,
-        gen_prefix=task.doc_to_prefix(document),
-    )
-    built = task.construct_requests(doc=document, ctx=context, metadata=(task.task_name, 0, 1))
-    built = built if isinstance(built, list) else [built]
-    count = _lengths(built, tokenizer)
-    repeats = task.get_config("repeats") or 1
-    prompts: dict[str, int] = {}
-    answers = requests = 0
-    for request in built:
-        generated = request.request_type == "generate_until"
-        requests += repeats if generated else 1
-        if request.request_type == "loglikelihood_rolling":
-            answers += count[request.args[0]]
-            continue
-        prompts[request.args[0]] = count[request.args[0]]
-        if generated:
-            answers += int(request.args[1].get("max_gen_toks", NEW_TOKENS)) * repeats
-        else:
-            answers += count[request.args[1]]
-    return Workload(documents=1, requests=requests, prompts=sum(prompts.values()), answers=answers)
+def _asked(task: Any, numbers: list[int], config: Config, design: Any) -> Asked:
+    from moe_lab.engine.hf import encoder_of
+    from moe_lab.models.tokenizer import Framing, prompt_tokenizer
 
-
-def _lengths(requests: list[Instance], tokenizer: Any) -> dict[str, int]:
-    """The number of tokens of each text in some requests, counted in one call."""
-    texts = list(dict.fromkeys(text for one in requests for text in one.args if isinstance(text, str)))
-    return dict(zip(texts, map(len, tokenizer(texts, add_special_tokens=False).input_ids), strict=True))
+    framing = Framing(lambda: prompt_tokenizer(config), config.apply_chat_template)
+    encoder = encoder_of(design, framing.tokenizer, config.max_length, config.model.add_bos_token)
+    asked = Asked()
+    for instances in build_requests(config, task, framing, numbers):
+        for instance in instances:
+            asked.read(encoder, instance.request_type, instance.args, instance.repeats or 1)
+    return asked

@@ -32,8 +32,8 @@ from moe_lab.runs import budget as estimate
 from moe_lab.runs import grid, plan
 from moe_lab.runs.budget import estimates
 from moe_lab.runs.speeds import Speed
-from moe_lab.tasks.requests import Workload
 from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
+from tests.support.requests import generating
 from tests.support.stored_runs import pair_of_runs
 
 
@@ -373,7 +373,7 @@ def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path,
         "writable",
         "Executing programs that a model wrote\n  possible",
         "svamp",
-        f"{tmp_path}/svamp/test.jsonl is missing",
+        f"{tmp_path}/svamp/<split>.jsonl with the columns question, answer",
     ):
         assert text in ended.out
     assert list(tmp_path.iterdir()) == []
@@ -435,8 +435,8 @@ def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
     rows = [FakeRun(Config(method=get_method("roe").Config(name="roe", n=n))) for n in (2, 8, 2)]
     estimates(rows)
     assert looked_at[1:] == rows[:1], "they ask the same"
-    with_answers = Workload(documents=10, requests=10, prompts=1000, answers=50)
-    assert [run.method.forward_tokens(with_answers) for run in rows] == [1100, 1400, 1100]
+    with_answers = generating(10, prompt=100, new=5)
+    assert [run.method.forward_tokens(with_answers) for run in rows] == [1090, 1390, 1090]
 
 
 def test_report_alone_lists_what_is_stored(capsys, runs, tmp_path):

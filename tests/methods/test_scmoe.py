@@ -25,11 +25,11 @@ from moe_lab.methods import get_method
 from moe_lab.methods.scmoe import SelfContrast
 from moe_lab.models.facts import ModelFacts
 from moe_lab.routing import document_key, find_routers, gumbel
-from moe_lab.tasks.requests import Workload
 from tests.support import attention_kinds, rounding
 from tests.support.command import run_command
 from tests.support.models import build, small_model
 from tests.support.opened_methods import answered, opened
+from tests.support.requests import generating
 from tests.support.roe_reference import in_float64
 from tests.support.runs import facts as facts_of
 from tests.support.tiers import by_family
@@ -239,9 +239,9 @@ def test_the_report_and_the_cost() -> None:
     blocks = scmoe(rank=3).report(FACTS, {}, {})
     expected = {"beta": BETA, "alpha": ALPHA, "weak": "rank", "rank": 3, "cache": "clean"}
     assert blocks == {"untuned": True, "scmoe": expected}
-    workload = Workload(prompts=100, answers=10)
+    workload = generating(1, prompt=100, new=10)
     assert [scmoe(**keys).forward_tokens(workload) for keys in ({}, {"cache": "standard"}, {"beta": 0})] == [
-        120, 220, 110,
+        100 + 2 * 10 - 1, 2 * (100 + 9), 100 + 9,
     ]  # fmt: skip
 
 

@@ -500,7 +500,7 @@ def test_preparing_makes_nothing(roe: Config) -> None:
     assert one.baseline is not None
     asked = [workload_of(each) for each in (one.baseline, one)]
     plain, rows = (each.method.forward_tokens(workload_of(each)) for each in (one.baseline, one))
-    assert asked[0] == asked[1] and rows - asked[0].answers == plain > 1000, "two rows of each answer"
+    assert asked[0] == asked[1] and plain + asked[0].answers >= rows > plain > 1000, "two rows of each answer"
     assert (asked[0].documents, asked[0].requests) == (10, 30)
     assert not Path(roe.output_dir).exists()
 
@@ -515,7 +515,7 @@ def test_what_is_refused_before_weights_load(
     (tmp_path / "empty").mkdir()
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"output_dir": str(tmp_path / "file" / "out")}, ConfigError, "is a file"),
-        ({"data_dir": str(tmp_path / "absent")}, TaskError, r"arc_easy/test\.jsonl is missing"),
+        ({"data_dir": str(tmp_path / "absent")}, TaskError, r"Or give .*absent/arc_easy/<split>\.jsonl"),
         ({"samples": [10]}, TaskError, "documents 0 to 9"),
         ({"num_fewshot": 7}, TaskError, "more than the 6 examples"),
         ({"model": replace(roe.model, path=str(tmp_path / "empty"))}, ModelError, "is no model"),

@@ -17,10 +17,12 @@ from moe_lab.runs.attempts import run_state
 from moe_lab.runs.budget import workload_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run
-from moe_lab.tasks.requests import Workload
+from tests.support.requests import generating
 from tests.support.runs import config, small_data
 
-ASKED = Workload(documents=2, requests=4, prompts=100, answers=20)
+ASKED = generating(2, prompt=25, new=5, each=2)
+READ = 4 * (25 + 5 - 1)
+"""Tokens of the base model: the last new token of an answer is not read."""
 
 
 @pytest.fixture
@@ -86,12 +88,12 @@ def test_more_answers_than_estimated_leave_nothing(run: Run) -> None:
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({}, 100 + 20 + 2 * 3 * (50 + 5) + 2 * 3 * 11 * 5),
-        ({"k": 1, "steps": 4, "tokens": "last3"}, 100 + 20 + 2 * 55 + 2 * 5 * 7),
-        ({"optimizer": "oracle"}, 100 + 20 + 2 * 55 + 2 * 11 * 5),
-        ({"negative": 0.5}, 100 + 20 + 2 * 3 * 55 + 2 * 3 * 22 * 5),
-        ({"optimizer": "kernel_regression"}, 100 + 20 + 2 * 3 * 55 + 2 * 3 * 13 * 5),
-        ({"optimizer": "mode_finding", "shifts": 3}, 100 + 20 + 2 * 3 * 55 + 2 * 3 * 4 * 5),
+        ({}, READ + 2 * 3 * (50 + 5) + 2 * 3 * 11 * 5),
+        ({"k": 1, "steps": 4, "tokens": "last3"}, READ + 2 * 55 + 2 * 5 * 7),
+        ({"optimizer": "oracle"}, READ + 2 * 55 + 2 * 11 * 5),
+        ({"negative": 0.5}, READ + 2 * 3 * 55 + 2 * 3 * 22 * 5),
+        ({"optimizer": "kernel_regression"}, READ + 2 * 3 * 55 + 2 * 3 * 13 * 5),
+        ({"optimizer": "mode_finding", "shifts": 3}, READ + 2 * 3 * 55 + 2 * 3 * 4 * 5),
     ],
 )
 def test_c3po_reads_its_neighbours_and_their_tails(keys: dict, expected: float) -> None:

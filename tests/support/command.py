@@ -24,7 +24,7 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
 from moe_lab.runs import budget as estimate
 from moe_lab.runs import plan, summaries
-from moe_lab.tasks.requests import Workload
+from tests.support.requests import generating
 from tests.support.runs import facts
 
 
@@ -211,7 +211,8 @@ def fake_results(run: FakeRun) -> RunResult:
     return RunResult({"results": scores, "moe_lab": block}, run.folder)
 
 
-ASKED = Workload(documents=10, requests=10, prompts=1000)
+ASKED = generating(10, prompt=101, new=0)
+"""1,000 tokens for a clean ensemble of any size."""
 
 
 def fake_state(run: FakeRun) -> tuple[str, float]:

@@ -39,7 +39,7 @@ class Source:
     size: int | None = None
     """The largest number of documents of all its tasks together; None: all."""
     hub_tasks: tuple[str, ...] = ()
-    """Names that replace `tasks` without a data_dir."""
+    """Names that replace `tasks` where data_dir has none of their folders."""
     own: bool = False
     """Whether this is the train split of the evaluated task."""
 
@@ -114,7 +114,7 @@ class ReferenceDocuments:
     metrics: dict[str, str]
     """`metric,filter` that grades generated answers of each task."""
     sources: list[dict[str, Any]]
-    """Per source: title, tasks, absent (tasks without files), wanted (None: all), documents (in total), dropped (test
+    """Per source: title, tasks, data (where they are from), wanted (None: all), documents (in total), dropped (test
     documents), asked."""
 
     @property
@@ -148,11 +148,11 @@ def _reference_documents(config: Config, settings: Any, tested: TaskDict) -> Ref
     known = frozenset[str]().union(*(hashes for task in tests for hashes in document_hashes(task)))
     found = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
     for source in sources:
-        parts, absent = _parts(config, source)
-        tasks = _load(config, source, parts, found.metrics)
+        tasks = _load(config, source, _parts(config, source), found.metrics)
         sized = replace(source, size=settings.reference_size or source.size)
         chosen = _choose(found, sized, tasks, known, config.sample_seed)
-        found.sources.append({"title": source.title, "tasks": list(tasks), "absent": absent, **chosen})
+        data = list(dict.fromkeys(task.data_source for task in tasks.values()))
+        found.sources.append({"title": source.title, "tasks": list(tasks), "data": data, **chosen})
     if not any(found.samples.values()):
         raise ConfigError(
             f"No reference is left: all {found.dropped} documents of {', '.join(found.tasks)} are evaluated.\n"
@@ -172,19 +172,15 @@ def check_asked_enough(documents: ReferenceDocuments, settings: Any) -> None:
         )
 
 
-def _parts(config: Config, source: Source) -> tuple[list[Part], list[str]]:
-    """(tasks of the source, names of tasks that are left out because data_dir has no folder for them).
-
-    No task is left out if all folders are missing: loading the tasks then reports the missing files.
-    """
-    names = source.tasks if config.data_dir or not source.hub_tasks else source.hub_tasks
-    parts = [(name, *named_task(config, name, source.own)) for name in names]
-    present = [
-        part for part in parts if config.data_dir is None or _folder(config.data_dir, part[1]).is_dir()
-    ]
-    if not present:
-        return parts, []
-    return present, [part[0] for part in parts if part not in present]
+def _parts(config: Config, source: Source) -> list[Part]:
+    """The tasks of a source: `hub_tasks`, if it has any, without a folder of `data_dir` for the others."""
+    parts = [(name, *named_task(config, name, source.own)) for name in source.tasks]
+    local = any(
+        (Path(config.data_dir or "") / (task.data_folder or str(task.name))).is_dir() for _, task, _ in parts
+    )
+    if not source.hub_tasks or (config.data_dir is not None and local):
+        return parts
+    return [(name, *named_task(config, name)) for name in source.hub_tasks]
 
 
 def _load(config: Config, source: Source, parts: list[Part], metrics: dict[str, str]) -> dict[str, Any]:
@@ -215,10 +211,6 @@ def _answerable(key: str, task: Any) -> str:
             "Use another one with method.reference=<lm-eval task>."
         )
     return kind
-
-
-def _folder(data_dir: str, task: TaskConfig) -> Path:
-    return Path(data_dir) / (task.data_folder or str(task.name))
 
 
 def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig, tuple[str, ...]]:

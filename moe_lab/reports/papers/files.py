@@ -27,8 +27,8 @@ from moe_lab.results.stored_files import damaged, read_bytes, read_csv
 
 # The files of an experiment's table: their names, which files stay, and the index
 
-SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"}
-"""Keys that change neither the numbers nor the contents of a table."""
+SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"} | {"data_dir"}
+"""Keys that change neither the numbers nor the contents of a table. Results of local files and of the hub share one."""
 SAME_NUMBERS = (
     "model.attn_implementation",
     "model.device_map",

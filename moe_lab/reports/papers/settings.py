@@ -24,7 +24,7 @@ COLUMNS = {
     "asked": "asked",
     "published_asked": "paper",
     "kept": "answered correctly",
-    "absent": "absent tasks",
+    "data": "from",
 }
 
 
@@ -63,7 +63,7 @@ def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[d
                     "asked": source["asked"],
                     "published_asked": _published(experiment, source["title"], "references"),
                     "kept": source.get("correct"),
-                    "absent": ", ".join(source["absent"]),
+                    "data": ", ".join(source.get("data", [])),
                 }
             )
     return rows

@@ -205,6 +205,7 @@ def moe_lab_block(
         "task": {
             "name": config.task.name,
             "tasks": list(tasks),
+            "data": {name: task.data_source for name, task in tasks.items()},
             "metric": headline_of(config.task.metric, evaluated["results"].get(next(iter(tasks)), {})),
         },
         "seed": config.seed if run.method.random else _trained_seed(config),

@@ -95,9 +95,13 @@ def planned_experiments(config: Config, cell: Cell) -> Plan:
 
 def report_experiments(config: Config, cell: Cell) -> int:
     """Write the tables of stored results. Raises ConfigError if there are none."""
-    prepared = _prepare(config, cell, compute=False)
-    _make_tables(prepared, config, compute=False)
+    write_tables(_prepare(config, cell, compute=False), config)
     return 0
+
+
+def write_tables(prepared: PreparedExperiments, config: Config) -> None:
+    """Write the tables and figures of stored results. Raises ConfigError if there are none."""
+    _make_tables(prepared, config, compute=False)
 
 
 def _run(config: Config, cell: Cell) -> int:

@@ -4,6 +4,7 @@ choice that moves with limit=, a missing file or split that is not told with the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.references.documents import TABLE_7, Source, reference_documents, reference_sources
-from tests.support.documents import COPA, KNOWREF, OPENBOOKQA, SCIQ, WIC
+from tests.support.documents import COPA, KNOWREF, OPENBOOKQA, SCIQ
 from tests.support.runs import choices, write_jsonl
 
 WINOGRANDE = {
@@ -137,20 +138,17 @@ def test_rules_have_references_of_their_meaning_and_on_request_of_the_other(task
         assert asked(found) == {f"toy_rules:{meaning}": 200} and found.dropped == 0
 
 
-@pytest.mark.slow
-def test_a_source_of_several_tasks_uses_those_that_are_there(data, monkeypatch):
-    for folder, row in {"copa": COPA, "wic": WIC}.items():
-        write_jsonl(data / "super_glue" / folder / "train.jsonl", [row])
-    monkeypatch.setitem(TABLE_7, "arc_easy", (Source("some", ("copa", "boolq", "wic"), 1),))
+def test_a_source_has_local_files_and_otherwise_the_hub(data, monkeypatch):
+    """Also that no part of a source is left out: fails where the hub is not asked for what data_dir has not."""
+    source = Source("some", ("copa", "boolq"), 1)
+    monkeypatch.setitem(TABLE_7, "arc_easy", (source,))
+    write_jsonl(data / "super_glue" / "copa" / "train.jsonl", [COPA])
+    with pytest.raises(ConfigError, match=r"aps/super_glue(.|\n)*super_glue/boolq(.|\n)*method.reference="):
+        reference_documents(config(data, "arc_easy"), settings())
+    monkeypatch.setitem(TABLE_7, "arc_easy", (replace(source, tasks=("copa",), hub_tasks=("boolq",)),))
     found = reference_documents(config(data, "arc_easy"), settings())
-    assert list(found.tasks) == ["copa:train", "wic:train"] and sum(asked(found).values()) == 1
-    (source,) = found.sources
-    assert source["absent"] == ["boolq"] and source["documents"] == 2
-
-
-def test_one_that_is_named_must_be_there(data):
-    with pytest.raises(ConfigError, match=r"super_glue/boolq(.|\n)*method.reference="):
-        reference_documents(config(data, "arc_easy"), settings(["boolq"]))
+    assert list(found.tasks) == ["copa:train"]
+    assert found.sources[0]["data"] == [f"files in {data / 'super_glue' / 'copa'}"]
 
 
 def test_a_task_without_right_answers_is_refused():

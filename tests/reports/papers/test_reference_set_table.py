@@ -9,9 +9,9 @@ from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.papers.settings import reference_rows, write_references
 from tests.support.stored_traces import c3po_results
 
-SOURCE = {"title": "OpenBookQA", "tasks": ["openbookqa:train"], "absent": [], "wanted": 2000}
+SOURCE = {"title": "OpenBookQA", "tasks": ["openbookqa:train"], "wanted": 2000}
 SOURCE |= {"documents": 4957, "dropped": 3, "asked": 2000, "correct": 803}
-SCIQ = SOURCE | {"title": "SciQ", "asked": 1234, "absent": ["x"]}
+SCIQ = SOURCE | {"title": "SciQ", "asked": 1234, "data": ["x"]}
 del SCIQ["correct"]
 
 

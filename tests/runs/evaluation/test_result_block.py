@@ -17,6 +17,8 @@ from tests.support.runs import facts
 
 
 class Task:
+    data_source = "generated"
+
     def aggregation(self) -> dict[str, Any]:
         return {"acc": mean, "flagged": mean, "bleu": mean, "word_perplexity": weighted_perplexity}
 

@@ -175,12 +175,17 @@ def test_names_of_tables_tell_long_settings_apart():
     [experiment] = find_experiments("roe/figure6")
     temperatures = [f"method.temperature=[{','.join(['0.1'] * 40)},{last}]" for last in (1, 2)]
     stems = [
-        file_stem(replace(experiment, typed=typed_settings(["data_dir=/a b/c", one])), "tiny")
+        file_stem(
+            replace(experiment, typed=typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", one])),
+            "tiny",
+        )
         for one in temperatures
     ]
     assert len(set(stems)) == 2
     for stem in stems:
-        assert re.fullmatch(r"roe-figure6-tiny-data_dir-c-method.temperature-0[.0-9-]+-[0-9a-f]{8}", stem)
+        assert re.fullmatch(
+            r"roe-figure6-tiny-method.profile-c-method.temperature-0[.0-9-]+-[0-9a-f]{8}", stem
+        )
         assert len(stem) < 100
 
 

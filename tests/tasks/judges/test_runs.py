@@ -297,8 +297,11 @@ def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged: Any) -> None:
         (["task=toy_math", "task.guard_model=x"], "no task of this run is judged"),
         (["task.metric=reward,none"], "not reported by toy_safety"),
         (["method=roe", "tuning=tpe"], "has no right answers"),
-        (["task=malicious"], "safety_prompts/I-MaliciousInstructions/test.jsonl: 100 lines"),
-        (["task=cona", "data_dir=/"], "I-CoNa/test.jsonl is missing"),
+        (
+            ["task=malicious"],
+            "safety_prompts/I-MaliciousInstructions/<split>.jsonl with the columns instruction",
+        ),
+        (["task=cona", "data_dir=/"], "data set walledai/SafetyDatasets is not available offline"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )

@@ -1,0 +1,248 @@
+"""The models of the rehearsal: published architectures with small widths and random weights, under their ids on the hub.
+
+Layers, experts, experts per token, windows and positions are the published ones. Widths, heads and vocabularies are small.
+Tokenizers have the published special tokens and chat templates of the published form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.support.deepseek.checkpoint import PUBLISHED as DEEPSEEK
+from tests.support.deepseek.checkpoint import write_checkpoint
+from tests.support.hub.published import GPT_OSS, GRANITE, MIXTRAL, OLMOE, QWEN3
+from tests.support.models import build
+
+HIDDEN, HEADS, WIDTH, EXPERT_WIDTH = 64, 4, 64, 32
+VOCABULARY = 4000
+GUARD, REWARD = "meta-llama/Llama-Guard-3-8B", "safepaca/absolute-harmfulness-predictor-redteam"
+
+
+def _dense(model_type: str, layers: int, positions: int, groups: int = 1, **more: Any) -> dict[str, Any]:
+    """A dense model; `groups`: query heads that share a key head."""
+    sizes = {"num_hidden_layers": layers, "max_position_embeddings": positions, "num_attention_heads": HEADS}
+    return {"model_type": model_type, **sizes, "num_key_value_heads": HEADS // groups, **more}
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "allenai/OLMoE-1B-7B-0924": OLMOE,
+    "allenai/OLMoE-1B-7B-0924-Instruct": OLMOE,
+    "allenai/OLMoE-1B-7B-0125-Instruct": OLMOE,
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": MIXTRAL,
+    "openai/gpt-oss-20b": GPT_OSS,
+    "deepseek-ai/deepseek-moe-16b-base": DEEPSEEK,
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": QWEN3,
+    "ibm-granite/granite-3.1-1b-a400m-instruct": GRANITE,
+    "meta-llama/Llama-2-7b-hf": _dense("llama", 32, 4096),
+    "mistralai/Mistral-7B-v0.1": _dense("mistral", 32, 32768, 4, sliding_window=4096),
+    "deepseek-ai/deepseek-llm-7b-base": _dense("llama", 30, 4096),
+    "meta-llama/Llama-3.1-8B": _dense("llama", 32, 131072, 4),
+    "meta-llama/Llama-3.2-1B": _dense("llama", 16, 131072, 4, tie_word_embeddings=True),
+    "allenai/OLMo-2-1124-7B": _dense("olmo2", 32, 4096),
+    "allenai/OLMo-1B-hf": _dense("olmo", 16, 2048, tie_word_embeddings=True),
+    "EleutherAI/pythia-1b": _dense("gpt_neox", 16, 2048),
+    "stabilityai/stablelm-2-1_6b": _dense("stablelm", 24, 4096, use_qkv_bias=True),
+    "jetmoe/jetmoe-8b": {
+        "model_type": "jetmoe",
+        "num_hidden_layers": 24,
+        "max_position_embeddings": 4096,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "kv_channels": 16,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
+    "google/gemma-2-2b": _dense("gemma2", 26, 8192, 2, head_dim=16, tie_word_embeddings=True),
+    "Qwen/Qwen1.5-MoE-A2.7B": _dense("qwen2_moe", 24, 8192)
+    | {"num_experts": 60, "num_experts_per_tok": 4, "decoder_sparse_step": 1},
+    GUARD: _dense("llama", 32, 131072, 4),
+}
+"""The published numbers by id. Keys that are not here are the defaults of transformers' configuration class."""
+
+_TURNS = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+_INSTRUCT = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %} {{ message['content'] }}"
+    "{{ eos_token }}{% else %} [INST] {{ message['content'] }} [/INST]{% endif %}{% endfor %}"
+)
+_CHANNELS = (
+    "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n\nReasoning: "
+    "{{ reasoning_effort or 'medium' }}\n\n# Valid channels: analysis, commentary, final. Channel must be included for "
+    "every message.<|end|>{% for message in messages %}<|start|>{% if message['role'] == 'assistant' %}assistant"
+    "<|channel|>final<|message|>{{ message['content'] }}{% if loop.last and not add_generation_prompt %}<|return|>"
+    "{% else %}<|end|>{% endif %}{% elif message['role'] == 'system' %}developer<|message|># Instructions\n\n"
+    "{{ message['content'] }}<|end|>{% else %}{{ message['role'] }}<|message|>{{ message['content'] }}<|end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+_IM = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_GUARD = (
+    "{{ bos_token }}<|start_header_id|>user<|end_header_id|>\n\nTask: Check if there is unsafe content in "
+    "'Agent' messages.\n{% for message in messages %}{{ message['role'] }}: {% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}\n"
+    "{% endfor %}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+
+Special = tuple[str | None, str, str | None, tuple[str, ...], str | None]
+"""(beginning, end, padding, further special tokens, chat template)"""
+
+_OLMOE: Special = ("|||IP_ADDRESS|||", "|||IP_ADDRESS|||", "<|padding|>", ("<|endoftext|>",), None)
+SPECIAL: dict[str, Special] = {
+    "allenai/OLMoE-1B-7B-0924-Instruct": (*_OLMOE[:4], _TURNS),
+    "allenai/OLMoE-1B-7B-0125-Instruct": (*_OLMOE[:4], _TURNS),
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": ("<s>", "</s>", None, ("<unk>",), _INSTRUCT),
+    "openai/gpt-oss-20b": (
+        "<|startoftext|>",
+        "<|return|>",
+        "<|endoftext|>",
+        ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"),
+        _CHANNELS,
+    ),
+    "deepseek-ai/deepseek-moe-16b-base": ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", None, (), None),
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": (None, "<|im_end|>", "<|endoftext|>", ("<|im_start|>",), _IM),
+    "ibm-granite/granite-3.1-1b-a400m-instruct": ("<|end_of_text|>",) * 3 + ((), _TURNS),  # type: ignore[dict-item]
+    GUARD: ("<|begin_of_text|>", "<|eot_id|>", None, ("<|start_header_id|>", "<|end_header_id|>"), _GUARD),
+}
+_OTHERS: Special = ("<s>", "</s>", None, ("<unk>",), None)
+
+
+def train_vocabulary(texts: Iterable[str], file: Path) -> None:
+    """Write a byte-level BPE of VOCABULARY tokens, which all models share, to a tokenizer.json."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(texts, vocab_size=VOCABULARY, show_progress=False)
+    bpe.save(str(file))
+
+
+def write_model(id: str, folder: Path, vocabulary: Path) -> None:
+    """The files of a model's repository."""
+    tokenizer = _tokenizer(id, vocabulary)
+    if id.startswith("sentence-transformers/"):
+        return _write_encoder(folder, tokenizer)
+    tokenizer.save_pretrained(folder)
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    if id == REWARD:
+        return _write_reward(folder, tokenizer, ids)
+    config = _small(CONFIGS[id], len(tokenizer)) | ids
+    if id == "deepseek-ai/deepseek-moe-16b-base":
+        write_checkpoint(folder, config)
+        return
+    settings = {
+        k: v for k, v in config.items() if k not in ("architectures", "model_type", "quantization_config")
+    }
+    model = build(config["model_type"], settings).bfloat16()
+    if id == GUARD:
+        _let_judge(model, tokenizer)
+    model.save_pretrained(folder)
+    if "quantization_config" in config:
+        _quantize(folder, config["quantization_config"])
+
+
+def _tokenizer(id: str, vocabulary: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    start, end, padding, others, template = SPECIAL.get(id, _OLMOE if "OLMoE" in id else _OTHERS)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(vocabulary), bos_token=start, eos_token=end, pad_token=padding
+    )
+    tokenizer.add_special_tokens({"extra_special_tokens": list(others)})
+    if id == GUARD:
+        tokenizer.add_tokens(["unsafe", "safe"])
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def _small(published: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """The published configuration with small widths."""
+    grouped = published.get("num_key_value_heads", HEADS) < published.get("num_attention_heads", HEADS)
+    widths = {
+        "vocab_size": vocabulary,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS // 2 if grouped else HEADS,
+        "intermediate_size": WIDTH,
+        "moe_intermediate_size": EXPERT_WIDTH,
+        "shared_expert_intermediate_size": EXPERT_WIDTH,
+        "head_dim": HIDDEN // HEADS,
+    }
+    model_type = published["model_type"]
+    if model_type in ("olmoe", "mixtral", "gpt_oss", "jetmoe", "granitemoe"):
+        widths["intermediate_size"] = EXPERT_WIDTH  # of an expert
+    own = {"vocab_size", "hidden_size", "intermediate_size"}
+    kept = own | published.keys() | ({"num_attention_heads", *widths} if model_type == "qwen2_moe" else set())
+    config = published | {key: value for key, value in widths.items() if key in kept}
+    return config | ({"dtype": config.pop("torch_dtype")} if "torch_dtype" in config else {})
+
+
+def _quantize(folder: Path, quantization: dict[str, Any]) -> None:
+    """Replace the experts of a saved GPT-OSS by random blocks of MXFP4, as they are published."""
+    [file] = folder.glob("*.safetensors")
+    weights = {}
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in load_file(file).items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            weights[name] = tensor
+            continue
+        experts, width, rows = tensor.shape
+        shape = (experts, rows, width // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        weights |= {f"{name}_blocks": blocks, f"{name}_scales": torch.full(shape, 123, dtype=torch.uint8)}
+    save_file(weights, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+
+
+def _let_judge(model: Any, tokenizer: Any) -> None:
+    """A Llama Guard that answers "unsafe" or "safe", by what it read."""
+    unsafe, safe = tokenizer.convert_tokens_to_ids(["unsafe", "safe"])
+    with torch.no_grad():
+        direction: Tensor = model.lm_head.weight[unsafe].clone()
+        model.lm_head.weight[:] = 0
+        model.lm_head.weight[unsafe], model.lm_head.weight[safe] = direction, -direction
+
+
+def _write_reward(folder: Path, tokenizer: Any, ids: dict[str, Any]) -> None:
+    """A regression of harm, a sequence classifier with one label, as its authors publish it."""
+    from transformers import AutoModelForSequenceClassification, RobertaConfig
+
+    config = RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_hidden_layers=2,
+        intermediate_size=WIDTH,
+        max_position_embeddings=514,
+        num_labels=1,
+        **{name: value or 0 for name, value in ids.items()},
+    )
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+
+
+def _write_encoder(folder: Path, tokenizer: Any) -> None:
+    """A sentence-transformers model: a small BERT and mean pooling."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+    from transformers import BertConfig, BertModel
+
+    own = folder.with_name(f"{folder.name}-encoder")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    torch.manual_seed(0)
+    sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "intermediate_size": WIDTH}
+    BertModel(BertConfig(vocab_size=len(tokenizer), num_hidden_layers=2, **sizes)).save_pretrained(own)
+    tokenizer.save_pretrained(own)
+    encoder = Transformer(str(own), max_seq_length=256)
+    SentenceTransformer(modules=[encoder, Pooling(HIDDEN)]).save(str(folder))

@@ -1,0 +1,289 @@
+"""Rehearse the papers' experiments: every cell at `scale=paper`, on small models from a hub on loopback.
+
+    python -m benchmarks.rehearse                              some 200 cells: each experiment, model, method and option
+    python -m benchmarks.rehearse --all                        every cell
+    python -m benchmarks.rehearse --experiment roe/figure3     cells of one experiment (several: separated by commas)
+    python -m benchmarks.rehearse --worker 0/2                 the even cells; another process does `1/2`
+    python -m benchmarks.rehearse --data-dir <folder>          rows of real data sets instead of generated ones
+
+Ids, revisions, data sets, chat templates, the papers' presets and layer lists are the published ones. Widths, documents,
+steps and lengths are cut (`cuts`). The result is one table, `cells.jsonl` in the output folder, with a line per cell: its
+state, the reason if it is not done, and planned and measured tokens. The same command continues: it repeats no cell that
+is done. Exits with 1 if a cell is neither done nor refused for a reason in REASONS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.rehearsal.data import SUBJECTS
+from benchmarks.rehearsal.hub import stage
+from benchmarks.rehearsal.models import CONFIGS, REWARD
+
+if TYPE_CHECKING:
+    from moe_lab.config.compose import Cell
+    from moe_lab.runs.experiments.cells import Composed, PreparedCell
+
+ENCODERS = ("sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2")
+PUBLISHED = (*CONFIGS, REWARD, *ENCODERS)
+REASONS = {
+    "vectors of a model that needs code of its own": "there is no such file. Leave method.embeddings out",
+}
+"""The reasons for which a cell may be refused, each with a part of its message (docs/figures.md)."""
+ON_METHOD = {
+    "reference_size": 20,
+    "dataset_size": 12,
+    "max_steps": 2,
+    "trials": 2,
+}
+"""Keys of methods that have them."""
+PRETRAINING = {
+    "steps": 2,
+    "save_steps": 2,
+    "hidden_size": 64,
+    "heads": 4,
+    "active_size": 64,
+    "sequence_length": 64,
+    "batch_size": 2,
+    "gradient_accumulation": 1,
+    "validation_rows": 2,
+    "dataset_size": 100,
+}
+
+
+def cuts(cell: Cell, config: Any) -> list[str]:
+    """The overrides that make a cell small: 2 documents, 8 new tokens, 2 trials on 8 documents, 2 optimizer steps, 20
+    references, 3 subjects of MMLU, one seed; prompts of at most 256 tokens without a cache, and texts of at most 448
+    where each of 64 samples has a cache of its own."""
+    method, tuning = cell.values["method"], cell.values["tuning"]
+    found = ["samples=[0,1]" if config.samples else "limit=2", "gen_kwargs={max_gen_toks: 8}", "seeds=1"]
+    if config.task.name == "mmlu":
+        found.append(f"task.name=[{','.join(f'mmlu_{subject}' for subject in SUBJECTS)}]")
+    if tuning["name"] != "none":
+        found.append("tuning.num_samples=8")
+        found += ["tuning.n_trials=2"] if tuning["name"] == "tpe" else []
+        found += [f"tuning.step={tuning['max_temperature'] or 1}"] if tuning["name"] == "uniform" else []
+    own = PRETRAINING if method["name"] == "pretrain" else ON_METHOD
+    found += [f"method.{key}={value}" for key, value in own.items() if key in method]
+    found += ["method.validation_size=2"] if method.get("validation_size") else []
+    if method["name"] == "roe" and (method["cache"] == "none" or config.model.name in ("mixtral", "gpt-oss")):
+        found.append(f"max_length={264 if method['cache'] == 'none' else 448}")
+    return found
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell of an experiment to rehearse."""
+
+    composed: Composed
+    cell: Cell
+
+    @property
+    def key(self) -> str:
+        overrides = " ".join(one for one in self.cell.overrides if not one.startswith("output_dir="))
+        return f"{self.composed.experiment.name}: {overrides}"
+
+    @property
+    def options(self) -> set[Any]:
+        """What a subset shows at least once: every option, and every model and method of every experiment."""
+        name, values = self.composed.experiment.name, self.cell.values
+        return {
+            *self.cell.overrides,
+            (name, self.cell.values["model"]["name"]),
+            (name, values["method"]["name"]),
+        }
+
+
+def subset(cells: Sequence[Planned]) -> list[Planned]:
+    """Few cells that have every option of all cells, in their order. Each is the one with the most options not seen."""
+    left = set().union(*(cell.options for cell in cells))
+    chosen: set[int] = set()
+    while left:
+        best = max(range(len(cells)), key=lambda index: len(cells[index].options & left))
+        chosen.add(best)
+        left -= cells[best].options
+    return [cells[index] for index in sorted(chosen)]
+
+
+class Table:
+    """The lines of `cells.jsonl`. A cell's last line counts."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.rows: dict[str, dict[str, Any]] = {}
+        if file.exists():
+            for line in file.read_text(encoding="utf-8").splitlines():
+                self.rows |= {(row := json.loads(line))["cell"]: row}
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows[row["cell"]] = row
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        print(
+            f"{row['state']:>8} {row['seconds']:7.1f} s  {row['cell']}{'  ' + row['reason'] if row['reason'] else ''}"
+        )
+        sys.stdout.flush()
+
+
+def main() -> int:
+    options = _options()
+    output = options.output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    with stage(output / "hub", PUBLISHED, options.data_dir):
+        return _rehearse(options, output)
+
+
+def _options() -> argparse.Namespace:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--experiment", default="all", help="names in experiments/, separated by commas")
+    parser.add_argument("--all", action="store_true", help="every cell instead of the subset")
+    parser.add_argument("--worker", default="0/1", help="<number>/<workers>: the cells of this process")
+    parser.add_argument("--data-dir", type=Path, help="folder of local data sets (docs/tasks.md)")
+    parser.add_argument("--output", type=Path, default=Path("outputs/rehearsal"))
+    parser.add_argument("--only", help="cells with this text in their name")
+    return parser.parse_args()
+
+
+def _rehearse(options: argparse.Namespace, output: Path) -> int:
+    from moe_lab.config.compose import compose_cell
+    from moe_lab.models.memory import ModelPool
+    from moe_lab.runs.config import to_config
+    from moe_lab.runs.experiments.cells import compose_experiments
+    from moe_lab.tasks.loading import task_cache
+
+    base = compose_cell([f"experiment={options.experiment}", "scale=paper", f"output_dir={output}"], [])
+    composed = compose_experiments(to_config(base), base)
+    cells = [Planned(each, cell) for each in composed for cell, _ in each.cells]
+    chosen = cells if options.all else subset(cells)
+    number, workers = map(int, options.worker.split("/"))
+    own = [cell for cell in chosen if not options.only or options.only in cell.key][number::workers]
+    table, start, models = Table(output / "cells.jsonl"), time.monotonic(), ModelPool()
+    known: dict[str, Any] = {}
+    played: dict[str, list[PreparedCell]] = {}
+    with task_cache():
+        for one in own:
+            if table.rows.get(one.key, {}).get("state") != "done":
+                table.add(_play(one, models, known, played))
+        for each in composed:
+            if cells_of := played.get(each.experiment.name):
+                table.add(_row(f"{each.experiment.name}: its table", partial(_draw, each, cells_of)))
+    keys = [*(one.key for one in own), *(f"{each.experiment.name}: its table" for each in composed)]
+    return _summary(
+        [table.rows[key] for key in keys if key in table.rows], time.monotonic() - start, len(cells)
+    )
+
+
+def _play(
+    one: Planned, models: Any, known: dict[str, Any], played: dict[str, list[PreparedCell]]
+) -> dict[str, Any]:
+    """Run one cell. Returns its line of the table, and adds the prepared cell to those of its experiment."""
+    own = played.setdefault(one.composed.experiment.name, [])
+    return _row(one.key, partial(_run, one, models, known, own))
+
+
+def _row(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The line of the table: what `run` returns, or why it failed."""
+    from moe_lab.errors import MoeLabError
+
+    start, row = time.monotonic(), {"cell": name, "state": "failed", "reason": ""}
+    try:
+        row |= run()
+    except Exception as error:
+        row["reason"] = " ".join(str(error).split()) or type(error).__name__
+        if not isinstance(error, MoeLabError):
+            row["traceback"] = traceback.format_exc()
+    if row["state"] != "done" and any(text in row["reason"] for text in REASONS.values()):
+        row["state"] = "refused"
+    return row | {"seconds": round(time.monotonic() - start, 1)}
+
+
+def _draw(composed: Composed, cells: list[PreparedCell]) -> dict[str, Any]:
+    """The table, the figure and the page of an experiment, of the cells that this process ran."""
+    from moe_lab.runs.experiments.runner import PreparedExperiments, write_tables
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        write_tables(PreparedExperiments([(composed.experiment, cells)]), cells[0].config)
+    return {"state": "done"}
+
+
+def _run(one: Planned, models: Any, known: dict[str, Any], own: list[PreparedCell]) -> dict[str, Any]:
+    from moe_lab.config.compose import compose_cell
+    from moe_lab.runs.attempts import run_all
+    from moe_lab.runs.config import to_config
+    from moe_lab.runs.experiments.cells import prepare_cells
+
+    def small(cell: Cell, config: Any) -> tuple[Cell, Any]:
+        new = compose_cell([*cell.overrides, *cuts(cell, config)], list(cell.config_dirs))
+        return new, to_config(new)
+
+    whole = one.composed
+    [(cell, config)] = [pair for pair in whole.cells if pair[0] is one.cell]
+    study = whole.study
+    if study is not None:
+        study = small(compose_cell(study.overrides, []), study)[1]
+    [prepared] = prepare_cells(replace(whole, cells=[small(cell, config)], study=study), known)
+    if prepared.error is not None:
+        raise prepared.error
+    assert prepared.job is not None
+    own.append(prepared)
+    outcomes, failures = run_all([prepared.job], models)
+    if failures:
+        raise failures[0].error
+    planned, measured = map(sum, zip(*map(_tokens, outcomes), strict=True))
+    return {
+        "state": "done",
+        "planned": planned,
+        "measured": measured,
+        "runs": [each.run.run_id for each in outcomes],
+    }
+
+
+def _tokens(outcome: Any) -> tuple[int, int]:
+    """(planned tokens at the measured number of new tokens, measured tokens) of a run."""
+    from moe_lab.runs.budget import workload_of
+
+    run, cost = outcome.run, outcome.results.cost
+    workload, parts, left = workload_of(run), [], cost.tokens_out or 0
+    answers = sum(len(asked.new_tokens) for _, asked in workload.asked)
+    for weight, asked in workload.asked:
+        lengths = []
+        for _ in (
+            asked.new_tokens
+        ):  # which answers ended early is not known: all have the same length, or one more
+            lengths.append(-(-left // answers))
+            left, answers = left - lengths[-1], answers - 1
+        parts.append((weight, asked.with_lengths(lengths)))
+    return round(run.method.forward_tokens(replace(workload, asked=tuple(parts)))), cost.tokens_in
+
+
+def _summary(rows: Sequence[dict[str, Any]], seconds: float, cells: int) -> int:
+    states = Counter(row["state"] for row in rows)
+    print(f"\n{len(rows)} of {cells} cells in {seconds / 60:.1f} minutes: {dict(states)}")
+    other = [row for row in rows if row.get("planned") != row.get("measured")]
+    print(f"Planned tokens differ from those that were measured in {len(other)} cells that are done:")
+    for row in other:
+        print(f"{row['planned']:9,} {row['measured']:9,}  {row['cell'][:150]}")
+    for reason, count in Counter(row["reason"] for row in rows if row["state"] != "done").most_common():
+        print(f"{count:5} {reason}")
+    return int(states["failed"] > 0)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The rehearsal of paper scale. Broken by a subset that leaves an option out, a cell that is cut too little or repeated, and a
+plan of another number of tokens than a run reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.rehearse import Planned, cuts, subset
+from moe_lab.config.compose import compose_cell
+from moe_lab.runs.config import to_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def planned(*overrides: str) -> Planned:
+    composed: Any = SimpleNamespace(experiment=SimpleNamespace(name="roe/figure6"), cells=[], study=None)
+    return Planned(composed, compose_cell(list(overrides), []))
+
+
+def test_a_subset_has_every_option() -> None:
+    cells = [
+        planned(f"model={m}", f"task={t}", f"method={way}")
+        for m in ("olmoe", "mixtral")
+        for t in ("gsm8k", "svamp", "piqa")
+        for way in ("base", "roe")
+    ]
+    chosen = subset(cells)
+    assert set().union(*(cell.options for cell in chosen)) == set().union(*(cell.options for cell in cells))
+    assert len(chosen) == 3, "as many as there are tasks"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["task=mmlu"], "task.name=[mmlu_abstract_algebra,mmlu_anatomy,mmlu_virology]"),
+        (["method=roe", "method.cache=none"], "max_length=264"),
+        (["tuning=uniform", "tuning.step=0.025", "tuning.max_temperature=2"], "tuning.step=2"),
+        (["method=pretrain", "model=olmoe-base"], "method.steps=2"),
+        (["samples=[7,8,9]"], "samples=[0,1]"),
+    ],
+)
+def test_cells_are_cut(overrides: list[str], expected: str) -> None:
+    cell = compose_cell(overrides, [])
+    own = cuts(cell, to_config(cell))
+    assert expected in own
+    to_config(compose_cell([*overrides, *own], []))
+
+
+@pytest.mark.slow
+def test_cells_run_once_and_read_what_was_planned(tmp_path: Path) -> None:
+    """Of generated rows: RoE that is tuned, and choices."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.rehearse",
+        "--experiment",
+        "roe/figure6",
+        "--output",
+        str(tmp_path),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    table = tmp_path / "cells.jsonl"
+    for _ in range(2):
+        ended = subprocess.run(
+            [*command, "--only", "svamp"],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        cell, drawn = map(json.loads, table.read_text(encoding="utf-8").splitlines())
+        assert cell["state"] == drawn["state"] == "done" and cell["planned"] == cell["measured"] > 0

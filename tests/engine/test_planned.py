@@ -1,0 +1,92 @@
+"""The planned tokens against those that the engine counts. Broken by a cache, a prefill, a shared beginning, a branch of the
+answers, a repeat, a window or an early end that the plan does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.hf import encoder_of
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.planned import Asked, planned_tokens, tokens_one_by_one
+from moe_lab.routing import GumbelTopK
+from tests.support.models import make_model, make_tokenizer
+
+SHARED = "What the questions have in common is read once: "
+ENSEMBLES: dict[str, dict[str, Any]] = {
+    "base": {},
+    "clean": {"n": 3},
+    "standard": {"n": 3, "cache": "standard"},
+    "clean prefill": {"n": 3, "cache": "standard", "prefill": "clean"},
+    "none": {"n": 3, "cache": "none"},
+    "no cache, clean prefill": {"n": 3, "cache": "none", "prefill": "clean"},
+}
+GENERATE = {"until": list("abcdefghijklmnopqrstuvwxyz"), "max_gen_toks": 7, "do_sample": False}
+ASKED: dict[str, list[tuple]] = {
+    "loglikelihood": [
+        (f"{SHARED}{number}?", f" {answer}") for number in range(5) for answer in ("yes", "yesterday", "no")
+    ]
+    + [("Alone:", " yes"), ("", "Nothing before it")],
+    "loglikelihood_rolling": [("A text of two windows. " * 8,), ("A short text",)],
+    "generate_until": [(f"{SHARED}{number}", GENERATE) for number in range(4)] + [("Alone:", GENERATE)],
+}
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+@pytest.mark.parametrize("kind", ASKED)
+def test_planned_tokens_are_those_that_are_counted(kind: str, name: str) -> None:
+    """Each prompt is asked alone first, which gives the length of its answer."""
+    model, tokenizer = make_model("olmoe"), make_tokenizer()
+    lm, encoder, asked, lengths = (
+        _lm(model, tokenizer, name),
+        encoder_of(model.config, tokenizer, 128, None),
+        Asked(),
+        [],
+    )
+    for args in ASKED[kind]:
+        asked.read(encoder, kind, args)
+        if kind == "generate_until":
+            before = lm.cost["tokens_out"]
+            lm.answer(kind, [Request(args)], lambda *_: None)
+            lengths.append(lm.cost["tokens_out"] - before)
+    whole = _lm(model, tokenizer, name)
+    whole.answer(kind, list(map(Request, ASKED[kind])), lambda *_: None)
+    planned = planned_tokens(asked.with_lengths(lengths), Ensemble(**ENSEMBLES[name]))
+    assert planned == whole.cost["tokens_in"] <= planned_tokens(asked, Ensemble(**ENSEMBLES[name]))
+    assert kind != "generate_until" or len(set(lengths)) > 1
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_lm_evals_own_code_reads_every_answer_with_its_prompt(kind: str) -> None:
+    model, tokenizer = make_model("olmoe"), make_tokenizer()
+    lm, asked = _lm(model, tokenizer, "base"), Asked()
+    requests = [
+        (*args[:-1], args[-1] | {"until": []}) if kind == "generate_until" else args for args in ASKED[kind]
+    ]
+    for args in requests:
+        asked.read(encoder_of(model.config, tokenizer, 128, None), kind, args)
+    assert lm.engine is not None
+    lm.answer_by_hf(kind, list(map(Request, requests)), lambda *_: None)
+    assert lm.cost["tokens_in"] == tokens_one_by_one(asked)
+
+
+def test_answers_of_one_prompt_are_read_for_each() -> None:
+    model, tokenizer = make_model("olmoe"), make_tokenizer()
+    sampled = GENERATE | {"do_sample": True, "temperature": 1.0, "until": []}
+    lm = _lm(model, tokenizer, "clean")
+    lm.answer(
+        "generate_until", [Request(("Twice:", sampled), repeat) for repeat in range(2)], lambda *_: None
+    )
+    asked = Asked()
+    asked.read(encoder_of(model.config, tokenizer, 128, None), "generate_until", ("Twice:", sampled), 2)
+    assert lm.cost["tokens_out"] == asked.answer_tokens == 14 and asked.answers == 2
+    assert planned_tokens(asked, lm.ensemble) == lm.cost["tokens_in"]
+
+
+def _lm(model: Any, tokenizer: Any, name: str) -> EngineLM:
+    keys = ENSEMBLES[name]
+    routing = {"routing": GumbelTopK([0.5] * 4, 0)} if keys else {}
+    return EngineLM(model, tokenizer, ensemble=Ensemble(**keys, **routing), max_length=128, progress=False)

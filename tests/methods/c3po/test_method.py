@@ -111,7 +111,7 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
     [
         ["method.kernel=matern"],
         ["method.kernel=polynomial", "method.relax=topk"],
-        ["method.kernel=linear", "method.update=gd"],
+        ["method.kernel=linear", "method.update=gd", "method.parameters=weights"],
         ["method.epsilon=0.4", "method.schedule=step"],
         ["method.layers=first2+last3", "method.core_experts=null", "method.schedule=fixed"],
         ["method.reference=toy_choice:far", "method.k=5"],
@@ -306,7 +306,10 @@ def identity(**keys):
     ("settings", "unread"),
     [
         ({}, {"alpha": 0.2, "shifts": 3, "temperature": 0.9}),
-        ({"optimizer": "kernel_regression"}, {"steps": 3, "update": "gd", "relax": "topk", "shifts": 4}),
+        (
+            {"optimizer": "kernel_regression"},
+            {"steps": 3, "parameters": "weights", "update": "gd", "relax": "topk", "shifts": 4},
+        ),
         ({"optimizer": "mode_finding"}, {"steps": 3, "schedule": "fixed", "learning_rate": [0.1, 0.1]}),
         ({"optimizer": "oracle"}, {"k": 7, "reference": "arc_easy", "abstain": 0.5, "kernel": "matern"}),
         ({"epsilon": 0.4}, {"k": 9}),

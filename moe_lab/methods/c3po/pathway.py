@@ -31,6 +31,7 @@ class Pathways:
         core_experts: C; None or more than E: all.
         parameters: "weights": the parameters are the probabilities of the core experts (equation 1), scaled to the
             core's total; "logits": the core's total times the softmax of the parameters.
+        top_k: K. A smaller core is relaxed together with the other experts that the base model chooses.
     """
 
     def __init__(
@@ -39,11 +40,15 @@ class Pathways:
         layers: Sequence[int],
         core_experts: int | None,
         parameters: str = "logits",
+        top_k: int = 1,
     ):
         self.layers, self.parameters = list(layers), parameters
         self.clean_NWLE = pathway_NWME[:, :, self.layers]
         E = pathway_NWME.shape[-1]
-        own_NWLC, self.core = self.clean_NWLE.topk(min(core_experts or E, E), dim=-1)
+        C = min(core_experts or E, E)
+        own_NWLC, self.core = self.clean_NWLE.topk(C, dim=-1)
+        self.relaxed = self.clean_NWLE.topk(max(C, top_k), dim=-1).indices
+        """int64 [N, W, L, max(C, K)]: the experts that contribute with `relax="core"`."""
         self.mass_NWL1 = own_NWLC.sum(dim=-1, keepdim=True)
         self.theta = torch.empty_like(own_NWLC)
         """Leaf [N, W, L, C]: the parameters, one for each of the core experts `core` (int64 [N, W, L, C])."""
@@ -64,7 +69,7 @@ class Pathways:
     def on(self, device: torch.device) -> Pathways:
         """The same pathways on a device, with separate parameters."""
         other = self.copy()
-        for name in ("clean_NWLE", "core", "mass_NWL1"):
+        for name in ("clean_NWLE", "core", "relaxed", "mass_NWL1"):
             setattr(other, name, getattr(self, name).to(device))
         other.theta = self.theta.detach().to(device, copy=True).requires_grad_()
         return other
@@ -113,8 +118,8 @@ class Pathways:
         probs = {layer: probs_NWE[index] for layer, probs_NWE in self.probs().items()}
         if relax == "topk":
             return Remix(probs)
-        cores = zip(self.layers, self.core.unbind(dim=2), strict=True)
-        return Remix(probs, {layer: core_NWC[index] for layer, core_NWC in cores})
+        relaxed = zip(self.layers, self.relaxed.unbind(dim=2), strict=True)
+        return Remix(probs, {layer: index_NWC[index] for layer, index_NWC in relaxed})
 
 
 Watch = Callable[[Pathways], None]

@@ -39,7 +39,7 @@ def family(request):
 def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
     """Equation 3 for question n, by whole passes of its neighbours' prompts and answers without any cache."""
     probs = {layer: probs_NWE[n] for layer, probs_NWE in pathways.probs().items()}
-    experts = {layer: pathways.core[n, :, i] for i, layer in enumerate(setting.layers)}
+    experts = {layer: pathways.relaxed[n, :, i] for i, layer in enumerate(setting.layers)}
     span = setting.tails.span
     total = torch.zeros(())
     for j, tail in enumerate(setting.neighbours[n]):
@@ -274,7 +274,21 @@ def probed(start, given_LC, mass_L1, parameters):
         layer: start.clean_NWLE[:, :, i].scatter(-1, start.core[:, :, i], core_NWLC[:, :, i])
         for i, layer in enumerate(start.layers)
     }
-    return SimpleNamespace(probs=lambda: probs, core=start.core, core_LC=core_LC)
+    return SimpleNamespace(probs=lambda: probs, relaxed=start.relaxed, core_LC=core_LC)
+
+
+def test_a_core_below_the_models_top_k_is_relaxed_with_the_others_it_takes(setting):
+    """Figure 4 begins at one core expert, whose share cannot change."""
+    top_k = int(setting.model.config.num_experts_per_tok)
+    assert top_k > 1
+    settings = C3POConfig(steps=2, learning_rate=[0.3, 0.3])
+    for core in range(1, top_k):
+        pathways = Pathways(setting.pathway_NWME, setting.layers, core, top_k=top_k)
+        both = [setting.loss().value(pathways, relax)[:2] for relax in ("core", "topk")]
+        torch.testing.assert_close(*both, msg="before a step both forms are the base model")
+        changed, _ = ngd(pathways, setting.loss(), settings)
+        moved = (changed.probs_NWLE() - pathways.probs_NWLE())[:2].abs() > 1e-5
+        assert moved.any() == (core > 1) and not moved.scatter(-1, pathways.core[:2], False).any()
 
 
 def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):

@@ -273,7 +273,6 @@ def test_other_references_make_another_run(tmp_path, capsys):
         ("method.learning_rate=[0.1]", "the first and the last"),
         ("method.learning_rate=[0.1,0]", "above 0"),
         ("model.tp_plan=auto", "torchrun"),
-        ("method.core_experts=3", "takes 4 experts."),
         ("method.reference=nosuchtask", "nosuchtask"),
         ("method.k=500", "toy_choice:near have 100 reference questions"),
     ],

@@ -91,6 +91,10 @@ class _Factory(TaskFactory):
             fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
             config = {**config, "fewshot_split": split, "fewshot_config": fewshot}
         config = in_letters(config) if self._task.answer == "letters" else dict(config)
+        if self._run.apply_chat_template and config.get("unsafe_code"):
+            from moe_lab.tasks.sandbox.replies import in_chat
+
+            config = in_chat(config)
         if self._task.self_consistency is not None and not (self._holdout or self._splits):
             config = voted(config, self._task.self_consistency)
         if config.get("process_results") is score:

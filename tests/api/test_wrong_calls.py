@@ -139,7 +139,7 @@ WRONG = {
     "600 tokens": lambda m, t: roe(m, t).loglikelihood("a", "b" * 600),
     # C3PO
     "core_experts=99.*8 experts": lambda m, t: c3po(m, t, core_experts=99),
-    "core_experts=1": lambda m, t: c3po(m, t, core_experts=1),
+    "core_experts=0": lambda m, t: c3po(m, t, core_experts=0),
     "k=2.5": lambda m, t: c3po(m, t, k=2.5),
     "steps=-1": lambda m, t: c3po(m, t, steps=-1),
     "seed='a'|seed=a": lambda m, t: c3po(m, t, seed="a"),

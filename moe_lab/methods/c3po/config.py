@@ -13,6 +13,7 @@ from moe_lab.methods.method import Method
 CHOICES = {
     "optimizer": ("ngd", "kernel_regression", "mode_finding", "oracle"),
     "kernel": ("gaussian", "matern", "polynomial", "linear"),
+    "parameters": ("weights", "logits"),
     "update": ("adam", "gd"),
     "schedule": ("cosine", "step", "fixed"),
     "relax": ("core", "topk"),
@@ -28,7 +29,7 @@ ALPHAS = tuple(step / 10 for step in range(11))
 """Values of alpha that `optimizer=kernel_regression` tries if `alpha` is null."""
 KEPT = 0.5
 """The share of the pathway that a shift of `optimizer=mode_finding` keeps if `alpha` is null."""
-OF_DESCENT = {"steps", "update", "learning_rate", "schedule", "relax", "negative"}
+OF_DESCENT = {"steps", "parameters", "update", "learning_rate", "schedule", "relax", "negative"}
 """Keys of gradient descent alone."""
 OF_REFERENCES = {
     *("k", "epsilon", "kernel", "bandwidth", "reference", "reference_size", "embeddings"),
@@ -51,8 +52,10 @@ class C3POConfig(Method.Config):
     kernel: str = "gaussian"
     bandwidth: float | None = None
     steps: int = 10
+    parameters: str = "logits"
+    """weights: the routing probabilities themselves (equation 1); logits: those of a softmax over the core experts."""
     update: str = "adam"
-    """adam, or gd: plain gradient descent (equation 1)."""
+    """adam, or gd: plain gradient descent. Equation 1 is gd with `parameters="weights"`."""
     learning_rate: list[float] = field(default_factory=lambda: [0.1, 1e-4])
     """First and last: the paper's "10e-2 to 10e-5" as it is written. [0.01, 0.00001] reads it as powers of ten."""
     schedule: str = "cosine"

@@ -231,7 +231,7 @@ def ngd(
 
     Raises RoutingError if the loss of a question with neighbours is NaN.
     """
-    changed = pathways.copy()
+    changed = pathways.copy(settings.parameters)
     optimizer = _optimizer(settings.update, changed.theta)
     losses = []
     first, last = settings.learning_rate
@@ -241,6 +241,7 @@ def ngd(
         losses.append(loss.seen(loss_N))
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
+        changed.project()
     changed.theta.grad = None
     watch(changed)
     losses.append(loss.value(changed, settings.relax))

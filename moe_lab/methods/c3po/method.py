@@ -95,11 +95,6 @@ class C3PO(Method):
                 f"method=c3po re-mixes routing probabilities, and routers of {family.name} choose by a "
                 f"{family.chosen_by}. Use a model whose routers choose by logits."
             )
-        core = self.config.core_experts
-        if core is not None and core < facts.top_k:
-            raise ConfigError(
-                f"method.core_experts={core}: a token of this model takes {facts.top_k} experts. Give at least as many."
-            )
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The reference documents. Raises ConfigError or TaskError if they are missing."""

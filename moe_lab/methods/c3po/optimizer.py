@@ -79,7 +79,7 @@ class PathwayOptimizer:
         """
         settings = self.settings
         clean = torch.stack([suffix.pathway_WME for suffix in suffixes])
-        pathways = Pathways(clean, self.layers, settings.core_experts)
+        pathways = Pathways(clean, self.layers, settings.core_experts, top_k=self.model.facts.top_k)
         if own is not None:
             loss = NeighbourLoss(
                 self.replay, [[suffix] for suffix in own], torch.ones(len(own), 1), settings.loss

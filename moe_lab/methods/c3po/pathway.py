@@ -15,55 +15,84 @@ from moe_lab.engine.suffix import PromptSuffix
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.policies import Remix
 
+FLOOR = 1e-9
+"""Where weights are clipped. `Remix` takes logarithms, so an expert at exactly 0 would never get a gradient again."""
+
 
 class Pathways:
     """Routing probabilities of W tokens of N questions. Those of core experts in the optimized layers may change.
 
-    The core experts of a token and layer are those with the largest probabilities in the base model. The parameters are
-    logits over them. The core's pathway is the softmax of the logits, times the probability of the core in the base
-    model. So all probabilities stay distributions, and experts outside the core keep theirs.
+    The core experts of a token and layer are those with the largest probabilities in the base model. The core keeps its
+    total probability in the base model, and each expert outside the core keeps its own.
 
     Args:
         pathway_NWME: probabilities of the base model.
         layers: numbers of the optimized MoE layers.
         core_experts: C; None or more than E: all.
+        parameters: "weights": the parameters are the probabilities of the core experts (equation 1), scaled to the
+            core's total; "logits": the core's total times the softmax of the parameters.
+        top_k: K. A smaller core is relaxed together with the other experts that the base model chooses.
     """
 
-    def __init__(self, pathway_NWME: Tensor, layers: Sequence[int], core_experts: int | None):
-        self.layers = list(layers)
+    def __init__(
+        self,
+        pathway_NWME: Tensor,
+        layers: Sequence[int],
+        core_experts: int | None,
+        parameters: str = "logits",
+        top_k: int = 1,
+    ):
+        self.layers, self.parameters = list(layers), parameters
         self.clean_NWLE = pathway_NWME[:, :, self.layers]
         E = pathway_NWME.shape[-1]
-        own_NWLC, self.core = self.clean_NWLE.topk(min(core_experts or E, E), dim=-1)
+        C = min(core_experts or E, E)
+        own_NWLC, self.core = self.clean_NWLE.topk(C, dim=-1)
+        self.relaxed = self.clean_NWLE.topk(max(C, top_k), dim=-1).indices
+        """int64 [N, W, L, max(C, K)]: the experts that contribute with `relax="core"`."""
         self.mass_NWL1 = own_NWLC.sum(dim=-1, keepdim=True)
         self.theta = torch.empty_like(own_NWLC)
-        """Leaf [N, W, L, C]: logits over the core experts `core` (int64 [N, W, L, C])."""
+        """Leaf [N, W, L, C]: the parameters, one for each of the core experts `core` (int64 [N, W, L, C])."""
         self.set_core(own_NWLC)
 
     def __len__(self) -> int:
         return len(self.theta)
 
-    def copy(self) -> Pathways:
-        """The same pathways with separate parameters."""
+    def copy(self, parameters: str | None = None) -> Pathways:
+        """The same pathways with separate parameters; `parameters` (default: the same) says of which kind."""
         other = object.__new__(Pathways)
         other.__dict__.update(self.__dict__, theta=self.theta.detach().clone().requires_grad_())
+        if parameters not in (None, self.parameters):
+            other.parameters = parameters
+            other.set_core(self.core_probs())
         return other
 
     def on(self, device: torch.device) -> Pathways:
         """The same pathways on a device, with separate parameters."""
         other = self.copy()
-        for name in ("clean_NWLE", "core", "mass_NWL1"):
+        for name in ("clean_NWLE", "core", "relaxed", "mass_NWL1"):
             setattr(other, name, getattr(self, name).to(device))
         other.theta = self.theta.detach().to(device, copy=True).requires_grad_()
         return other
 
     def core_probs(self) -> Tensor:
         """[N, W, L, C]: probabilities of the core experts."""
-        return self.theta.softmax(dim=-1) * self.mass_NWL1
+        if self.parameters == "logits":
+            return self.theta.softmax(dim=-1) * self.mass_NWL1
+        return self.theta / self.theta.sum(dim=-1, keepdim=True) * self.mass_NWL1
 
     def set_core(self, probs_NWLC: Tensor) -> None:
         """Set the probabilities of the core experts, scaled to the core's mass."""
-        tiny = torch.finfo(probs_NWLC.dtype).tiny
-        self.theta = probs_NWLC.detach().clamp(min=tiny).log().requires_grad_()
+        probs_NWLC = probs_NWLC.detach()
+        if self.parameters == "logits":
+            probs_NWLC = probs_NWLC.clamp(min=torch.finfo(probs_NWLC.dtype).tiny).log()
+        self.theta = probs_NWLC.clone().requires_grad_()
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """After a step: clip weights at 0 and scale them to the core's mass, in place. Logits need neither."""
+        if self.parameters == "weights":
+            self.theta.clamp_(min=FLOOR)
+            self.theta.copy_(self.core_probs())
 
     def to_core(self, pathway_NWLE: Tensor) -> Tensor:
         """[N, W, L, C]: the core experts' probabilities in other pathways, scaled to the core's mass."""
@@ -89,8 +118,8 @@ class Pathways:
         probs = {layer: probs_NWE[index] for layer, probs_NWE in self.probs().items()}
         if relax == "topk":
             return Remix(probs)
-        cores = zip(self.layers, self.core.unbind(dim=2), strict=True)
-        return Remix(probs, {layer: core_NWC[index] for layer, core_NWC in cores})
+        relaxed = zip(self.layers, self.relaxed.unbind(dim=2), strict=True)
+        return Remix(probs, {layer: index_NWC[index] for layer, index_NWC in relaxed})
 
 
 Watch = Callable[[Pathways], None]

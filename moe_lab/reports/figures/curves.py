@@ -30,6 +30,7 @@ from moe_lab.reports.figures.style import (
 from moe_lab.reports.papers.cells import CellTable, TableCell, coordinates, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import model_folder, quantity, unit_of
+from moe_lab.results.model import BASE
 from moe_lab.results.stored_files import read_lines
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _draw_training(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
 
 FLOPS_COLUMNS = [
     *("model", "task", "metric", "core_experts", "experts", "flops", "plain_flops"),
-    *("value", "low", "high", "base", "documents"),
+    *("value", "low", "high", "gain", "base", "documents"),
 ]
 
 
@@ -118,37 +119,47 @@ def write_flops(table: CellTable, folder: Path, stem: str, title: str) -> list[P
 
 
 def flops_rows(table: CellTable) -> DataFrame:
-    """FLOPS_COLUMNS of every cell of C3PO whose operations were counted, by core experts.
+    """FLOPS_COLUMNS of base and of every cell of C3PO whose operations were counted, by core experts; base has 0.
 
     `flops` counts reading, optimizing and answering of a question, `plain_flops` reading and answering alone; `base`
-    is the score of the base model on the same questions.
+    is the score of the base model on the same questions. `gain` is the difference to the row before, in points of the
+    metric: what the further experts add.
     """
     counted = [
         cell
         for cell in table.cells
-        if cell.results and cell.results[0].report.get("flops_per_sample") is not None
+        if cell.results
+        and (cell.results[0].method == BASE or cell.results[0].report.get("flops_per_sample") is not None)
     ]
     frame = table.frame(counted)
     results = [cell.results[0] for cell in frame["cell"]]
     frame["experts"] = [result.model_facts["experts"] for result in results]
-    cores = [result.report["core_experts"] for result in results]
+    cores = [0 if result.method == BASE else result.report["core_experts"] for result in results]
     frame["core_experts"] = [
         all_ if core is None else min(core, all_) for core, all_ in zip(cores, frame["experts"], strict=True)
     ]
-    frame["flops"] = [result.report["flops_per_sample"] for result in results]
-    frame["plain_flops"] = [result.report["flops_plain_per_sample"] for result in results]
-    return frame[FLOPS_COLUMNS].sort_values(["model", "task", "core_experts"])
+    frame["plain_flops"] = [result.report.get("flops_plain_per_sample") for result in results]
+    frame = frame.sort_values(["model", "task", "core_experts"])
+    groups = frame.groupby(["model", "task"], sort=False)
+    frame["plain_flops"] = groups["plain_flops"].transform("max")  # base reads and answers alone
+    frame["flops"] = [
+        cell.results[0].report.get("flops_per_sample", plain)
+        for cell, plain in zip(frame["cell"], frame["plain_flops"], strict=True)
+    ]
+    frame["base"] = frame["base"].where(frame["core_experts"] > 0, frame["value"])
+    frame["gain"] = groups["value"].diff()
+    return frame[FLOPS_COLUMNS]
 
 
 def _draw_task(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
     (model, task), rows = panel
     costs = rows["flops"] / 1e9
-    axis.plot(costs, rows["value"], "o-", color=BLUE, label="C3PO, with its core experts")
+    axis.plot(costs, rows["value"], "o-", color=BLUE, label="C3PO, with its core experts (0: base model)")
     draw_band(axis, costs, list(rows["low"]), list(rows["high"]), "95% interval")
-    for cost, value, core in zip(costs, rows["value"], rows["core_experts"], strict=True):
+    for cost, same in rows.groupby(costs.map("{:.3g}".format)):  # cores below the model's top-k cost the same
         axis.annotate(
-            str(core), (cost, value), textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6.5,
-            bbox=NUMBER_BOX,
+            ", ".join(map(str, same["core_experts"])), (float(cost), same["value"].max()),
+            textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6.5, bbox=NUMBER_BOX,
         )  # fmt: skip
     first = rows.iloc[0]
     if first["base"] is not None:

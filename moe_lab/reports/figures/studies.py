@@ -312,10 +312,12 @@ def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
     grouped = [[study for study in studies if study.info.model == model] for model in models]
     heights = [0.28 * len(group) + 0.55 for group in grouped]
     figure, axes = stacked_panels(sum(heights) + 0.75, heights, title)
-    top = max(study.info.max_temperature for study in studies)
     for axis, model, group in zip(axes, models, grouped, strict=True):
-        image = _draw_model(axis, model, group, top)
-    figure.colorbar(image, ax=axes, label="temperature", fraction=0.03, aspect=max(8, 10 * len(models)))
+        # a colour scale for each model: their searches differ in range (RoE: up to 0.5 and 0.2)
+        top = max(study.info.max_temperature for study in group)
+        figure.colorbar(
+            _draw_model(axis, model, group, top), ax=axis, label="temperature", fraction=0.03, pad=0.01
+        )
     return figure
 
 

@@ -109,12 +109,13 @@ def _best(rows: DataFrame) -> DataFrame:
 
 
 def _greatest_gain(rows: DataFrame) -> float | None:
-    return _first(rows.nlargest(1, "value")["core_experts"])
+    """The number of core experts with the largest gain over the next smaller number; base has none."""
+    return _first(rows[rows["gain"] > 0].nlargest(1, "gain")["core_experts"])
 
 
 def _flat_from(rows: DataFrame) -> float | None:
     """The smallest number of core experts whose 95% interval holds the accuracy of every larger one."""
-    ordered = rows.sort_values("core_experts")
+    ordered = rows[rows["core_experts"] > 0].sort_values("core_experts")
     for i, row in enumerate(ordered.itertuples()):
         if ordered["value"][i:].between(row.low, row.high).all():
             return float(row.core_experts)
@@ -164,6 +165,7 @@ QUANTITIES: dict[str, dict[str, Quantity]] = {
 
 ABSENT = {
     "power, n=64 over n=1": "no power meter on this device",
+    "core experts with the greatest gain": "no number gains over the one before",
     "top 8 afterwards among the first 20": "the model's layers have fewer than 20 experts",
 }
 """Why the data of a figure may lack a quantity."""

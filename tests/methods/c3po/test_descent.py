@@ -7,6 +7,8 @@ probable, a question without right neighbours that is changed.
 from __future__ import annotations
 
 import copy
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.engine.token_span import TokenSpan
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.config import C3POConfig
-from moe_lab.methods.c3po.descent import LOSSES, Contrast, NeighbourLoss, learning_rates, ngd
+from moe_lab.methods.c3po.descent import EPS, LOSSES, Contrast, NeighbourLoss, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.routing.policies import Remix
 from tests.support import rounding
@@ -37,7 +39,7 @@ def family(request):
 def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
     """Equation 3 for question n, by whole passes of its neighbours' prompts and answers without any cache."""
     probs = {layer: probs_NWE[n] for layer, probs_NWE in pathways.probs().items()}
-    experts = {layer: pathways.core[n, :, i] for i, layer in enumerate(setting.layers)}
+    experts = {layer: pathways.relaxed[n, :, i] for i, layer in enumerate(setting.layers)}
     span = setting.tails.span
     total = torch.zeros(())
     for j, tail in enumerate(setting.neighbours[n]):
@@ -100,9 +102,12 @@ def equals_whole_passes(setting, relax, kind, answers, atol=2e-6):
     assert loss_N[2] == 0 and not gradient[2].any()
 
 
-@pytest.mark.parametrize("relax", ["core", "topk"])
+@pytest.mark.parametrize(
+    ("parameters", "relax"),
+    [("weights", "core"), ("weights", "topk"), ("logits", "core"), ("logits", "topk")],
+)
 @pytest.mark.parametrize("span", [SPANS[0], SPANS[-1]], ids=str)
-def test_gradient_equals_finite_differences(family, span, relax):
+def test_gradient_equals_finite_differences(family, span, parameters, relax):
     """In float64, with answers of several tokens. The differences of topk are taken where no expert changes its place
     among the first K."""
     model = copy.deepcopy(small_model(family)).double()
@@ -113,9 +118,9 @@ def test_gradient_equals_finite_differences(family, span, relax):
     loss = NeighbourLoss(setting.tails, neighbours, torch.tensor([[1.0, 0.5], [0.3, 0.9]]).double())
     E = setting.pathway_NWME.shape[-1]
     steep_NWME = (torch.linspace(2, -2, E).double().softmax(-1)).expand_as(setting.pathway_NWME)[:2]
-    pathways = Pathways(steep_NWME, setting.layers, CORE)
+    pathways = Pathways(steep_NWME, setting.layers, CORE, parameters)
     (gradient,) = torch.autograd.grad(loss(pathways, relax).sum(), [pathways.theta])
-    step = 5e-3
+    step = 5e-3 if parameters == "logits" else 2e-3
     for n, w, i, c in [(0, 0, 0, 0), (0, -1, 1, 1), (1, 0, 0, 3), (1, -1, 1, 4), (1, -1, 0, 1)]:
         around = []
         for sign in (1, -1):
@@ -212,13 +217,78 @@ def test_many_neighbours_in_several_passes_give_the_same(setting, monkeypatch):
     torch.testing.assert_close(own_losses, losses, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
-def test_plain_gradient_descent_follows_equation_1(olmoe):
-    pathways = olmoe.pathways()
-    (gradient,) = torch.autograd.grad(olmoe.loss()(pathways, "core").sum(), [pathways.theta])
-    changed, _ = ngd(
-        pathways, olmoe.loss(), C3POConfig(steps=1, update="gd", learning_rate=[0.7, 0.7], schedule="fixed")
-    )
-    torch.testing.assert_close(changed.theta, pathways.theta - 0.7 * gradient)
+def stepped(parameter_C, gradient_C, moments, update, rate, step):
+    """One step in plain numbers: equation 1, or Adam (Kingma and Ba, algorithm 1)."""
+    for c, slope in enumerate(gradient_C.tolist()):
+        if update == "gd":
+            parameter_C[c] -= rate * slope
+            continue
+        first, second = moments[c]
+        first, second = moments[c] = (0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2)
+        parameter_C[c] -= rate * first / (1 - 0.9**step) / (math.sqrt(second / (1 - 0.999**step)) + EPS)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "update", "rate"),
+    [("weights", "gd", 8), ("weights", "adam", 0.1), ("logits", "adam", 0.3)],
+)
+def test_descent_equals_a_slow_loop_over_whole_passes(family, parameters, update, rate):
+    """In float64: question by question, autograd through the whole model, each weight by itself. Some reach 0."""
+    model = copy.deepcopy(small_model(family)).double()
+    model.set_experts_implementation("eager")
+    setting = setting_of(model, SPANS[0], LONG_ANSWERS)
+    settings = {"parameters": parameters, "update": update, "learning_rate": [rate, rate]}
+    start = Pathways(setting.pathway_NWME.double(), setting.layers, CORE)
+    changed, losses = ngd(start, setting.loss(), C3POConfig(steps=3, schedule="fixed", **settings))
+    clipped = 0
+    for n in range(2):
+        core_LC = start.core[n, 0]
+        weights = start.clean_NWLE[n, 0].gather(-1, core_LC)
+        mass_L1 = weights.sum(-1, keepdim=True)
+        own = (weights if parameters == "weights" else weights.log()).tolist()
+        moments = [[(0.0, 0.0)] * CORE for _ in own]
+        for step in range(1, 4):
+            given_LC = torch.tensor(own, dtype=torch.float64, requires_grad=True)
+            loss = brute_loss(
+                setting, probed(start, given_LC, mass_L1, parameters), n, "core", "", LONG_ANSWERS
+            )
+            torch.testing.assert_close(losses[step - 1, n], loss.to(losses.dtype), atol=2e-6, rtol=1e-5)
+            (gradient_LC,) = torch.autograd.grad(loss, [given_LC])
+            for i, layer in enumerate(own):
+                stepped(layer, gradient_LC[i], moments[i], update, rate, step)
+                if parameters == "weights":
+                    clipped += sum(weight < 0 for weight in layer)
+                    kept = sum(max(weight, 0.0) for weight in layer)
+                    layer[:] = [max(weight, 0.0) / kept * float(mass_L1[i]) for weight in layer]
+        expected = probed(start, torch.tensor(own).double(), mass_L1, parameters).core_LC
+        torch.testing.assert_close(changed.core_probs()[n, 0], expected, atol=1e-6, rtol=1e-4)
+    assert parameters == "logits" or clipped
+
+
+def probed(start, given_LC, mass_L1, parameters):
+    """The pathways of all questions with the parameters of one, as `brute_loss` takes them."""
+    shares_LC = given_LC.softmax(-1) if parameters == "logits" else given_LC / given_LC.sum(-1, keepdim=True)
+    core_LC = shares_LC * mass_L1
+    core_NWLC = core_LC.expand_as(start.core)
+    probs = {
+        layer: start.clean_NWLE[:, :, i].scatter(-1, start.core[:, :, i], core_NWLC[:, :, i])
+        for i, layer in enumerate(start.layers)
+    }
+    return SimpleNamespace(probs=lambda: probs, relaxed=start.relaxed, core_LC=core_LC)
+
+
+def test_a_core_below_the_models_top_k_is_relaxed_with_the_others_it_takes(setting):
+    """Figure 4 begins at one core expert, whose share cannot change."""
+    top_k = int(setting.model.config.num_experts_per_tok)
+    assert top_k > 1
+    settings = C3POConfig(steps=2, learning_rate=[0.3, 0.3])
+    for core in range(1, top_k):
+        pathways = Pathways(setting.pathway_NWME, setting.layers, core, top_k=top_k)
+        both = [setting.loss().value(pathways, relax)[:2] for relax in ("core", "topk")]
+        torch.testing.assert_close(*both, msg="before a step both forms are the base model")
+        changed, _ = ngd(pathways, setting.loss(), settings)
+        moved = (changed.probs_NWLE() - pathways.probs_NWLE())[:2].abs() > 1e-5
+        assert moved.any() == (core > 1) and not moved.scatter(-1, pathways.core[:2], False).any()
 
 
 def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):

@@ -151,7 +151,6 @@ class EngineLM(CountedHF):
         tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
         other shapes or machines may choose it. cut_prompts: requests whose prompt was longer than the model's input and
         lost its beginning. changed_decisions, noisy_decisions: see `SampleRouting.decisions`.
-        band_0, band_1, ...: tokens of each band of an adaptive ensemble, last those without one (`Adaptive.tokens`).
         """
         cost = Counter(self._counted)
         cost.update(self._decisions)
@@ -164,10 +163,8 @@ class EngineLM(CountedHF):
         """Counts of the current ensemble."""
         if not self.ensemble.routing:
             return {}
-        adaptive = self.ensemble.adaptive
-        bands = {f"band_{band}": count for band, count in enumerate(adaptive.tokens)} if adaptive else {}
         changed, noisy = self.ensemble.routing.decisions
-        return {"changed_decisions": changed, "noisy_decisions": noisy} | bands
+        return {"changed_decisions": changed, "noisy_decisions": noisy}
 
     # lm-eval's interface -----------------------------------------------------------------------------------------
 

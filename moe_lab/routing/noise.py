@@ -4,8 +4,7 @@ A value of the noise is a function of (seed, document, repeat, row, layer, posit
 batch, the order, the padding or the number of processes.
 
 Gumbel-top-k chooses the k experts with the largest `scores + temperature * noise`. Scores are the router's logits, or
-its sigmoids plus a bias (DeepSeek-V3 and similar). With `margin_scaled` they are `scores + temperature * margin *
-noise`.
+its sigmoids plus a bias (DeepSeek-V3 and similar).
 
 T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = experts per token.
 """
@@ -147,9 +146,6 @@ class GumbelTopK:
         perturbed_weights: compute combine weights from the noisy logits instead of the clean ones; for families with
             `chooses_by_logits`.
         antithetic: rows 2j-1 and 2j have antithetic noise (`gumbel`).
-        margin_scaled: each token's temperature is multiplied by `choice_margin` in each layer. Its unit is then what it
-            takes to change the choice: the best expert not chosen passes the last chosen one with probability
-            1 / (1 + exp(1 / temperature)).
 
     Raises RoutingError in a pass before the first `expect`. `moe_lab.RoE` runs a model with this policy.
     """
@@ -161,13 +157,11 @@ class GumbelTopK:
         perturbed_weights: bool = False,
         *,
         antithetic: bool = False,
-        margin_scaled: bool = False,
     ):
         self.temperatures = list(temperatures)
         self.seed = seed
         self.perturbed_weights = perturbed_weights
         self.antithetic = antithetic
-        self.margin_scaled = margin_scaled
         self._noisy_layers = [layer for layer, temperature in enumerate(temperatures) if temperature > 0]
         self._expected = False
         self._tokens: NoisyTokens | None = None
@@ -194,7 +188,6 @@ class GumbelTopK:
             "seed": self.seed,
             "perturbed_weights": self.perturbed_weights,
             "antithetic": self.antithetic,
-            "margin_scaled": self.margin_scaled,
         }
 
     @property
@@ -220,8 +213,6 @@ class GumbelTopK:
         logits_NE = routing.logits_TE[chosen]
         noise_NE = self._noise(router.layer, logits_NE.shape[-1]).to(device)
         scores_NE = router.scores(logits_NE)
-        if self.margin_scaled:
-            noise_NE = choice_margin(scores_NE, routing.index_TK[chosen])[:, None] * noise_NE
         noisy_NE = scores_NE + temperature * noise_NE
         index_NK = router.choose(noisy_NE, routing.index_TK.shape[-1])
         source_NE = logits_NE
@@ -250,15 +241,3 @@ class GumbelTopK:
         differs_N = (index_NK.sort(dim=-1).values != clean_NK.sort(dim=-1).values).any(dim=-1)
         device = index_NK.device
         self._changed[device] = self._changed.get(device, 0) + differs_N.sum()
-
-
-def choice_margin(scores_NE: Tensor, index_NK: Tensor) -> Tensor:
-    """float32 [N]: the difference of the last chosen expert's score and the best score that was not chosen.
-
-    It is absolute: where routers choose within groups, an expert of another group may have the higher score. It is 0
-    where all experts are chosen.
-    """
-    last_N = scores_NE.gather(-1, index_NK).amin(dim=-1)
-    best_other_N = scores_NE.scatter(-1, index_NK, -torch.inf).amax(dim=-1)
-    margin_N = (last_N - best_other_N).abs()
-    return margin_N.masked_fill(margin_N.isinf(), 0.0)

@@ -23,30 +23,37 @@ from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
 from tests.support.models import make_model
 
-SAMPLES = [torch.tensor([1, 4, 4, 9, 1]), torch.tensor([1, 1]), torch.tensor([4] * 100)]
+POSITIONS = (5, 2, 100)
+
+
+def activations():
+    """Stand-ins of three requests, the longest first."""
+    return [
+        SimpleNamespace(kv_cache=SimpleNamespace(length=10 - i), position_M=torch.zeros(count))
+        for i, count in enumerate(POSITIONS)
+    ]
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 4000])
-@pytest.mark.parametrize("n", [4, 9])
-def test_positions_with_n_samples(n, tokens):
-    requests = [(object(), own) for own in SAMPLES]
+@pytest.mark.parametrize("noisy", [3, 8])
+def test_chunks_of_logit_positions(noisy, tokens):
+    requests = activations()
     places = []
-    for chunks in passes(requests, n, Budget(tokens)):
+    for chunks in passes(requests, noisy, Budget(tokens)):
         widest = max(len(chunk.at_C) for chunk in chunks)
-        assert widest * (n - 1) <= max(CHUNK_SAMPLES, n - 1)
-        assert len(chunks) * widest * (n - 1) <= tokens or (len(chunks), widest) == (1, 1)
+        assert widest * noisy <= max(CHUNK_SAMPLES, noisy)
+        assert len(chunks) * widest * noisy <= tokens or (len(chunks), widest) == (1, 1)
         for chunk in chunks:
-            own = next(samples for request, samples in requests if request is chunk.request)
-            assert (own[chunk.at_C] == n).all()
+            first = sum(POSITIONS[: next(i for i, own in enumerate(requests) if own is chunk.request)])
+            assert (chunk.place_C == first + chunk.at_C).all()
             places += chunk.place_C.tolist()
-    assert places == (torch.cat(SAMPLES) == n).nonzero()[:, 0].tolist()
+    assert places == list(range(sum(POSITIONS)))
 
 
 def test_requests_of_one_pass():
-    cached = {i: SimpleNamespace(kv_cache=SimpleNamespace(length=10 - i)) for i in range(3)}
-    samples = dict(enumerate(SAMPLES))
-    assert list(together(cached, samples, Budget(14))) == [[0, 1], [2]]
-    assert list(together(cached, samples, Budget(4000, 1))) == [[0], [1], [2]]
+    cached = dict(enumerate(activations()))
+    assert list(together(cached, 2, Budget(14))) == [[0, 1], [2]]
+    assert list(together(cached, 2, Budget(4000, 1))) == [[0], [1], [2]]
 
 
 WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()

@@ -11,8 +11,7 @@ B = sequences, S = new tokens, T = cached slots, M = logit positions, n = routin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -67,15 +66,6 @@ class EnsembleForward:
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
-
-    @contextmanager
-    def without_hooks(self) -> Iterator[None]:
-        """Inside the context this forward's hooks are removed, so that another one can run the model."""
-        self._stack.close()
-        try:
-            yield
-        finally:
-            self.__enter__()
 
     @property
     def extra_slots(self) -> int:

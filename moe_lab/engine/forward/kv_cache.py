@@ -113,24 +113,6 @@ class JoinedKVLayer(KVLayer):
         return layer.update(key_states, value_states)
 
 
-class SelectedKVLayer(KVLayer):
-    """Some sequences of one layer of a cache. What is appended is not kept."""
-
-    def __init__(self, layer: KVLayer, sequence_U: Tensor):
-        super().__init__(0)
-        self.layer, self.sequence_U = layer, sequence_U
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """The cached slots of the sequences with [U, H, R, D] after them."""
-        sequence_U = self.sequence_U.to(key_states.device)
-        keys, values = (own[:, :, : self.layer.length] for own in (self.layer.keys, self.layer.values))
-        return torch.cat([keys[sequence_U], key_states], dim=2), torch.cat(
-            [values[sequence_U], value_states], dim=2
-        )
-
-
 class KVCache(Cache):
     """One `KVLayer` per decoder layer.
 

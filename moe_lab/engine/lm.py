@@ -19,7 +19,7 @@ from moe_lab.engine.choices import Choices, Place, plain_choices, sampled_choice
 from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.forward.layers import reads_the_batch, runs_on_kv_cache
+from moe_lab.engine.forward.layers import reads_the_batch, require_masks, runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.hf import CountedHF, Encoder, OnAnswer, Request
 from moe_lab.engine.prefill import GenerationState
@@ -65,7 +65,7 @@ class EngineLM(CountedHF):
     The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the base model:
     `moe_lab.RoE` generates with an ensemble.
 
-    Raises ModelError for an ensemble on a model without a supported router.
+    Raises ModelError for an ensemble on a model without a supported router, ConfigError for one with flash attention.
     """
 
     def __init__(
@@ -86,6 +86,8 @@ class EngineLM(CountedHF):
         self.ensemble = ensemble or Ensemble()
         if self.ensemble.n > 1:
             require_routers(model)
+        if make_engine or not self.ensemble.plain:
+            require_masks(model)
         self.progress = progress
         self.seed = seed
         self.session_info: dict[str, Any] = {}

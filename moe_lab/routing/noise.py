@@ -26,6 +26,11 @@ from moe_lab.routing.hook import Router, Routing, require_choice_by_logits
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that have no float64. Their noise is computed in float32 (`_gumbel_in_float32`)."""
 
+NOISE_BYTES = 33
+"""Bytes for each token, layer and expert while noise is computed, in int64 and float64."""
+AT_ONCE_BYTES = 2**24
+"""Noise of several layers is computed together up to this size."""
+
 _GOLDEN = (
     -7046029254386353131
 )  # 0x9E3779B97F4A7C15, the odd integer nearest to 2**64 / golden ratio, as int64
@@ -165,13 +170,14 @@ class GumbelTopK:
         self._noisy_layers = [layer for layer, temperature in enumerate(temperatures) if temperature > 0]
         self._expected = False
         self._tokens: NoisyTokens | None = None
-        self._noise_LNE: Tensor | None = None
+        self._noise: dict[int, Tensor] = {}
+        """float32 [N, E] of some layers, by layer."""
         self._changed: dict[torch.device, Tensor | int] = {}
         self._decided = 0
 
     def expect(self, tokens: NoisyTokens | None) -> None:
         """Set the noisy tokens of the next forward pass; None: no token."""
-        self._expected, self._tokens, self._noise_LNE = True, tokens, None
+        self._expected, self._tokens, self._noise = True, tokens, {}
         if tokens is not None:
             self._decided += len(tokens.index) * len(self._noisy_layers)
 
@@ -211,7 +217,7 @@ class GumbelTopK:
         device = routing.logits_TE.device  # layers may be on several devices
         chosen = self._tokens.index.to(device)
         logits_NE = routing.logits_TE[chosen]
-        noise_NE = self._noise(router.layer, logits_NE.shape[-1]).to(device)
+        noise_NE = self._noise_of(router.layer, logits_NE.shape[-1]).to(device)
         scores_NE = router.scores(logits_NE)
         noisy_NE = scores_NE + temperature * noise_NE
         index_NK = router.choose(noisy_NE, routing.index_TK.shape[-1])
@@ -226,16 +232,20 @@ class GumbelTopK:
             routing.index_TK.index_copy(0, chosen, index_NK),
         )
 
-    def _noise(self, layer: int, n_experts: int) -> Tensor:
-        """float32 [N, E]. The noise of all noisy layers is computed at once, for the first of them."""
-        if self._noise_LNE is None:
+    def _noise_of(self, layer: int, n_experts: int) -> Tensor:
+        """float32 [N, E]. Few tokens get the noise of all layers at once: a step of generation has few operations."""
+        if layer not in self._noise:
             t = self._tokens
             assert t is not None
-            layer_L = torch.tensor(self._noisy_layers, device=t.index.device)
-            self._noise_LNE = gumbel_for_tokens(
+            size = NOISE_BYTES * max(1, len(t.index)) * n_experts
+            at = self._noisy_layers.index(layer)
+            layers = self._noisy_layers[at : at + max(1, AT_ONCE_BYTES // size)]
+            layer_L = torch.tensor(layers, device=t.index.device)
+            noise_LNE = gumbel_for_tokens(
                 self.seed, t.document, t.repeat, t.row, t.position, layer_L, n_experts, self.antithetic
             )
-        return self._noise_LNE[self._noisy_layers.index(layer)]
+            self._noise = dict(zip(layers, noise_LNE, strict=True))
+        return self._noise[layer]
 
     def _count(self, index_NK: Tensor, clean_NK: Tensor) -> None:
         differs_N = (index_NK.sort(dim=-1).values != clean_NK.sort(dim=-1).values).any(dim=-1)

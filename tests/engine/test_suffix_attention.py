@@ -49,6 +49,19 @@ def test_it_is_torchs_attention(heads, new):
         torch.testing.assert_close(one, other[:, :, T:], atol=1e-12, rtol=0)
 
 
+def test_scores_are_not_rounded_before_the_softmax():
+    """In bfloat16, scores around 300 would be rounded to multiples of 2."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, size, 64).bfloat16() * 6 for size in (3, 40, 40))
+    mask = torch.zeros(1, 1, 3, 40, dtype=torch.bfloat16)
+    exact = torch.nn.functional.scaled_dot_product_attention(query.double(), key.double(), value.double())
+    found = suffix_attention._Attention.apply(
+        query, key[:, :, 37:], value[:, :, 37:], key, value, mask, 64**-0.5
+    )
+    error = (found.double() - exact).abs().max()
+    assert error <= 2**-7 * exact.abs().max()
+
+
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "deepseek"]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):

@@ -6,6 +6,7 @@ Broken by: noise that depends on the process, the device or the batch.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from decimal import Decimal, localcontext
 from itertools import permutations
 
@@ -135,6 +136,27 @@ def test_is_gumbel_distributed():
     # 80,000 draws; a right generator fails with probability 1e-6 (the threshold on the p-value).
     noise = gumbel(0, 1, 0, 1, 0, range(10_000), 8).flatten().double()
     assert kstest(noise.numpy(), "gumbel_r").pvalue > 1e-6
+
+
+def test_the_noise_of_a_layer_is_the_same_however_many_are_computed_together(monkeypatch):
+    router = find_routers(make_model("olmoe"))[0]
+    logits_TE = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    token = torch.arange(40)
+
+    def routed_by(at_once):
+        monkeypatch.setattr(noise_module, "AT_ONCE_BYTES", at_once)
+        policy = GumbelTopK([0, 0.7, 0, 0.7, 0.7], seed=3, antithetic=True)
+        policy.expect(NoisyTokens(token, token + 5, token % 2, token % 5 + 1, token))
+        found, held = [], []
+        for layer in (1, 3, 4):
+            own = replace(router, layer=layer)
+            found.append(policy(own, Routing(logits_TE, torch.ones(40, 2), torch.zeros(40, 2).long())))
+            held.append(len(policy._noise))
+        return torch.stack([each.index_TK for each in found]), held
+
+    (together, three), (alone, one) = routed_by(2**24), routed_by(1)
+    assert torch.equal(together, alone) and (three, one) == ([3, 3, 3], [1, 1, 1])
+    assert (together[0] != together[1]).any()
 
 
 @pytest.mark.parametrize("key", ["seed", "document", "repeat", "row", "layer"])

@@ -50,16 +50,14 @@ def test_it_is_torchs_attention(heads, new):
 
 
 def test_scores_are_not_rounded_before_the_softmax():
-    """In bfloat16, scores around 300 would be rounded to multiples of 2."""
+    """Scores rounded to bfloat16 have errors of 0.05 here; the shares' own rounding, of 0.011."""
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, 2, size, 64).bfloat16() * 6 for size in (3, 40, 40))
-    mask = torch.zeros(1, 1, 3, 40, dtype=torch.bfloat16)
+    query, key = (torch.randn(1, 2, size, 64).bfloat16() * 3 for size in (8, 40))
+    value, mask = torch.randn(1, 2, 40, 64).bfloat16(), torch.zeros(1, 1, 8, 40, dtype=torch.bfloat16)
     exact = torch.nn.functional.scaled_dot_product_attention(query.double(), key.double(), value.double())
-    found = suffix_attention._Attention.apply(
-        query, key[:, :, 37:], value[:, :, 37:], key, value, mask, 64**-0.5
-    )
-    error = (found.double() - exact).abs().max()
-    assert error <= 2**-7 * exact.abs().max()
+    new = key[:, :, 32:], value[:, :, 32:]
+    found = suffix_attention._Attention.apply(query, *new, key, value, mask, 64**-0.5)
+    assert (found.double() - exact).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "deepseek"]))

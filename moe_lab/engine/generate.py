@@ -13,14 +13,12 @@ from torch import Tensor
 
 from moe_lab.engine.forward.batch import Group, Tokens, group_by_prefix
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.forward.kv_cache import Store, token_bytes
+from moe_lab.engine.forward.kv_cache import Store
+from moe_lab.engine.pass_size import cache_memory, sequence_bytes
 from moe_lab.engine.prefill import GenerationState, OnDone, Prefill, PrefixCache
 from moe_lab.engine.sampling import Decoding
-from moe_lab.engine.scoring import Budget, shared_prefix
-from moe_lab.models.memory import free_memory
+from moe_lab.engine.scoring import MAX_SEQUENCES, Budget, shared_prefix
 
-MAX_SEQUENCES = 64
-"""Default number of sequences that generate together: on a CPU 64 take 40% less time than 16 (docs/benchmarks.md)."""
 CACHE_SHARE = 0.5
 """Of the free memory, for the keys and values of the sequences that generate together."""
 
@@ -56,9 +54,11 @@ def _batches(
         prefix_cache = None
     if ensemble.own_history:
         prefix_cache = (prefix_cache or PrefixCache(Store(0))) if ensemble.prefill == "clean" else None
-    longest = max((len(state.prompt) for state in states), default=0) + ensemble.n * max_new_tokens
-    size = budget.sequences or min(MAX_SEQUENCES, _most_sequences(forward, longest))
-    size = max(1, min(size, budget.tokens // ensemble.n))
+    longest = max((len(state.prompt) for state in states), default=0)
+    fitting = int(CACHE_SHARE * cache_memory(forward.model)) // _sequence_bytes(
+        forward, longest, max_new_tokens
+    )
+    size = max(1, min(fitting, budget.sequences or MAX_SEQUENCES, budget.tokens // ensemble.n))
     alone = not forward.shares_beginnings
     one_group = prefix_cache or alone or ensemble.own_history or ensemble.cache == "none"
     prompts = [state.prompt for state in states]
@@ -71,10 +71,9 @@ def _batches(
             yield members[start : start + size], prefill
 
 
-def _most_sequences(forward: EnsembleForward, length: int) -> int:
-    """How many sequences of this length have their keys and values in `CACHE_SHARE` of the free memory."""
-    size = token_bytes(forward.model) * max(1, length)
-    return int(CACHE_SHARE * free_memory(forward.device) // size)
+def _sequence_bytes(forward: EnsembleForward, prompt: int, max_new_tokens: int) -> int:
+    """Bytes of a sequence at its longest."""
+    return sequence_bytes(forward.model, forward.slots(prompt, max_new_tokens), forward.ensemble.n)
 
 
 class _Batch:
@@ -106,7 +105,8 @@ class _Batch:
 
     def _drop_finished(self) -> None:
         index = torch.tensor(self.active, device=self.forward.device)
-        self.cache, self.real_BT = self.cache.select(index, len(self.states)), self.real_BT[index]
+        self.cache.select(index, len(self.states))
+        self.real_BT = self.real_BT[index]
         self._padded = not bool(self.real_BT.all())
         self.states = [self.states[b] for b in self.active]
         self.active = list(range(len(self.states)))

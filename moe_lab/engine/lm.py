@@ -22,23 +22,16 @@ from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.layers import reads_the_batch, require_masks, runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.hf import CountedHF, Encoder, OnAnswer, Request
+from moe_lab.engine.pass_size import halving, in_step, pass_budget
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, Sampler, StoppingCriteria, generation_config
-from moe_lab.engine.scoring import Budget, Scores, ScoringRequest
+from moe_lab.engine.scoring import Scores, ScoringRequest
 from moe_lab.errors import ConfigError
 from moe_lab.routing.hook import RECORD, REPLAY, opened, require_routers
 from moe_lab.routing.noise import document_key
 
 logger = logging.getLogger("moe_lab")
-
-PASS_TOKENS = {"cpu": 2048}
-"""Tokens of one forward pass, by device type; 16384 elsewhere."""
-
-
-def pass_tokens(device_type: str) -> int:
-    """The most tokens of a forward pass, routing samples included. Only a single request may have more."""
-    return PASS_TOKENS.get(device_type, 16384)
 
 
 class EngineLM(CountedHF):
@@ -103,7 +96,7 @@ class EngineLM(CountedHF):
             add_bos_token=add_bos_token,
         )
         self._device = next(model.parameters()).device
-        self.budget = Budget(pass_tokens(self._device.type), max_batch_size if auto else int(batch_size))
+        self.budget = pass_budget(model, max_batch_size if auto else int(batch_size))
         self._encoder = Encoder(self)
         self._observer = Observer()
         self.engine: Engine | None = None
@@ -204,14 +197,22 @@ class EngineLM(CountedHF):
             "loglikelihood_rolling": self._score_texts,
             "generate_until": self._generate,
         }[kind]
+        self.budget.tokens = in_step(self.model, self.budget.tokens)
         with self.running(), Progress(len(requests), kind, "request", shown=self.progress) as progress:
+            left = dict(enumerate(requests))
 
             def report(index: int, answer: Any) -> None:
+                left.pop(index, None)
                 on_answer(index, answer)
                 progress.update()
 
+            def run_left() -> None:
+                indices = list(left)
+                assert self.engine is not None
+                run(self.engine, list(left.values()), lambda i, answer: report(indices[i], answer))
+
             if self.engine:
-                run(self.engine, requests, report)
+                halving(run_left, self.budget, self._device)
             else:
                 if kind == "loglikelihood":
                     with self._warning_of_cuts(len(requests)):

@@ -67,12 +67,13 @@ def together(activations: dict[int, CachedActivations], noisy: int, budget: Budg
     """Requests whose samples, `noisy` for each logit position, fit one pass, or one request that needs several passes;
     longest first."""
     batch: list[int] = []
-    size = 0
+    size = 0.0
     for i in sorted(activations, key=lambda i: -activations[i].kv_cache.length):
-        own = len(activations[i].position_M) * noisy
+        samples = len(activations[i].position_M) * noisy
+        own = budget.size(samples, samples)
         if batch and (size + own > budget.tokens or len(batch) == budget.sequences):
             yield batch
-            batch, size = [], 0
+            batch, size = [], 0.0
         batch.append(i)
         size += own
     if batch:
@@ -80,9 +81,13 @@ def together(activations: dict[int, CachedActivations], noisy: int, budget: Budg
 
 
 def passes(requests: Sequence[CachedActivations], noisy: int, budget: Budget) -> Iterator[list[Chunk]]:
-    """The logit positions in chunks of at most `CHUNK_SAMPLES` samples, each pass within the budget."""
-    most = max(1, min(CHUNK_SAMPLES, budget.tokens) // noisy)
-    at_once = max(1, budget.tokens // (most * noisy))
+    """The logit positions in chunks of at most `CHUNK_SAMPLES` samples, each pass within the budget. A chunk is a
+    sequence of its pass."""
+    samples = int(budget.tokens / budget.size(1, 1))
+    most = max(1, min(CHUNK_SAMPLES, samples) // noisy)
+    at_once = max(1, samples // (most * noisy))
+    if budget.sequences is not None:
+        at_once = min(at_once, budget.sequences)
     chunks, first = [], 0
     for request in requests:
         count = len(request.position_M)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from moe_lab.engine import engine, two_phase
+from moe_lab.engine import engine, pass_size, two_phase
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.kv_cache import Store
 from moe_lab.engine.forward.layers import decoder_layers
@@ -147,7 +147,7 @@ def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch)
     expected = ask(direct(olmoe, tokenizer, ensembles[0]), "loglikelihood_rolling")
     for samples, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
         monkeypatch.setattr(two_phase, "CHUNK_SAMPLES", samples)
-        monkeypatch.setitem(__import__("moe_lab.engine.lm").engine.lm.PASS_TOKENS, "cpu", tokens)
+        monkeypatch.setattr(pass_size, "CPU_TOKENS", tokens)
         lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
         for _ in range(2):
             assert_same("loglikelihood_rolling", ask(lm, "loglikelihood_rolling"), expected)

@@ -72,6 +72,13 @@ class EnsembleForward:
         """Slots of the cache that the noisy samples of a logit position take during a pass."""
         return self._samples.extra_slots if self._samples else 0
 
+    def slots(self, prompt: int, new: int) -> float:
+        """Slots of the cache for a sequence with this many tokens, as a mean over the layers."""
+        if not isinstance(self._samples, OwnHistory):
+            return prompt + new + self.extra_slots
+        noisy = self.num_layers - self._samples.first_layer
+        return (prompt + new) * (1 + (self.ensemble.n - 1) * noisy / self.num_layers)
+
     def new_cache(self, capacity: int = 0) -> KVCache:
         return KVCache(self.num_layers, capacity)
 

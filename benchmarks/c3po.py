@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.bench_model import VOCAB, make_model
 from benchmarks.measure import side_by_side
-from moe_lab.engine.lm import PASS_TOKENS
+from moe_lab.engine.pass_size import CPU_TOKENS
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
 from moe_lab.methods.c3po.config import C3POConfig
@@ -28,7 +28,7 @@ from moe_lab.routing import Router, Routing, routed
 
 LAYERS = [3, 4, 5, 6, 7]
 CORE, K = 20, 3
-BUDGET = Budget(PASS_TOKENS["cpu"])
+BUDGET = Budget(CPU_TOKENS)
 
 
 def prompts(count: int, length: int, seed: int) -> list[list[int]]:

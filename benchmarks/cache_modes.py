@@ -19,7 +19,7 @@ from benchmarks.roe_step import TEMPERATURES, peak_of, prompt
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generate import generate
-from moe_lab.engine.lm import PASS_TOKENS
+from moe_lab.engine.pass_size import CPU_TOKENS
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.sampling import Decoding
 from moe_lab.engine.scoring import Budget
@@ -49,7 +49,7 @@ def generation(model: torch.nn.Module, name: str, n: int, past: int, steps: int)
     def run() -> None:
         with EnsembleForward(model, ensemble) as forward:
             answer = GenerationState(0, ids, noise_key=1)
-            budget = Budget(PASS_TOKENS["cpu"])
+            budget = Budget(CPU_TOKENS)
             generate(
                 forward, [answer], budget, Decoding(choose, lambda tokens: False, steps), lambda done: None
             )

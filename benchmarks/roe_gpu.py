@@ -23,10 +23,9 @@ from transformers import AutoModelForCausalLM, OlmoeConfig
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generate import generate
-from moe_lab.engine.lm import PASS_TOKENS
+from moe_lab.engine.pass_size import pass_budget
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.sampling import Decoding
-from moe_lab.engine.scoring import Budget
 from moe_lab.routing import GumbelTopK, document_key
 from moe_lab.runs.evaluation.result_block import energy_joules
 
@@ -125,7 +124,7 @@ def by_roe(
     layers = model.config.num_hidden_layers
     temperatures = [0.0] * SKIP + [temperature] * (layers - 2 * SKIP) + [0.0] * SKIP
     ensemble = Ensemble(n, GumbelTopK(temperatures, seed=0), first_noisy=SKIP) if n > 1 else Ensemble()
-    budget = Budget(PASS_TOKENS.get(model.device.type, 16384), len(prompts))
+    budget = pass_budget(model, len(prompts))
 
     def run(on_step: Callable[[], None]) -> None:
         def choose(scores_AV: torch.Tensor, answers: list[GenerationState]) -> list[int]:

@@ -41,7 +41,6 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "RoE, n=2": ("roe", {"n": 2, **ROE}),
     "RoE, n=8": ("roe", {"n": 8, **ROE}),
     "RoE, n=32": ("roe", {"n": 32, **ROE}),
-    "adaptive RoE, 8 samples at each token": ("roe", {"adaptive": "entropy", "bands": [[0.0, 8]], **ROE}),
 }
 
 

@@ -24,7 +24,7 @@ from benchmarks.measure import side_by_side
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import store_on
-from moe_lab.engine.lm import PASS_TOKENS
+from moe_lab.engine.pass_size import CPU_TOKENS
 from moe_lab.engine.scoring import Budget, ScoringRequest, score
 from moe_lab.engine.two_phase import TwoPhaseScorer
 from moe_lab.models.experts import NAME
@@ -76,7 +76,7 @@ def plain_pass(model: torch.nn.Module, questions: list[ScoringRequest]) -> Calla
 
 
 def trial(model: torch.nn.Module, questions: list[ScoringRequest], n: int, reuse: bool) -> Callable[[], None]:
-    budget = Budget(PASS_TOKENS["cpu"])
+    budget = Budget(CPU_TOKENS)
     scorer = TwoPhaseScorer(model, FIRST_NOISY, store_on(torch.device("cpu")))
     seeds = count()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,7 @@ class RoE(LanguageModel):
         weights: whether combine weights come from "clean" or "perturbed" router logits.
         aggregate: what is averaged: "probabilities" or "logits".
         include_clean: whether sample 0 is part of the average.
-        adaptive: what decides how many samples a token takes: "margin" (difference of the two largest next-token
-            probabilities of the clean sample) or "entropy" (in nats); None: every token takes n. With cache="clean".
-        bands: with `adaptive`, (bound, samples) of each band, the most unsure first: [(0.2, 32), (0.6, 8)]. A token
-            takes the samples of the first band that it is in, and the clean sample alone if it is in none.
         noise: "gumbel", independent in all samples, or "antithetic" in samples 2j-1 and 2j.
-        noise_scale: "constant", or "margin": temperatures are multiplied by the router's margin, per token and layer.
         logit_scale: what the log of the averaged distribution is multiplied by before the last softmax
             (1 / softmax temperature); None: a profile's, else 1.
         seed: key of the routing noise and of sampled tokens. Equal calls give equal results; `generate` takes a seed of
@@ -63,10 +57,7 @@ class RoE(LanguageModel):
         weights: str = "clean",
         aggregate: str = "probabilities",
         include_clean: bool = True,
-        adaptive: str | None = None,
-        bands: Sequence[tuple[float, int]] | None = None,
         noise: str = "gumbel",
-        noise_scale: str = "constant",
         logit_scale: float | None = None,
         seed: int = 0,
     ):
@@ -79,10 +70,7 @@ class RoE(LanguageModel):
             "weights": weights,
             "aggregate": aggregate,
             "include_clean": include_clean,
-            "adaptive": adaptive,
-            "bands": _plain(bands),
             "noise": noise,
-            "noise_scale": noise_scale,
             "logit_scale": logit_scale,
         }
         seed = checked_settings(seed=seed)["seed"]

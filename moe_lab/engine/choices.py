@@ -93,8 +93,7 @@ def sampled_choices(model: nn.Module, engine: Engine, ensemble: Ensemble, place:
     seen = _Seen(ensemble.routing, len(place.read) - 1, ensemble.first_noisy)
     # with prefill=clean the prompt is read without noise, and only generated tokens have noisy samples
     prompt, rest = (place.prompt, place.shared) if ensemble.prefill == "clean" else (place.read, ())
-    adaptive = ensemble.adaptive and ensemble.adaptive.uncounted()
-    engine.set_ensemble(replace(ensemble, routing=seen, adaptive=adaptive))
+    engine.set_ensemble(replace(ensemble, routing=seen))
     try:
         engine.score(
             [ScoringRequest(prompt, [(*rest, 0)], document_key(place.prompt))], lambda index, scores: None

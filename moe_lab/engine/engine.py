@@ -8,7 +8,7 @@ from collections.abc import Callable
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import store_on
-from moe_lab.engine.generate import AdaptiveStep, generate
+from moe_lab.engine.generate import generate
 from moe_lab.engine.prefill import GenerationState, PrefixCache
 from moe_lab.engine.sampling import Decoding
 from moe_lab.engine.scoring import Budget, OnScores, ScoringRequest, score
@@ -50,7 +50,6 @@ class KVEngine(Engine):
 
     def __init__(self, forward: EnsembleForward, budget: Budget, reuse: bool = False):
         self.forward, self.budget = forward, budget
-        self._adaptive = _adaptive_step(forward)
         ensemble, device = forward.ensemble, forward.device
         self._prefix_cache = PrefixCache(store_on(device)) if reuse else None
         self.two_phase: TwoPhaseScorer | None = None
@@ -60,8 +59,7 @@ class KVEngine(Engine):
 
     @property
     def tokens_in(self) -> int:
-        parts = (self.forward, self._adaptive, self.two_phase)
-        return sum(part.tokens_in for part in parts if part)
+        return self.forward.tokens_in + (self.two_phase.tokens_in if self.two_phase else 0)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Raises ValueError where the ensemble's first noisy layer is before that of the cached activations."""
@@ -73,8 +71,8 @@ class KVEngine(Engine):
             )
         forward = EnsembleForward(self.forward.model, ensemble)
         forward.observer = self.forward.observer
-        forward.tokens_in = self.forward.tokens_in + (self._adaptive.tokens_in if self._adaptive else 0)
-        self.forward, self._adaptive = forward, _adaptive_step(forward)
+        forward.tokens_in = self.forward.tokens_in
+        self.forward = forward
 
     def score(self, requests: list[ScoringRequest], on_scores: OnScores) -> None:
         ensemble = self.forward.ensemble
@@ -87,10 +85,5 @@ class KVEngine(Engine):
     def generate(
         self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
     ) -> None:
-        adaptive = self._adaptive
-        with adaptive.opened() if adaptive else self.forward as forward:
-            generate(forward, states, self.budget, decoding, on_done, self._prefix_cache, adaptive)
-
-
-def _adaptive_step(forward: EnsembleForward) -> AdaptiveStep | None:
-    return AdaptiveStep(forward.model, forward.ensemble) if forward.ensemble.adaptive else None
+        with self.forward as forward:
+            generate(forward, states, self.budget, decoding, on_done, self._prefix_cache)

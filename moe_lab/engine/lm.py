@@ -19,26 +19,19 @@ from moe_lab.engine.choices import Choices, Place, plain_choices, sampled_choice
 from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.forward.layers import reads_the_batch, runs_on_kv_cache
+from moe_lab.engine.forward.layers import reads_the_batch, require_masks, runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.hf import CountedHF, Encoder, OnAnswer, Request
+from moe_lab.engine.pass_size import halving, in_step, pass_budget
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, Sampler, StoppingCriteria, generation_config
-from moe_lab.engine.scoring import Budget, Scores, ScoringRequest
+from moe_lab.engine.scoring import Scores, ScoringRequest
 from moe_lab.errors import ConfigError
 from moe_lab.routing.hook import RECORD, REPLAY, opened, require_routers
 from moe_lab.routing.noise import document_key
 
 logger = logging.getLogger("moe_lab")
-
-PASS_TOKENS = {"cpu": 2048}
-"""Tokens of one forward pass, by device type; 16384 elsewhere."""
-
-
-def pass_tokens(device_type: str) -> int:
-    """The most tokens of a forward pass, routing samples included. Only a single request may have more."""
-    return PASS_TOKENS.get(device_type, 16384)
 
 
 class EngineLM(CountedHF):
@@ -65,7 +58,7 @@ class EngineLM(CountedHF):
     The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the base model:
     `moe_lab.RoE` generates with an ensemble.
 
-    Raises ModelError for an ensemble on a model without a supported router.
+    Raises ModelError for an ensemble on a model without a supported router, ConfigError for one with flash attention.
     """
 
     def __init__(
@@ -86,6 +79,8 @@ class EngineLM(CountedHF):
         self.ensemble = ensemble or Ensemble()
         if self.ensemble.n > 1:
             require_routers(model)
+        if make_engine or not self.ensemble.plain:
+            require_masks(model)
         self.progress = progress
         self.seed = seed
         self.session_info: dict[str, Any] = {}
@@ -101,7 +96,7 @@ class EngineLM(CountedHF):
             add_bos_token=add_bos_token,
         )
         self._device = next(model.parameters()).device
-        self.budget = Budget(pass_tokens(self._device.type), max_batch_size if auto else int(batch_size))
+        self.budget = pass_budget(model, max_batch_size if auto else int(batch_size))
         self._encoder = Encoder(self)
         self._observer = Observer()
         self.engine: Engine | None = None
@@ -151,7 +146,6 @@ class EngineLM(CountedHF):
         tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
         other shapes or machines may choose it. cut_prompts: requests whose prompt was longer than the model's input and
         lost its beginning. changed_decisions, noisy_decisions: see `SampleRouting.decisions`.
-        band_0, band_1, ...: tokens of each band of an adaptive ensemble, last those without one (`Adaptive.tokens`).
         """
         cost = Counter(self._counted)
         cost.update(self._decisions)
@@ -164,10 +158,8 @@ class EngineLM(CountedHF):
         """Counts of the current ensemble."""
         if not self.ensemble.routing:
             return {}
-        adaptive = self.ensemble.adaptive
-        bands = {f"band_{band}": count for band, count in enumerate(adaptive.tokens)} if adaptive else {}
         changed, noisy = self.ensemble.routing.decisions
-        return {"changed_decisions": changed, "noisy_decisions": noisy} | bands
+        return {"changed_decisions": changed, "noisy_decisions": noisy}
 
     # lm-eval's interface -----------------------------------------------------------------------------------------
 
@@ -205,14 +197,22 @@ class EngineLM(CountedHF):
             "loglikelihood_rolling": self._score_texts,
             "generate_until": self._generate,
         }[kind]
+        self.budget.tokens = in_step(self.model, self.budget.tokens)
         with self.running(), Progress(len(requests), kind, "request", shown=self.progress) as progress:
+            left = dict(enumerate(requests))
 
             def report(index: int, answer: Any) -> None:
+                left.pop(index, None)
                 on_answer(index, answer)
                 progress.update()
 
+            def run_left() -> None:
+                indices = list(left)
+                assert self.engine is not None
+                run(self.engine, list(left.values()), lambda i, answer: report(indices[i], answer))
+
             if self.engine:
-                run(self.engine, requests, report)
+                halving(run_left, self.budget, self._device)
             else:
                 if kind == "loglikelihood":
                     with self._warning_of_cuts(len(requests)):

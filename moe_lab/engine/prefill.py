@@ -161,7 +161,7 @@ class Prefill:
         if len(caches) == 1:
             cache = caches[0]
         else:
-            cache = KVCache.right_aligned(caches, caches[0].length + self._room)
+            cache = KVCache.right_aligned(caches, caches[0].length + self._room, keep=False)
         real = torch.cat([torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals])
         return PrefillOutput(cache, real.to(forward.device), torch.cat(scores))
 

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache
 
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.batch import TokenTree
-from moe_lab.engine.forward.ensemble import Adaptive, Ensemble, unsureness
+from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.sampling import Decoding
 from moe_lab.engine.scoring import OnScores, ScoringRequest, TokenScores
@@ -102,26 +102,14 @@ class RecurrentForward:
     def step(self, state: RecurrentState, ids: Sequence[int]) -> Tensor:
         """Logits [n, V] after the last of `ids`, the clean sample first.
 
-        `state` then holds these tokens too; with a clean history, those of the clean sample only. With an adaptive
-        ensemble, n is the number of samples of this token.
+        `state` then holds these tokens too; with a clean history, those of the clean sample only.
         """
-        if self.ensemble.adaptive:
-            return self._adaptive_step(self.ensemble.adaptive, state, ids)
         if self.ensemble.own_history:
             return self._read(state, ids)
         state.take([0] * self.ensemble.n)
         logits_nV = self._read(state, ids)
         state.take([0])
         return logits_nV
-
-    def _adaptive_step(self, adaptive: Adaptive, state: RecurrentState, ids: Sequence[int]) -> Tensor:
-        before = state.copied()
-        clean_1V = self._read(state, ids, noise=False)
-        n = int(adaptive.samples_of(unsureness(clean_1V)))
-        if n == 1:
-            return clean_1V
-        before.take([0] * n)
-        return torch.cat([clean_1V, self._read(before, ids)[1:]])
 
     def _read(self, state: RecurrentState, ids: Sequence[int], noise: bool = True) -> Tensor:
         """Logits [R, V] after the last of `ids`. With `noise` all entries but the first are noisy."""
@@ -185,7 +173,7 @@ class RecurrentEngine(Engine):
                 tree = TokenTree(request.context, request.continuations, noise_key=request.noise_key)
                 scores = TokenScores([tree])
                 for place, logits_1nV in enumerate(_after_nodes(forward, request, tree)):
-                    scores.put(forward.ensemble.first(logits_1nV.shape[1]), torch.tensor([place]), logits_1nV)
+                    scores.put(forward.ensemble, torch.tensor([place]), logits_1nV)
                 on_scores(i, scores.summed()[0])
 
     def generate(
@@ -217,7 +205,7 @@ def _generate(forward: RecurrentForward, state: GenerationState, decoding: Decod
     cache, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
     while True:
         logits_nV = forward.step(cache, ids)
-        decoding.extend([state], forward.ensemble.first(len(logits_nV)).next_scores(logits_nV[None]))
+        decoding.extend([state], forward.ensemble.next_scores(logits_nV[None]))
         if decoding.ends(state):
             return
         ids = state.generated[-1:]

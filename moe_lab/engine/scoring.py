@@ -167,14 +167,37 @@ class ScoringRequest:
     """The continuations' texts."""
 
 
-@dataclass(frozen=True)
+MAX_SEQUENCES = 64
+"""Default number of sequences that generate together: on a CPU 64 take 40% less time than 16 (docs/benchmarks.md)."""
+
+
+@dataclass
 class Budget:
-    """Bounds of one forward pass."""
+    """Bounds of one forward pass. All that use the same budget are bound by it at once when it is halved."""
 
     tokens: int
     """Tokens, routing samples and padding included."""
     sequences: int | None = None
     """Sequences; None: as many as fit."""
+    row: float = 0.0
+    """Tokens that a row of logits takes the memory of."""
+    gradient_tokens: int = 512
+    """Tokens of a pass with gradients, padding included."""
+    gradient_row: float = 0.0
+    """Tokens of such a pass that a row of its logits takes the memory of."""
+
+    def size(self, tokens: int, rows: int) -> float:
+        """Tokens that take the memory of these tokens and rows of logits."""
+        return tokens + self.row * rows
+
+    def halve(self, least: int) -> bool:
+        """Halve all bounds. False if a pass has `least` tokens already."""
+        if self.tokens <= least:
+            return False
+        self.tokens = max(least, self.tokens // 2)
+        self.gradient_tokens = max(least, self.gradient_tokens // 2)
+        self.sequences = max(1, (self.sequences or MAX_SEQUENCES) // 2)
+        return True
 
 
 def score(
@@ -211,7 +234,7 @@ class Batch:
         width = max(len(tree) for tree in self.trees)
         slices = [(0, width)]
         if len(self.trees) == 1:
-            slices = list(_slices(self.trees[0], width, forward.ensemble, budget.tokens))
+            slices = list(_slices(self.trees[0], width, forward.ensemble, budget))
         for start, stop in slices:
             tokens = collate(self.trees, prefix + start, forward.device, start=start, stop=stop)
             yield forward(tokens, self.cache)
@@ -247,39 +270,46 @@ def _tree(request: ScoringRequest, group: Group) -> TokenTree:
 
 def _alike(trees: dict[int, TokenTree], ensemble: Ensemble, budget: Budget) -> Iterator[list[int]]:
     """Trees of similar size, as many as the budget allows. The longest come first: too little memory shows at once."""
+    sizes = {i: _size(tree, ensemble, budget) for i, tree in trees.items()}
     batch: list[int] = []
-    width = 0
-    for i in sorted(trees, key=lambda i: -_size(trees[i], ensemble)):
-        width = max(width, _size(trees[i], ensemble))
+    width = 0.0
+    for i in sorted(trees, key=lambda i: -sizes[i]):
+        width = max(width, sizes[i])
         if batch and (width * (len(batch) + 1) > budget.tokens or len(batch) == budget.sequences):
             yield batch
-            batch, width = [], _size(trees[i], ensemble)
+            batch, width = [], sizes[i]
         batch.append(i)
     yield batch
 
 
-def _size(tree: TokenTree, ensemble: Ensemble) -> int:
+def _tokens(tree: TokenTree, ensemble: Ensemble) -> int:
     """Tokens that pass the noisy layers."""
     noisy = len(tree) if ensemble.own_history else len(tree.logit_nodes)
     return len(tree) + noisy * (ensemble.n - 1)
 
 
+def _size(tree: TokenTree, ensemble: Ensemble, budget: Budget) -> float:
+    """What a tree takes of the budget: its tokens and its rows of logits."""
+    return budget.size(_tokens(tree, ensemble), len(tree.logit_nodes) * ensemble.n)
+
+
 def tokens_to_score(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> int:
     """Tokens that `score` puts through the model, routing samples included, padding excluded. Runs nothing."""
     return sum(
-        group.shared + sum(_size(_tree(requests[i], group), ensemble) for i in group.members)
+        group.shared + sum(_tokens(_tree(requests[i], group), ensemble) for i in group.members)
         for group in _groups(ensemble, requests)
     )
 
 
-def _slices(tree: TokenTree, width: int, ensemble: Ensemble, limit: int) -> Iterator[tuple[int, int]]:
+def _slices(tree: TokenTree, width: int, ensemble: Ensemble, budget: Budget) -> Iterator[tuple[int, int]]:
     """Consecutive nodes of a long tree, each slice with its routing samples within the limit, or a single node."""
     logit_nodes = set(tree.logit_nodes)
-    start = size = 0
+    start, size = 0, 0.0
     for node in range(width):
-        cost = ensemble.n if ensemble.own_history or node in logit_nodes else 1
-        if node > start and size + cost > limit:
+        row = node in logit_nodes
+        cost = budget.size(ensemble.n if ensemble.own_history or row else 1, ensemble.n * row)
+        if node > start and size + cost > budget.tokens:
             yield start, node
-            start, size = node, 0
+            start, size = node, 0.0
         size += cost
     yield start, width

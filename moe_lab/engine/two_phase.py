@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.engine.forward.batch import TokenTree, group_by_prefix
-from moe_lab.engine.forward.ensemble import Ensemble, unsureness
+from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RecordingForward
 from moe_lab.engine.forward.kv_cache import JoinedKVLayer, KVCache, Store
 from moe_lab.engine.forward.layers import LayerMasks
@@ -35,8 +35,6 @@ class CachedActivations:
 
     scores: TreeScores
     """Of the base model."""
-    measures: dict[str, Tensor]
-    """`unsureness` of the base model, each [M]."""
     kv_cache: KVCache
     """Keys and values of the context and the continuations, of the layers from the fork layer on."""
     fork_MD: Tensor
@@ -50,7 +48,7 @@ class CachedActivations:
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.fork_MD, self.final_MD, self.visible_MT, self.position_M, *self.measures.values())
+        tensors = (self.fork_MD, self.final_MD, self.visible_MT, self.position_M)
         return self.kv_cache.nbytes + sum(tensor.nbytes for tensor in tensors)
 
 
@@ -65,39 +63,36 @@ class Chunk:
     """int64: the same among those of all requests that are scored together."""
 
 
-def together(
-    activations: dict[int, CachedActivations], samples: dict[int, Tensor], budget: Budget
-) -> Iterator[list[int]]:
-    """Requests whose samples fit one pass, or one request that needs several passes; longest first."""
+def together(activations: dict[int, CachedActivations], noisy: int, budget: Budget) -> Iterator[list[int]]:
+    """Requests whose samples, `noisy` for each logit position, fit one pass, or one request that needs several passes;
+    longest first."""
     batch: list[int] = []
-    size = 0
+    size = 0.0
     for i in sorted(activations, key=lambda i: -activations[i].kv_cache.length):
-        own = int((samples[i] - 1).sum())
+        samples = len(activations[i].position_M) * noisy
+        own = budget.size(samples, samples)
         if batch and (size + own > budget.tokens or len(batch) == budget.sequences):
             yield batch
-            batch, size = [], 0
+            batch, size = [], 0.0
         batch.append(i)
         size += own
     if batch:
         yield batch
 
 
-def passes(
-    requests: Sequence[tuple[CachedActivations, Tensor]], n: int, budget: Budget
-) -> Iterator[list[Chunk]]:
-    """The logit positions with n samples in chunks of at most `CHUNK_SAMPLES`, each pass within the budget.
-
-    Args:
-        requests: each with the samples of its logit positions.
-    """
-    most = max(1, min(CHUNK_SAMPLES, budget.tokens) // (n - 1))
-    at_once = max(1, budget.tokens // (most * (n - 1)))
+def passes(requests: Sequence[CachedActivations], noisy: int, budget: Budget) -> Iterator[list[Chunk]]:
+    """The logit positions in chunks of at most `CHUNK_SAMPLES` samples, each pass within the budget. A chunk is a
+    sequence of its pass."""
+    samples = int(budget.tokens / budget.size(1, 1))
+    most = max(1, min(CHUNK_SAMPLES, samples) // noisy)
+    at_once = max(1, samples // (most * noisy))
+    if budget.sequences is not None:
+        at_once = min(at_once, budget.sequences)
     chunks, first = [], 0
-    for request, samples_M in requests:
-        for at_C in (samples_M == n).nonzero()[:, 0].split(most):
-            if len(at_C):
-                chunks.append(Chunk(request, at_C, first + at_C))
-        first += len(samples_M)
+    for request in requests:
+        count = len(request.position_M)
+        chunks += [Chunk(request, at_C, first + at_C) for at_C in torch.arange(count).split(most)]
+        first += count
     for start in range(0, len(chunks), at_once):
         yield chunks[start : start + at_once]
 
@@ -159,13 +154,12 @@ class TwoPhaseScorer:
 
     def _activations(self, batch: Batch, budget: Budget) -> list[CachedActivations]:
         shared, device = batch.cache.length, self.clean.device
-        scores, measures = self._clean_scores(batch, budget)
+        scores = self._clean_scores(batch, budget)
         sizes = [len(tree.logit_nodes) for tree in batch.trees]
         fork, final = (hidden_MD.split(sizes) for hidden_MD in self.clean.recorded())
         return [
             CachedActivations(
                 scores=scores[b],
-                measures=measures[b],
                 kv_cache=batch.cache.taken(b, shared + len(tree), self.clean.fork),
                 fork_MD=fork[b].clone(),
                 final_MD=final[b].clone(),
@@ -176,18 +170,13 @@ class TwoPhaseScorer:
             for b, tree in enumerate(batch.trees)
         ]
 
-    def _clean_scores(self, batch: Batch, budget: Budget) -> tuple[list[TreeScores], list[dict[str, Tensor]]]:
-        """The base model's scores and measures of each tree."""
-        scores, parts, done = TokenScores(batch.trees), [], 0
+    def _clean_scores(self, batch: Batch, budget: Budget) -> list[TreeScores]:
+        """The base model's scores of each tree."""
+        scores, done = TokenScores(batch.trees), 0
         for logits_M1V in batch.passes(self.clean, budget):
             scores.put(self.clean.ensemble, torch.arange(done, done + len(logits_M1V)), logits_M1V)
-            parts.append(unsureness(logits_M1V[:, 0]))
             done += len(logits_M1V)
-        sizes = [len(tree.logit_nodes) for tree in batch.trees]
-        split = {name: torch.cat([part[name] for part in parts]).split(sizes) for name in parts[0]}
-        return scores.by_tree(), [
-            {name: values[b].clone() for name, values in split.items()} for b in range(len(sizes))
-        ]
+        return scores.by_tree()
 
     def _sample(
         self,
@@ -198,33 +187,26 @@ class TwoPhaseScorer:
         on_scores: OnScores,
     ) -> None:
         """The second phase."""
-        samples = {i: self._samples(ensemble, cached) for i, cached in activations.items()}
+        if ensemble.n == 1 or self._known(ensemble):
+            for i, cached in activations.items():
+                tree = TokenTree(requests[i].context, requests[i].continuations)
+                on_scores(i, TokenScores([tree], [cached.scores]).summed()[0])
+            return
         with self.noisy.routed(ensemble.routing):
-            for indices in together(activations, samples, budget):
+            for indices in together(activations, ensemble.n - 1, budget):
                 trees = [TokenTree(requests[i].context, requests[i].continuations) for i in indices]
-                scores = TokenScores(trees, [activations[i].scores for i in indices])
-                own = [(activations[i], samples[i]) for i in indices]
-                for n in sorted({n for i in indices for n in samples[i].tolist()} - {1}):
-                    part = ensemble.first(n)
-                    for chunks in passes(own, n, budget):
-                        places = torch.cat([chunk.place_C for chunk in chunks])
-                        scores.put(part, places, self._logits(part, chunks))
+                scores = TokenScores(trees)
+                for chunks in passes([activations[i] for i in indices], ensemble.n - 1, budget):
+                    places = torch.cat([chunk.place_C for chunk in chunks])
+                    scores.put(ensemble, places, self._logits(ensemble, chunks))
                 for i, summed in zip(indices, scores.summed(), strict=True):
                     on_scores(i, summed)
 
-    def _samples(self, ensemble: Ensemble, cached: CachedActivations) -> Tensor:
-        """int64 [M], on the CPU: the routing samples that each logit position takes, the clean one included."""
-        count = len(cached.position_M)
-        if (
-            self.store is not None
-            and ensemble.noiseless
-            and ensemble.sweep is None
-            and ensemble.logit_scale == 1
-        ):
-            return torch.ones(count, dtype=torch.long)
-        if ensemble.adaptive is None:
-            return torch.full((count,), ensemble.n)
-        return ensemble.adaptive.samples_of(cached.measures)
+    def _known(self, ensemble: Ensemble) -> bool:
+        """Whether the scores are the base model's, which the first phase has."""
+        return bool(
+            self.store and ensemble.noiseless and ensemble.sweep is None and ensemble.logit_scale == 1
+        )
 
     @torch.inference_mode()
     def _logits(self, ensemble: Ensemble, chunks: list[Chunk]) -> Tensor:

@@ -45,10 +45,7 @@ class Profile:
     temperature: list[float]
     """One per MoE layer; none with tuning=grid."""
     noise: str = "gumbel"
-    noise_scale: str = "constant"
-    adaptive: str | None = None
-    bands: list[list[int | float]] | None = None
-    """The last four keys have the same meaning as in `RoE.Config`."""
+    """Of `RoE.Config`."""
     logit_scale: float = 1.0
     calibrated_score: float | None = None
     """The metric of temperature 0 at its own best logit scale, if scales were searched."""
@@ -65,7 +62,7 @@ class Profile:
     def block(self) -> dict[str, object]:
         """The `tuning` block of results.json."""
         names = (
-            *("study", "model", "tuning", "metric", "n", "noise", "noise_scale", "adaptive", "bands"),
+            *("study", "model", "tuning", "metric", "n", "noise"),
             *("settings", "trials", "trial", "score", "untuned_score"),
             *("logit_scale", "calibrated_score", "calibrated_scale"),
             *("at_bound", "split", "samples", "answers"),

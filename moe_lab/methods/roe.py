@@ -3,8 +3,6 @@
 Routing sample 0 of a token is the base model; the other samples route with Gumbel noise (equation 1). With cache=clean,
 all samples attend to the clean history, and only the keys and values of sample 0 are cached (section 2.3). With
 cache=standard, each sample attends to its own cache. cache=none is the same, computed again for every token.
-
-Adaptive RoE (`method.adaptive`, `method.bands`): tokens take fewer samples where the clean sample is confident.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import LARGEST, above_zero, at_least, one_of
@@ -29,100 +26,15 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 
-_MEASURES = ("margin", "entropy")
-_EXAMPLE = "method.adaptive=margin 'method.bands=[[0.2,32],[0.6,8]]'"
 _CHOICES = {
     "cache": ("clean", "standard", "none"),
     "prefill": ("noisy", "clean"),
     "weights": ("clean", "perturbed"),
     "aggregate": ("probabilities", "logits"),
     "noise": ("gumbel", "antithetic"),
-    "noise_scale": ("constant", "margin"),
 }
-_LATER = {"adaptive": None, "bands": None, "noise": "gumbel", "noise_scale": "constant", "logit_scale": 1.0}
+_LATER = {"noise": "gumbel", "logit_scale": 1.0}
 """Keys that a run's identity leaves out at these values: results from before these keys existed keep their ids."""
-
-
-def check_bands(config: Any) -> None:
-    """Raise ConfigError for invalid `adaptive` and `bands` of RoE's `Config`."""
-    one_of("method.adaptive", config.adaptive, _MEASURES)
-    if (config.adaptive is None) != (config.bands is None):
-        given, missing = ("bands", "adaptive") if config.adaptive is None else ("adaptive", "bands")
-        raise ConfigError(
-            f"method.{given} needs method.{missing}: a measure and its bands, e.g.\n{_EXAMPLE}."
-        )
-    if config.bands is None:
-        return
-    if config.cache != "clean":
-        raise ConfigError(
-            f"method.adaptive={config.adaptive} needs method.cache=clean: with method.cache={config.cache} every "
-            "routing sample reads every token."
-        )
-    is_list = (
-        isinstance(config.bands, Sequence) and not isinstance(config.bands, str) and len(config.bands) > 0
-    )
-    if not is_list or not all(_is_band(band, config.n) for band in config.bands):
-        raise ConfigError(
-            f"method.bands={config.bands}: must be a list of [bound, samples], with bounds of at least 0 and from 1 to "
-            f"method.n={config.n} samples, e.g. {_EXAMPLE}."
-        )
-    rising = config.adaptive == "margin"
-    for (bound, _), (next_bound, _) in pairwise(config.bands):
-        if bound >= next_bound if rising else bound <= next_bound:
-            raise ConfigError(
-                f"method.bands={config.bands}: the band of least confidence comes first, so with method.adaptive="
-                f"{config.adaptive} bounds {'rise' if rising else 'fall'} from band to band."
-            )
-
-
-def _is_band(band: Any, n: int) -> bool:
-    if not isinstance(band, Sequence) or len(band) != 2:
-        return False
-    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in band):
-        return False
-    return 0 <= band[0] <= LARGEST and 1 <= band[1] <= n and float(band[1]).is_integer()
-
-
-def bands_of(config: Any) -> list[tuple[float, int]]:
-    """(bound, samples) of each band of RoE's `Config`."""
-    return [(float(bound), int(samples)) for bound, samples in config.bands]
-
-
-def adaptive_block(config: Any, counters: Mapping[str, int]) -> dict[str, Any]:
-    """`{"adaptive": ...}` for the block `roe` of results.json; empty where every token takes n samples.
-
-    Args:
-        counters: `EngineLM.cost`.
-    """
-    if config.adaptive is None:
-        return {}
-    bands = bands_of(config)
-    samples = [*(each for _, each in bands), 1]
-    tokens = [counters.get(f"band_{band}", 0) for band in range(len(samples))]
-    used = sum(count * each for count, each in zip(tokens, samples, strict=True))
-    full = sum(tokens) * config.n
-    return {
-        "adaptive": {
-            "measure": config.adaptive,
-            "bands": [list(band) for band in bands],
-            "tokens": tokens,
-            "rows_used": used,
-            "rows_full": full,
-            "share_of_rows": used / full if full else None,
-        }
-    }
-
-
-def adaptive_footnotes(block: Mapping[str, Any]) -> list[str]:
-    """The line below a table for the block `roe` of a run; none without `adaptive`."""
-    adaptive = block.get("adaptive")
-    if not adaptive or adaptive["share_of_rows"] is None:
-        return []
-    share, bands = adaptive["share_of_rows"], adaptive["bands"]
-    return [
-        f"adaptive, {adaptive['measure']} {bands}: {share:.1%} of the routing samples of n={block['n']} were computed, "
-        f"{adaptive['rows_used']:,} of {adaptive['rows_full']:,}."
-    ]
 
 
 class RoE(Method):
@@ -149,17 +61,10 @@ class RoE(Method):
         weights: str = "clean"
         aggregate: str = "probabilities"
         include_clean: bool = True
-        adaptive: str | None = None
-        """The measure of the clean sample that determines a token's number of samples: "margin" or "entropy".
-        None: all tokens take n."""
-        bands: list[list[int | float]] | None = None
-        """With `adaptive`: [bound, samples] of each band, the least confident first."""
         logit_scale: float | None = None
         """The factor of the log of the averaged distribution; None: the profile's, else 1."""
         noise: str = "gumbel"
         """Independent in all samples, or antithetic in samples 2j-1 and 2j."""
-        noise_scale: str = "constant"
-        """With margin, temperatures are multiplied by the router's own margin (`choice_margin`)."""
 
         def __post_init__(self) -> None:
             for key, choices in _CHOICES.items():
@@ -172,16 +77,10 @@ class RoE(Method):
             at_least("method.n", self.n, 1)
             at_least("method.skip_layers", self.skip_layers, 0)
             above_zero("method.logit_scale", self.logit_scale)
-            if self.adaptive is not None and self.logit_scale not in (None, 1):
-                raise ConfigError(
-                    f"method.logit_scale={self.logit_scale}: tokens with only the clean sample (method.adaptive) "
-                    "would not be scaled. Leave one of them out."
-                )
             if self.n == 1 and not self.include_clean:
                 raise ConfigError(
                     "method.n=1 has only the clean routing sample: leave method.include_clean=false out."
                 )
-            check_bands(self)
             if not isinstance(self.temperature, str):
                 _check_temperatures(self.temperature)
 
@@ -255,8 +154,6 @@ class RoE(Method):
         }
         if self.logit_scale != 1:
             resolved["logit_scale"] = self.logit_scale
-        if self.config.bands is not None:
-            resolved["bands"] = bands_of(self.config)
         replaced = ("temperature", "skip_layers", "logit_scale")
         return {
             key: value
@@ -273,7 +170,7 @@ class RoE(Method):
 
     def ensemble(self, temperatures: list[float], first_noisy: int, seed: int) -> Ensemble:
         """The ensemble at these temperatures (one per MoE layer)."""
-        from moe_lab.engine.forward.ensemble import Adaptive, Ensemble
+        from moe_lab.engine.forward.ensemble import Ensemble
         from moe_lab.routing import GumbelTopK
 
         settings = self.config
@@ -282,7 +179,6 @@ class RoE(Method):
             seed,
             settings.weights == "perturbed",
             antithetic=settings.noise == "antithetic",
-            margin_scaled=settings.noise_scale == "margin",
         )
         return Ensemble(
             n=settings.n,
@@ -292,7 +188,6 @@ class RoE(Method):
             include_clean=settings.include_clean,
             cache=settings.cache,
             prefill=settings.prefill,
-            adaptive=Adaptive(settings.adaptive, bands_of(settings)) if settings.adaptive else None,
             logit_scale=self.logit_scale,
         )
 
@@ -309,7 +204,6 @@ class RoE(Method):
                 "weights": self.config.weights,
                 "changed_fraction": counters.get("changed_decisions", 0) / decisions if decisions else None,
             }
-            | adaptive_block(self.config, counters)
             | ({} if self.logit_scale == 1 else {"logit_scale": self.logit_scale})
         }
 
@@ -319,7 +213,7 @@ class RoE(Method):
         lines = [_noise_footnote(roe["n"], roe["temperatures"])]
         if roe.get("changed_fraction") is not None:
             lines.append("re-routed: noisy routing decisions whose experts are not the clean ones.")
-        return lines + adaptive_footnotes(roe)
+        return lines
 
 
 def _noise_footnote(n: int, temperatures: Sequence[float]) -> str:

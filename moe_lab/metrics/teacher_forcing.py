@@ -18,13 +18,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from moe_lab.engine.forward.batch import Tokens, prefix_names
 from moe_lab.engine.forward.observer import Observer
+from moe_lab.engine.pass_size import in_step, pass_budget
 from moe_lab.metrics.counts import group_count, pair_counts
 from moe_lab.routing import Router, Routing, routed
 
 NO_LABEL = -100
 """Label of tokens that are not predicted, as in transformers."""
-PASS_TOKENS = 2048
-"""Tokens of a pass, with padding; a longer example is a pass of its own."""
 
 TokenizedExample = Mapping[str, Sequence[int]]
 """`input_ids` and `labels` of the same length; a label is the token itself or NO_LABEL."""
@@ -41,7 +40,9 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
     model.eval()
     try:
         with torch.no_grad(), routed(model, policy):
-            for numbers in _passes(rows):
+            budget = pass_budget(model)
+            # each token has a row of logits
+            for numbers in _passes(rows, in_step(model, int(budget.tokens / budget.size(1, 1)))):
                 tokens = _tokens([rows[number]["input_ids"] for number in numbers], device)
                 policy.expect(tokens)
                 assert tokens.real_BS is not None
@@ -126,7 +127,7 @@ class LabelledCounts(Observer):
         """Experts to choose from, per MoE layer."""
         self.tokens = 0
         self._rows = rows
-        self._order = (number for numbers in _passes(rows) for number in numbers)
+        self._order = iter(_longest_first(rows))
         self._at_N = torch.zeros(0, dtype=torch.long)
         self._counts: dict[int, Tensor] = {}
 
@@ -150,16 +151,20 @@ class LabelledCounts(Observer):
         return np.stack([np.pad(own, (0, E - len(own))) for own in counts])
 
 
-def _passes(rows: Sequence[TokenizedExample]) -> Iterator[list[int]]:
-    """Row numbers of each pass, the longest rows first."""
+def _passes(rows: Sequence[TokenizedExample], tokens: int) -> Iterator[list[int]]:
+    """Row numbers of each pass of at most `tokens`, with padding, or of a single longer row; the longest rows first."""
     numbers: list[int] = []
-    for number in sorted(range(len(rows)), key=lambda n: -len(rows[n]["input_ids"])):
-        if numbers and len(rows[numbers[0]]["input_ids"]) * (len(numbers) + 1) > PASS_TOKENS:
+    for number in _longest_first(rows):
+        if numbers and len(rows[numbers[0]]["input_ids"]) * (len(numbers) + 1) > tokens:
             yield numbers
             numbers = []
         numbers.append(number)
     if numbers:
         yield numbers
+
+
+def _longest_first(rows: Sequence[TokenizedExample]) -> list[int]:
+    return sorted(range(len(rows)), key=lambda n: -len(rows[n]["input_ids"]))
 
 
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:

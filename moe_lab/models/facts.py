@@ -227,10 +227,16 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device, config: Any) -> str:
-    """`auto`: float32 on the CPU, elsewhere the dtype of the checkpoint."""
+    """`auto`: float32 on the CPU, elsewhere the dtype of the checkpoint. Raises ConfigError if it does not name one."""
+    if dtype == "auto" and device.type == "cpu":
+        return "float32"
+    if dtype == "auto" and config.dtype is None:
+        raise ConfigError(
+            f"dtype=auto: the config.json of this {config.model_type} names no dtype. Give that of its weights, "
+            "for example dtype=bfloat16."
+        )
     if dtype == "auto":
-        stored = config.dtype or torch.float32
-        return "float32" if device.type == "cpu" else str(stored).removeprefix("torch.")
+        return str(config.dtype).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype={dtype}: choose one of auto, {', '.join(_DTYPES)}.")
     return dtype

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -90,7 +88,6 @@ def template_block(config: Config) -> dict[str, Any]:
 
 
 SECONDS = 10.0
-BYTES = 2**30
 CHARACTERS = 2**24
 """Limits of a template for one prompt."""
 
@@ -110,10 +107,6 @@ def rendered(tokenizer: Any, render: Callable[[], str]) -> str:
         raise ConfigError(
             f"{template} takes more than {SECONDS:g} seconds for one prompt. {remedy}"
         ) from None
-    except MemoryError:
-        raise ConfigError(
-            f"{template} takes more than {BYTES / 2**30:g} GiB for one prompt. {remedy}"
-        ) from None
     except Exception as error:
         raise ConfigError(f"{template} fails: {first_line(error)}. {remedy}") from error
     if len(text) > CHARACTERS:
@@ -123,17 +116,11 @@ def rendered(tokenizer: Any, render: Callable[[], str]) -> str:
 
 @contextmanager
 def _limits() -> Iterator[None]:
-    """Inside the context, _TooLong is raised after SECONDS, and MemoryError if BYTES more are taken.
+    """Inside the context, _TooLong is raised after SECONDS.
 
-    Signals reach the main thread alone: elsewhere there is no limit on time. On other systems than Linux there is none
-    on memory.
+    Signals reach the main thread alone: elsewhere there is no limit.
     """
     timed = threading.current_thread() is threading.main_thread()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if (taken := _address_space()) is not None:
-        most = taken + BYTES
-        most = most if soft == resource.RLIM_INFINITY else min(soft, most)
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     before = signal.signal(signal.SIGALRM, _stop) if timed else None
     left, start = signal.setitimer(signal.ITIMER_REAL, SECONDS)[0] if timed else 0.0, time.monotonic()
     try:
@@ -142,17 +129,10 @@ def _limits() -> Iterator[None]:
         if timed:
             signal.setitimer(signal.ITIMER_REAL, max(left - time.monotonic() + start, 1e-6) if left else 0)
             signal.signal(signal.SIGALRM, before)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _stop(*_: object) -> None:
     raise _TooLong
-
-
-def _address_space() -> int | None:
-    """Bytes of addresses that this process has taken, by Linux's count; None on other systems."""
-    counts = Path("/proc/self/statm")
-    return int(counts.read_text().split()[0]) * resource.getpagesize() if counts.exists() else None
 
 
 class Framing:

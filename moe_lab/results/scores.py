@@ -19,7 +19,7 @@ MARKS = {
     "equal": "equal: within rounding of the run that it is compared with, in every document; there is no test.",
     "untuned": "untuned: the method's values were given, not tuned on held-out data.",
     "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
-    "other-profile": "other-profile: the temperatures were tuned for another model, n, noise or other bands.",
+    "other-profile": "other-profile: the temperatures were tuned for another model, n or noise.",
     "at-bound": "at-bound: a tuned value is at the bound of its search; a better one may lie beyond it.",
     "worse-than-calibrated": "worse-than-calibrated: method=calibration is better on the tuning documents.",
     "test-profile": "test-profile: routed by which experts a run took together on its test documents (no labels).",
@@ -195,7 +195,7 @@ def _tuned_elsewhere(result: RunResult) -> bool:
     if not result.tuning:
         return False
     tuned, config = result.tuning, result.method_config
-    settings = {"n": None, "noise": "gumbel", "noise_scale": "constant", "adaptive": None, "bands": None}
+    settings = {"n": None, "noise": "gumbel"}
     ensemble = "n" in config  # a method without routing samples takes the logit scale alone
     other = ensemble and any(tuned.get(key, it) != config.get(key, it) for key, it in settings.items())
     return other or tuned["model"] != result.model

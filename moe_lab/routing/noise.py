@@ -4,8 +4,7 @@ A value of the noise is a function of (seed, document, repeat, row, layer, posit
 batch, the order, the padding or the number of processes.
 
 Gumbel-top-k chooses the k experts with the largest `scores + temperature * noise`. Scores are the router's logits, or
-its sigmoids plus a bias (DeepSeek-V3 and similar). With `margin_scaled` they are `scores + temperature * margin *
-noise`.
+its sigmoids plus a bias (DeepSeek-V3 and similar).
 
 T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = experts per token.
 """
@@ -26,6 +25,11 @@ from moe_lab.routing.hook import Router, Routing, require_choice_by_logits
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that have no float64. Their noise is computed in float32 (`_gumbel_in_float32`)."""
+
+NOISE_BYTES = 33
+"""Bytes for each token, layer and expert while noise is computed, in int64 and float64."""
+AT_ONCE_BYTES = 2**24
+"""Noise of several layers is computed together up to this size."""
 
 _GOLDEN = (
     -7046029254386353131
@@ -147,9 +151,6 @@ class GumbelTopK:
         perturbed_weights: compute combine weights from the noisy logits instead of the clean ones; for families with
             `chooses_by_logits`.
         antithetic: rows 2j-1 and 2j have antithetic noise (`gumbel`).
-        margin_scaled: each token's temperature is multiplied by `choice_margin` in each layer. Its unit is then what it
-            takes to change the choice: the best expert not chosen passes the last chosen one with probability
-            1 / (1 + exp(1 / temperature)).
 
     Raises RoutingError in a pass before the first `expect`. `moe_lab.RoE` runs a model with this policy.
     """
@@ -161,23 +162,22 @@ class GumbelTopK:
         perturbed_weights: bool = False,
         *,
         antithetic: bool = False,
-        margin_scaled: bool = False,
     ):
         self.temperatures = list(temperatures)
         self.seed = seed
         self.perturbed_weights = perturbed_weights
         self.antithetic = antithetic
-        self.margin_scaled = margin_scaled
         self._noisy_layers = [layer for layer, temperature in enumerate(temperatures) if temperature > 0]
         self._expected = False
         self._tokens: NoisyTokens | None = None
-        self._noise_LNE: Tensor | None = None
+        self._noise: dict[int, Tensor] = {}
+        """float32 [N, E] of some layers, by layer."""
         self._changed: dict[torch.device, Tensor | int] = {}
         self._decided = 0
 
     def expect(self, tokens: NoisyTokens | None) -> None:
         """Set the noisy tokens of the next forward pass; None: no token."""
-        self._expected, self._tokens, self._noise_LNE = True, tokens, None
+        self._expected, self._tokens, self._noise = True, tokens, {}
         if tokens is not None:
             self._decided += len(tokens.index) * len(self._noisy_layers)
 
@@ -194,7 +194,6 @@ class GumbelTopK:
             "seed": self.seed,
             "perturbed_weights": self.perturbed_weights,
             "antithetic": self.antithetic,
-            "margin_scaled": self.margin_scaled,
         }
 
     @property
@@ -218,10 +217,8 @@ class GumbelTopK:
         device = routing.logits_TE.device  # layers may be on several devices
         chosen = self._tokens.index.to(device)
         logits_NE = routing.logits_TE[chosen]
-        noise_NE = self._noise(router.layer, logits_NE.shape[-1]).to(device)
+        noise_NE = self._noise_of(router.layer, logits_NE.shape[-1]).to(device)
         scores_NE = router.scores(logits_NE)
-        if self.margin_scaled:
-            noise_NE = choice_margin(scores_NE, routing.index_TK[chosen])[:, None] * noise_NE
         noisy_NE = scores_NE + temperature * noise_NE
         index_NK = router.choose(noisy_NE, routing.index_TK.shape[-1])
         source_NE = logits_NE
@@ -235,30 +232,22 @@ class GumbelTopK:
             routing.index_TK.index_copy(0, chosen, index_NK),
         )
 
-    def _noise(self, layer: int, n_experts: int) -> Tensor:
-        """float32 [N, E]. The noise of all noisy layers is computed at once, for the first of them."""
-        if self._noise_LNE is None:
+    def _noise_of(self, layer: int, n_experts: int) -> Tensor:
+        """float32 [N, E]. Few tokens get the noise of all layers at once: a step of generation has few operations."""
+        if layer not in self._noise:
             t = self._tokens
             assert t is not None
-            layer_L = torch.tensor(self._noisy_layers, device=t.index.device)
-            self._noise_LNE = gumbel_for_tokens(
+            size = NOISE_BYTES * max(1, len(t.index)) * n_experts
+            at = self._noisy_layers.index(layer)
+            layers = self._noisy_layers[at : at + max(1, AT_ONCE_BYTES // size)]
+            layer_L = torch.tensor(layers, device=t.index.device)
+            noise_LNE = gumbel_for_tokens(
                 self.seed, t.document, t.repeat, t.row, t.position, layer_L, n_experts, self.antithetic
             )
-        return self._noise_LNE[self._noisy_layers.index(layer)]
+            self._noise = dict(zip(layers, noise_LNE, strict=True))
+        return self._noise[layer]
 
     def _count(self, index_NK: Tensor, clean_NK: Tensor) -> None:
         differs_N = (index_NK.sort(dim=-1).values != clean_NK.sort(dim=-1).values).any(dim=-1)
         device = index_NK.device
         self._changed[device] = self._changed.get(device, 0) + differs_N.sum()
-
-
-def choice_margin(scores_NE: Tensor, index_NK: Tensor) -> Tensor:
-    """float32 [N]: the difference of the last chosen expert's score and the best score that was not chosen.
-
-    It is absolute: where routers choose within groups, an expert of another group may have the higher score. It is 0
-    where all experts are chosen.
-    """
-    last_N = scores_NE.gather(-1, index_NK).amin(dim=-1)
-    best_other_N = scores_NE.scatter(-1, index_NK, -torch.inf).amax(dim=-1)
-    margin_N = (last_N - best_other_N).abs()
-    return margin_N.masked_fill(margin_N.isinf(), 0.0)

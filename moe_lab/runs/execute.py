@@ -44,21 +44,15 @@ def memory_errors(run: Work) -> Iterator[None]:
 
 def _less_memory(run: Work) -> str:
     """The settings that need less memory."""
-    from moe_lab.engine.lm import pass_tokens
-    from moe_lab.models.facts import resolve_device
-
     n = getattr(run.method.config, "n", None)
-    batch_size = run.config.batch_size
-    # the samples of two requests are more than the tokens of a pass, whatever the batch size
-    alone = n is not None and 2 * n > pass_tokens(resolve_device(run.config.device).type)
-    if n is not None and n > 1 and (alone or batch_size == 1):
+    if run.config.batch_size == 1 and n is not None and n > 1:
         return (
-            f"method.n={n}: the routing samples of one request do not fit together, and batch_size= does not change "
-            "that. Give a lower method.n=.\nmax_length= and dtype= also need less memory. Each makes another run."
+            f"method.n={n}: the routing samples of one request do not fit together. Give a lower method.n=.\n"
+            "max_length= and dtype= also need less memory. Each makes another run."
         )
-    smaller = "" if n is None else ", method.n="
+    smaller = "" if n is None else f", method.n= (now {n})"
     return (
-        f"Stored answers are kept: the same command with a lower batch_size= (now {batch_size}) continues.\n"
+        f"Stored answers are kept: the same command with a lower batch_size= (now {run.config.batch_size}) continues.\n"
         f"max_length={smaller} and dtype= also need less memory, but make another run."
     )
 

@@ -63,18 +63,17 @@ def test_next_tokens_are_those_of_a_slow_reference(family, roe):
 
 
 @pytest.mark.parametrize("n", [4, 5])
-def test_antithetic_and_margin_scaled_noise_is_that_of_a_slow_reference(tokenizer, n):
+def test_antithetic_noise_is_that_of_a_slow_reference(tokenizer, n):
     model, double = model_and_reference("olmoe")
     ids = [7, 9, 1, 30, 2]
     expected = {}
-    for keys in ({}, {"antithetic": True}, {"margin": True}, {"antithetic": True, "margin": True}):
-        noise = "antithetic" if "antithetic" in keys else "gumbel"
-        scale = "margin" if "margin" in keys else "constant"
-        roe = RoE(model, tokenizer, n=n, temperature=1.0, seed=SEED, noise=noise, noise_scale=scale)
+    for noise in ("gumbel", "antithetic"):
+        roe = RoE(model, tokenizer, n=n, temperature=1.0, seed=SEED, noise=noise)
+        keys = {"antithetic": noise == "antithetic"}
         probs = roe_reference.next_token_probs(double, ids, ids, n, roe.temperatures, SEED, **keys)
         rounding.assert_close(roe.next_token_logprobs([ids])[0], probs.log().float())
-        expected[noise, scale] = tuple(probs.tolist())
-    assert len(set(expected.values())) == 4
+        expected[noise] = probs.tolist()
+    assert expected["gumbel"] != expected["antithetic"]
 
 
 def test_log_likelihoods_are_those_of_a_slow_reference(family, roe, tokenizer):
@@ -116,23 +115,6 @@ def test_a_batch_is_generated_as_its_prompts_alone(roe, tokenizer, options):
     assert len(together) == 3 * count
     if count == 2:
         assert together[0] != together[1]
-
-
-def test_adaptive_computation_of_all_tokens_is_roe_and_of_none_is_the_model(olmoe, tokenizer):
-    def texts(**keys):
-        roe = RoE(olmoe, tokenizer, n=N, temperature=2.0, seed=SEED, **keys)
-        return roe.generate(PROMPTS, max_new_tokens=8), roe.loglikelihood("hello", [" a cat", "b"]), roe
-
-    full, full_scores, _ = texts()
-    plain, plain_scores, _ = texts(adaptive="margin", bands=[(0.0, N)])
-    every, scores, _ = texts(adaptive="margin", bands=[(2.0, N)])
-    assert full != plain and every == full and scores == rounding.approx(full_scores, tokens=6)
-    inputs = left_padded(tokenizer, PROMPTS)
-    ids = olmoe.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=256)
-    assert [tokenizer.decode(new, skip_special_tokens=True) for new in new_of(ids, inputs)] == plain
-    _, some_scores, some = texts(adaptive="entropy", bands=[(5.2, N)])
-    assert some.lm.cost["band_0"] > 0 and some.lm.cost["band_1"] > 0
-    assert some_scores not in (full_scores, plain_scores)
 
 
 def test_equal_calls_give_equal_samples_and_other_seeds_others(olmoe, tokenizer):

@@ -35,7 +35,6 @@ def test_temperatures_in_python(temperature):
     [
         "method=roe method.temperature=1e39",
         "method=roe method.temperature=[0,1e39,0,0,0,0,0,0]",
-        "method=roe method.adaptive=margin method.bands=[[1e39,2]]",
         "method=c3po method.learning_rate=[1e39,1]",
         "method=c3po method.bandwidth=1e39",
         "method=finetune-freeze method.learning_rate=1e38",

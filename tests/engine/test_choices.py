@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moe_lab.engine.choices import SHARE, WEIGHT, Place, place_of
-from moe_lab.engine.forward.ensemble import Adaptive, Ensemble
+from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import roe_reference, rounding
@@ -76,21 +76,6 @@ def test_the_share_of_samples_is_that_of_single_passes(keys):
     shares = [{expert: count / n for expert, count in layer.items()} for layer in counts]
     assert found.layers == shares
     assert len(set(map(len, shares))) > 1, "the noise changes something"
-
-
-def test_shares_are_those_of_the_samples_that_the_token_takes():
-    """An adaptive ensemble whose every token takes 3 of 5 samples is one of 3."""
-    temperatures = [0.0, 1.5, 0.0, 0.7]
-    adaptive = Adaptive("margin", [(2.0, 3)])
-    found = []
-    for n, own in ((5, adaptive), (3, None)):
-        ensemble = Ensemble(n, GumbelTopK(temperatures, seed=3), first_noisy=1, adaptive=own)
-        [choices] = EngineLM(
-            make_model("olmoe"), make_tokenizer(), ensemble=ensemble, progress=False
-        ).choices([PLACE])
-        found.append(choices.layers)
-    assert found[0] == found[1]
-    assert adaptive.tokens == [0, 0], "the tokens of answers alone are counted"
 
 
 def test_layers_that_remember_more_than_keys_and_values():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from moe_lab.engine import generate as generating
+from moe_lab.engine import pass_size
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.generate import generate
+from moe_lab.engine.pass_size import sequence_bytes
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.sampling import Decoding, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Budget
@@ -160,12 +163,10 @@ def test_nan_is_an_error_not_an_answer():
 
 @pytest.mark.parametrize(("free", "sizes"), [(0, [1] * 5), (2.5, [2, 2, 1]), (100, [5])])
 def test_sequences_generate_together_as_far_as_memory_reaches(olmoe, monkeypatch, free, sizes):
-    """`free` is the number of sequences whose keys and values fit, each of 9 prompt tokens and 3 new ones."""
+    """`free` is the number of sequences that fit, each of 9 prompt tokens and 3 new ones."""
     prompts = [[7] * 9] * 5
-    bytes_of_one = token_bytes(olmoe) * (9 + 3)
-    monkeypatch.setattr(
-        generating, "free_memory", lambda device: free * bytes_of_one / generating.CACHE_SHARE
-    )
+    bytes_of_one = sequence_bytes(olmoe, 9 + 3, 1)
+    monkeypatch.setattr(pass_size, "free_memory", lambda device: free * bytes_of_one / generating.CACHE_SHARE)
     batches: list[int] = []
     kept = generating._Batch.__init__
     monkeypatch.setattr(
@@ -177,3 +178,38 @@ def test_sequences_generate_together_as_far_as_memory_reaches(olmoe, monkeypatch
     )
     answers_of(olmoe, prompts, Budget(4000), 3)
     assert batches == sizes
+
+
+@pytest.mark.parametrize("cache", ["clean", "standard", "none"])
+@pytest.mark.parametrize(("n", "prompt", "new"), [(1, 9, 5), (8, 42, 16), (5, 3, 64)])
+def test_the_slots_of_a_sequence_are_those_that_its_cache_takes(olmoe, monkeypatch, cache, n, prompt, new):
+    """n=8 with caches of their own and a prompt of 420 takes 3,106 slots for 16 new tokens; 548 were planned."""
+    ensemble = Ensemble(n, GumbelTopK([0.0, 0.5, 0.5, 0.5], seed=0), first_noisy=1, cache=cache)
+    seen: list[int] = []
+    ended = generating._Batch.run
+
+    def run(self, *given):
+        ended(self, *given)
+        seen.append(self.cache.nbytes)
+
+    monkeypatch.setattr(generating._Batch, "run", run)
+    answers_of(olmoe, [[7] * prompt], Budget(4000), new, ensemble if n > 1 else Ensemble())
+    planned = EnsembleForward(olmoe, ensemble).slots(prompt, new) * token_bytes(olmoe)
+    assert seen == [planned]
+
+
+def test_a_device_map_has_the_room_of_its_fullest_device(olmoe, monkeypatch):
+    """Two of four layers are on a device with 10 free bytes: 20 for keys and values of all layers."""
+    free = {"cpu": 1000, "meta": 10}
+    monkeypatch.setattr(pass_size, "free_memory", lambda device: free[device.type])
+    assert pass_size.cache_memory(olmoe) == 1000
+    places = iter(["cpu", "cpu", "xpu", "xpu"])
+    layers = [torch.nn.ParameterList([torch.empty(0)]) for _ in range(4)]
+    free["xpu"] = 10
+    monkeypatch.setattr(pass_size, "decoder_layers", lambda model: layers)
+    monkeypatch.setattr(
+        torch.nn.ParameterList,
+        "parameters",
+        lambda self: iter([SimpleNamespace(device=torch.device(next(places)))]),
+    )
+    assert pass_size.cache_memory(olmoe) == 20

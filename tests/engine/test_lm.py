@@ -168,6 +168,15 @@ def test_the_models_of_families_run_on_a_kv_cache():
     )
 
 
+def test_an_ensemble_on_flash_attention_is_refused_by_name(tokenizer):
+    """It went one token at a time, through the engine of recurrent models."""
+    model = make_model("olmoe")
+    model.config._attn_implementation = "flash_attention_2"
+    assert EngineLM(model, tokenizer).engine is None, "the base model runs in lm-eval's own code"
+    with pytest.raises(ConfigError, match=r"flash_attention_2 .*set_attn_implementation\(.sdpa.\)"):
+        EngineLM(model, tokenizer, ensemble=Ensemble(n=2, routing=GumbelTopK([0.5] * 4, seed=0)))
+
+
 PROMPT, FORCED = [3, 1, 4, 1, 5], [9, 2, 6]
 OPTIONS = {"do_sample": True, "top_k": 0}
 """Of the whole distribution."""

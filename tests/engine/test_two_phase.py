@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from moe_lab.engine import engine, two_phase
+from moe_lab.engine import engine, pass_size, two_phase
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.kv_cache import Store
 from moe_lab.engine.forward.layers import decoder_layers
@@ -23,30 +23,37 @@ from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
 from tests.support.models import make_model
 
-SAMPLES = [torch.tensor([1, 4, 4, 9, 1]), torch.tensor([1, 1]), torch.tensor([4] * 100)]
+POSITIONS = (5, 2, 100)
+
+
+def activations():
+    """Stand-ins of three requests, the longest first."""
+    return [
+        SimpleNamespace(kv_cache=SimpleNamespace(length=10 - i), position_M=torch.zeros(count))
+        for i, count in enumerate(POSITIONS)
+    ]
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 4000])
-@pytest.mark.parametrize("n", [4, 9])
-def test_positions_with_n_samples(n, tokens):
-    requests = [(object(), own) for own in SAMPLES]
+@pytest.mark.parametrize("noisy", [3, 8])
+def test_chunks_of_logit_positions(noisy, tokens):
+    requests = activations()
     places = []
-    for chunks in passes(requests, n, Budget(tokens)):
+    for chunks in passes(requests, noisy, Budget(tokens)):
         widest = max(len(chunk.at_C) for chunk in chunks)
-        assert widest * (n - 1) <= max(CHUNK_SAMPLES, n - 1)
-        assert len(chunks) * widest * (n - 1) <= tokens or (len(chunks), widest) == (1, 1)
+        assert widest * noisy <= max(CHUNK_SAMPLES, noisy)
+        assert len(chunks) * widest * noisy <= tokens or (len(chunks), widest) == (1, 1)
         for chunk in chunks:
-            own = next(samples for request, samples in requests if request is chunk.request)
-            assert (own[chunk.at_C] == n).all()
+            first = sum(POSITIONS[: next(i for i, own in enumerate(requests) if own is chunk.request)])
+            assert (chunk.place_C == first + chunk.at_C).all()
             places += chunk.place_C.tolist()
-    assert places == (torch.cat(SAMPLES) == n).nonzero()[:, 0].tolist()
+    assert places == list(range(sum(POSITIONS)))
 
 
 def test_requests_of_one_pass():
-    cached = {i: SimpleNamespace(kv_cache=SimpleNamespace(length=10 - i)) for i in range(3)}
-    samples = dict(enumerate(SAMPLES))
-    assert list(together(cached, samples, Budget(14))) == [[0, 1], [2]]
-    assert list(together(cached, samples, Budget(4000, 1))) == [[0], [1], [2]]
+    cached = dict(enumerate(activations()))
+    assert list(together(cached, 2, Budget(14))) == [[0, 1], [2]]
+    assert list(together(cached, 2, Budget(4000, 1))) == [[0], [1], [2]]
 
 
 WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
@@ -140,7 +147,7 @@ def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch)
     expected = ask(direct(olmoe, tokenizer, ensembles[0]), "loglikelihood_rolling")
     for samples, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
         monkeypatch.setattr(two_phase, "CHUNK_SAMPLES", samples)
-        monkeypatch.setitem(__import__("moe_lab.engine.lm").engine.lm.PASS_TOKENS, "cpu", tokens)
+        monkeypatch.setattr(pass_size, "CPU_TOKENS", tokens)
         lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)
         for _ in range(2):
             assert_same("loglikelihood_rolling", ask(lm, "loglikelihood_rolling"), expected)

@@ -1,5 +1,5 @@
 """RoE's settings. Broken by: settings that mean something else for a model, impossible ones that are not refused before
-weights load, a wrong count of the routing samples that adaptive RoE computes.
+weights load.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from moe_lab.engine.lm import Request
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
 from moe_lab.methods.method import StudyStart
-from moe_lab.methods.roe import RoE, adaptive_block, adaptive_footnotes, bands_of
+from moe_lab.methods.roe import RoE
 from moe_lab.models.facts import ModelFacts
 from tests.support.opened_methods import context, loaded, opened
 
@@ -55,7 +55,6 @@ def test_temperature_per_layer(keys, expected):
         ({"prefill": "clean"}, "cache=standard"),
         ({"weights": "noisy"}, "clean, perturbed"),
         ({"noise": "antithetik"}, "Did you mean 'antithetic'"),
-        ({"noise_scale": "margins"}, "Choices: constant, margin"),
         ({"n": 1, "include_clean": False}, "method.include_clean=false"),
     ],
 )
@@ -75,17 +74,6 @@ def test_impossible_values_are_refused(keys, says):
 def test_what_does_not_fit_the_model_is_refused(keys, says):
     with pytest.raises(ConfigError, match=says):
         roe(**keys).check(FACTS)
-
-
-def test_runs_without_bands_keep_their_identity():
-    assert {"adaptive", "bands"}.isdisjoint(roe().identity(FACTS))
-    assert roe(adaptive="margin", bands=[[0.5, 4]]).identity(FACTS)["bands"] == [(0.5, 4)]
-
-
-def test_the_ensemble_has_the_bands():
-    adaptive = roe(adaptive="entropy", bands=[[2, 8], [0.5, 4]]).ensemble([0.1] * 5, 0, seed=0).adaptive
-    assert (adaptive.measure, adaptive.bands) == ("entropy", [(2.0, 8), (0.5, 4)])
-    assert roe().ensemble([0.1] * 5, 0, seed=0).adaptive is None
 
 
 def test_report():
@@ -128,14 +116,13 @@ def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
         assert (lm.ensemble.cache, lm.ensemble.prefill) == ("none", "clean")
     with opened(roe(n=1), olmoe, tokenizer, seed=4) as lm:
         assert lm.ensemble.n == 1 and lm.ensemble.routing is None
-    with opened(roe(noise="antithetic", noise_scale="margin"), olmoe, tokenizer, seed=4) as lm:
-        assert lm.ensemble.routing.antithetic and lm.ensemble.routing.margin_scaled
+    with opened(roe(noise="antithetic"), olmoe, tokenizer, seed=4) as lm:
+        assert lm.ensemble.routing.antithetic
 
 
 def test_keys_that_came_later_are_part_of_the_identity_at_other_values_only():
-    assert not {"noise", "noise_scale"} & roe().identity(FACTS).keys()
-    changed = roe(noise="antithetic", noise_scale="margin").identity(FACTS)
-    assert (changed["noise"], changed["noise_scale"]) == ("antithetic", "margin")
+    assert "noise" not in roe().identity(FACTS)
+    assert roe(noise="antithetic").identity(FACTS)["noise"] == "antithetic"
 
 
 def test_registry():
@@ -143,46 +130,6 @@ def test_registry():
     assert get_method("roe") is RoE
     with pytest.raises(ConfigError, match="base"):
         get_method("reo")
-
-
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"adaptive": "margin"}, "needs method.bands"),
-        ({"bands": [[0.2, 8]]}, "needs method.adaptive"),
-        ({"adaptive": "margn", "bands": [[0.2, 8]]}, "Did you mean 'margin'"),
-        ({"adaptive": "margin", "bands": [[0.2, 8]], "cache": "standard"}, "needs method.cache=clean"),
-        ({"adaptive": "margin", "bands": []}, "list of .bound, samples."),
-        ({"adaptive": "margin", "bands": [[0.2]]}, "list of .bound, samples."),
-        ({"adaptive": "margin", "bands": [["a", 3]]}, "list of .bound, samples."),
-        ({"adaptive": "margin", "bands": [0.3]}, "list of .bound, samples."),
-        ({"adaptive": "margin", "bands": 0.3}, "list of .bound, samples."),
-        ({"adaptive": "margin", "bands": [[0.3, True]]}, "list of .bound, samples."),
-        ({"adaptive": "margin", "bands": [[-0.2, 8]]}, "at least 0"),
-        ({"adaptive": "margin", "bands": [[float("inf"), 8]]}, "at least 0"),
-        ({"adaptive": "margin", "bands": [[0.2, 33]]}, "to method.n=32"),
-        ({"adaptive": "margin", "bands": [[0.2, 0]]}, "from 1"),
-        ({"adaptive": "margin", "bands": [[0.2, 8.5]]}, "from 1"),
-        ({"adaptive": "margin", "bands": [[0.6, 8], [0.2, 4]]}, "bounds rise"),
-        ({"adaptive": "entropy", "bands": [[0.2, 8], [0.6, 4]]}, "bounds fall"),
-        ({"adaptive": "entropy", "bands": [[0.2, 8], [0.2, 4]]}, "bounds fall"),
-    ],
-)
-def test_impossible_bands_are_refused(keys, says):
-    with pytest.raises(ConfigError, match=says):
-        RoE.Config(**keys)
-
-
-def test_the_rows_that_were_computed():
-    config = RoE.Config(n=16, adaptive="margin", bands=[[0.2, 16.0], [1, 4]])
-    assert bands_of(config) == [(0.2, 16), (1.0, 4)]
-    block = adaptive_block(config, {"band_0": 10, "band_1": 5, "band_2": 100, "tokens_in": 7})["adaptive"]
-    assert block == {
-        "measure": "margin", "bands": [[0.2, 16], [1.0, 4]], "tokens": [10, 5, 100],
-        "rows_used": 10 * 16 + 5 * 4 + 100, "rows_full": 115 * 16, "share_of_rows": 280 / 1840,
-    }  # fmt: skip
-    [line] = adaptive_footnotes({"n": 16, "adaptive": block})
-    assert "15.2% of the routing samples of n=16" in line and "280 of 1,840" in line
 
 
 def test_the_footnotes_say_how_much_noise_there_was():
@@ -199,12 +146,6 @@ def test_the_footnotes_say_how_much_noise_there_was():
     assert said(0.0, 0.0, changed_fraction=None) == [
         "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
     ]
-
-
-def test_nothing_is_said_without_bands_or_without_tokens():
-    assert adaptive_block(RoE.Config(), {}) == {} and adaptive_footnotes({"n": 4}) == []
-    block = adaptive_block(RoE.Config(adaptive="margin", bands=[[0.2, 16]]), {})
-    assert block["adaptive"]["share_of_rows"] is None and adaptive_footnotes({"n": 32} | block) == []
 
 
 @pytest.mark.parametrize(("family", "refused"), [("olmoe", False), ("gpt_oss", False), ("deepseek_v3", True)])

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from moe_lab.engine import pass_size
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.metrics import teacher_forcing as reading
 from moe_lab.metrics.interventions import Masked, RandomRouting
 from moe_lab.metrics.teacher_forcing import (
     NO_LABEL,
@@ -56,7 +56,7 @@ def one_by_one(model: Any, rows: list[dict[str, list[int]]], policy: Any) -> lis
 @pytest.mark.parametrize("family", by_family(FAMILIES))
 @pytest.mark.parametrize("pass_tokens", [1, 40])
 def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PASS_TOKENS", pass_tokens)
+    monkeypatch.setattr(pass_size, "CPU_TOKENS", pass_tokens)
     model = small_model(family)
     rows = predicted_rows(model)
     plain = right_tokens(model, rows, Observer())
@@ -72,7 +72,7 @@ def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch:
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_pairs_are_those_of_rows_read_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PASS_TOKENS", 40)
+    monkeypatch.setattr(pass_size, "CPU_TOKENS", 40)
     model, rows = small_model(family), some_rows()
     counted = PairCounts(len(rows))
     right_tokens(model, rows, counted)

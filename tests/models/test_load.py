@@ -170,6 +170,10 @@ def test_dtype_auto_is_float32_on_the_cpu_and_the_checkpoints_elsewhere():
     assert resolve_dtype("auto", torch.device("cuda"), stored) == "bfloat16"
     with pytest.raises(ConfigError, match="float32"):
         resolve_dtype("fp7", torch.device("cpu"), stored)
+    stored.dtype = None
+    assert resolve_dtype("float16", torch.device("cuda"), stored) == "float16"
+    with pytest.raises(ConfigError, match="names no dtype.*dtype=bfloat16"):
+        resolve_dtype("auto", torch.device("cuda"), stored)
 
 
 def test_a_truncated_checkpoint_is_refused(tiny_olmoe_dir, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 import time
 
@@ -16,9 +15,6 @@ from tests.support.models import make_tokenizer
 LOOP = (
     "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}{% endfor %}{% endfor %}"
     "{% endfor %}"
-)
-DOUBLED = (
-    "{% set t = namespace(x='abcd') %}{% for i in range(60) %}{% set t.x = t.x ~ t.x %}{% endfor %}{{ t.x }}"
 )
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -35,8 +31,6 @@ def frame(template: object) -> str:
     [
         (LOOP, "takes more than 0.3 seconds"),
         ("{% for a in range(10**12) %}{% endfor %}", "fails: Range too big"),
-        pytest.param(DOUBLED, "takes more than 1 GiB", marks=pytest.mark.slow),
-        ("{{ 'a' * 99999999999 }}", "takes more than 1 GiB"),
         ("{{ 'a' * (10**30) }}", "fails: cannot fit"),
         ("{{ 'a' * 20000000 }}", "returns a prompt of 20,000,000 characters"),
         ("{{ messages[7].content }}", "fails"),
@@ -48,10 +42,9 @@ def frame(template: object) -> str:
 )
 def test_a_template_that_cannot_be_used_is_named(monkeypatch, template, says):
     monkeypatch.setattr(chat, "SECONDS", 0.3 if template == LOOP else 10)
-    limits, handler = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
+    handler = signal.getsignal(signal.SIGALRM)
     with pytest.raises(ConfigError, match=f"chat template of my/model {says}"):
         frame(template)
-    assert resource.getrlimit(resource.RLIMIT_AS) == limits
     assert signal.getsignal(signal.SIGALRM) is handler and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 

@@ -147,18 +147,7 @@ def test_marks_say_what_a_reader_must_know():
     assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"model": "olmoe"}}})) == (
         "other-profile",
     )
-    assert (
-        marks_of(
-            RunResult({"moe_lab": mine | {"tuning": tuned | {"noise": "gumbel", "noise_scale": "constant"}}})
-        )
-        == ()
-    )
-    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"noise_scale": "margin"}}})) == (
-        "other-profile",
-    )
-    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"bands": [[0.2, 4]]}}})) == (
-        "other-profile",
-    )
+    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"noise": "gumbel"}}})) == ()
     assert marks_of(
         RunResult({"moe_lab": mine | {"method": {"config": {"n": 8, "noise": "antithetic"}}}})
     ) == ("other-profile",)

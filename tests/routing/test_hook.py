@@ -248,8 +248,8 @@ def test_roe_inside_override_is_that_of_a_slow_reference(olmoe, tokenizer, cache
     assert abs(score - roe.loglikelihood("what is", " a cat")) > 1e-2
 
 
-@pytest.mark.parametrize("keys", [{"adaptive": "margin", "bands": [(0.5, N)]}, {"weights": "perturbed"}])
-def test_every_kind_of_ensemble_nests(olmoe, tokenizer, keys):
+def test_an_ensemble_with_perturbed_weights_nests(olmoe, tokenizer):
+    keys = {"weights": "perturbed"}
     roe = RoE(olmoe, tokenizer, n=N, temperature=0.7, **keys)
     other = RoE(with_biased_routers(olmoe), tokenizer, n=N, temperature=0.7, **keys)
     with override(olmoe, biased):

@@ -6,6 +6,7 @@ Broken by: noise that depends on the process, the device or the batch.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from decimal import Decimal, localcontext
 from itertools import permutations
 
@@ -17,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from moe_lab.errors import RoutingError
 from moe_lab.routing import GumbelTopK, Routing, family_of, find_routers, routed
 from moe_lab.routing import noise as noise_module
-from moe_lab.routing.noise import NoisyTokens, choice_margin, document_key, gumbel, gumbel_for_tokens
-from tests.support.models import make_model, small_model
+from moe_lab.routing.noise import NoisyTokens, document_key, gumbel, gumbel_for_tokens
+from tests.support.models import make_model
 
 MASK = 2**64 - 1
 
@@ -137,6 +138,27 @@ def test_is_gumbel_distributed():
     assert kstest(noise.numpy(), "gumbel_r").pvalue > 1e-6
 
 
+def test_the_noise_of_a_layer_is_the_same_however_many_are_computed_together(monkeypatch):
+    router = find_routers(make_model("olmoe"))[0]
+    logits_TE = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    token = torch.arange(40)
+
+    def routed_by(at_once):
+        monkeypatch.setattr(noise_module, "AT_ONCE_BYTES", at_once)
+        policy = GumbelTopK([0, 0.7, 0, 0.7, 0.7], seed=3, antithetic=True)
+        policy.expect(NoisyTokens(token, token + 5, token % 2, token % 5 + 1, token))
+        found, held = [], []
+        for layer in (1, 3, 4):
+            own = replace(router, layer=layer)
+            found.append(policy(own, Routing(logits_TE, torch.ones(40, 2), torch.zeros(40, 2).long())))
+            held.append(len(policy._noise))
+        return torch.stack([each.index_TK for each in found]), held
+
+    (together, three), (alone, one) = routed_by(2**24), routed_by(1)
+    assert torch.equal(together, alone) and (three, one) == ([3, 3, 3], [1, 1, 1])
+    assert (together[0] != together[1]).any()
+
+
 @pytest.mark.parametrize("key", ["seed", "document", "repeat", "row", "layer"])
 def test_every_key_matters(key):
     keys = dict(seed=0, document=1, repeat=0, row=1, layer=0)
@@ -219,57 +241,6 @@ def test_half_precision_logits_get_noise_in_float32():
     # All 8 experts are alike: each is in 2/8 of the draws, within 6 standard errors (odds 2e-9 each).
     assert ((counts / 60_000 - 0.25).abs() < 6 * (0.25 * 0.75 / 60_000) ** 0.5).all()
     assert routing.weights_TK.dtype == torch.float16
-
-
-def test_choice_margin_is_that_of_a_loop():
-    scores_NE = torch.randn(40, 9, generator=torch.Generator().manual_seed(1))
-    index_NK = torch.stack(
-        [torch.randperm(9, generator=torch.Generator().manual_seed(n))[:3] for n in range(40)]
-    )
-    for scores_E, index_K, margin in zip(
-        scores_NE, index_NK, choice_margin(scores_NE, index_NK), strict=True
-    ):
-        last = min(float(scores_E[e]) for e in index_K)
-        best = max(float(scores_E[e]) for e in range(9) if e not in index_K)
-        assert float(margin) == pytest.approx(abs(last - best), rel=1e-6)
-    assert choice_margin(scores_NE, torch.arange(9).expand(40, 9)).count_nonzero() == 0
-
-
-@pytest.mark.parametrize("model_type", ["olmoe", "deepseek_v3", "gpt_oss"])
-def test_margin_scaled_noise_is_that_of_a_loop(model_type):
-    """DeepSeek-V3 chooses by sigmoids plus a bias, within groups."""
-    router = find_routers(small_model(model_type))[1]
-    experts, k, temperature = router.module.weight.shape[0], 2, 1.7
-    logits_TE = torch.randn(60, experts, generator=torch.Generator().manual_seed(2))
-    clean_TK = router.choose(router.scores(logits_TE), k)
-    policy = GumbelTopK([0, temperature], seed=4, antithetic=True, margin_scaled=True)
-    token = torch.arange(60)
-    policy.expect(NoisyTokens(token, token * 0 + 5, token * 0, token % 4 + 1, token))
-    routing = policy(router, Routing(logits_TE, router.weights(logits_TE, clean_TK), clean_TK))
-    for t in range(60):
-        scores_E = router.scores(logits_TE[t : t + 1])[0]
-        last = min(float(scores_E[e]) for e in clean_TK[t])
-        best = max(float(scores_E[e]) for e in range(experts) if e not in clean_TK[t])
-        noise_E = gumbel(4, 5, 0, t % 4 + 1, 1, [t], experts, antithetic=True)[0]
-        noisy_E = [
-            float(scores_E[e]) + temperature * abs(last - best) * float(noise_E[e]) for e in range(experts)
-        ]
-        expected_K = router.choose(torch.tensor([noisy_E]), k)[0]
-        assert set(routing.index_TK[t].tolist()) == set(expected_K.tolist()), t
-    assert (routing.index_TK.sort().values != clean_TK.sort().values).any()
-
-
-def test_the_best_expert_not_chosen_passes_the_last_with_a_known_probability():
-    # Two experts, one chosen: 20,000 draws, within 5.5 standard errors of 1 / (1 + exp(1 / temperature)) (odds 4e-8).
-    router = find_routers(make_model("olmoe", num_experts=2))[0]
-    logits_TE = torch.tensor([[0.3, 0.1]]).expand(DRAWS, -1)
-    token = torch.arange(DRAWS)
-    policy = GumbelTopK([0.8], seed=0, margin_scaled=True)
-    policy.expect(NoisyTokens(token, token * 0, token * 0, token * 0 + 1, token))
-    first = torch.zeros(DRAWS, 1, dtype=torch.long)
-    passed = float(policy(router, Routing(logits_TE, torch.ones(DRAWS, 1), first)).index_TK.double().mean())
-    expected = 1 / (1 + math.exp(1 / 0.8))
-    assert abs(passed - expected) < 5.5 * (expected * (1 - expected) / DRAWS) ** 0.5
 
 
 def test_routers_are_known_by_class_not_by_name():

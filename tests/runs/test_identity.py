@@ -102,7 +102,6 @@ def test_the_method_counts(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None
         ({}, {"skip_layers": 1}),
         ({"temperature": 1}, {"temperature": [0, 1.0, 1.0, 0], "skip_layers": 1}),
         ({"temperature": 0}, {"temperature": 0.0, "skip_layers": 1}),
-        ({"adaptive": "margin", "bands": [[1, 2]]}, {"adaptive": "margin", "bands": [[1.0, 2.0]]}),
     ],
 )
 def test_two_spellings_of_one_method_are_one_run(
@@ -120,10 +119,7 @@ ROE_CHANGES: dict[str, dict[str, Any]] = {
     "weights": {"weights": "perturbed"},
     "aggregate": {"aggregate": "logits"},
     "include_clean": {"include_clean": False},
-    "adaptive": {"adaptive": "margin", "bands": [[0.2, 2]]},
-    "bands": {"adaptive": "margin", "bands": [[0.3, 2]]},
     "noise": {"noise": "antithetic"},
-    "noise_scale": {"noise_scale": "margin"},
     "logit_scale": {"logit_scale": 1.5},
 }
 

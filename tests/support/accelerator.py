@@ -5,12 +5,18 @@
 dimensions and index tensors, and numpy does not read it. Whatever makes the host wait for values of the device is
 counted (`host_reads`), with the line of this package that asked for them.
 
-It shows where code forgets a device or reads it too often. It shows nothing about speed, kernels or rounding.
+`metered` counts the bytes of its storages that are alive, and `memory` sets its size: more raises torch.OutOfMemoryError.
+Scaled-dot-product attention is one operation, as on a GPU, whose kernels keep no scores.
+
+It shows where code forgets a device, reads it too often or keeps too much. It shows nothing about speed, kernels or
+rounding.
 """
 
 from __future__ import annotations
 
+import gc
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -35,6 +41,54 @@ _NEW = {_aten._to_copy.default, _aten.copy_.default}
 _reads: Counter[str] | None = None
 
 
+class _Memory:
+    """Bytes of the storages that tensors of the device hold."""
+
+    size = 2**31
+    live = peak = 0
+
+    def __init__(self) -> None:
+        self._holders: Counter[int] = Counter()
+
+    def hold(self, tensor: AccelTensor) -> None:
+        storage = tensor.on_cpu.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if not self._holders[key]:
+            if self.live + size > self.size:
+                raise torch.OutOfMemoryError(f"{NAME} out of memory. Tried to allocate {size} bytes.")
+            self.live += size
+            self.peak = max(self.peak, self.live)
+        self._holders[key] += 1
+        weakref.finalize(tensor, self._release, key, size).atexit = False
+
+    def _release(self, key: int, size: int) -> None:
+        self._holders[key] -= 1
+        if not self._holders[key]:
+            del self._holders[key]
+            self.live -= size
+
+
+_memory = _Memory()
+
+
+@contextmanager
+def metered() -> Iterator[_Memory]:
+    """Inside the context, `peak` counts from the bytes that are alive now."""
+    gc.collect()
+    _memory.peak = _memory.live
+    yield _memory
+
+
+@contextmanager
+def memory(size: int) -> Iterator[None]:
+    """Inside the context the device has this many bytes."""
+    before, _memory.size = _memory.size, size
+    try:
+        yield
+    finally:
+        _memory.size = before
+
+
 class _Module:
     """What torch asks of the module of a device, `torch.accel`."""
 
@@ -43,9 +97,10 @@ class _Module:
     current_device = staticmethod(lambda: 0)
     _is_in_bad_fork = staticmethod(lambda: False)
     synchronize = empty_cache = staticmethod(lambda device=None: None)
-    mem_get_info = staticmethod(lambda device=None: (2**30, 2**31))
-    memory_allocated = max_memory_allocated = staticmethod(lambda device=None: 0)
-    reset_peak_memory_stats = staticmethod(lambda device=None: None)
+    mem_get_info = staticmethod(lambda device=None: (_memory.size - _memory.live, _memory.size))
+    memory_allocated = staticmethod(lambda device=None: _memory.live)
+    max_memory_allocated = staticmethod(lambda device=None: _memory.peak)
+    reset_peak_memory_stats = staticmethod(lambda device=None: setattr(_memory, "peak", _memory.live))
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16])
     get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
     set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
@@ -85,6 +140,7 @@ class AccelTensor(Tensor):
                 requires_grad=requires_grad,
             )
         made.on_cpu = on_cpu
+        _memory.hold(made)
         return made
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -94,6 +150,13 @@ class AccelTensor(Tensor):
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(op, args, kwargs or {})
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():  # results stay on the device that they are on
+            return func(*args, **(kwargs or {}))
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"accel({self.on_cpu!r})"
 
@@ -102,6 +165,35 @@ class AccelTensor(Tensor):
 
     def numpy(self, *_: Any, **__: Any) -> Any:
         raise TypeError(f"can't convert {NAME}:0 device type tensor to numpy. Use Tensor.cpu() first.")
+
+
+class _Attention(torch.autograd.Function):
+    """One operation: forward keeps the inputs, the output and a number for each query, as the kernels of a GPU do."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> Any:
+        ctx.options = options
+        found = AccelTensor(_on_the_cpu(query, key, value, mask, options))
+        ctx.save_for_backward(query, key, value, mask, found, found[..., 0].float())
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        query, key, value, mask, *_ = ctx.saved_tensors
+        leaves = [each.on_cpu.detach().requires_grad_() for each in (query, key, value)]
+        with torch.enable_grad():
+            found = _on_the_cpu(*leaves, mask, ctx.options)
+        return *map(AccelTensor, torch.autograd.grad(found, leaves, gradient.on_cpu)), None, None
+
+
+def _on_the_cpu(query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> Tensor:
+    query, key, value, mask = (getattr(each, "on_cpu", each) for each in (query, key, value, mask))
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, **options)
+
+
+def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **options: Any) -> Any:
+    names = ("dropout_p", "is_causal")
+    return _Attention.apply(query, key, value, attn_mask, dict(zip(names, rest, strict=False)) | options)
 
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -21,10 +21,8 @@ import torch
 from torch import Tensor
 
 import moe_lab
-from moe_lab import RoE
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.histories import LATE
-from moe_lab.engine.lm import Request
 from moe_lab.engine.sampling import Decoding
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
@@ -64,7 +62,6 @@ RUNS = {
     "roe": [*ROE, *SCORED],
     "roe generates": [*ROE, *GENERATED],
     "roe with caches of its own": [*ROE, "method.cache=standard", *GENERATED],
-    "adaptive roe": [*ROE, "method.adaptive=entropy", "method.bands=[[3,3],[1,2]]", *GENERATED],
     "tuned roe": [
         "method=roe",
         "method.n=2",
@@ -174,20 +171,6 @@ def test_a_step_of_generation_reads_the_device_once(family, monkeypatch):
     with host_reads() as reads:
         answers_of(model, prompts_for(random.Random(2), 3), Budget(4000), 6, ensemble)
     assert [after - before for before, after in pairwise(steps[1:])] == [1] * 4, reads
-
-
-def test_a_step_of_adaptive_roe_reads_the_device_twice(olmoe, tokenizer):
-    """The measure, and the chosen tokens."""
-    adaptive = {"adaptive": "entropy", "bands": [[1.0, 4], [0.1, 2]]}
-    roe = RoE(deepcopy(olmoe).to(DEVICE), tokenizer, n=4, temperature=0.5, **adaptive)
-    reads = []
-    for new in (2, 6):
-        with host_reads() as counted:
-            roe.lm.generate_until(
-                [Request((text, {"until": [], "max_gen_toks": new})) for text in ("one", "two")]
-            )
-        reads.append(counted)
-    assert reads[1].total() - reads[0].total() <= 2 * 4, reads
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu:1", "npu", "meta", "gpu"])

@@ -43,15 +43,14 @@ def next_token_probs(
     repeat=0,
     perturbed=False,
     antithetic=False,
-    margin=False,
     **history,
 ):
     """float64 [V]: the ensemble's distribution after `ids`, which begin with the prompt.
 
     The weights of a model do not change between calls: its passes are kept.
-        `antithetic` and `margin` (noise scaled by the router's margin) are for families of SOFTMAX.
+    `antithetic` is for families of SOFTMAX.
     """
-    noise = (document_key(prompt), tuple(temperatures), seed, repeat, perturbed, antithetic, margin)
+    noise = (document_key(prompt), tuple(temperatures), seed, repeat, perturbed, antithetic)
     positions = tuple(noisy_positions(prompt, ids, **history))
     known = _rows.setdefault(model64, {})
     rows = []
@@ -75,7 +74,6 @@ def row_probs(
     repeat,
     perturbed,
     antithetic=False,
-    margin=False,
 ):
     if model64.config.model_type not in SOFTMAX:
         return _row_by_rule(model64, ids, positions, document, row, temperatures, seed, repeat, perturbed)
@@ -85,7 +83,7 @@ def row_probs(
             continue
         experts = router.weight.shape[0]
         noise = gumbel(seed, document, repeat, row, layer, positions, experts, antithetic).double()
-        hook = _noisy(positions, noise, temperatures[layer], perturbed, margin)
+        hook = _noisy(positions, noise, temperatures[layer], perturbed)
         handles.append(router.register_forward_hook(hook))
     with torch.no_grad():
         logits = model64(torch.tensor([ids]), use_cache=False).logits[0, -1]
@@ -104,16 +102,14 @@ def _row_by_rule(model64, ids, positions, document, row, temperatures, seed, rep
     return logits.softmax(-1)
 
 
-def _noisy(positions, noise, temperature, perturbed, margin):
+def _noisy(positions, noise, temperature, perturbed):
     def hook(router, args, output):
         logits, weights, index = output
         weights, index = weights.clone(), index.clone()
         for position, own in zip(positions, noise, strict=True):
             clean = logits[position]
             k = index.shape[-1]
-            ranked = sorted((float(value) for value in clean), reverse=True)
-            scale = ranked[k - 1] - ranked[k] if margin else 1.0
-            noisy = clean + temperature * scale * own
+            noisy = clean + temperature * own
             chosen = sorted(range(len(noisy)), key=lambda e: -float(noisy[e]))[:k]
             source = noisy if perturbed else clean
             total = sum(math.exp(float(value)) for value in source)

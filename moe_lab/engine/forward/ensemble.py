@@ -1,6 +1,6 @@
 """An ensemble: n routing samples of one token, averaged or contrasted into one distribution.
 
-`Adaptive` chooses the number of samples of each token. `ScaleSweep` finds the best logit scale (1 / softmax
+`ScaleSweep` finds the best logit scale (1 / softmax
 temperature) in one pass over the texts, since the logits of a token are the same for all scales.
 
 M = logit positions, n = routing samples of each (sample 0 has no noise), V = vocabulary, P = scored tokens, S = scales.
@@ -9,63 +9,12 @@ M = logit positions, n = routing samples of each (sample 0 has no noise), V = vo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from moe_lab.routing import SampleRouting
-
-MARGIN, ENTROPY = "margin", "entropy"
-MEASURES = (MARGIN, ENTROPY)
-
-
-def unsureness(logits_MV: Tensor) -> dict[str, Tensor]:
-    """The measures of clean next-token distributions, each float32 [M].
-
-    margin: the difference of the two largest probabilities. entropy: in nats.
-    """
-    probs_MV = logits_MV.float().softmax(dim=-1)
-    best_M2 = probs_MV.topk(2, dim=-1).values
-    return {MARGIN: best_M2[:, 0] - best_M2[:, 1], ENTROPY: torch.special.entr(probs_MV).sum(dim=-1)}
-
-
-class Adaptive:
-    """The number of routing samples by bands of a measure.
-
-    Args:
-        measure: "margin" or "entropy" (`unsureness`).
-        bands: (bound, samples) of each band, the most unsure first. A token belongs to the first band whose bound it
-            meets: a margin below it, or an entropy of at least it. Its samples are the first ones of the ensemble. A
-            token without a band takes the clean sample alone.
-    """
-
-    def __init__(self, measure: str, bands: Sequence[tuple[float, int]]):
-        self.measure, self.bands = measure, list(bands)
-        self.tokens = [0] * (len(self.bands) + 1)
-        """Tokens of each band so far, and last those of no band."""
-
-    def samples_of(self, measures: dict[str, Tensor]) -> Tensor:
-        """int64 [M] on the CPU: the routing samples of each logit position, at least 1. `tokens` counts the positions.
-
-        The host reads the device once; whatever depends on the numbers of samples is computed on the CPU.
-        """
-        value_M = measures[self.measure].cpu()
-        band_M = torch.full_like(value_M, len(self.bands), dtype=torch.long)
-        for band, (bound, _) in reversed(list(enumerate(self.bands))):
-            band_M[value_M < bound if self.measure == MARGIN else value_M >= bound] = band
-        band_M[value_M.isnan()] = (
-            0  # most samples, so that the noisy pass raises an error that names the router
-        )
-        counts = torch.bincount(band_M, minlength=len(self.tokens)).tolist()
-        self.tokens = [so_far + count for so_far, count in zip(self.tokens, counts, strict=True)]
-        return torch.tensor([*(samples for _, samples in self.bands), 1])[band_M]
-
-    def uncounted(self) -> Adaptive:
-        """The same bands with their own counts of tokens."""
-        return Adaptive(self.measure, self.bands)
-
 
 STEP, STEPS = 1.02, 70
 """The scales are STEP ** -STEPS ... STEP ** STEPS: 0.25 to 4."""
@@ -140,8 +89,6 @@ class Ensemble:
     own, recomputed for every generated token."""
     prefill: str = "noisy"
     """With own histories: "noisy" reads prompts with noise, "clean" reads them without up to their last token."""
-    adaptive: Adaptive | None = None
-    """How many of the n samples each token takes; None: all. With a clean history."""
     logit_scale: float = 1.0
     """Factor of the logits, or of the log of the averaged distribution, before the last softmax."""
     sweep: ScaleSweep | None = None
@@ -153,10 +100,6 @@ class Ensemble:
     def plain(self) -> bool:
         """Whether it is the base model, which lm-eval's own code can run."""
         return self.n == 1 and self.logit_scale == 1 and self.sweep is None and self.contrast is None
-
-    def first(self, samples: int) -> Ensemble:
-        """The ensemble of the first samples alone, the same number for every token."""
-        return replace(self, n=samples, adaptive=None)
 
     @property
     def own_history(self) -> bool:

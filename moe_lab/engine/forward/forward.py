@@ -11,8 +11,7 @@ B = sequences, S = new tokens, T = cached slots, M = logit positions, n = routin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -68,19 +67,17 @@ class EnsembleForward:
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
 
-    @contextmanager
-    def without_hooks(self) -> Iterator[None]:
-        """Inside the context this forward's hooks are removed, so that another one can run the model."""
-        self._stack.close()
-        try:
-            yield
-        finally:
-            self.__enter__()
-
     @property
     def extra_slots(self) -> int:
         """Slots of the cache that the noisy samples of a logit position take during a pass."""
         return self._samples.extra_slots if self._samples else 0
+
+    def slots(self, prompt: int, new: int) -> float:
+        """Slots of the cache for a sequence with this many tokens, as a mean over the layers."""
+        if not isinstance(self._samples, OwnHistory):
+            return prompt + new + self.extra_slots
+        noisy = self.num_layers - self._samples.first_layer
+        return (prompt + new) * (1 + (self.ensemble.n - 1) * noisy / self.num_layers)
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         return KVCache(self.num_layers, capacity)

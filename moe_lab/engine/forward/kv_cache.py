@@ -113,24 +113,6 @@ class JoinedKVLayer(KVLayer):
         return layer.update(key_states, value_states)
 
 
-class SelectedKVLayer(KVLayer):
-    """Some sequences of one layer of a cache. What is appended is not kept."""
-
-    def __init__(self, layer: KVLayer, sequence_U: Tensor):
-        super().__init__(0)
-        self.layer, self.sequence_U = layer, sequence_U
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """The cached slots of the sequences with [U, H, R, D] after them."""
-        sequence_U = self.sequence_U.to(key_states.device)
-        keys, values = (own[:, :, : self.layer.length] for own in (self.layer.keys, self.layer.values))
-        return torch.cat([keys[sequence_U], key_states], dim=2), torch.cat(
-            [values[sequence_U], value_states], dim=2
-        )
-
-
 class KVCache(Cache):
     """One `KVLayer` per decoder layer.
 
@@ -159,11 +141,23 @@ class KVCache(Cache):
 
     def expanded(self, batch: int, capacity: int) -> KVCache:
         """A copy of this cache for each of `batch` sequences, with room for `capacity` slots."""
-        return self._copied(torch.zeros(batch, dtype=torch.long), capacity, 1)
+        first_B = torch.zeros(batch, dtype=torch.long)
+        copy = KVCache(len(self.layers), capacity)
+        for old, new in zip(self.layers, copy.layers, strict=True):
+            if old.length:
+                index = _entries(old, first_B, 1)
+                new.update(old.keys[index, :, : old.length], old.values[index, :, : old.length])
+        return copy
 
-    def select(self, index_B: Tensor, size: int) -> KVCache:
-        """The sequences `index_B` of `size` ones, in this order, with all samples where the cache is forked."""
-        return self._copied(index_B, self.layers[-1].capacity, size)
+    def select(self, index_B: Tensor, size: int) -> None:
+        """Keep the sequences `index_B` of `size` ones, in this order, with all samples where the cache is forked.
+
+        Layer by layer: only one layer is in memory twice.
+        """
+        for layer in self.layers:
+            if layer.length:
+                index = _entries(layer, index_B, size)
+                layer.keys, layer.values = layer.keys[index], layer.values[index]
 
     def fork(self, n: int, size: int, first_layer: int) -> None:
         """Repeat each of `size` sequences n times from `first_layer` on, unless that is done already."""
@@ -180,27 +174,27 @@ class KVCache(Cache):
             new.update(old.keys[one, :, :length], old.values[one, :, :length])
         return copy
 
-    def _copied(self, index_B: Tensor, capacity: int, size: int) -> KVCache:
-        copy = KVCache(len(self.layers), capacity)
-        for old, new in zip(self.layers, copy.layers, strict=True):
-            if old.length:
-                entries = torch.arange(old.keys.shape[0], device=old.keys.device).view(size, -1)
-                index = entries[index_B.to(old.keys.device)].reshape(-1)
-                new.update(old.keys[index, :, : old.length], old.values[index, :, : old.length])
-        return copy
-
     @classmethod
-    def right_aligned(cls, parts: list[KVCache], capacity: int) -> KVCache:
+    def right_aligned(cls, parts: list[KVCache], capacity: int, keep: bool = True) -> KVCache:
         """Caches of different lengths as one batch. All end at the same slot, so that all write their next token to the
         same place. Unused slots before them are zero, since a masked NaN would still spread through attention.
 
-        Layers that are empty in all parts stay empty.
+        Layers that are empty in all parts stay empty. Without `keep` the parts are emptied layer by layer, so that
+        only one layer is in memory twice.
         """
         width = max(part.length for part in parts)
         joined = cls(len(parts[0].layers), max(capacity, width))
         for i, layer in enumerate(joined.layers):
             layer.join([part.layers[i] for part in parts], width)
+            for part in [] if keep else parts:
+                part.layers[i] = KVLayer(0)
         return joined
+
+
+def _entries(layer: KVLayer, index_B: Tensor, size: int) -> Tensor:
+    """The batch entries of the sequences `index_B` of `size` ones."""
+    entries = torch.arange(layer.keys.shape[0], device=layer.keys.device).view(size, -1)
+    return entries[index_B.to(layer.keys.device)].reshape(-1)
 
 
 KEPT_SHARE = 0.25

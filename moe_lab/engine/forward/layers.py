@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from moe_lab.errors import RoutingError
+from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.models.transformers_internals import attention_of, keeps_states
 from moe_lab.routing import Router, find_routers
 
@@ -123,7 +123,7 @@ def runs_on_kv_cache(model: Any) -> bool:
     layers = decoder_layers(model)
     if not layers or model.get_output_embeddings() is None:
         return False
-    if attention_of(config) not in ("sdpa", "eager"):
+    if not _takes_masks(config):
         return False
     kinds, _ = get_layer_types_and_kwargs(config)
     if len(kinds) != len(layers) or is_recurrent(model):
@@ -136,6 +136,20 @@ def runs_on_kv_cache(model: Any) -> bool:
         return False
     inputs = [set(_names(type(layer).forward)) - {"args", "kwargs"} for layer in layers]
     return all({"attention_mask", "past_key_values"} <= names <= _LAYER_INPUTS for names in inputs)
+
+
+def _takes_masks(config: Any) -> bool:
+    return attention_of(config) in ("sdpa", "eager")
+
+
+def require_masks(model: Any) -> None:
+    """Raise ConfigError for a model with the flash or flex kernels, which take no mask for single tokens."""
+    config = model.config.get_text_config(decoder=True)
+    if not _takes_masks(config) and not is_recurrent(model):
+        raise ConfigError(
+            f"attn_implementation={attention_of(config)} takes no mask of routing samples and answer choices. Call "
+            'model.set_attn_implementation("sdpa") first.'
+        )
 
 
 def is_recurrent(model: Any) -> bool:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moe_lab.engine.forward.suffix_forward import SuffixBatch
+from moe_lab.engine.pass_size import pass_budget
+from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
 ROWS = 96
 """Pairs of one pass."""
-TOKENS = 512
-"""Tokens, with padding, of a pass with several pairs. Each token takes some megabytes while gradients are computed."""
 HELD_BYTES = 2**30
 """Joined prefixes up to this size stay in memory for all steps; larger ones are joined again in every step."""
 EPS = 1e-6
@@ -78,6 +78,7 @@ class NeighbourLoss:
             neighbour, whose weight is 0.
         weight_Nk: kernel weights of any scale.
         kind: one of `LOSSES`.
+        budget: the bounds of a pass.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class NeighbourLoss:
         neighbours: Sequence[Sequence[PromptSuffix | None]],
         weight_Nk: Tensor,
         kind: str = "cross_entropy",
+        budget: Budget | None = None,
     ):
         self.replay, self.of = replay, LOSSES[kind]
         self.found_N = weight_Nk.sum(dim=-1) > 0
@@ -99,7 +101,7 @@ class NeighbourLoss:
         self._suffixes = [suffix for _, _, suffix in found]
         self.question_P = torch.tensor([n for n, _, _ in found], dtype=torch.long)
         self.share_P = torch.tensor([float(share_Nk[n, j]) for n, j, _ in found])
-        self._parts = _parts(self._suffixes)
+        self._parts = _parts(self._suffixes, budget or pass_budget(replay.model))
         small = sum(suffix.nbytes for suffix in self._suffixes) <= HELD_BYTES
         self._held = [replay.batch(self._suffixes[part]) for part in self._parts] if small else None
 
@@ -167,14 +169,16 @@ class NeighbourLoss:
         return of_P.new_zeros(count, *of_P.shape[1:]).index_add(0, question_P, of_P * share_P)
 
 
-def _parts(suffixes: Sequence[PromptSuffix]) -> list[slice]:
+def _parts(suffixes: Sequence[PromptSuffix], budget: Budget) -> list[slice]:
     """The pairs of each pass; `suffixes` are sorted by length."""
-    parts, start = [], 0
+    parts, start, rows = [], 0, 0
     for stop in range(1, len(suffixes) + 1):
-        longest = len(suffixes[min(stop, len(suffixes) - 1)].tree)
-        if stop == len(suffixes) or stop - start == ROWS or (stop + 1 - start) * longest > TOKENS:
+        following = suffixes[min(stop, len(suffixes) - 1)].tree
+        rows += len(suffixes[stop - 1].tree.logit_nodes)
+        size = (stop + 1 - start) * len(following) + budget.gradient_row * (rows + len(following.logit_nodes))
+        if stop == len(suffixes) or stop - start == ROWS or size > budget.gradient_tokens:
             parts.append(slice(start, stop))
-            start = stop
+            start, rows = stop, 0
     return parts
 
 

@@ -68,7 +68,7 @@ class C3PO(Method):
     """Optimizes the pathways of test questions on their neighbours."""
 
     answer: ClassVar[str | None] = "letters"
-    numerics: ClassVar[int] = 3
+    numerics: ClassVar[int] = 4
     reports_flips: ClassVar[bool] = True
     tells_choices: ClassVar[bool] = True
     figures: ClassVar[tuple[str, ...]] = ("steps", "activation", "sample", "retained")

@@ -82,7 +82,11 @@ class PathwayOptimizer:
         pathways = Pathways(clean, self.layers, settings.core_experts, top_k=self.model.facts.top_k)
         if own is not None:
             loss = NeighbourLoss(
-                self.replay, [[suffix] for suffix in own], torch.ones(len(own), 1), settings.loss
+                self.replay,
+                [[suffix] for suffix in own],
+                torch.ones(len(own), 1),
+                settings.loss,
+                self.budget,
             )
             return Optimized(*ngd(pathways, loss, settings, watch))
         references = self.references
@@ -143,7 +147,7 @@ class PathwayOptimizer:
         index = near.index_QK.tolist()
         found = self._reference_suffixes(references, sorted({r for row in index for r in row if r >= 0}))
         suffixes = [[found.get(r) for r in row] for row in index]
-        return NeighbourLoss(self.replay, suffixes, weight_NK, kind)
+        return NeighbourLoss(self.replay, suffixes, weight_NK, kind, self.budget)
 
     def _reference_suffixes(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptSuffix]:
         """The suffixes of references. New ones are read, and kept while there is memory for them."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.config.progress import Progress
+from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, reading
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.hub import NotCached, find, is_offline, storage, unreachable
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 
-PASS_TOKENS = {"cpu": 2048}
-"""Tokens of one forward pass with padding, by device type; 16384 on others."""
 SHOWN = 256
 """The number of texts from which on a progress bar is shown."""
 BUILT_IN = "sentence_transformers."
@@ -131,12 +130,12 @@ def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
     """
     ids = text_ids(texts, model)
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-    budget = PASS_TOKENS.get(model.device.type, 16384)
+    tokens = pass_budget(model.model).tokens
     means: dict[int, Tensor] = {}
     with Progress(len(ids), "embeddings", "text", shown=len(ids) >= SHOWN) as progress:
         while len(means) < len(ids):
             width = len(ids[order[len(means)]])
-            batch = order[len(means) : len(means) + max(1, budget // width)]
+            batch = order[len(means) : len(means) + max(1, tokens // width)]
             means.update(zip(batch, _means([ids[i] for i in batch], model), strict=True))
             progress.update(len(batch))
     return torch.stack([means[i] for i in range(len(ids))]) if ids else torch.zeros(0, 0)

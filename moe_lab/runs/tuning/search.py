@@ -204,11 +204,6 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
     given = config.tuning
     if given.logit_scale and (given.metric or usual.metric) != "perplexity":
         raise ConfigError("tuning.logit_scale=true is searched by perplexity: add tuning.metric=perplexity.")
-    if given.logit_scale and config.method.adaptive is not None:
-        raise ConfigError(
-            "tuning.logit_scale=true: tokens that take the clean sample alone (method.adaptive) would not be scaled. "
-            "Leave one of them out."
-        )
     last = given.max_temperature or (1.0 if uniform else usual.max_temperature)
     search = Search(
         tuning=given.name,

@@ -21,8 +21,6 @@ LOGIT_SCALE, UNSCALED = "logit_scale", "unscaled"
 """User attributes of a trial whose scale is searched: its best logit scale, and its perplexity at scale 1."""
 CALIBRATED_SCALE, CALIBRATED_SCORE = "calibrated_scale", "calibrated_score"
 """User attributes of a trial at temperature 0 whose scale is not searched: its best scale, and its perplexity there."""
-NOISE = ("noise", "noise_scale", "adaptive", "bands")
-"""Settings of RoE that a profile names."""
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -183,13 +181,9 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
 def _sweeps(study: Study, temperatures: list[float]) -> bool:
     """Whether a trial finds its best logit scale.
 
-    All trials do if the study searches scales. Otherwise temperature 0 does in studies of perplexity, but not with
-    `method.adaptive`, where tokens with one sample would not be scaled.
+    All trials do if the study searches scales. Otherwise temperature 0 does in studies of perplexity.
     """
-    if study.search.logit_scale:
-        return True
-    adaptive = getattr(study.config.method, "adaptive", None)
-    return study.search.metric == "perplexity" and not any(temperatures) and adaptive is None
+    return study.search.logit_scale or (study.search.metric == "perplexity" and not any(temperatures))
 
 
 def _scaled(study: Study, value: float | None, sweep: ScaleSweep | None) -> Measured:
@@ -287,7 +281,7 @@ def write_trials(study: Study, trials: Trials) -> None:
         tuning=study.search.tuning,
         metric=study.search.metric,
         n=getattr(method, "n", 1),
-        **{name: getattr(method, name) for name in NOISE if hasattr(method, name)},
+        noise=getattr(method, "noise", "gumbel"),
         trials=len(finished),
         trial=best.number,
         score=float(best.value),

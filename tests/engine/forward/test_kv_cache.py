@@ -61,7 +61,10 @@ def test_right_aligned_ends_together(olmoe):
     for layer in range(4):
         assert torch.equal(joined.layers[layer].keys[0, :, 4:9], columns(parts[0], layer)[0])
         assert torch.equal(joined.layers[layer].keys[1, :, :9], columns(parts[1], layer)[0])
-    assert torch.equal(columns(joined.select(torch.tensor([1]), 2), 3), columns(parts[1], 3))
+    joined.select(torch.tensor([1]), 2)
+    assert torch.equal(columns(joined, 3), columns(parts[1], 3))
+    again = KVCache.right_aligned(parts, capacity=12, keep=False)
+    assert torch.equal(again.layers[3].keys[1, :, :9], columns(joined, 3)[0]) and parts[1].nbytes == 0
 
 
 def test_the_store_stays_within_its_bound():

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import moe_lab.methods.c3po.descent
+from moe_lab.engine import pass_size
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.token_span import TokenSpan
 from moe_lab.errors import RoutingError
@@ -80,7 +81,7 @@ def test_loss_and_gradient_are_those_of_whole_passes(setting, relax, kind):
 )
 def test_other_tokens_and_longer_answers_too(family, span, kind, monkeypatch):
     """Answers of one to three tokens, in float64, in passes of few tokens."""
-    monkeypatch.setattr(moe_lab.methods.c3po.descent, "TOKENS", 12)
+    monkeypatch.setattr(pass_size, "CPU_GRADIENT_TOKENS", 12)
     model = copy.deepcopy(small_model(family)).double()
     model.set_experts_implementation("eager")
     setting = setting_of(model, span, LONG_ANSWERS)

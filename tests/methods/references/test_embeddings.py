@@ -17,6 +17,7 @@ import torch
 from httpx2 import ConnectError
 
 from moe_lab.config.schema import ModelConfig
+from moe_lab.engine import pass_size
 from moe_lab.errors import ConfigError
 from moe_lab.methods.references import embeddings
 from moe_lab.methods.references import embeddings as module
@@ -40,7 +41,7 @@ def small(tmp_path_factory, tokenizer):
 
 
 def test_hidden_states_are_the_mean_over_the_texts_own_tokens(small, monkeypatch):
-    monkeypatch.setitem(embeddings.PASS_TOKENS, "cpu", 150)  # two passes, one of them padded
+    monkeypatch.setattr(pass_size, "CPU_TOKENS", 150)  # two passes, one of them padded
     found = embed(TEXTS, None, small)
     for text, vector in zip(TEXTS, found, strict=True):
         ids = torch.tensor([small.tokenizer(text).input_ids])

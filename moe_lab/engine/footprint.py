@@ -1,0 +1,210 @@
+"""What passes of a model take of memory, metered on the meta device, where tensors have shapes and no values.
+
+The bytes of all storages that are alive are counted while a pass runs. Scaled-dot-product attention is one operation,
+as in the kernels of GPUs, which keep no scores. What a device adds is not counted: its context, workspaces of kernels
+and fragmentation.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
+
+from moe_lab.engine.forward.kv_cache import KVCache
+
+SIZES = (256, 512)
+"""Tokens, or cached slots, of the two passes whose difference is the cost of one more."""
+
+
+class Meter(TorchDispatchMode):
+    """Counts the bytes of the storages that are created inside the context, now (`live`) and at most (`peak`).
+
+    Args:
+        known: tensors that are not counted, nor views of them.
+    """
+
+    def __init__(self, known: Iterable[Tensor]):
+        super().__init__()
+        self.live = self.peak = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+        self._held: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
+            found = _grouped(*args, **(kwargs or {}))
+        else:
+            found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor):
+                self._hold(tensor.untyped_storage())
+        return found
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known or key in self._held:
+            return
+        self._held.add(key)
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._release, key, storage.nbytes()).atexit = False
+
+    def _release(self, key: int, size: int) -> None:
+        self._held.remove(key)
+        self.live -= size
+
+
+def _grouped(one: Tensor, other: Tensor, ends: Tensor, *_: Any, **__: Any) -> Tensor:
+    """The shape of a grouped product, which on the meta device exists in bfloat16 alone."""
+    shape = (len(ends), len(one), other.shape[-1]) if other.dim() == 2 else (len(one), other.shape[-1])
+    return one.new_empty(shape)
+
+
+class _Attention(torch.autograd.Function):
+    """The shapes of scaled-dot-product attention as one operation, and what its kernels keep for gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        found = query.new_empty(*query.shape[:-1], value.shape[-1])
+        ctx.save_for_backward(query, key, value, mask, found, found[..., 0].float())
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return *(torch.empty_like(each) for each in ctx.saved_tensors[:3]), None
+
+
+class OneOperation(TorchFunctionMode):
+    """Inside the context, scaled-dot-product attention computes shapes alone."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if function is not torch.nn.functional.scaled_dot_product_attention:
+            return function(*args, **options)
+        mask = args[3] if len(args) > 3 else options.get("attn_mask")
+        return _Attention.apply(*args[:3], mask)
+
+
+class Footprint:
+    """The bytes that passes of a model take, in addition to its weights.
+
+    Args:
+        model: on the meta device. Where the family's own code reads values (JetMoE), the loaded model.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+        config = model.config.get_text_config(decoder=True)
+        self.layers: int = config.num_hidden_layers
+        self.row: int = config.vocab_size * model.dtype.itemsize
+        """A row of logits, in the model's dtype."""
+        self.slot: int = self._pass(1, 1)[1]
+        """Keys and values of a token in all layers."""
+
+    @cached_property
+    def token(self) -> int:
+        """A token in a pass, at its widest place."""
+        few, many = (self._pass(1, size)[0] for size in SIZES)
+        return -(-(many - few) // (SIZES[1] - SIZES[0]))
+
+    @cached_property
+    def read(self) -> int:
+        """A cached slot of a sequence while a layer reads it: keys and values repeated for all heads."""
+        few, many = (self._pass(1, 1, size)[0] for size in SIZES)
+        return -(-(many - few) // (SIZES[1] - SIZES[0]))
+
+    @cached_property
+    def kept(self) -> int:
+        """A token in a pass with gradients of its hidden states: what all layers keep for them."""
+        few, many = (self._gradient_pass(size) for size in SIZES)
+        return -(-(many - few) // (SIZES[1] - SIZES[0]))
+
+    def mask(self, tokens: int, slots: int) -> int:
+        """The masks of tokens that each have this many slots in sight: booleans, and what is added to scores."""
+        return tokens * slots * (2 + self.model.dtype.itemsize)
+
+    @torch.no_grad()
+    def _pass(self, sequences: int, tokens: int, cached: int = 0) -> tuple[int, int]:
+        """(bytes inside the layers at most, bytes of the keys and values of the pass)."""
+        device, dtype = self.model.device, self.model.dtype
+        cache = KVCache(self.layers, cached + tokens)
+        ids = torch.zeros(sequences, tokens, dtype=torch.long, device=device)
+        mask = torch.zeros(sequences, 1, tokens, cached + tokens, dtype=dtype, device=device)
+        if cached:
+            self._run(ids.new_zeros(sequences, cached), mask.new_zeros(sequences, 1, cached, cached), cache)
+        before = cache.nbytes
+        peak, own = self._run(ids, mask, cache), cache.nbytes - before
+        return peak - own, own
+
+    def _gradient_pass(self, tokens: int) -> int:
+        device, dtype = self.model.device, self.model.dtype
+        width = self.model.get_input_embeddings().weight.shape[-1]
+        hidden = torch.zeros(1, tokens, width, dtype=dtype, device=device, requires_grad=True)
+        mask = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)
+        positions = torch.arange(tokens, device=device)[None]
+        with (
+            Meter(known_of(self.model, hidden, mask, positions)) as meter,
+            OneOperation(),
+            torch.enable_grad(),
+        ):
+            body = self.model.get_decoder()
+            found = body(inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False)
+            found.last_hidden_state.sum().backward()
+        return meter.peak
+
+    def _run(self, ids: Tensor, mask: Tensor, cache: KVCache) -> int:
+        """The most bytes of a pass."""
+        positions = torch.arange(cache.length, cache.length + ids.shape[1], device=ids.device)
+        with Meter(known_of(self.model, ids, mask, positions, *_tensors(cache))) as meter, OneOperation():
+            self._read(ids, mask, positions, cache)
+        return meter.peak
+
+    def _read(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: KVCache) -> None:
+        self.model.get_decoder()(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions.expand(len(ids), -1),
+            past_key_values=cache,
+            use_cache=True,
+        )
+
+
+def known_of(model: nn.Module, *others: Tensor) -> list[Tensor]:
+    """A model's parameters and buffers, and other tensors."""
+    return [*model.parameters(), *model.buffers(), *others]
+
+
+def _tensors(cache: KVCache) -> list[Tensor]:
+    return [part for layer in cache.layers if layer.is_initialized for part in (layer.keys, layer.values)]
+
+
+def footprint_of(model: Any) -> Footprint:
+    """The footprint of a loaded model, metered once for models of the same configuration."""
+    text = model.config.to_json_string(use_diff=False)
+    kind: Any = type(model.config)
+    return _metered(kind, text, model.dtype) or Footprint(model)
+
+
+@lru_cache(maxsize=64)
+def _metered(kind: Any, text: str, dtype: torch.dtype) -> Footprint | None:
+    """None for a family whose own code reads values of tensors."""
+    model = meta_model(kind.from_dict(json.loads(text)), dtype)
+    try:
+        return Footprint(model)
+    except NotImplementedError:
+        return None
+
+
+def meta_model(config: Any, dtype: torch.dtype) -> Any:
+    """A model of this configuration without weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)

@@ -1,0 +1,102 @@
+"""The size of a forward pass, from the free memory and the model's shape; out of memory halves it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+
+from moe_lab.engine.footprint import footprint_of
+from moe_lab.engine.forward.kv_cache import token_bytes
+from moe_lab.engine.forward.layers import decoder_layers
+from moe_lab.engine.scoring import Budget
+from moe_lab.models.memory import free_memory
+
+logger = logging.getLogger("moe_lab")
+
+MOST_TOKENS = 16384
+"""Tokens of a pass at most: more take memory and are not faster."""
+CPU_TOKENS, CPU_GRADIENT_TOKENS = 2048, 512
+"""On a CPU larger passes are not faster; each token takes some megabytes while gradients are computed."""
+PASS_SHARE = 0.2
+"""Share of the free memory for a pass. Keys and values, and cached activations, take the rest (`CACHE_SHARE`,
+`KEPT_SHARE`)."""
+LEAST_TOKENS = 32
+"""Passes are not halved below this."""
+ROW_COPIES = 2
+"""Copies of a row of logits in the model's dtype: samples are joined with the clean one."""
+SCORE_BYTES = 12
+"""Bytes of each of a row's numbers in the mean of samples, in float32."""
+GRADIENT_BYTES = 16
+"""Bytes of each of a row's numbers in a loss and its gradient, in float32, in addition to the row itself."""
+
+
+def pass_budget(model: Any, sequences: int | None = None) -> Budget:
+    """The bounds of this model's passes, with what is free now.
+
+    Args:
+        sequences: at most this many in a pass; None: as many as fit.
+    """
+    device = model.device
+    if device.type == "cpu":
+        return Budget(CPU_TOKENS, sequences, gradient_tokens=CPU_GRADIENT_TOKENS)
+    footprint = footprint_of(model)
+    free = int(PASS_SHARE * free_memory(device))
+    most = max(LEAST_TOKENS, min(MOST_TOKENS, free // footprint.token))
+    gradients = max(LEAST_TOKENS, min(MOST_TOKENS, free // footprint.kept))
+    vocabulary = footprint.row // model.dtype.itemsize
+    return Budget(
+        most,
+        sequences,
+        row=ROW_COPIES * footprint.row / footprint.token,
+        gradient_tokens=gradients,
+        gradient_row=(footprint.row + GRADIENT_BYTES * vocabulary) / footprint.kept,
+    )
+
+
+def cache_memory(model: Any) -> int:
+    """Free bytes for keys and values: each device of a device map holds those of its own layers."""
+    layers = decoder_layers(model) or [model]
+    own = [next(layer.parameters()).device for layer in layers]
+    # layers that accelerate keeps elsewhere compute on the model's own device
+    counts = Counter(model.device if device.type in ("meta", "cpu") else device for device in own)
+    return in_step(model, min(free_memory(device) * len(layers) // count for device, count in counts.items()))
+
+
+def sequence_bytes(model: Any, slots: float, samples: int) -> int:
+    """Bytes of a sequence that generates: its cached slots, and the logits of its samples with their float32 scores."""
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    return int(token_bytes(model) * slots) + samples * vocabulary * (model.dtype.itemsize + SCORE_BYTES)
+
+
+def in_step(model: Any, size: int) -> int:
+    """The least value of all processes that share the model's weights: their passes must be the same."""
+    if max(getattr(model, "tp_size", None) or 1, getattr(model, "fsdp_size", None) or 1) == 1:
+        return size
+    least = torch.tensor(size)
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+    return int(least)
+
+
+def halving(run: Callable[[], None], budget: Budget, device: torch.device) -> None:
+    """Call `run` until it ends; each time that memory does not suffice, again with half of the budget.
+
+    Raises the error if the budget cannot be halved.
+    """
+    while True:
+        try:
+            return run()
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
+                raise
+            if not budget.halve(LEAST_TOKENS):
+                raise
+            logger.warning(
+                "Out of memory on %s: passes now have at most %s tokens and %s sequences.",
+                *(device, f"{budget.tokens:,}", budget.sequences),
+            )
+        clear_device_cache(garbage_collection=True)

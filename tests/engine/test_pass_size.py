@@ -1,0 +1,136 @@
+"""Passes that do not fit are halved, with the same answers; sizes follow from the free memory and the model's shape.
+
+Broken by a request that is answered twice or not at all after a halving, by a message for each pass, by an error that is
+no lack of memory and is taken for one, by passes of noisy samples that batch_size=1 does not shrink.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from moe_lab.engine import pass_size, two_phase
+from moe_lab.engine.footprint import footprint_of
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.kv_cache import token_bytes
+from moe_lab.engine.hf import Request
+from moe_lab.engine.lm import EngineLM
+from moe_lab.engine.scoring import Budget
+from moe_lab.routing import GumbelTopK
+from tests.support import rounding
+from tests.support.models import make_model, small_model
+
+WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
+
+
+def requests(kind):
+    rng = random.Random(1)
+    texts = [" ".join(rng.choice(WORDS) for _ in range(words)) for words in (3, 12, 20, 5, 16)]
+    if kind == "generate_until":
+        return [Request((text, {"max_gen_toks": 4, "until": []})) for text in texts]
+    return [Request((text, " and then")) for text in texts]
+
+
+def ask(lm, kind):
+    answers = {}
+
+    def on_answer(index, answer):
+        assert index not in answers, "answered twice"
+        answers[index] = answer
+
+    lm.answer(kind, requests(kind), on_answer)
+    return [answers[index] for index in range(len(answers))]
+
+
+@pytest.mark.parametrize("kind", ["loglikelihood", "generate_until"])
+@pytest.mark.parametrize("cache", ["clean", "standard"])
+def test_out_of_memory_halves_the_passes_and_goes_on(olmoe, tokenizer, monkeypatch, caplog, kind, cache):
+    ensemble = Ensemble(3, GumbelTopK([0.0, 1.0, 1.0, 1.0], seed=0), first_noisy=1, cache=cache)
+    expected = ask(EngineLM(olmoe, tokenizer, ensemble=ensemble, progress=False), kind)
+    passes = []
+
+    def limited(module, args, kwargs):
+        ids = kwargs.get("input_ids", kwargs.get("inputs_embeds"))
+        passes.append(ids.shape[0] * ids.shape[1])
+        if passes[-1] > 150:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    monkeypatch.setattr(pass_size, "CPU_TOKENS", 400 if cache == "clean" else 1200)
+    handle = olmoe.register_forward_pre_hook(limited, with_kwargs=True)
+    try:
+        with caplog.at_level(logging.WARNING, "moe_lab"):
+            lm = EngineLM(olmoe, tokenizer, ensemble=ensemble, progress=False)
+            found = ask(lm, kind)
+            said = [record.message for record in caplog.records if "Out of memory" in record.message]
+            again = ask(lm, kind)
+    finally:
+        handle.remove()
+    if kind == "generate_until":
+        assert found == again == expected
+    else:
+        for one, other in zip(found, expected, strict=True):
+            assert one[0] == rounding.approx(other[0]) and one[1] == other[1]
+    failed = sum(size > 150 for size in passes)
+    assert failed == len(said) >= 1, "once for each halving, and the smaller size is kept"
+    assert f"at most {lm.budget.tokens} tokens" in said[-1]
+
+
+def test_other_errors_and_the_smallest_pass_are_raised():
+    def fail(message):
+        def run():
+            raise RuntimeError(message)
+
+        return run
+
+    budget = Budget(100)
+    with pytest.raises(RuntimeError, match="shapes"):
+        pass_size.halving(fail("shapes do not fit"), budget, torch.device("cpu"))
+    assert budget == Budget(100)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        pass_size.halving(fail("CUDA out of memory."), budget, torch.device("cpu"))
+    assert (budget.tokens, budget.sequences) == (pass_size.LEAST_TOKENS, 16)
+
+
+def test_batch_size_1_shrinks_noisy_passes():
+    """A text of 1,000 tokens had all of its samples in passes of 16,384."""
+    text = SimpleNamespace(kv_cache=SimpleNamespace(length=1000), position_M=torch.zeros(1000))
+    widest = [
+        max(sum(len(chunk.at_C) for chunk in chunks) * 7 for chunks in two_phase.passes([text], 7, budget))
+        for budget in (Budget(16384), Budget(16384, 1))
+    ]
+    assert widest[0] == 7000 and widest[1] <= two_phase.CHUNK_SAMPLES
+
+
+@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe"])
+def test_the_footprint_of_a_token(family):
+    """Against hand-counted bounds: the chosen experts' inputs and outputs are alive at once, and not those of all
+    experts; the keys and values are those of the cache."""
+    model = make_model(family)
+    footprint = footprint_of(model)
+    assert footprint.slot == token_bytes(model)
+    hidden, k, inner = 48 * 4, 2, 24 * 4
+    chosen = k * (hidden + 2 * inner)
+    assert chosen < footprint.token < 6 * (chosen + hidden)
+    assert footprint.kept > 4 * footprint.token / 2, "four layers keep what gradients need"
+
+
+def test_a_family_whose_code_reads_values_is_metered_by_its_own_weights():
+    model = small_model("jetmoe")
+    assert footprint_of(model).model is model and footprint_of(model).token > 0
+
+
+def test_the_size_follows_from_the_free_memory(olmoe, monkeypatch):
+    accelerator = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, config=olmoe.config)
+    sizes = {}
+    for free in (10**6, 10**7, 10**12):
+        monkeypatch.setattr(pass_size, "free_memory", lambda device, free=free: free)
+        sizes[free] = pass_size.pass_budget(accelerator)
+    token = footprint_of(olmoe).token
+    assert sizes[10**7].tokens == int(pass_size.PASS_SHARE * 10**7) // token
+    assert sizes[10**12].tokens == pass_size.MOST_TOKENS
+    assert sizes[10**6].tokens < sizes[10**7].tokens
+    assert sizes[10**7].row == pytest.approx(2 * 4 * olmoe.config.vocab_size / token)

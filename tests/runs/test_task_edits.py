@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -306,16 +307,20 @@ HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
 }
 
 
+SECONDS = count()
+
+
 def write(folder: Path, files: dict[str, str]) -> None:
     """Data and YAML files with one modification time, which therefore shows no edit.
 
-    Python itself recognizes an edited module by its time, where it has stored bytecode of it.
+    Python itself recognizes an edited module by its time, in whole seconds, where it has stored bytecode of it: each
+    module is a second newer than the one written before.
     """
     for file, text in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text.replace("FOLDER", str(folder)), encoding="utf-8")
-        if not file.endswith(".py"):
-            os.utime(folder / file, (10**9, 10**9))
+        changed = 10**9 + next(SECONDS) if file.endswith(".py") else 10**9
+        os.utime(folder / file, (changed, changed))
 
 
 def replace_text(folder: Path, edit: Edit) -> None:

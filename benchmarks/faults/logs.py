@@ -21,7 +21,7 @@ DATE = "2026-01-02T03-04-05.678901"
 PATIENCE = 60.0
 """Seconds after which a command hangs."""
 KILLED = 137
-STORED = ("results.json", "samples_*.jsonl", "flips.jsonl", "config.yaml", "overrides.yaml", "status.json")
+STORED = ("results.json", "samples_*.jsonl", "config.yaml", "overrides.yaml", "status.json")
 STUDY = ("study.json", "best.yaml", "trials.csv", "status.json")
 TRAINING = ("training.json", "identity.json", "status.json")
 OTHER = re.compile(r'<tr data-row [^>]*data-method="base".*?</tr>', re.DOTALL)

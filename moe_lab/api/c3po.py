@@ -38,7 +38,7 @@ class C3PO(LanguageModel):
         tokenizer: the model's tokenizer.
         references: prompts and their right answers (blank in front included), of questions that the model itself
             answers correctly; or the folder of a set that the command stored, `outputs/references/<name>`.
-        seed: of the noise around pathways (n > 1) and of sampled tokens.
+        seed: of sampled tokens.
         keys: `optimizer`, `layers`, `core_experts`, `k`, `steps`, ... (`python -m moe_lab --help method=c3po`).
 
     Raises ConfigError for an impossible key, for fewer references than k and for a stored set of another model, and
@@ -56,7 +56,7 @@ class C3PO(LanguageModel):
     ):
         settings: C3POConfig = build(C3POConfig, keys, "method.")
         seed = checked_settings(seed=seed)["seed"]
-        _check_keys(settings, keys, stored=isinstance(references, str | Path))
+        _check_keys(settings, keys)
         _check_references(references)
         loaded = loaded_model(model, tokenizer)
         C3POMethod(settings).check(loaded.facts)
@@ -100,8 +100,8 @@ def _check_references(references: Any) -> None:
             raise wrong("references", references, f"the answer to {pair[0]!r:.60} is empty")
 
 
-def _check_keys(settings: C3POConfig, keys: dict[str, Any], stored: bool) -> None:
-    """Raise ConfigError for what needs a task or stored wrong answers."""
+def _check_keys(settings: C3POConfig, keys: dict[str, Any]) -> None:
+    """Raise ConfigError for what needs a task."""
     for key in _OF_TASKS:
         if key in keys:
             raise ConfigError(
@@ -111,5 +111,3 @@ def _check_keys(settings: C3POConfig, keys: dict[str, Any], stored: bool) -> Non
         raise ConfigError(
             "optimizer=oracle reads the right answers of a task: method=c3po of the command has it."
         )
-    if settings.negative and not stored:
-        raise ConfigError("negative= needs wrong answers: give the folder of a stored set as references.")

@@ -15,7 +15,6 @@ from typing import Any
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from moe_lab.config.progress import Progress
-from moe_lab.engine.choices import Choices, Place, plain_choices, sampled_choices
 from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
@@ -223,21 +222,6 @@ class EngineLM(CountedHF):
     def encode_pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Token ids of a context and its continuation as they are scored. A long context loses its beginning."""
         return self._encoder.pair(context, continuation)
-
-    def encode_request(self, request: Request) -> tuple[int, ...]:
-        """Token ids of the prompt of a "generate_until" request as it is read. A long one loses its beginning."""
-        options = normalize_gen_kwargs(request.args[1], self.max_gen_toks)
-        return tuple(self._encoder.prompt(request.args[0], self._room(options["max_gen_toks"])))
-
-    def choices(self, places: Sequence[Place]) -> Iterator[Choices]:
-        """The experts at each place: those of the last token that both answers share."""
-        ensemble = self.ensemble
-        for place in places:
-            if ensemble.n == 1:
-                yield plain_choices(self.model, place.read)
-            else:
-                assert self.engine is not None
-                yield sampled_choices(self.model, self.engine, ensemble, place)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a whole prompt. An empty one is the beginning-of-text token."""

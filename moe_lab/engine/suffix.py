@@ -243,16 +243,11 @@ class SuffixReplay:
             logits_MV = self.forward(batch)
         return logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
 
-    def score(self, suffixes: Sequence[PromptSuffix], *routings: Remix | None) -> list[Scores]:
-        """Scores of the continuations that each prompt was read with.
-
-        Args:
-            routings: averaged in their probabilities; None: the base model.
-        """
-        batch = self.batch(suffixes)
+    def score(self, suffixes: Sequence[PromptSuffix], remix: Remix | None) -> list[Scores]:
+        """Scores of the continuations that each prompt was read with; with None those of the base model."""
         with torch.no_grad():
-            logits_MnV = torch.stack([self.logits(batch, remix) for remix in routings], dim=1)
-        return read_scores(Ensemble(n=len(routings)), [suffix.tree for suffix in suffixes], [logits_MnV])
+            logits_M1V = self.logits(self.batch(suffixes), remix)[:, None]
+        return read_scores(Ensemble(), [suffix.tree for suffix in suffixes], [logits_M1V])
 
 
 def _visible(tree: TokenTree, prefix: int, T: int, S: int) -> Tensor:

@@ -51,7 +51,6 @@ class C2R(Method):
 
     numerics = 1
     own_routing = True
-    tells_choices = True
     interventions = False
 
     @dataclass(kw_only=True)

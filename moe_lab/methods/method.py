@@ -91,8 +91,6 @@ class Method(ABC):
     """Whether its scores are compared with those of the base model."""
     changes_greedy: ClassVar[bool] = True
     """Whether greedy answers may differ from the base model's."""
-    tells_choices: ClassVar[bool] = False
-    """Whether `EngineLM.choices` of its LM returns the experts that compute the answer to a prompt."""
     tunings: ClassVar[tuple[str, ...]] = ()
     """The options of `tuning=` that can search its settings. With tpe, gp, random, uniform and scale such a method has
     `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `TunedSettings`."""

@@ -41,7 +41,6 @@ class RoE(Method):
     """An ensemble of n routings of each token."""
 
     random = True
-    tells_choices = True
     tunings = ("tpe", "gp", "random", "uniform", "scale")
 
     @dataclass(kw_only=True)

@@ -78,7 +78,6 @@ class Steer(TunedSettings):
     """Experts that are forced in or out for every token."""
 
     own_routing = True
-    tells_choices = True
     interventions = False
     open_ended = ("activate", "deactivate")
 

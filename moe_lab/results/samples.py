@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.model import Block, RunResult
-from moe_lab.results.shapes import LINE, NUMBER, typed
+from moe_lab.results.shapes import LINE, NUMBER
 from moe_lab.results.stored_files import damaged, opened, read_lines
 
 if TYPE_CHECKING:
@@ -209,68 +209,3 @@ def aggregation(task: Any, metric: str) -> Aggregate | None:
 
     function = task.aggregation().get(metric.partition(",")[0], mean)
     return None if function is mean else function
-
-
-# `flips.jsonl` of a run: the routing where an answer that turned right or wrong parts from the base model's
-
-FILE = "flips.jsonl"
-DIGITS = 4
-"""Significant digits of numbers."""
-MOST_ROUTED = 500
-"""Flips of a run with their routing. The others are listed without it."""
-
-
-@dataclass(frozen=True)
-class Routing:
-    """The routing of the last token that both answers share, in the layers of the model."""
-
-    tokens: list[str | None]
-    """The tokens in which the answers part, first the base model's; None for the end of an answer."""
-    position: int
-    """Of the token whose routing it is."""
-    numbers: str
-    """What stands beside each expert."""
-    before: list[list[list[float]]]
-    """Of the base model, by MoE layer [expert, number] pairs."""
-    after: list[list[list[float]]]
-
-
-@dataclass(frozen=True)
-class Flip:
-    """An answer that turned right or wrong."""
-
-    task: str
-    document: int
-    kind: str
-    """`to_right` or `to_wrong`."""
-    routing: Routing | None = None
-
-    def to_json(self) -> dict[str, object]:
-        place = {"task": self.task, "document": self.document, "kind": self.kind}
-        return place | (asdict(self.routing) if self.routing else {})
-
-
-def write_flips(folder: Path, header: Mapping[str, object], flips: Sequence[Flip]) -> None:
-    """Write the changed answers after a line that names their run. Raises ResultsError."""
-    lines = [{"header": header}, *(flip.to_json() for flip in flips)]
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    write_atomically(folder / FILE, text)
-
-
-def read_flips(folder: Path, header: Mapping[str, object] | None = None) -> list[Flip] | None:
-    """The flips; None without the file, or where its header is another one. Raises DamagedError."""
-    lines = read_lines(folder / FILE, "The run's command with rerun=true makes it again.")
-    if lines is None:
-        return None
-    if not lines or "header" not in lines[0]:
-        raise damaged(folder / FILE, "it has no header")
-    try:
-        flips = [typed(Flip, line | {"routing": line if "after" in line else None}) for line in lines[1:]]
-    except ValueError as error:
-        raise damaged(folder / FILE, error) from error
-    return flips if header in (None, lines[0]["header"]) else None
-
-
-def rounded(layers: Sequence[dict[int, float]]) -> list[list[list[float]]]:
-    """By MoE layer: [expert, number] pairs."""
-    return [[[expert, float(f"{number:.{DIGITS}g}")] for expert, number in layer.items()] for layer in layers]

@@ -30,17 +30,10 @@ class Remix:
         probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
         experts: int64 [N, W, C] of the same layers: experts that all contribute. None: the K experts that the router
             chooses at these probabilities.
-        noise: [N, W, E] of the same layers, added to the scores by which the K experts are chosen, not to their
-        weights.
     """
 
-    def __init__(
-        self,
-        probs: dict[int, Tensor],
-        experts: dict[int, Tensor] | None = None,
-        noise: dict[int, Tensor] | None = None,
-    ):
-        self.probs, self.experts, self.noise = probs, experts, noise
+    def __init__(self, probs: dict[int, Tensor], experts: dict[int, Tensor] | None = None):
+        self.probs, self.experts = probs, experts
 
     @property
     def needs_grad(self) -> bool:
@@ -56,10 +49,7 @@ class Remix:
         own_RE = routing.logits_TE.unflatten(0, (N, S))[:, :W].flatten(0, 1)
         given_RE = logits_of(probs_NWE.flatten(0, 1), router, own_RE)
         if self.experts is None:
-            scores_RE = router.scores(given_RE.detach())
-            if self.noise:
-                scores_RE = scores_RE + self.noise[router.layer].to(scores_RE.device).flatten(0, 1)
-            index_RC = router.choose(scores_RE, K)
+            index_RC = router.choose(router.scores(given_RE.detach()), K)
         else:
             index_RC = self.experts[router.layer].to(own_RE.device).flatten(0, 1)
         weights_RC = router.weights(given_RE, index_RC).to(routing.weights_TK.dtype)

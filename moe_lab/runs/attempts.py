@@ -44,8 +44,6 @@ def _missing(run: Run) -> str:
     stored = run.stored()
     if stored is not None and stored.older_intervals:
         return "intervals to make anew"
-    if not run.has_flips:
-        return "routing at flips missing"
     return "verdicts missing" if run.judges else "metrics missing"
 
 

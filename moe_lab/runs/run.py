@@ -12,7 +12,6 @@ from moe_lab.reports.measures import view_of
 from moe_lab.results.folder import RunFolder
 from moe_lab.results.identity import decisive_versions
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import FILE as FLIPS
 from moe_lab.results.samples import headline_of
 
 if TYPE_CHECKING:
@@ -58,9 +57,9 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether a result is stored with the wanted metrics, its flips, current intervals and all verdicts."""
+        """Whether a result is stored with the wanted metrics, current intervals and all verdicts."""
         stored = self.stored()
-        if stored is None or stored.older_intervals or not self.has_flips:
+        if stored is None or stored.older_intervals:
             return False
         return self.has_metrics and not (self.judges and stored.waiting)
 
@@ -68,26 +67,6 @@ class Run:
     def has_metrics(self) -> bool:
         """Whether the wanted metrics are stored."""
         return self.stored_metrics() is not None or self.config.metrics == "none"
-
-    @property
-    def tells_flips(self) -> bool:
-        """Whether `flips.jsonl` belongs to the run.
-
-        Self-consistency merges several answers, so no single token is the first at which two answers differ. With
-        model.tp_plan other processes hold parts of the model.
-        """
-        one_answer = self.config.task.self_consistency is None
-        routes = self.facts.routers is not None and self.facts.fixed_routing is None
-        paired = self.baseline is not None and self.method.tells_choices
-        return paired and routes and one_answer and not self.config.model.tp_plan
-
-    @property
-    def has_flips(self) -> bool:
-        """Whether `flips.jsonl` is stored or cannot be made, because the stored answers are of other versions."""
-        if not self.tells_flips or (self.folder / FLIPS).exists():
-            return True
-        stored = self.stored()
-        return stored is not None and bool(stored.version_notes)
 
     @property
     def num_documents(self) -> int:

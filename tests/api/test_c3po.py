@@ -69,7 +69,6 @@ def test_what_cannot_work_is_refused(olmoe, tokenizer):
         (PAIRS[:1], KEYS, "1 references, and k=2"),
         (PAIRS, KEYS | {"optimizer": "oracle"}, "oracle"),
         (PAIRS, KEYS | {"reference": "toy_choice"}, "reference=.* is a key of runs"),
-        (PAIRS, KEYS | {"negative": 0.5}, "wrong answers"),
         (PAIRS, KEYS | {"stepps": 3}, "Did you mean 'method.steps'"),
         (PAIRS, KEYS | {"layers": "last9"}, "4 MoE layers"),
     ):

@@ -76,7 +76,7 @@ WRONG = {
     "an infinite limit": (["limit=1e400"], "limit=inf: must be a finite number"),
     "a key of another method": (
         ["-m", "method=base,roe", "method.n=4"],
-        "method=roe have it, and method=base does not",
+        "method=roe has it, and method=base does not",
     ),
     "a key of another method with +": (
         ["method=base", "+method.n=4"],
@@ -187,10 +187,6 @@ WRONG = {
         "cannot be used: Can't load plugin",
     ),
     "a study without time": (["tuning=tpe", "tuning.timeout=0"], "above 0"),
-    "a distance that nothing is within": (
-        ["method=c3po", "task=toy_choice", "method.abstain=0.3"],
-        "Give a larger distance",
-    ),
     "one wrong cell of a grid": (["-m", "method.n=4,zero"], "method.n=zero"),
 }
 

@@ -91,7 +91,6 @@ def test_more_answers_than_estimated_leave_nothing(run: Run) -> None:
         ({}, READ + 2 * 3 * (50 + 5) + 2 * 3 * 11 * 5),
         ({"k": 1, "steps": 4, "tokens": "last3"}, READ + 2 * 55 + 2 * 5 * 7),
         ({"optimizer": "oracle"}, READ + 2 * 55 + 2 * 11 * 5),
-        ({"negative": 0.5}, READ + 2 * 3 * 55 + 2 * 3 * 22 * 5),
         ({"optimizer": "kernel_regression"}, READ + 2 * 3 * 55 + 2 * 3 * 13 * 5),
         ({"optimizer": "mode_finding", "shifts": 3}, READ + 2 * 3 * 55 + 2 * 3 * 4 * 5),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from moe_lab.config.validators import above_zero, at_least, one_of
@@ -21,19 +20,18 @@ CHOICES = {
     "persistence": ("prompt_last", "all_new", "decay"),
 }
 AT_LEAST = {
-    **dict.fromkeys(("core_experts", "k", "reference_size", "n"), 1),
-    **dict.fromkeys(("steps", "shifts", "negative", "temperature"), 0),
+    **dict.fromkeys(("core_experts", "k", "reference_size"), 1),
+    **dict.fromkeys(("steps", "shifts"), 0),
 }
-ABOVE_0 = ("epsilon", "bandwidth", "abstain")
+ABOVE_0 = ("epsilon", "bandwidth")
 ALPHAS = tuple(step / 10 for step in range(11))
 """Values of alpha that `optimizer=kernel_regression` tries if `alpha` is null."""
 KEPT = 0.5
 """The share of the pathway that a shift of `optimizer=mode_finding` keeps if `alpha` is null."""
-OF_DESCENT = {"steps", "parameters", "update", "learning_rate", "schedule", "relax", "negative"}
+OF_DESCENT = {"steps", "parameters", "update", "learning_rate", "schedule", "relax"}
 """Keys of gradient descent alone."""
 OF_REFERENCES = {
-    *("k", "epsilon", "kernel", "bandwidth", "reference", "reference_size", "embeddings"),
-    *("most_similar", "abstain", "negative"),
+    *("k", "epsilon", "kernel", "bandwidth", "reference", "reference_size", "embeddings", "most_similar"),
 }
 """Keys that the oracle does not read."""
 
@@ -70,10 +68,6 @@ class C3POConfig(Method.Config):
     reference_size: int | None = None
     embeddings: str | None = None
     most_similar: float = 0.95
-    abstain: float | None = None
-    negative: float = 0.0
-    n: int = 1
-    temperature: float = 0.1
     persistence: str = "prompt_last"
     trace: bool = False
 
@@ -97,13 +91,12 @@ class C3POConfig(Method.Config):
     @property
     def unread(self) -> set[str]:
         """Keys that have no effect with the other values. They are not part of a run's identity."""
-        unread = set() if self.n > 1 else {"temperature"}
         if self.optimizer == "oracle":
-            return unread | OF_REFERENCES | {"alpha", "shifts"}
+            return OF_REFERENCES | {"alpha", "shifts"}
         if self.optimizer == "ngd":
-            unread |= {"alpha", "shifts"}
+            unread = {"alpha", "shifts"}
         else:
-            unread |= OF_DESCENT | ({"shifts"} if self.optimizer == "kernel_regression" else set())
+            unread = OF_DESCENT | ({"shifts"} if self.optimizer == "kernel_regression" else set())
         return unread | ({"k"} if self.epsilon and self.optimizer != "mode_finding" else set())
 
     @property
@@ -112,7 +105,7 @@ class C3POConfig(Method.Config):
         if self.optimizer == "kernel_regression":
             return 2 if self.alpha is not None else 2 + len(ALPHAS)
         steps = self.shifts if self.optimizer == "mode_finding" else self.steps
-        return (steps + 1) * (2 if self.negative else 1)
+        return steps + 1
 
     def _check_combinations(self) -> None:
         if self.optimizer in ("ngd", "kernel_regression"):
@@ -122,11 +115,6 @@ class C3POConfig(Method.Config):
                 f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it out, or use "
                 "method.kernel=gaussian or matern."
             )
-        if self.negative and self.optimizer != "ngd":
-            raise ConfigError(
-                f"method.negative={self.negative} is a part of the loss of method.optimizer=ngd, and method.optimizer="
-                f"{self.optimizer} has no such loss: leave one of them out."
-            )
 
     def _check_radius(self) -> None:
         """Raise ConfigError for a radius that contains only near duplicates, which are dropped."""
@@ -135,11 +123,4 @@ class C3POConfig(Method.Config):
                 f"method.epsilon={self.epsilon} finds no neighbour: it is a cosine distance (1 - cos), and references "
                 f"nearer than {1 - self.most_similar:.4g} are dropped as near duplicates "
                 f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the paper's 0.5."
-            )
-        nearest = math.sqrt(2 - 2 * self.most_similar)
-        if self.abstain is not None and self.abstain <= nearest:
-            raise ConfigError(
-                f"method.abstain={self.abstain} changes no question: no reference is nearer than {nearest:.4g} "
-                f"(sqrt(2 - 2 cos)), because nearer ones are dropped as near duplicates "
-                f"(method.most_similar={self.most_similar}).\nGive a larger distance, e.g. 0.8."
             )

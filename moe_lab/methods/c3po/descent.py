@@ -45,16 +45,9 @@ def _l2(logits_AV: Tensor, target_A: Tensor) -> Tensor:
     return (logits_AV.softmax(dim=-1) - F.one_hot(target_A, logits_AV.shape[-1])).square().sum(dim=-1)
 
 
-def _unlikelihood(logits_AV: Tensor, target_A: Tensor) -> Tensor:
-    """-log(1 - p) of an unwanted token (Welleck et al., arXiv 1908.04319, equation 2)."""
-    others_AV = logits_AV.scatter(-1, target_A[:, None], -torch.inf)
-    return logits_AV.logsumexp(dim=-1) - others_AV.logsumexp(dim=-1)
-
-
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": _cross_entropy,
     "l2": _l2,
-    "unlikelihood": _unlikelihood,
 }
 """Losses of single tokens, [A]. An answer's loss is their mean."""
 
@@ -182,32 +175,6 @@ def _parts(suffixes: Sequence[PromptSuffix], budget: Budget) -> list[slice]:
     return parts
 
 
-class Contrast:
-    """L(ω) of right neighbours, plus a weight times the `unlikelihood` of wrong ones. Not in the paper.
-
-    Wrong answers are negative evidence. Questions without right neighbours must have no wrong ones.
-    """
-
-    def __init__(self, right: NeighbourLoss, wrong: NeighbourLoss, weight: float):
-        self.right, self.wrong, self.weight = right, wrong, weight
-        self.found_N = right.found_N
-
-    def gradient(self, pathways: Pathways, relax: str) -> tuple[Tensor, Tensor]:
-        """(float32 [N], its gradient [N, W, L, C])."""
-        right_N, gradient = self.right.gradient(pathways, relax)
-        wrong_N, against = self.wrong.gradient(pathways, relax)
-        return right_N + self.weight * wrong_N, gradient + self.weight * against
-
-    @torch.no_grad()
-    def value(self, pathways: Pathways, relax: str) -> Tensor:
-        """float32 [N]; NaN without right neighbours."""
-        return self.seen(self.right(pathways, relax) + self.weight * self.wrong(pathways, relax))
-
-    def seen(self, loss_N: Tensor) -> Tensor:
-        """The losses to report: NaN without right neighbours."""
-        return self.right.seen(loss_N)
-
-
 def learning_rates(schedule: str, first: float, last: float, steps: int) -> list[float]:
     """The rate of each step.
 
@@ -226,7 +193,7 @@ def learning_rates(schedule: str, first: float, last: float, steps: int) -> list
 
 
 def ngd(
-    pathways: Pathways, loss: NeighbourLoss | Contrast, settings: C3POConfig, watch: Watch = unwatched
+    pathways: Pathways, loss: NeighbourLoss, settings: C3POConfig, watch: Watch = unwatched
 ) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [steps + 1, N] before each step and after the last).
 

@@ -6,14 +6,12 @@ N = questions, W = re-routed tokens of each, S = tokens of each suffix, T = N x 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from moe_lab.engine.choices import Choices, Layer, Place, plain_choices, weights_of
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.generate import generate
@@ -25,14 +23,12 @@ from moe_lab.engine.suffix import PromptSuffix, ReroutedForward, SuffixReplay
 from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.optimizer import Optimized, PathwayOptimizer
-from moe_lab.methods.c3po.pathway import Pathways, samples_around
+from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.methods.references.embeddings import text_key
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
 from moe_lab.results.atomic import writing
-from moe_lab.routing import Router, Routing
 from moe_lab.routing.hook import OVERRIDE
-from moe_lab.routing.policies import Remix
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -119,45 +115,10 @@ def _rounded(value: Any) -> Any:
     return None if value != value else float(f"{value:.{DIGITS}g}")
 
 
-def rerouted_choices(
-    replay: SuffixReplay, suffixes: Sequence[PromptSuffix], pathways: Pathways
-) -> list[Choices]:
-    """Routing weights of each prompt's last re-routed token. Layers before the first optimized layer are unchanged."""
-    with torch.no_grad():
-        seen = _Seen(pathways.remix("topk").probs)
-    replay.score(suffixes, seen)
-    found = []
-    for number, suffix in enumerate(suffixes):
-        read = suffix.prompt[: suffix.position + replay.span.size]
-        changed = [layer[number] for _, layer in sorted(seen.layers.items())]
-        before = plain_choices(replay.model, read).layers
-        found.append(Choices(read, before[: len(before) - len(changed)] + changed))
-    return found
-
-
-class _Seen(Remix):
-    """A Remix that records the weights of every sequence's last re-routed token, for each MoE layer that runs."""
-
-    def __init__(self, probs: dict[int, Tensor]):
-        super().__init__(probs)
-        first = next(iter(probs.values()))
-        self.sequences, self.last = first.shape[0], first.shape[1] - 1
-        self.layers: dict[int, list[Layer]] = {}
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        changed = super().__call__(router, routing)
-        taken = changed or routing
-        at_N = torch.arange(self.sequences) * (len(taken.index_TK) // self.sequences) + self.last
-        pairs = zip(taken.index_TK.cpu()[at_N], taken.weights_TK.cpu()[at_N], strict=True)
-        self.layers[router.layer] = [weights_of(*pair) for pair in pairs]
-        return changed
-
-
 class PathwayEngine(Engine):
     """Scores and generates with a pathway for each question.
 
     Args:
-        seed: of the noise around pathways.
         trace: where the pathways of scored questions are written.
         right_answer: for the oracle only.
     """
@@ -169,11 +130,10 @@ class PathwayEngine(Engine):
         layers: list[int],
         references: ReferenceSet | None,
         budget: Budget,
-        seed: int = 0,
         trace: Trace | None = None,
         right_answer: RightAnswer | None = None,
     ):
-        self.settings, self.budget, self.seed, self.trace = settings, budget, seed, trace
+        self.settings, self.budget, self.trace = settings, budget, trace
         self._right_answer = right_answer
         self.replay = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
         self.optimize = PathwayOptimizer(model, settings, layers, references, self.replay, budget)
@@ -208,15 +168,6 @@ class PathwayEngine(Engine):
                 generate(forward, batch, self.budget, decoding, on_done)
             self._generated_in += forward.tokens_in
 
-    def choices(self, places: Sequence[Place]) -> Iterator[Choices]:
-        """The weights of each prompt's last re-routed token with the optimized pathway, by MoE layer."""
-        for start in range(0, len(places), AT_ONCE):
-            batch = places[start : start + AT_ONCE]
-            prompts, texts = [place.prompt for place in batch], [place.text for place in batch]
-            own = self._with_right_answers(prompts, [(place.text, place.choice) for place in batch])
-            suffixes = self._read(prompts, texts)
-            yield from rerouted_choices(self.replay, suffixes, self.optimize(texts, suffixes, own).pathways)
-
     def _scored_and_counted(self, requests: list[ScoringRequest]) -> list[Scores]:
         with FlopCount() as flops:
             scores = self._scored(requests, flops)
@@ -236,15 +187,7 @@ class PathwayEngine(Engine):
 
         own = self._with_right_answers(contexts, [(request.text, request.texts[0]) for request in requests])
         optimized = self.optimize(texts, suffixes, own, watch)
-        samples = samples_around(
-            optimized.pathways,
-            suffixes,
-            [request.noise_key for request in requests],
-            n=self.settings.n,
-            temperature=self.settings.temperature,
-            seed=self.seed,
-        )
-        scores = self.replay.score(suffixes, *samples)
+        scores = self.replay.score(suffixes, optimized.pathways.remix("topk"))
         if self.trace:
             continuations = [(request.text, list(request.texts)) for request in requests]
             self.trace.write(continuations, optimized, states, self.optimize.references)
@@ -298,9 +241,7 @@ class C3POLM(EngineLM):
     ):
         def make_engine(lm: EngineLM) -> PathwayEngine:
             right_answer = self._right_answer if gold_of else None
-            return PathwayEngine(
-                model, settings, layers, references, lm.budget, config.seed, trace, right_answer
-            )
+            return PathwayEngine(model, settings, layers, references, lm.budget, trace, right_answer)
 
         self._gold_of = gold_of
         super().__init__(model.model, model.tokenizer, **engine_options(config), make_engine=make_engine)
@@ -309,10 +250,6 @@ class C3POLM(EngineLM):
     def cost(self) -> dict[str, int]:
         """`EngineLM.cost` with the counts of `PathwayEngine` and `PathwayOptimizer`."""
         return super().cost | self.engine.counted | self.engine.optimize.counted
-
-    def choices(self, places: Sequence[Place]) -> Iterator[Choices]:
-        """The experts of each prompt's last re-routed token. Later tokens take the router's own experts."""
-        return self.engine.choices(places)
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         if kind == "generate_until":

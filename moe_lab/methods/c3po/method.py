@@ -70,14 +70,9 @@ class C3PO(Method):
     answer: ClassVar[str | None] = "letters"
     numerics: ClassVar[int] = 4
     reports_flips: ClassVar[bool] = True
-    tells_choices: ClassVar[bool] = True
     figures: ClassVar[tuple[str, ...]] = ("steps", "activation", "sample", "retained")
 
     Config = C3POConfig
-
-    def __init__(self, config: Any):
-        super().__init__(config)
-        self.random = config.n > 1
 
     @staticmethod
     def unread(config: Any) -> set[str]:
@@ -169,14 +164,9 @@ class C3PO(Method):
             "loss": settings.loss,
             "flops_per_sample": _per_sample("flops", counters),
             "flops_plain_per_sample": _per_sample("flops_plain", counters),
-            "abstain": settings.abstain,
-            "negative": settings.negative,
-            "n": settings.n,
-            "temperature": settings.temperature if settings.n > 1 else None,
             "persistence": settings.persistence,
             "reference": {
                 "too_similar": counters.get("reference_dropped", 0),
-                "too_far": counters.get("reference_far", 0),
                 "questions_without": counters.get("reference_none", 0),
                 "set": session_info.get("reference"),
             },
@@ -219,10 +209,10 @@ def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
                 f"method=c3po answers questions with choices or generated texts, and {name} asks for the likelihood of "
                 "texts.\nUse method=base or method=roe."
             )
-        if kind == "generate_until" and (settings.n > 1 or settings.trace):
-            key = f"method.n={settings.n}" if settings.n > 1 else "method.trace=true"
+        if kind == "generate_until" and settings.trace:
             raise ConfigError(
-                f"{key} is for multiple-choice questions, and the answers of {name} are generated. Leave it out."
+                f"method.trace=true is for multiple-choice questions, and the answers of {name} are generated. Leave "
+                "it out."
             )
     if settings.persistence != "prompt_last" and "generate_until" not in kinds.values():
         raise ConfigError(

@@ -15,7 +15,7 @@ from torch import Tensor
 from moe_lab.engine.forward.kv_cache import Store, store_on
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
-from moe_lab.methods.c3po.descent import Contrast, NeighbourLoss, ngd
+from moe_lab.methods.c3po.descent import NeighbourLoss, ngd
 from moe_lab.methods.c3po.kernel_methods import (
     kernel,
     kernel_regression,
@@ -24,7 +24,7 @@ from moe_lab.methods.c3po.kernel_methods import (
 )
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 from moe_lab.methods.references.embeddings import Neighbours, neighbours, text_ids
-from moe_lab.methods.references.reference_set import ReferenceSet, wrong_answers
+from moe_lab.methods.references.reference_set import ReferenceSet
 
 if TYPE_CHECKING:
     from moe_lab.methods.c3po.config import C3POConfig
@@ -58,8 +58,7 @@ class PathwayOptimizer:
     ):
         self.model, self.settings, self.layers = model, settings, layers
         self.references, self.replay, self.budget = references, replay, budget
-        self._wrong = wrong_answers(references, model) if references and settings.negative else None
-        self.counted = {"reference_dropped": 0, "reference_far": 0, "reference_none": 0}
+        self.counted = {"reference_dropped": 0, "reference_none": 0}
         self._kept: Store[PromptSuffix] = store_on(model.device)
         """Suffixes of references by the token ids of prompt and answer."""
 
@@ -92,36 +91,32 @@ class PathwayOptimizer:
         references = self.references
         assert references is not None, "only the oracle has none"
         embedding = self._embedded(references, list(texts), suffixes)
-        near, far_N = self._nearest(references, embedding).abstaining(settings.abstain)
+        near = neighbours(
+            embedding,
+            references.embedding_RX,
+            k=settings.k,
+            # mode finding's radius is one of pathways
+            epsilon=None if settings.optimizer == "mode_finding" else settings.epsilon,
+            most_similar=settings.most_similar,
+        )
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
-        loss = self._loss(references, near, weight_NK, settings.loss)
+        index = near.index_QK.tolist()
+        found = self._reference_suffixes(references, sorted({r for row in index for r in row if r >= 0}))
+        of_questions = [[found.get(r) for r in row] for row in index]
+        loss = NeighbourLoss(self.replay, of_questions, weight_NK, settings.loss, self.budget)
         none_N = ~loss.found_N
         if settings.optimizer == "ngd":
-            minimized = self._contrast(self._wrong, embedding, loss) if self._wrong else loss
-            changed = ngd(pathways, minimized, settings, watch)
+            changed = ngd(pathways, loss, settings, watch)
         elif settings.optimizer == "kernel_regression":
             changed = kernel_regression(pathways, loss, settings.alpha, watch)
         else:
             excluded_NR = embedding @ references.embedding_RX.T > settings.most_similar
-            excluded_NR |= far_N[:, None]
             reference_RWME = references.pathway_RWME
             none_N = without_neighbours(pathways, reference_RWME, settings, excluded_NR)
             changed = mode_finding(pathways, loss, reference_RWME, settings, excluded_NR, watch)
         self.counted["reference_dropped"] += int(near.dropped_Q.sum())
-        self.counted["reference_far"] += int(far_N.sum())
         self.counted["reference_none"] += int(none_N.sum())
         return Optimized(*changed, near, weight_NK)
-
-    def _nearest(self, references: ReferenceSet, embedding: Tensor) -> Neighbours:
-        """The neighbours by embeddings. Mode finding's `epsilon` is a radius of pathways, so its loss uses k."""
-        settings = self.settings
-        return neighbours(
-            embedding,
-            references.embedding_RX,
-            k=settings.k,
-            epsilon=None if settings.optimizer == "mode_finding" else settings.epsilon,
-            most_similar=settings.most_similar,
-        )
 
     def _embedded(
         self, references: ReferenceSet, texts: list[str], suffixes: Sequence[PromptSuffix]
@@ -133,21 +128,6 @@ class PathwayOptimizer:
             if all(suffix.prompt == tuple(tokens) for suffix, tokens in zip(suffixes, ids, strict=True)):
                 return references.embed_read(torch.stack([suffix.mean_D for suffix in suffixes]))
         return references.embed(texts, self.model)
-
-    def _contrast(self, wrong: ReferenceSet, embedding: Tensor, right: NeighbourLoss) -> Contrast:
-        """The loss with the nearest wrong answers, for questions that have right neighbours."""
-        settings = self.settings
-        near = self._nearest(wrong, embedding)
-        weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth) * right.found_N[:, None]
-        return Contrast(right, self._loss(wrong, near, weight_NK, "unlikelihood"), settings.negative)
-
-    def _loss(
-        self, references: ReferenceSet, near: Neighbours, weight_NK: Tensor, kind: str
-    ) -> NeighbourLoss:
-        index = near.index_QK.tolist()
-        found = self._reference_suffixes(references, sorted({r for row in index for r in row if r >= 0}))
-        suffixes = [[found.get(r) for r in row] for row in index]
-        return NeighbourLoss(self.replay, suffixes, weight_NK, kind, self.budget)
 
     def _reference_suffixes(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptSuffix]:
         """The suffixes of references. New ones are read, and kept while there is memory for them."""

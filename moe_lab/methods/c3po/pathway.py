@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from moe_lab.engine.suffix import PromptSuffix
-from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.policies import Remix
 
 FLOOR = 1e-9
@@ -128,47 +126,3 @@ Watch = Callable[[Pathways], None]
 
 def unwatched(pathways: Pathways) -> None:
     """Default: does nothing."""
-
-
-def samples_around(
-    pathways: Pathways,
-    suffixes: Sequence[PromptSuffix],
-    noise_keys: Sequence[int],
-    *,
-    n: int,
-    temperature: float,
-    seed: int,
-) -> list[Remix]:
-    """n routing samples of N questions: the pathways themselves, then n - 1 samples that choose experts with noise.
-
-    The noise is RoE's (equation 1), only at the re-routed tokens and layers: top-k of the scores plus `temperature`
-    times keyed Gumbel noise. The weights have no noise.
-
-    Args:
-        noise_keys: `document_key` of each question.
-    """
-    samples = [pathways.remix("topk")]
-    for sample in range(1, n):
-        noises = _noise(pathways, suffixes, noise_keys, sample, seed)
-        scaled = {layer: temperature * noise for layer, noise in noises.items()}
-        samples.append(Remix(pathways.probs(), noise=scaled))
-    return samples
-
-
-def _noise(
-    pathways: Pathways, suffixes: Sequence[PromptSuffix], noise_keys: Sequence[int], sample: int, seed: int
-) -> dict[int, Tensor]:
-    """[N, W, E] by optimized layer."""
-    N, W, _, E = pathways.clean_NWLE.shape
-    key_T = torch.tensor(noise_keys).repeat_interleave(W)
-    position_T = torch.tensor([suffix.position + w for suffix in suffixes for w in range(W)])
-    noise_LTE = gumbel_for_tokens(
-        seed,
-        key_T,
-        torch.zeros_like(key_T),
-        torch.full_like(key_T, sample),
-        position_T,
-        torch.tensor(pathways.layers),
-        E,
-    )
-    return dict(zip(pathways.layers, noise_LTE.unflatten(1, (N, W)).unbind(0), strict=True))

@@ -55,7 +55,6 @@ class FinetuneFreeze(TrainingMethod):
     random = True
     per_token = False
     own_routing = True
-    tells_choices = True
 
     Config = FinetuneConfig
 

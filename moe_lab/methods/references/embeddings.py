@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -240,23 +240,6 @@ class Neighbours:
     """float32: sqrt(2 - 2 cos), the distance of the unit vectors; infinite for a missing neighbour."""
     dropped_Q: Tensor
     """int64: number of references that were left out, because they are more similar than `most_similar`."""
-
-    def abstaining(self, distance: float | None) -> tuple[Neighbours, Tensor]:
-        """(neighbours without those of questions that abstain, bool [Q]: whether a question abstains).
-
-        Args:
-            distance: a question abstains if its nearest reference is farther; None: no question abstains.
-        """
-        nearest_Q1 = self.distance_QK[:, :1]
-        limit = torch.inf if distance is None else distance
-        far_Q = (nearest_Q1.isfinite() & (nearest_Q1 > limit)).any(dim=1)
-        far_Q1 = far_Q[:, None]
-        left = replace(
-            self,
-            index_QK=self.index_QK.masked_fill(far_Q1, -1),
-            distance_QK=self.distance_QK.masked_fill(far_Q1, torch.inf),
-        )
-        return left, far_Q
 
 
 def neighbours(

@@ -9,11 +9,10 @@ R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -42,7 +41,7 @@ NUMERICS = 3
 
 @dataclass(frozen=True)
 class ReferenceSet:
-    """Questions that the model answered correctly, or wrongly (`wrong_answers`), in the order of their documents."""
+    """Questions that the model answered correctly, in the order of their documents."""
 
     folder: Path | None
     """None: in memory."""
@@ -103,7 +102,7 @@ def stored_references(folder: Path, how: str | None, model: LoadedModel) -> Refe
 
     Raises DamagedError if a file is missing or damaged.
     """
-    found = read(folder, correct=True)
+    found = read(folder)
     embedding, mean = _embeddings(folder, how, found["texts"], model)
     return ReferenceSet(folder=folder, **found, embedding_RX=embedding, how=how, mean_X=mean)
 
@@ -165,18 +164,6 @@ def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dic
     check_asked_enough(documents, settings)
     content = reference_content(config, settings, documents, facts)
     return content | embedding_identity(settings.embeddings)
-
-
-def wrong_answers(references: ReferenceSet, model: LoadedModel) -> ReferenceSet:
-    """The questions of a set that the model answered wrongly, as another set."""
-    assert references.folder is not None, "a set in memory has no wrong answers"
-    found = read(references.folder, correct=False)
-    file = _embedding_file(references.folder, references.how, "wrong-")
-    embedding = _kept(file).get("embedding", torch.zeros(0, 0))
-    if embedding.shape != (len(found["texts"]), references.embedding_RX.shape[1]):
-        embedding = references.embed(found["texts"], model)
-        write_atomically(file, save({"embedding": embedding}))
-    return replace(references, **found, embedding_RX=embedding)
 
 
 def reference_content(
@@ -246,8 +233,8 @@ def _embedded(how: str | None, texts: list[str], model: LoadedModel) -> tuple[Te
     return normalized(raw_RX, mean), mean
 
 
-def _embedding_file(folder: Path, how: str | None, which: str = "") -> Path:
-    return folder / f"embeddings-{which}{run_id(embedding_identity(how))[:8]}.safetensors"
+def _embedding_file(folder: Path, how: str | None) -> Path:
+    return folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
 
 
 def _kept(file: Path) -> dict[str, Tensor]:

@@ -218,7 +218,7 @@ class References(Artifact):
 
     def is_whole(self, content: dict[str, Any]) -> bool:
         try:
-            read(self.folder, correct=True)
+            read(self.folder)
         except DamagedError as error:
             print(f"{error.problem}. The set is built again.", file=sys.stderr)
             return False
@@ -325,8 +325,8 @@ def _join(folder: Path, parts: Path) -> None:
     write_atomically(folder / "pathways.safetensors", save({"pathway": pathway_RWME}))
 
 
-def read(folder: Path, correct: bool) -> dict[str, Any]:
-    """Fields of a ReferenceSet of the questions that were answered correctly, or of the others.
+def read(folder: Path) -> dict[str, Any]:
+    """Fields of a ReferenceSet of the questions that were answered correctly.
 
     Raises DamagedError if a file is missing or damaged, or if the files do not belong together.
     """
@@ -340,7 +340,7 @@ def read(folder: Path, correct: bool) -> dict[str, Any]:
         raise damaged(folder / "references.jsonl", "fields are missing")
     if len(lines) != len(pathway_RWME) or summary["correct"] != sum(line["correct"] for line in lines):
         raise damaged(folder / "references.jsonl", "the set's files differ in length")
-    wanted = [i for i, line in enumerate(lines) if line["correct"] == correct]
+    wanted = [i for i, line in enumerate(lines) if line["correct"]]
     return {
         "texts": [lines[i]["text"] for i in wanted],
         "answers": [lines[i]["answer"] for i in wanted],
@@ -361,7 +361,7 @@ def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> 
             f"references={folder}: {'it has no references.json' if folder.exists() else 'there is no such folder'}.\n"
             "Give a folder of outputs/references/, which a run with method=c3po writes, or (prompt, answer) pairs."
         )
-    found = read(folder, correct=True)
+    found = read(folder)
     if not found["prompts"]:
         return
     prompt, stored_WME = found["prompts"][0], found["pathway_RWME"][0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moe_lab.reports.pages.answers import (
@@ -17,7 +17,7 @@ from moe_lab.reports.pages.answers import (
 )
 from moe_lab.reports.pages.page import UNEXPECTED, left_out
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import MOST_ROUTED, Routing, Sample, read_flips, read_samples
+from moe_lab.results.samples import Sample, read_samples
 from moe_lab.results.stored_files import DamagedError
 
 PROMPTS = 8_000_000
@@ -74,7 +74,6 @@ class ShownAnswer:
     options: list[list[Any]] | None = None
     """The choices, each with its log-probability for each answer."""
     picked: list[int | None] | None = None
-    routing: Routing | None = None
 
     @property
     def changed(self) -> bool:
@@ -83,8 +82,7 @@ class ShownAnswer:
     def to_json(self) -> dict[str, object]:
         """The fields that are not None, without the prompt, which `answer_data` stores once for all runs."""
         found = {name: value for name, value in vars(self).items() if value is not None and name != "prompt"}
-        routing = {} if self.routing is None else {"routing": asdict(self.routing)}
-        return found | routing | {"changed": self.changed}
+        return found | {"changed": self.changed}
 
 
 def answer_data(answers: Sequence[ShownAnswer]) -> dict[str, object]:
@@ -149,8 +147,6 @@ class Examples:
     """Answers beyond MOST."""
     problems: list[str] = field(default_factory=list)
     """The reasons why the answers of a run cannot be compared."""
-    unrouted: int = 0
-    """Flips beyond MOST_ROUTED, whose routing is not shown."""
     pairs: dict[str, list[Paired]] = field(default_factory=dict)
     """All multiple-choice questions with right or wrong answers, by run."""
 
@@ -195,7 +191,6 @@ def _add_run(found: Examples, run: RunResult, label: str, read: dict[str, dict[s
     found.answers += of_run.answers
     found.documents += of_run.documents
     found.pairs |= of_run.pairs
-    _add_routing(found, run, label)
 
 
 def _alone(run: RunResult, label: str, task: str, samples: Sequence[Sample]) -> Iterator[ShownAnswer]:
@@ -223,21 +218,6 @@ def _add_pairs(
         target, right = str(pair.sample.target), None if pair.right is None else pair.right[1]
         place = {"run": label, "task": task, "document": pair.number, "kind": _kind(pair), "right": right}
         found.answers.append(shown_answer([pair.before, pair.after], target, pair.scores, **place))
-
-
-def _add_routing(found: Examples, run: RunResult, label: str) -> None:
-    """Add the stored routing at flips to a run's answers."""
-    try:
-        flips = read_flips(run.stored_in) or []
-    except DamagedError as error:
-        found.problems.append(f"{label}: {error.problem}")
-        return
-    found.unrouted += len(flips[MOST_ROUTED:])
-    routing = {(flip.task, flip.document): flip.routing for flip in flips[:MOST_ROUTED]}
-    found.answers = [
-        replace(one, routing=routing.get((one.task, one.document))) if one.run == label else one
-        for one in found.answers
-    ]
 
 
 def _kind(pair: AnswerPair) -> str:

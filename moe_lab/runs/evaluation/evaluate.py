@@ -18,7 +18,6 @@ from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
 from moe_lab.results.model import RunResult
 from moe_lab.runs.evaluation import measure_of
-from moe_lab.runs.evaluation.flips import store_flips, unstored_flips
 from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_lab_block
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
 from moe_lab.tasks.judges.judging import JUDGEMENTS, judgements_file
@@ -36,7 +35,7 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
     """Answer the requests without a stored answer, let lm-eval evaluate all answers, and write the run's files.
 
     The caller holds the run's lock. `before` as in `moe_lab_block`. Returns the content of results.json, which is
-    written before the metrics and flips.
+    written before the metrics.
     """
     with _run_log(run), naming(run.folder.name):
         return _evaluate_and_write(run, models, before)
@@ -80,12 +79,9 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
             os.replace(judgements_file(run.folder, again), run.folder / JUDGEMENTS)
     content = without_values(plain(evaluated | {"moe_lab": block}), run.config)
     results = RunResult(content, run.folder)
-    flips = unstored_flips(run, run.answers_header, results, before)
     write_json(run.folder / "results.json", content)
     if measure is not None:
         measure.measure(run, models, samples, observer)
-    if flips is not None:
-        store_flips(run, models, run.answers_header, flips)
     return results
 
 

@@ -15,52 +15,10 @@ import pytest
 import torch
 
 from moe_lab.config.schema import ModelConfig
-from moe_lab.engine.token_span import TokenSpan
-from moe_lab.methods.c3po.engine import rerouted_choices
 from moe_lab.methods.references.embeddings import text_key
 from moe_lab.reports.figures import style
-from moe_lab.routing import find_routers
 from tests.support import rounding
-from tests.support.brute_prompt_tail import whole_logits
-from tests.support.c3po import setting_of
 from tests.support.command import run_command
-from tests.support.models import make_model
-
-
-@pytest.mark.parametrize("family", ["olmoe", "mixtral"])
-@pytest.mark.parametrize("span", [TokenSpan(), TokenSpan("middle", 2)], ids=str)
-def test_as_a_hook_on_the_experts_sees_them(family, span):
-    model = make_model(family)
-    setting = setting_of(model, span)
-    torch.manual_seed(0)
-    pathways = setting.pathways()
-    with torch.no_grad():
-        pathways.theta += torch.randn(pathways.theta.shape)
-    found = rerouted_choices(setting.tails, setting.questions, pathways)
-    seen = {}
-    for layer, router in enumerate(find_routers(model)):
-        router.block.experts.register_forward_pre_hook(
-            lambda module, args, layer=layer: seen.update({layer: args[1:3]})
-        )
-    changed = 0
-    for number, (choices, question) in enumerate(zip(found, setting.questions, strict=True)):
-        start = span.start(len(question.prompt))
-        at = start + span.size - 1
-        own = {layer: probs[number].detach() for layer, probs in pathways.probs().items()}
-        with torch.no_grad():
-            whole_logits(model, question.prompt, start, own)
-        assert choices.read == question.prompt[: at + 1]
-        assert [set(layer) for layer in choices.layers] == [
-            set(index_TK[at].tolist()) for index_TK, _ in (seen[layer] for layer in sorted(seen))
-        ]
-        for layer, (index_TK, weights_TK) in seen.items():
-            expected = dict(zip(index_TK[at].tolist(), weights_TK[at].tolist(), strict=True))
-            assert choices.layers[layer] == rounding.approx(expected)
-        with torch.no_grad():
-            model(torch.tensor([question.prompt]), use_cache=False)
-        changed += any(set(seen[layer][0][at].tolist()) != set(choices.layers[layer]) for layer in seen)
-    assert changed, "the pathways take other experts"
-
 
 KEYS = ["method=c3po", "task=toy_math", "limit=6", "method.reference_size=16", "method.k=2", "method.steps=2"]
 
@@ -144,11 +102,8 @@ def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatc
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (["task=toy_math", "method.n=2"], "method.n=2 is for multiple-choice questions"),
         (["task=toy_math", "method.trace=true"], "method.trace=true is for multiple-choice questions"),
         (["task=toy_choice", "method.persistence=all_new"], "method.persistence=all_new"),
-        (["task=toy_choice", "method.negative=1.0", "method.optimizer=oracle"], "method.optimizer=ngd"),
-        (["task=toy_choice", "method.temperature=-1.0", "method.n=2"], "at least 0"),
         (["task=toy_text", "task.answer=text"], "likelihood of texts"),
     ],
 )
@@ -231,19 +186,3 @@ def test_a_trace_changes_no_answer_and_begins_with_the_untouched_model(traces, c
         line = next(line for line in lines if line["prompt"] == key)
         own = [float(resps[0][0]) for resps in sample["resps"]]
         assert line["scores"][0] == pytest.approx(own, abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "more", ["method.optimizer=ngd", "method.negative=5.0", "method.optimizer=mode_finding"]
-)
-def test_questions_abstain(more, traces, capsys):
-    keys = ("method.steps=2", "method.abstain=0.7", more)
-    block, lines, _ = traced(capsys, traces, *keys)
-    alone = [line for line in lines if not line["neighbours"]]
-    assert 0 < len(alone) == block["reference"]["too_far"] < 10
-    for line in alone:
-        assert torch.allclose(torch.tensor(line["after"]), torch.tensor(line["before"]), atol=1e-6)
-        assert line["scores"][0] == rounding.approx(line["scores"][-1])
-    nearest = [line["neighbours"][0]["distance"] for line in lines if line["neighbours"]]
-    assert max(nearest) <= 0.7

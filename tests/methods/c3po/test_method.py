@@ -115,7 +115,6 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
         ["method.epsilon=0.4", "method.schedule=step"],
         ["method.layers=first2+last3", "method.core_experts=null", "method.schedule=fixed"],
         ["method.reference=toy_choice:far", "method.k=5"],
-        ["method.negative=1.0", "method.n=3", "method.temperature=0.5"],
         ["method.tokens=first1"],
         ["method.tokens=middle1", "method.loss=l2"],
         ["method.tokens=last3", "method.layers=middle4", "method.optimizer=kernel_regression"],
@@ -304,13 +303,13 @@ def identity(**keys):
 @pytest.mark.parametrize(
     ("settings", "unread"),
     [
-        ({}, {"alpha": 0.2, "shifts": 3, "temperature": 0.9}),
+        ({}, {"alpha": 0.2, "shifts": 3}),
         (
             {"optimizer": "kernel_regression"},
             {"steps": 3, "parameters": "weights", "update": "gd", "relax": "topk", "shifts": 4},
         ),
         ({"optimizer": "mode_finding"}, {"steps": 3, "schedule": "fixed", "learning_rate": [0.1, 0.1]}),
-        ({"optimizer": "oracle"}, {"k": 7, "reference": "arc_easy", "abstain": 0.5, "kernel": "matern"}),
+        ({"optimizer": "oracle"}, {"k": 7, "reference": "arc_easy", "kernel": "matern"}),
         ({"epsilon": 0.4}, {"k": 9}),
     ],
 )
@@ -322,8 +321,7 @@ def test_keys_that_make_no_difference_make_no_other_run(settings, unread):
 @pytest.mark.parametrize(
     ("settings", "read"),
     [
-        ({}, {"k": 7, "steps": 3, "kernel": "matern", "abstain": 0.5, "negative": 1.0, "loss": "l2", "n": 2}),
-        ({"n": 2}, {"temperature": 0.9}),
+        ({}, {"k": 7, "steps": 3, "kernel": "matern", "loss": "l2"}),
         ({"optimizer": "kernel_regression"}, {"alpha": 0.5, "k": 4, "bandwidth": 0.3}),
         ({"optimizer": "mode_finding"}, {"alpha": 0.7, "shifts": 2, "epsilon": 0.3}),
         ({"optimizer": "mode_finding", "epsilon": 0.3}, {"k": 9}),
@@ -404,4 +402,4 @@ def test_layers_that_there_are_not_are_refused(name):
 
 def test_a_run_without_a_question_reports_no_dropped_reference():
     block = C3PO(C3PO.Config()).report(FACTS, {}, {})["c3po"]
-    assert block["reference"] == {"too_similar": 0, "too_far": 0, "questions_without": 0, "set": None}
+    assert block["reference"] == {"too_similar": 0, "questions_without": 0, "set": None}

@@ -1,5 +1,5 @@
-"""Pathways and noise around them. Broken by: probabilities that are no distribution, a change of other layers or experts
-than the chosen ones, noise at another layer, token or sample, weights with noise, samples without noise that differ.
+"""Pathways. Broken by: probabilities that are no distribution, a change of other layers, tokens or experts than the chosen
+ones, experts that are chosen or weighed by other probabilities.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import torch
 
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.token_span import TokenSpan
-from moe_lab.methods.c3po.pathway import Pathways, samples_around
-from moe_lab.routing.noise import gumbel
+from moe_lab.methods.c3po.pathway import Pathways
 from tests.support import rounding
 from tests.support.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts
 from tests.support.c3po import setting_of
@@ -99,27 +98,25 @@ def test_tokens_of_a_pass_take_the_pathways_they_are_told(pathway_NWME):
     assert pathways.remix("topk").experts is None
 
 
-DOCUMENTS = [5, -7, 99]
-SEED = 3
 ANSWER = [17, 4]
 
 
-def brute_probs(model, ids, start, chosen_by, weighed_by):
-    """[V] after the last of `ids`, in one pass over all: tokens from `start` on take the experts that are largest in
-    `chosen_by` ([W, E] of each layer), weighed by `weighed_by`."""
+def brute_probs(model, ids, start, probs):
+    """[V] after each of `ids`, in one pass over all: tokens from `start` on take the experts that are largest in `probs`
+    ([W, E] of each layer), weighed by them."""
     renormalizes = model.config.model_type in RENORMALIZED or getattr(model.config, "norm_topk_prob", False)
     from moe_lab.routing import find_routers
 
     handles = []
     for router in find_routers(model):
-        if router.layer not in chosen_by:
+        if router.layer not in probs:
             continue
 
         def hook(module, args, output, layer=router.layer):
             logits, weights_TK, index_TK = output
             weights, index = weights_TK.clone(), index_TK.clone()
-            for w, (scores_E, probs_E) in enumerate(zip(chosen_by[layer], weighed_by[layer], strict=True)):
-                index[start + w] = scores_E.topk(index_TK.shape[-1]).indices
+            for w, probs_E in enumerate(probs[layer]):
+                index[start + w] = probs_E.topk(index_TK.shape[-1]).indices
                 own = probs_E[index[start + w]]
                 weights[start + w] = own / (own.sum() if renormalizes else 1)
             return logits, weights, index
@@ -135,7 +132,7 @@ def brute_probs(model, ids, start, chosen_by, weighed_by):
 
 @pytest.mark.parametrize("span", [TokenSpan(), TokenSpan("first", 2), TokenSpan("last", 3)], ids=str)
 @pytest.mark.parametrize("family", by_family(FAMILIES))
-def test_scores_are_the_mean_of_rows_with_keyed_noise(family, span):
+def test_scores_are_those_of_the_pathway(family, span):
     setting = setting_of(small_model(family), span)
     asked = prompts(seed=2, least=span.size)[:3]
     tails = setting.tails.read(asked, Budget(64), [[ANSWER]] * 3)
@@ -143,30 +140,10 @@ def test_scores_are_the_mean_of_rows_with_keyed_noise(family, span):
     torch.manual_seed(1)
     with torch.no_grad():
         pathways.theta += torch.randn_like(pathways.theta)
-    rows = samples_around(pathways, tails, DOCUMENTS, n=3, temperature=0.7, seed=SEED)
-    found = setting.tails.score(tails, *rows)
+    found = setting.tails.score(tails, pathways.remix("topk"))
     for n, prompt in enumerate(asked):
         start = span.start(len(prompt))
         probs = {layer: probs_NWE[n].detach() for layer, probs_NWE in pathways.probs().items()}
-        mean = 0
-        for row in range(3):
-            chosen_by = {}
-            for layer, probs_WE in probs.items():
-                positions = torch.arange(start, start + span.size)
-                noise = gumbel(SEED, DOCUMENTS[n], 0, row, layer, positions, probs_WE.shape[-1]) if row else 0
-                chosen_by[layer] = probs_WE.log() + 0.7 * noise
-            whole = brute_probs(setting.model, [*prompt, ANSWER[0]], start, chosen_by, probs)
-            mean = mean + whole / 3
-        expected = mean[len(prompt) - 1, ANSWER[0]].log() + mean[len(prompt), ANSWER[1]].log()
+        whole = brute_probs(setting.model, [*prompt, ANSWER[0]], start, probs)
+        expected = whole[len(prompt) - 1, ANSWER[0]].log() + whole[len(prompt), ANSWER[1]].log()
         assert found[n][0][0] == rounding.approx(float(expected))
-
-
-def test_without_noise_rows_are_one(olmoe):
-    tails = olmoe.tails.read(prompts(seed=2)[:3], Budget(64), [[ANSWER]] * 3)
-    pathways = olmoe.pathways()
-    one = olmoe.tails.score(tails, pathways.remix("topk"))
-    for n, temperature in ((1, 5.0), (4, 0.0)):
-        rows = samples_around(pathways, tails, DOCUMENTS, n=n, temperature=temperature, seed=SEED)
-        again = olmoe.tails.score(tails, *rows)
-        assert [score for [(score, _)] in again] == rounding.approx([score for [(score, _)] in one])
-    assert len(samples_around(pathways, tails, DOCUMENTS, n=4, temperature=1.0, seed=0)) == 4

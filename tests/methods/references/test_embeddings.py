@@ -271,21 +271,3 @@ def test_of_equally_near_references_the_first_comes_first():
 def test_no_question():
     assert neighbours(unit(0), unit(5), k=2, epsilon=None).index_QK.shape == (0, 2)
     assert neighbours(unit(0), unit(5), k=2, epsilon=1.0).index_QK.shape == (0, 0)
-
-
-@pytest.mark.parametrize("how", [{"k": 2, "epsilon": None}, {"k": 1, "epsilon": 0.72}], ids=str)
-def test_a_question_whose_nearest_reference_is_too_far_has_none(how):
-    query_QX = torch.eye(3)
-    reference_RX = torch.nn.functional.normalize(torch.tensor([[1.0, 0.5, 0.0], [0.0, 0.1, 1.0]]), dim=1)
-    near = neighbours(query_QX, reference_RX, most_similar=1.0, **how)
-    left, far_Q = near.abstaining(0.6)
-    assert far_Q.tolist() == [False, True, False]
-    assert (left.index_QK[1] == -1).all() and left.distance_QK[1].isinf().all()
-    assert left.index_QK[[0, 2]].equal(near.index_QK[[0, 2]])
-    none, far_Q = near.abstaining(None)
-    assert none.index_QK.equal(near.index_QK) and not far_Q.any()
-
-
-def test_a_question_without_neighbours_does_not_abstain():
-    near = neighbours(torch.eye(2), torch.eye(2), k=1, epsilon=0.1)
-    assert near.abstaining(0.5)[1].tolist() == [False, False]

@@ -21,7 +21,7 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError, RunHeldError
 from moe_lab.methods.references import store as reference_files
-from moe_lab.methods.references.reference_set import load_or_build, references_left, wrong_answers
+from moe_lab.methods.references.reference_set import load_or_build, references_left
 from moe_lab.methods.references.store import check_own
 from moe_lab.models.load import load_model
 from moe_lab.results import folder as run_folder
@@ -120,23 +120,6 @@ def test_references_are_what_the_untouched_model_answers_correctly(config):
     again = found.embed(found.texts, loaded)
     assert torch.allclose(again, found.embedding_RX, atol=1e-4)
     assert found.folder.name.startswith("small-openbookqa-train-")
-
-
-def test_wrong_answers_are_what_the_untouched_model_says_instead(config):
-    found, loaded = build(config)
-    wrong = wrong_answers(found, loaded)
-    assert len(wrong) == QUESTIONS - len(found) and not set(wrong.texts) & set(found.texts)
-    right = {f"Number {i} is": f" {'ABCD'[i % 4]}" for i in range(QUESTIONS)}
-    for text, answer, prompt, gold in zip(
-        wrong.texts, wrong.answers, wrong.prompts, wrong.golds, strict=True
-    ):
-        assert answer != right[text.partition("\n")[0]]
-        with torch.no_grad():
-            logits = loaded.model(torch.tensor([prompt])).logits[0, -1]
-        said = [loaded.tokenizer(f" {letter}").input_ids for letter in "ABCD"]
-        assert gold == max(said, key=lambda ids: float(logits[ids[0]])) == loaded.tokenizer(answer).input_ids
-    assert torch.allclose(found.embed(wrong.texts, loaded), wrong.embedding_RX, atol=1e-5)
-    assert wrong_answers(found, None).embedding_RX.equal(wrong.embedding_RX), "kept beside the set"
 
 
 def test_a_set_is_built_once(config, asked):

@@ -7,7 +7,6 @@ white in the dark, and what the keyboard does not reach.
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import time
 
@@ -20,7 +19,6 @@ from moe_lab.reports.pages.runs_page import write_origin_page
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published
-from moe_lab.results.samples import Flip, Routing, write_flips
 from tests.support.pages import HOSTILE
 from tests.support.stored_results import cell_table, results_of
 from tests.support.stored_runs import choice_line, generated_line, pair_of_runs, stored_run
@@ -221,24 +219,6 @@ def test_what_the_metric_reads_is_shown(opened, tmp_path):
     lines = [generated_line(0, ("5 + 60 = 65 #### 65", 1.0)) | {"filtered_resps": ["65"]}]
     tab = opened(write_runs_page([stored_run(tmp_path, "c" * 64, lines, "base")], tmp_path / "report.html"))
     assert tab.locator(".answer .box p").text_content() == "The metric reads: 65"
-
-
-def test_a_flip_shows_what_routing_changed(opened, tmp_path):
-    runs = pair_of_runs(tmp_path, [("a", 0.0), ("c", 0.0)], [("b", 1.0), ("d", 1.0)])
-    layers = [[[[3, 0.5], [1, 0.25]], [[2, 1e-7]]], [[[1, 0.625], [4, 0.125]], [[2, 1e-7]]]]
-    write_flips(
-        runs[1].folder, {}, [Flip("t", 0, "to_right", Routing([HOSTILE, None], 7, "weight", *layers))]
-    )
-    tab = opened(write_runs_page(runs, tmp_path / "report.html"))
-    assert tab.locator(".answer").count() == 2 and tab.locator(".routing").count() == 1
-    summary = tab.locator(".routing summary")
-    quoted = json.dumps(HOSTILE, ensure_ascii=False)
-    assert summary.text_content() == f"What routing changed: {quoted} became the end"
-    summary.click()
-    cells = [cell.replace("\u00a0", " ") for cell in tab.locator(".routing tbody td").all_text_contents()]
-    assert cells == ["3 (0.50), 1 (0.25)", "1 (0.63), 4 (0.13)", "2 (1.0e-7)", "2 (1.0e-7)"]
-    marked = tab.locator(".routing mark").all_text_contents()
-    assert [text[0] for text in marked] == ["3", "4"]
 
 
 def test_the_list_is_filtered(opened, tmp_path):

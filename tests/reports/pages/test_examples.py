@@ -6,13 +6,11 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 from moe_lab.reports.pages import examples as module
 from moe_lab.reports.pages.examples import CHANGED, KINDS, answer_data, examples_of
-from moe_lab.results.samples import FILE, Flip, Routing, write_flips
 from tests.support.stored_runs import pair_of_runs
 
 
@@ -71,31 +69,6 @@ def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
     found, shown = kinds(tmp_path, [("a", 1.0), ("b", 0.0)], [("c", 0.0), ("d", 1.0)])
     assert shown == {1: "wrong to right"} and found.left_out == 1
     assert answer_data(found.answers)["prompts"] == [["tion 1", 4]]
-
-
-def flip_of(document, **more):
-    routing = Routing(["a", None], 5, "weight", before=[[[1, 0.5]]], after=[[[2, 0.25]]])
-    return Flip("t", document, "to_right", replace(routing, **more))
-
-
-def test_flips_have_the_routing_that_is_stored(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_ROUTED", 3)
-    runs = pair_of_runs(tmp_path, [("a", 0.0)] * 5, [("b", 1.0)] * 5)
-    unknown = Flip("t", 0, "to_right")
-    write_flips(runs[1].folder, {}, [unknown, *(flip_of(n, position=n) for n in (4, 2, 3))])
-    found = examples_of(runs, ["base", "roe"])
-    places = {each.document: each.routing.position for each in found.answers if each.routing}
-    assert places == {4: 4, 2: 2} and found.unrouted == 1 and not found.problems
-    assert found.answers[4].to_json()["routing"].keys() == {
-        "tokens",
-        "position",
-        "numbers",
-        "before",
-        "after",
-    }
-    (runs[1].folder / FILE).write_text("{")
-    found = examples_of(runs, ["base", "roe"])
-    assert len(found.answers) == 5 and FILE in found.problems[0]
 
 
 @pytest.mark.parametrize("gone", ["results.json", "samples_t.jsonl"])

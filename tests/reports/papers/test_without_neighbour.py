@@ -63,7 +63,7 @@ def test_the_csv_has_each_cells_count(tmp_path: Path) -> None:
     assert [line["without_neighbour"] for line in csv.DictReader(io.StringIO(text))] == ["3", "1", "4"]
 
 
-def test_a_question_that_abstains_counts_and_the_oracle_has_none() -> None:
+def test_without_a_radius_missing_neighbours_count_and_the_oracle_has_none() -> None:
     def counts(*args: Any, **c3po: Any) -> tuple[int, int] | None:
         return get_method("c3po").without_neighbour(cell_of("a", *args, **c3po).results[0])
 

@@ -180,40 +180,6 @@ const optionTable = (answer) => {
   });
   return table;
 };
-const experts = (layer, other) => {
-  const cell = make("td");
-  const known = new Set(other.map(([expert]) => expert));
-  layer.forEach(([expert, number], index) => {
-    const text = `${expert}\u00a0(${number.toPrecision(2)})`;
-    cell.append(index ? ", " : "", known.has(expert) ? text : make("mark", text));
-  });
-  return cell;
-};
-const routingTable = ({ tokens, position, numbers, before, after }) => {
-  const quoted = tokens.map((token) => (token === null ? "the end" : JSON.stringify(token)));
-  const made = make("details", undefined, "routing");
-  made.append(make("summary", `What routing changed: ${quoted[0]} became ${quoted[1]}`));
-  const table = make("table");
-  table.append(make("caption", `The experts of token ${position}, counted from 0, by MoE layer. In brackets: the weight of each, then its ${numbers}. Marked: those that the other column lacks.`));
-  const head = table.createTHead().insertRow();
-  for (const name of ["layer", ...sides()]) {
-    const heading = make("th", name);
-    heading.scope = "col";
-    head.append(heading);
-  }
-  const body = table.createTBody();
-  before.forEach((layer, index) => {
-    const row = body.insertRow();
-    const number = make("th", String(index));
-    number.scope = "row";
-    row.append(number, experts(layer, after[index]), experts(after[index], layer));
-  });
-  const wide = make("div", undefined, "wide");
-  wide.append(table);
-  widths.observe(wide);
-  made.append(wide);
-  return made;
-};
 // Each answer has an address, so that a link leads to it whatever the filters hide.
 const addressOf = ({ task, document: number, run }) => "#" + encodeURIComponent(`answer ${task} ${number} ${run}`);
 const answerBox = (title, content, extracted) => {
@@ -284,7 +250,6 @@ const detailsOf = (answer, prompts) => {
     else pair.append(...texts.map((text, side) => answerBox(sides()[side], marked(text, answer.differs), read[side])));
     made.append(prompt, pair, target);
   }
-  if (answer.routing) made.append(routingTable(answer.routing));
   if (answer.scores) made.append(make("p", `Score: ${answer.scores.join(" and ")}`, "small"));
   return made;
 };

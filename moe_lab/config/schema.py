@@ -263,8 +263,6 @@ class Config:
     rerun: bool = False
     wait: bool = True
     metrics: str = "none"
-    metrics_from: PathText | None = None
-    """Routed experts that a serving engine recorded; null: those of the run itself."""
     experiment: str | None = None
     scale: str = "tiny"
     a: PathText | None = None
@@ -302,11 +300,6 @@ class Config:
         if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
             raise ConfigError(COMPARE)
         self._check_documents()
-        if self.metrics_from is not None and (self.mode != "run" or self.experiment is not None):
-            raise ConfigError(
-                f"metrics_from={self.metrics_from} is a measurement of its own, without runs. Leave mode= and "
-                "experiment= out."
-            )
         if not re.fullmatch(r"[a-z]+(:\d+)?", self.device):
             raise ConfigError(
                 f"device={self.device} is not a device. Use auto, cpu, cuda, cuda:<index> or another one that torch "

@@ -76,7 +76,6 @@ RUNTIME = frozenset(
     | {
         "wait",
         "metrics",
-        "metrics_from",
         "experiment",
         "scale",
         "overrides",

@@ -38,10 +38,6 @@ NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run 
 
 def run_grid(configs: Sequence[Config]) -> int:
     """Run every configuration and print one table. Returns the exit code."""
-    if any(config.metrics_from for config in configs):
-        from moe_lab.runs.recorded import measure_recorded
-
-        return measure_recorded(configs)
     _check_keys(configs)
     return run_distributed(configs, lambda: _run(configs))
 

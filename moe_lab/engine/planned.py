@@ -6,11 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from moe_lab.engine.forward.batch import group_by_prefix
-from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.scoring import ScoringRequest, tokens_to_score
-
 if TYPE_CHECKING:
+    from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.hf import Encoder
 
 NEW_TOKENS = 256
@@ -93,6 +90,8 @@ def planned_tokens(asked: Asked, ensemble: Ensemble) -> int:
     An upper bound where answers have the greatest length. With `prefill="clean"` every batch reads the beginnings that
     its prompts share, and this counts them once.
     """
+    from moe_lab.engine.scoring import ScoringRequest, tokens_to_score
+
     pairs = [(context, list(continuations)) for context, continuations in asked.scored.items()]
     windows = [(context, [ids]) for texts in asked.texts.values() for context, ids in texts]
     total = 0
@@ -140,5 +139,7 @@ def _generating(prompts: Sequence[tuple[Ids, tuple[int, ...]]], ensemble: Ensemb
 
 def _read_once(prompts: Sequence[Ids]) -> int:
     """Tokens of prompts whose common beginnings are read once."""
+    from moe_lab.engine.forward.batch import group_by_prefix
+
     groups = group_by_prefix(prompts)
     return sum(group.shared + sum(len(prompts[i]) - group.shared for i in group.members) for group in groups)

@@ -228,12 +228,10 @@ def _tasks_or_error(config: Config) -> TaskDict | MoeLabError:
 
 def code_execution() -> str:
     """Whether a sandbox works on this machine. Executes harmless programs in it."""
-    from moe_lab.tasks.sandbox.programs import require_cage
+    from moe_lab.tasks.sandbox.programs import why_no_bubblewrap
 
-    try:
-        return f"possible, in a cage of {require_cage().name}"
-    except MoeLabError as error:
-        return "NOT POSSIBLE " + one_line(error)
+    problem = why_no_bubblewrap()
+    return "possible, in bubblewrap" if problem is None else f"NOT POSSIBLE {problem}"
 
 
 def _programs(config: Config) -> list[str]:

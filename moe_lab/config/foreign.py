@@ -26,7 +26,7 @@ INSTEAD = {
     "adapter": _ADAPTER,
     "attn_implementation": "Use model.attn_implementation=sdpa or eager.",
     "cache_requests": _STORED,
-    "confirm_run_unsafe_code": "Nothing to set: generated code runs in a sandbox (docs/tasks.md).",
+    "confirm_run_unsafe_code": "task.confirm_run_unsafe_code=true, where bubblewrap does not work (docs/tasks.md).",
     "dtype": "The dtype is a key of its own: dtype=bfloat16.",
     "hydra/launcher": (
         "The runs of a grid share a model, one table and one family of tests; Hydra's launchers run them apart.\n"

@@ -103,8 +103,8 @@ class TaskConfig:
     fewshot_split: str | None = None
     category: str | None = None
     """Row of the RoE paper's Table 1 with the defaults of tuning; null: none."""
-    allow_code_execution: bool = False
-    """Whether programs that the model wrote may be executed in a sandbox (`moe_lab.tasks.sandbox`)."""
+    confirm_run_unsafe_code: bool = False
+    """Whether programs that the model wrote may be executed without a sandbox where bubblewrap does not work."""
     answer: str | None = None
     """The form of multiple-choice answers: "text" as in lm-eval, or "letters" (`tasks/answer_forms.py`); null: text."""
     self_consistency: int | None = None

@@ -116,19 +116,12 @@ def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
 
 
 def check_code_execution(config: Config, tasks: TaskDict) -> None:
-    """Raise TaskError for a task that executes generated programs, if not allowed or without a working sandbox."""
-    unsafe = [name for name, task in tasks["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
-    if not unsafe or config.predict_only:
-        return
-    if not config.task.allow_code_execution:
-        raise TaskError(
-            f"Task {unsafe[0]} executes the programs that the model writes: that is how they are scored.\n"
-            "They run in a cage without network, with limits and a folder of their own (docs/tasks.md).\n"
-            "Allow it with task.allow_code_execution=true, or only log the answers with predict_only=true."
-        )
-    from moe_lab.tasks.sandbox.programs import require_cage
+    """Raise TaskError for a task that executes generated programs where bubblewrap does not work, unless confirmed."""
+    from moe_lab.tasks.sandbox.programs import check_sandbox
 
-    require_cage()
+    unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in tasks["tasks"].values())
+    if unsafe and not config.predict_only and not config.task.confirm_run_unsafe_code:
+        check_sandbox()
 
 
 def check_texts(tasks: TaskDict, samples: dict[str, list[int]]) -> None:

@@ -164,7 +164,7 @@ class _Factory(TaskFactory):
         unresolved = load_yaml(entry.yaml_path, resolve_func=False) if entry.yaml_path else entry.cfg or {}
         if unresolved.get("unsafe_code") and OWN_TASKS not in Path(entry.yaml_path or "").parents:
             raise TaskError(
-                f"Task {entry.name} executes code that the model wrote, outside of moe_lab's cage: not supported.\n"
+                f"Task {entry.name} executes code that the model wrote, outside of moe_lab's sandbox: not supported.\n"
                 "The tasks that are: humaneval, humaneval_plus."
             )
         try:

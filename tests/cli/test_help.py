@@ -66,7 +66,7 @@ def test_keys_that_an_option_leaves_out_are_named(capsys):
     out = words(run_command(capsys, "--help", "model=tiny").out)
     assert "model.device_map=null" in out
     assert "logger.tags=[]" in words(run_command(capsys, "-h", "logger=none").out)
-    assert "task.allow_code_execution=false" in words(run_command(capsys, "--help", "task=toy_choice").out)
+    assert "task.confirm_run_unsafe_code=false" in words(run_command(capsys, "--help", "task=toy_choice").out)
 
 
 def test_several_options_are_explained_at_once_and_each_once(capsys):

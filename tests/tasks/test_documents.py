@@ -249,7 +249,6 @@ def test_a_profile_keeps_its_documents_out_of_other_tasks_of_the_data(tmp_path, 
     def one(name: str) -> Config:
         given = config(tmp_path, name)
         given.task.data_folder = name.removesuffix("_answer_format")
-        given.task.allow_code_execution = True
         return given
 
     task = view(one(tuned))

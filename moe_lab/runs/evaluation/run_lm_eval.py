@@ -186,18 +186,20 @@ def evaluate_tasks(
     from lm_eval.evaluator import evaluate
 
     from moe_lab.tasks.requests import reseed
+    from moe_lab.tasks.sandbox.programs import unconfined
 
     reseed(config, tasks)
-    evaluated = evaluate(
-        lm=lm,
-        task_dict=tasks,
-        samples=samples,
-        bootstrap_iters=bootstrap_iters,
-        system_instruction=config.system_instruction,
-        apply_chat_template=config.apply_chat_template,
-        fewshot_as_multiturn=config.fewshot_as_multiturn,
-        confirm_run_unsafe_code=config.task.allow_code_execution or config.predict_only,
-    )
+    with unconfined(config.task.confirm_run_unsafe_code):
+        evaluated = evaluate(
+            lm=lm,
+            task_dict=tasks,
+            samples=samples,
+            bootstrap_iters=bootstrap_iters,
+            system_instruction=config.system_instruction,
+            apply_chat_template=config.apply_chat_template,
+            fewshot_as_multiturn=config.fewshot_as_multiturn,
+            confirm_run_unsafe_code=True,  # `check_code_execution` has asked
+        )
     assert evaluated is not None
     return dict(evaluated)
 

@@ -1,9 +1,14 @@
-"""Breaks if code is executed without permission, scored wrongly, or asked otherwise than lm-eval asks it."""
+"""Breaks if a program of a model does harm or passes by ending early, if it is executed without a sandbox that was not
+confirmed, scored wrongly, or asked otherwise than lm-eval asks it.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +22,7 @@ from moe_lab.methods import get_method
 from moe_lab.runs.checks import check_code_execution
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.sandbox import programs
-from moe_lab.tasks.sandbox.programs import program, require_cage, score
+from moe_lab.tasks.sandbox.programs import PASSED, Limits, program, run_programs, score, unconfined
 from tests.support.documents import PROBLEMS
 from tests.support.runs import write_jsonl
 
@@ -30,8 +35,8 @@ def data(tmp_path: Path) -> Path:
 
 
 def config(data: Path, name: str = "humaneval", **keys: Any) -> Config:
-    allowed = keys.pop("allow", True)
-    return Config(task=TaskConfig(name=name, allow_code_execution=allowed), data_dir=str(data), **keys)
+    task = TaskConfig(name=name, confirm_run_unsafe_code=keys.pop("confirmed", False))
+    return Config(task=task, data_dir=str(data), **keys)
 
 
 def evaluate(data: Path, name: str, answer: Any) -> dict[str, Any]:
@@ -54,26 +59,18 @@ def evaluate(data: Path, name: str, answer: Any) -> dict[str, Any]:
     return dict(results)
 
 
-def caged() -> bool:
-    """Whether this machine can build a cage; where it cannot, that is said and nothing runs."""
-    try:
-        require_cage()
-    except TaskError as error:
-        assert "cannot be confined" in str(error)
-        return False
-    return True
+@pytest.fixture
+def bubblewrap() -> None:
+    if (problem := programs.why_no_bubblewrap()) is not None:
+        pytest.skip(problem)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
-def test_reference_solutions_pass_and_wrong_ones_do_not(data: Path, name: str) -> None:
+def test_reference_solutions_pass_and_wrong_ones_do_not(data: Path, name: str, bubblewrap: None) -> None:
     def half_right(problem: dict[str, Any]) -> str:
         return problem["canonical_solution"] if problem["task_id"] == "own/1" else "    return None\n"
 
-    if not caged():
-        with pytest.raises(TaskError, match="cannot be confined"):
-            evaluate(data, name, lambda problem: problem["canonical_solution"])
-        return
     right = evaluate(data, name, lambda problem: problem["canonical_solution"])
     assert right["results"][name]["pass@1,create_test"] == 1.0
     wrong = evaluate(data, name, half_right)
@@ -114,23 +111,110 @@ def test_lm_evals_own_module_is_not_executed(data: Path, name: str) -> None:
     code = (
         "import sys\nfrom moe_lab.config.schema import Config, TaskConfig\n"
         "from moe_lab.tasks.loading import load_tasks\n"
-        f"load_tasks(Config(task=TaskConfig(name={name!r}, allow_code_execution=True), data_dir={str(data)!r}))\n"
+        f"load_tasks(Config(task=TaskConfig(name={name!r}), data_dir={str(data)!r}))\n"
         "print([module for module in sys.modules if 'tasks.humaneval' in module or module == 'evaluate'])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
 
 
-def test_nothing_is_executed_without_permission(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "require_cage", lambda: pytest.fail("probed"))
-    refused = config(data, allow=False)
-    with pytest.raises(TaskError, match=r"task\.allow_code_execution=true"):
+WITHOUT = "bubblewrap (bwrap) is not installed."
+
+
+@pytest.mark.slow
+def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "why_no_bubblewrap", lambda: WITHOUT)
+    refused, confirmed = config(data), config(data, confirmed=True)
+    with pytest.raises(TaskError, match=r"not installed(.|\n)*task\.confirm_run_unsafe_code=true"):
         check_code_execution(refused, load_tasks(refused))
+    check_code_execution(confirmed, load_tasks(confirmed))
+    made = f"open({str(tmp_path / 'made')!r}, 'w')"
+    with pytest.raises(TaskError, match="cannot be confined"):
+        run_programs([made])
+    assert not (tmp_path / "made").exists()
+    with unconfined(confirmed.task.confirm_run_unsafe_code):
+        outcomes = run_programs([made, *LIMITED], FEW)
+    assert (tmp_path / "made").exists() and outcomes == [PASSED, *LIMITED.values()]
+
+
+@pytest.mark.slow
+def test_a_bubblewrap_that_does_not_work_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bwrap").write_text(
+        "#!/bin/sh\necho 'No permissions to create a new namespace' >&2\nexit 1\n"
+    )
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    programs.why_no_bubblewrap.cache_clear()
+    try:
+        with pytest.raises(TaskError, match="executed: bubblewrap: No permissions to create a new namespace"):
+            run_programs(["x = 1"])
+    finally:
+        programs.why_no_bubblewrap.cache_clear()
+
+
+FEW = Limits(cpu_seconds=1, wall_seconds=8)
+LIMITED = {
+    "while True: pass": "timed out: processor time",
+    "import time; time.sleep(99)": "timed out: waiting",
+    "bytearray(10 * 2**30)": "failed: MemoryError",
+    "open('own', 'wb').write(bytes(20 * 2**20))": "failed: OSError",
+    "import os; os._exit(0)": "failed: ended early with exit code 0",
+    "raise SystemExit(0)": "failed: SystemExit",
+    "import os, time\nif os.fork():\n    time.sleep(1)\n    raise ValueError": "failed: ValueError",
+    "import os; os.kill(os.getpid(), 11)": "failed: ended by signal 11",
+    "import numpy; assert numpy.ones(3).sum() == 3": PASSED,
+    "open('own', 'w').write('x')": PASSED,
+}
+"""The outcome of each program, in bubblewrap and without."""
+
+
+@pytest.mark.slow
+def test_programs_are_confined(bubblewrap: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hush")
+    with (
+        tempfile.TemporaryDirectory() as outside,
+        socket.socket() as server,
+        socket.socket(socket.AF_UNIX) as local,
+    ):
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        local.bind("")  # the kernel chooses an abstract address
+        local.listen()
+        os.chmod(outside, 0o777)
+        kept = Path(outside, "kept")
+        kept.write_text("as it was")
+        address = local.getsockname()
+        confined = {
+            f"open({str(kept)!r}, 'w')": "failed: FileNotFoundError",
+            "import os; open(os.path.join(os.path.dirname(os.__file__), 'made'), 'w')": "failed: OSError",
+            "open('/made', 'w')": "failed: OSError",
+            f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)": "failed: ConnectionRefusedError",
+            f"import socket; socket.socket(socket.AF_UNIX).connect({address!r})": "failed: ConnectionRefusedError",
+            "import os; assert 'hush' not in str(dict(os.environ)) and not os.path.exists('/proc/1')": PASSED,
+            "import os; assert os.getuid() == 1000": PASSED,
+            "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == -1": PASSED,
+            LEFT_BEHIND: PASSED,
+        }
+        assert run_programs([*LIMITED, *confined], FEW) == [*LIMITED.values(), *confined.values()]
+        assert kept.read_text() == "as it was" and os.listdir(outside) == ["kept"]
+    names = [comm.read_text().strip() for comm in Path("/proc").glob("[0-9]*/comm") if comm.exists()]
+    assert "moe_lab_daemon" not in names, "a process that leaves its parent dies with the sandbox"
+
+
+LEFT_BEHIND = """
+import os, time, ctypes
+if not os.fork():
+    os.setsid()
+    ctypes.CDLL(None).prctl(15, b"moe_lab_daemon")
+    time.sleep(100)
+"""
 
 
 def test_predict_only_executes_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "require_cage", lambda: pytest.fail("probed"))
-    logged = config(data, allow=False, predict_only=True)
+    monkeypatch.setattr(programs, "why_no_bubblewrap", lambda: pytest.fail("asked"))
+    logged = config(data, predict_only=True)
     tasks = load_tasks(logged)
     check_code_execution(logged, tasks)
     task: Any = tasks["tasks"]["humaneval"]
@@ -141,21 +225,9 @@ def test_predict_only_executes_nothing(data: Path, monkeypatch: pytest.MonkeyPat
     assert [list(instance.filtered_resps.values()) for instance in task.instances] == [["    return 1"]] * 3
 
 
-def test_a_machine_without_a_cage_is_told_before_anything_runs(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none() -> None:
-        raise TaskError("Programs that a model wrote cannot be confined on this machine")
-
-    monkeypatch.setattr(programs, "require_cage", none)
-    allowed = config(data)
-    with pytest.raises(TaskError, match="cannot be confined"):
-        check_code_execution(allowed, load_tasks(allowed))
-
-
 def test_doctor_tells_whether_programs_can_be_executed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moe_lab.cli.doctor.code_execution", lambda: "possible, in a cage of x")
-    wanted = "executing programs that the model writes: possible, in a cage of x"
+    monkeypatch.setattr("moe_lab.cli.doctor.code_execution", lambda: "possible, in x")
+    wanted = "executing programs that the model writes: possible, in x"
     asked = replace(config(data), method=get_method("base").Config(name="base"), offline=True)
     assert wanted in command_needs([asked])
     assert wanted not in command_needs([replace(asked, predict_only=True)])

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
-from moe_lab.errors import TaskError
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.sandbox.programs import program, require_cage
+from moe_lab.tasks.sandbox.programs import program, why_no_bubblewrap
 from moe_lab.tasks.sandbox.replies import completion
 from tests.support.documents import PROBLEMS
 from tests.support.runs import write_jsonl
@@ -65,7 +64,7 @@ def test_a_reply_without_the_function_fails(form: str) -> None:
 
 def chat(tmp_path: Path, **keys: Any) -> Any:
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
-    task = TaskConfig(name="humaneval", allow_code_execution=True)
+    task = TaskConfig(name="humaneval")
     return load_tasks(Config(task=task, data_dir=str(tmp_path), **keys))
 
 
@@ -115,10 +114,8 @@ def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(tmp
 
     tasks = chat(tmp_path, apply_chat_template=True)
     options = {"confirm_run_unsafe_code": True, "bootstrap_iters": 0, "apply_chat_template": True}
-    try:
-        require_cage()
-    except TaskError:
-        pytest.skip("no sandbox works on this machine")
+    if (problem := why_no_bubblewrap()) is not None:
+        pytest.skip(problem)
     results = evaluate(lm=Model(), task_dict=tasks, **options)
     scores = [key for key in results["results"]["humaneval"] if key.startswith("pass@1,")]
     assert scores == ["pass@1,extract_code", "pass@1,create_test"], "the first is the headline"

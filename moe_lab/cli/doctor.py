@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -135,9 +136,8 @@ def _named(names: list[str]) -> str:
 
 
 def _disk(folder: Path, needed: int | None) -> str:
-    from moe_lab.models.hub import free_bytes
 
-    free = free_bytes(folder)
+    free = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
     if needed is None:
         return f"  disk: {size_text(free)} free at {folder}"
     advice = "" if needed <= free else " NOT ENOUGH: HF_HOME=<folder> puts the cache elsewhere"

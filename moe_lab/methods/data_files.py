@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from moe_lab.errors import MoeLabError, TaskError, reading
-from moe_lab.models.hub_errors import explain
+from moe_lab.models.hub import explain
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
     except MoeLabError:
         raise
     except Exception as error:
-        raise TaskError(explain(error, id, "data set", offline)) from error
+        raise TaskError(explain(error, id, "data set")) from error
     return [folder / name for name in names], repository.commit
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -24,8 +24,7 @@ from moe_lab.models.files import (
     known_weights,
     refuse_adapter,
 )
-from moe_lab.models.hub import Repository, fetch, find, weight_files
-from moe_lab.models.hub_errors import explain
+from moe_lab.models.hub import Repository, explain, fetch, find, weight_files
 from moe_lab.models.identity import SMALL
 from moe_lab.models.transformers_internals import attention_of
 from moe_lab.routing import family_of_type, supported
@@ -142,7 +141,8 @@ def model_repository(model: ModelConfig, *, offline: bool) -> Repository | None:
     """
     source = model_source(model)
     if not _is_folder(source):
-        return _find(source, model.revision, "model", offline)
+        with _explained(source, "model"):
+            return find(source, "model", model.revision, offline=offline)
     if model.revision is not None:
         raise ConfigError(
             f"model.revision={model.revision} belongs to a repository of the hub, and the model is the folder "
@@ -175,29 +175,33 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
         return Path(source)
     if not repository.holds("config.json"):
         raise ModelError(f"The repository {source} is no model: it has no config.json.")
-    folder = _fetch(repository, small_files, "model", offline)
-    refuse_adapter(folder, source)
-    return _fetch(repository, weight_files, "model", offline) if weights else folder
+    with _explained(source, "model"):
+        refuse_adapter(fetch(repository, small_files(repository)), source)
+        return fetch(repository, weight_files(repository)) if weights else repository.snapshot
 
 
 def tokenizer_folder(model: ModelConfig, *, offline: bool) -> Path:
     """The folder of the tokenizer's files: the model's, or that of `model.tokenizer` at its own default revision."""
     if model.tokenizer is None:
         return model_folder(model, offline=offline)
-    source = str(Path(model.tokenizer).expanduser())
-    if _is_folder(source):
-        return Path(source)
-    return _fetch(_find(source, None, "tokenizer", offline), small_files, "tokenizer", offline)
+    return _small_folder(model.tokenizer, small_files, "tokenizer", offline)
 
 
 def adapter_folder(model: ModelConfig, *, offline: bool) -> Path | None:
     """The folder of the adapter in `model.peft`, of the hub at its default revision; None without one."""
     if model.peft is None:
         return None
-    source = str(Path(model.peft).expanduser())
+    return _small_folder(model.peft, adapter_files, "adapter", offline)
+
+
+def _small_folder(source: str, choose: Callable[[Repository], list[str]], what: str, offline: bool) -> Path:
+    """A local folder, or that of the chosen files of a repository at its default revision."""
+    source = str(Path(source).expanduser())
     if _is_folder(source):
         return Path(source)
-    return _fetch(_find(source, None, "adapter", offline), adapter_files, "adapter", offline)
+    with _explained(source, what):
+        repository = find(source, offline=offline)
+        return fetch(repository, choose(repository))
 
 
 def adapter_files(repository: Repository) -> list[str]:
@@ -227,24 +231,12 @@ def _is_folder(source: str) -> bool:
     return path.is_dir()
 
 
-def _find(source: str, revision: str | None, what: str, offline: bool) -> Repository:
-    with _explained(source, what, offline):
-        return find(source, "model", revision, offline=offline)
-
-
-def _fetch(
-    repository: Repository, choose: Callable[[Repository], Iterable[str]], what: str, offline: bool
-) -> Path:
-    with _explained(repository.id, what, offline):
-        return fetch(repository, choose(repository))
-
-
 @contextmanager
-def _explained(source: str, what: str, offline: bool) -> Iterator[None]:
+def _explained(source: str, what: str) -> Iterator[None]:
     """Inside the context, errors of the hub's client become a ModelError with a remedy."""
     import httpx2
 
     try:
         yield
     except (OSError, ValueError, httpx2.HTTPError) as error:
-        raise ModelError(explain(error, source, what, offline)) from error
+        raise ModelError(explain(error, source, what)) from error

@@ -11,8 +11,7 @@ from typing import Any
 
 from moe_lab.errors import ConfigError, ResultsError, first_line
 from moe_lab.models.files import ADAPTER
-from moe_lab.models.hub import is_offline
-from moe_lab.models.hub_errors import LOGIN
+from moe_lab.models.hub import LOGIN, is_offline
 
 KEY = "method.push_to_hub=true"
 

@@ -227,7 +227,7 @@ class _Factory(TaskFactory):
         return f"{place} with the columns {', '.join(columns)}" if columns else place
 
     def _cannot_load(self, name: str, config: dict[str, Any], error: Exception) -> str:
-        from moe_lab.models.hub_errors import known_reason
+        from moe_lab.models.hub import known_reason
 
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         if name in self.with_own_files:
@@ -238,7 +238,7 @@ class _Factory(TaskFactory):
         id = hub_id(config)
         dataset = " ".join(filter(None, (id, config.get("dataset_name"))))
         files = self._files({"task": name, **config})
-        known = known_reason(error, str(id), "data set", False)
+        known = known_reason(error, str(id), "data set")
         if known:
             return f"Task {name}: {known}\nOr give {files}."
         if isinstance(error, KeyError):
@@ -318,8 +318,7 @@ def _check_hub(config: dict[str, Any], files: str) -> None:
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
     from httpx2 import HTTPError
 
-    from moe_lab.models.hub import check_data_set
-    from moe_lab.models.hub_errors import explain
+    from moe_lab.models.hub import check_data_set, explain
 
     path = hub_id(config)
     if path is None or path in FORMATS or Path(path).exists():
@@ -327,7 +326,7 @@ def _check_hub(config: dict[str, Any], files: str) -> None:
     try:
         check_data_set(path, (config.get("dataset_kwargs") or {}).get("revision"))
     except (OSError, ValueError, HTTPError) as error:
-        reason = explain(error, path, "data set", False)
+        reason = explain(error, path, "data set")
         raise TaskError(f"Task {config['task']}: {reason}\nOr give {files}.") from error
 
 

@@ -58,7 +58,6 @@ def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "0")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(moe_lab.models.hub, "WAITS", (0.0, 0.0))
     quick = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
     monkeypatch.setattr(file_download, "time", quick)  # its pause before it continues a dropped connection
     moe_lab.models.hub._requested.cache_clear()

@@ -67,7 +67,7 @@ def test_what_cannot_be_had_is_told(client, hub, tmp_path):
     hub.add(Repository("me/none", "datasets")).commit({"data/test.jsonl": b"{}"})
     with pytest.raises(TaskError, match="GAIR/lima is gated.*\n.*HF_TOKEN"):
         read("lima")
-    with pytest.raises(TaskError, match="no data set me/missing"):
+    with pytest.raises(TaskError, match="me/missing is not on the hub"):
         read("me/missing")
     with pytest.raises(TaskError, match="me/none has no file of a train split"):
         read("me/none")
@@ -75,9 +75,10 @@ def test_what_cannot_be_had_is_told(client, hub, tmp_path):
         read("me/elsewhere", offline=True)
 
 
-def test_with_data_dir_nothing_is_asked(client, hub, tmp_path):
-    with pytest.raises(TaskError, match="no file .*chats/train.jsonl"):
+def test_a_file_of_data_dir_is_taken_and_the_hub_is_not_asked(client, hub, tmp_path):
+    with pytest.raises(TaskError, match="me/chats is not on the hub"):
         read("me/chats", data_dir=str(tmp_path))
+    hub.log.clear()
     (tmp_path / "chats").mkdir()
     (tmp_path / "chats" / "train.jsonl").write_bytes(LIMA["train.jsonl"])
     assert said(read("me/chats", data_dir=str(tmp_path))) == TURNS

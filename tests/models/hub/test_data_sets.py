@@ -20,14 +20,14 @@ def load(name):
 
 
 def test_a_data_set_that_is_not_there_is_told_after_one_request(client, hub):
-    with pytest.raises(TaskError, match=r"Task hellaswag: There is no data set Rowan/hellaswag on the hub"):
+    with pytest.raises(TaskError, match=r"Task hellaswag: The data set Rowan/hellaswag is not on the hub"):
         load("hellaswag")
     assert [a.path for a in hub.log if "hellaswag" in a.path] == ["api/datasets/Rowan/hellaswag"]
 
 
 def test_a_token_that_is_refused_is_told(client, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_mistypedSecret")
-    with pytest.raises(TaskError, match="refused access") as raised:
+    with pytest.raises(TaskError, match="status 401") as raised:
         load("gsm8k")
     assert "hf_mistypedSecret" not in str(raised.value)
 

@@ -7,7 +7,7 @@ import pytest
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
-from moe_lab.models.hub_errors import known_reason
+from moe_lab.models.hub import known_reason
 from moe_lab.models.identity import model_identity
 from moe_lab.models.source import load_config, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
@@ -27,7 +27,7 @@ def message(**keys):
 
 def test_a_misspelt_model_is_told_with_the_closest_option(client):
     text = message(path="allenai/OLMoE-1B-7B-0924-Instrukt")
-    assert "There is no model allenai/OLMoE-1B-7B-0924-Instrukt" in text
+    assert "The model allenai/OLMoE-1B-7B-0924-Instrukt is not on the hub" in text
     assert f"Did you mean model=olmoe ({OLMOE})?" in text and "HF_TOKEN=" in text
 
 
@@ -51,13 +51,13 @@ def test_a_gated_model_needs_a_token(client, hub, olmoe_repository, monkeypatch)
 def test_a_token_that_is_not_valid_is_told_and_not_shown(client, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_mistypedSecret")
     text = message()
-    assert "refused access" in text and "token is valid" in text and "hf_mistypedSecret" not in text
+    assert "status 401" in text and "token" in text and "hf_mistypedSecret" not in text
 
 
 def test_a_refusal_without_a_reason_is_told(client, hub):
     hub.faults = [Fault("config.json", status=403)]
     text = message()
-    assert "refused access" in text and "status 403" in text
+    assert "status 403" in text and "HF_TOKEN=" in text
 
 
 def test_a_repository_without_a_model_is_told(client, hub):
@@ -103,15 +103,15 @@ def test_the_tokenizer_is_anothers_at_its_own_revision(client, hub, olmoe_files)
     other.commit(tokenizer | {"README.md": b"Moved."})
     new_command()
     assert model_identity(OLMOE, model) != before
-    with pytest.raises(ModelError, match=r"There is no tokenizer someone/none"):
+    with pytest.raises(ModelError, match="The tokenizer someone/none is not on the hub"):
         load_tokenizer(ModelConfig(path=OLMOE, tokenizer="someone/none"), offline=False)
 
 
 def test_no_signature_of_an_address_is_shown():
     signed = httpx2.ConnectError("refused: 'https://cdn.example/a?Signature=abc&Key=d'")
-    text = known_reason(signed, OLMOE, "model", False)
+    text = known_reason(signed, OLMOE, "model")
     assert "https://cdn.example/a'" in text and "Signature" not in text
 
 
 def test_an_error_of_something_else_is_no_failure_of_the_hub():
-    assert known_reason(KeyError("x"), OLMOE, "model", False) is None
+    assert known_reason(KeyError("x"), OLMOE, "model") is None

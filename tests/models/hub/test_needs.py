@@ -10,9 +10,7 @@ from safetensors.torch import load
 from moe_lab.cli import doctor as needs
 from moe_lab.cli.doctor import command_needs
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
-from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
-from moe_lab.models import hub as hub_files
 from moe_lab.models.memory import size_text, weight_memory
 from moe_lab.models.source import load_config, model_folder
 from tests.support.hub.commands import new_command
@@ -87,31 +85,12 @@ def test_a_configuration_without_weights(client):
 def test_memory_and_disk_that_do_not_suffice(fetched, monkeypatch):
     monkeypatch.setattr(needs, "free_memory", lambda device: 100_000)
     assert "100.00 kB are free on cpu NOT ENOUGH" in lines()
-    (fetched / SHARD).unlink()
-    monkeypatch.setattr(hub_files, "free_bytes", lambda folder: 1000)
-    assert "HF_HOME=<folder>" in lines()
 
 
 def test_memory_follows_the_dtype(fetched, parameters):
     config = load_config(MODEL, offline=True)
     assert weight_memory(config, fetched, "float32") == 4 * parameters
     assert weight_memory(config, fetched, "bfloat16") == 2 * parameters
-
-
-@pytest.mark.slow
-def test_a_damaged_index_is_fetched_again(client, hub):
-    folder = model_folder(MODEL, offline=False, weights=True)
-    index = (folder / "model.safetensors.index.json").resolve()
-    whole = index.read_bytes()
-    index.write_bytes(whole[:100])
-    new_command()
-    assert "weights: DAMAGED" in lines() and "index.json is damaged" in lines()
-    new_command()
-    with pytest.raises(ModelError, match=r"absent or damaged.*index\.json.*\n.*mode=prefetch"):
-        model_folder(MODEL, offline=True, weights=True)
-    new_command()
-    model_folder(MODEL, offline=False, weights=True)
-    assert index.read_bytes() == whole and "weights: ready" in lines()
 
 
 @pytest.mark.slow

@@ -136,17 +136,6 @@ class ResponseLog:
             self.cost[name] = max(before, amount) if name.startswith("peak") else before + amount
 
 
-def logs_beside(folder: Path, name: str) -> list[Path]:
-    """The logs of this name in the folders of other runs with the same model, method and task."""
-    paths = folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/{name}")
-    return sorted(path for path in paths if path.parent != folder and path.is_file())
-
-
-def stored_answers(path: Path) -> Answers:
-    """The answers of a log. Another process may be writing it."""
-    return _answers(_readable(path.read_bytes()))
-
-
 def answers_in(path: Path, header: Header) -> int:
     """The number of answers in a log with this header; 0 without one."""
     lines = _readable(path.read_bytes()) if path.is_file() else []
@@ -158,7 +147,8 @@ def adopt_answers(folder: Path, header: Header) -> None:
     path = folder / "responses.jsonl"
     if path.exists():
         return
-    for other in logs_beside(folder, path.name):
+    # of the same model, method and task
+    for other in sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/{path.name}")):
         with other.open("rb") as lines:
             first = lines.readline()
         if first == Line(dict(header)).encode():

@@ -20,7 +20,7 @@ from moe_lab.results.score_table import ScoreTable, SeedGroup
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.summaries import _difference, _Other, summarize, summary, write_summaries
-from moe_lab.tasks.judges import judging, toy
+from moe_lab.tasks.judges import toy
 from tests.support.runs import config, small_data
 
 
@@ -192,7 +192,6 @@ def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.
             yield judge_all
 
     monkeypatch.setattr(toy, "ToyJudge", Told)
-    monkeypatch.setattr(judging, "logs_beside", lambda folder, name: [])
     task = TaskConfig(name="toy_safety", judges=["toy"])
     return replace(
         roe, task=task, data_dir=None, apply_chat_template=False, limit=8, gen_kwargs={"max_gen_toks": 2}

@@ -69,9 +69,9 @@ def _metadata(base: str | None, record: Mapping[str, Any], lora: bool) -> str:
 
 
 def _hub_data(record: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """(id, commit) of the data set on the hub; None for other data. Earlier versions wrote the id as `dataset`."""
+    """(id, commit) of the data set on the hub; None for other data."""
     source = record.get("source") or {}
-    return source.get("data_set") or source.get("dataset"), source.get("commit")
+    return source.get("data_set"), source.get("commit")
 
 
 def _settings(config: Config, record: Mapping[str, Any]) -> Table:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from moe_lab.config.progress import Progress
-from moe_lab.results.logs import ResponseLog, logs_beside, stored_answers
+from moe_lab.results.logs import ResponseLog
 from moe_lab.tasks.judges import Exchange, Judge, Verdict, judged_by, verdict_key
 
 JUDGEMENTS = "judgements.jsonl"
@@ -22,8 +22,6 @@ ROOM = 2
 def judging(judges: Sequence[Judge], folder: Path, rerun: bool, free: Callable[[], None]) -> Iterator[None]:
     """Within this context, lm-eval's evaluation of a judged task calls the judges of the run in `folder`.
 
-    Verdicts of other runs are reused, but not in a rerun.
-
     Args:
         free: as in `Session`.
     """
@@ -31,10 +29,8 @@ def judging(judges: Sequence[Judge], folder: Path, rerun: bool, free: Callable[[
         yield
         return
     log = ResponseLog(judgements_file(folder, rerun), HEADER)
-    others = [] if rerun else logs_beside(folder, JUDGEMENTS)
-    known = {key: verdict for path in others for key, verdict in stored_answers(path).items()}
     try:
-        with judged_by(Session(judges, log, known, free).verdicts):
+        with judged_by(Session(judges, log, free).verdicts):
             yield
     finally:
         log.close()
@@ -50,21 +46,11 @@ class Session:
 
     Args:
         log: stores every verdict at once, by `verdict_key`.
-        known: verdicts of other runs, by `verdict_key`.
         free: removes the evaluated model from memory if a judge needs the space.
     """
 
-    def __init__(
-        self,
-        judges: Sequence[Judge],
-        log: ResponseLog,
-        known: Mapping[str, Verdict],
-        free: Callable[[], None],
-    ):
-        self.judges = judges
-        self.log = log
-        self.known = known
-        self.free = free
+    def __init__(self, judges: Sequence[Judge], log: ResponseLog, free: Callable[[], None]):
+        self.judges, self.log, self.free = judges, log, free
 
     def verdicts(self, exchanges: Sequence[Exchange]) -> list[dict[str, Verdict | None]]:
         """The verdict of each judge by name, per exchange; None if the judge could not be reached."""
@@ -72,9 +58,6 @@ class Session:
         for judge in self.judges:
             keys = [verdict_key(judge.identity, exchange) for exchange in exchanges]
             missing = {key: one for key, one in zip(keys, exchanges, strict=True) if key not in self.log}
-            for key in missing.keys() & self.known.keys():
-                self.log.answer(key, self.known[key], {})
-                del missing[key]
             if missing:
                 self._judge(judge, missing)
             for verdicts, key in zip(by_judge, keys, strict=True):

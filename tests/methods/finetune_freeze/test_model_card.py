@@ -69,13 +69,11 @@ def test_the_hub_reads_base_model_data_and_library(lora, relation, library):
     assert ("lora" in data.tags) == (lora is not None)
 
 
-def test_the_data_set_is_read_as_a_training_writes_it_and_as_earlier_versions_did(monkeypatch):
+def test_the_data_set_is_read_as_a_training_writes_it(monkeypatch):
     """Broken by another key in the card than in training.json: the card then names no data set of the hub."""
     monkeypatch.setattr(data_files, "train_files", lambda id, **keys: ([], "abc"))
     assert data_files.data_files(Config(), "lima", data_files.KNOWN)[1] == RECORD["source"]
-    card = card_of()
-    monkeypatch.setitem(RECORD, "source", {"dataset": "GAIR/lima", "commit": "abc"})
-    assert card_of() == card
+    assert "GAIR/lima, commit abc" in card_of()
 
 
 def test_settings_data_losses_and_versions_are_shown():

@@ -59,6 +59,10 @@ class ModelConfig:
     """transformers' attention function; null: the model's own choice, which is sdpa where the model has it."""
     experts_per_token: int | None = None
     add_bos_token: bool | None = None
+    think_end_token: str | None = None
+    """With a chat template: the text that ends a reply's reasoning; null: the whole reply is the answer."""
+    max_gen_toks: int | None = None
+    """With `think_end_token`: new tokens of a reply where a task allows fewer; null: the task's number."""
     device_map: str | None = None
     """transformers' placement of the layers on devices; null: all on `device`."""
     tp_plan: str | None = None
@@ -68,6 +72,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         at_least("model.experts_per_token", self.experts_per_token, 1)
+        at_least("model.max_gen_toks", self.max_gen_toks, 1)
+        if self.think_end_token == "":
+            raise ConfigError("model.think_end_token is an empty text, which ends nothing. Leave it out.")
         if self.recipe is not None and self.path is not None:
             raise ConfigError(
                 "model.path and model.recipe both say what the model is. Leave one of them out."
@@ -322,6 +329,11 @@ class Config:
             raise ConfigError(
                 f"batch_size={self.batch_size} is no batch size. Use a positive integer or auto."
             )
+
+    @property
+    def think_end_token(self) -> str | None:
+        """`model.think_end_token`. Without a chat template a model does not reason."""
+        return self.model.think_end_token if self.apply_chat_template else None
 
     @property
     def num_studies(self) -> int:

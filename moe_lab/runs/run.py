@@ -73,13 +73,16 @@ class Run:
     def tells_flips(self) -> bool:
         """Whether `flips.jsonl` belongs to the run.
 
-        Self-consistency merges several answers, so no single token is the first at which two answers differ. With
-        model.tp_plan other processes hold parts of the model.
+        Self-consistency merges several answers, so no single token is the first at which two answers differ. Before a
+        generated answer a model may have reasoned, which is not stored. With model.tp_plan other processes hold parts
+        of the model.
         """
         one_answer = self.config.task.self_consistency is None
+        generates = any(task.OUTPUT_TYPE == "generate_until" for task in self.tasks["tasks"].values())
+        reasons = generates and self.config.think_end_token is not None
         routes = self.facts.routers is not None and self.facts.fixed_routing is None
         paired = self.baseline is not None and self.method.tells_choices
-        return paired and routes and one_answer and not self.config.model.tp_plan
+        return paired and routes and one_answer and not reasons and not self.config.model.tp_plan
 
     @property
     def has_flips(self) -> bool:

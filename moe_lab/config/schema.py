@@ -274,6 +274,8 @@ class Config:
     """Routed experts that a serving engine recorded; null: those of the run itself."""
     experiment: str | None = None
     scale: str = "tiny"
+    pilot: int | None = None
+    """With mode=plan: documents of each model, method and task without a measured speed that are answered for it."""
     a: PathText | None = None
     """With mode=compare: a results file or its folder."""
     b: PathsText | None = None
@@ -309,6 +311,11 @@ class Config:
         if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
             raise ConfigError(COMPARE)
         self._check_documents()
+        at_least("pilot", self.pilot, 1)
+        if self.pilot is not None and self.mode != "plan":
+            raise ConfigError(
+                f"pilot={self.pilot} belongs to mode=plan. Add mode=plan, or use limit={self.pilot}."
+            )
         if self.metrics_from is not None and (self.mode != "run" or self.experiment is not None):
             raise ConfigError(
                 f"metrics_from={self.metrics_from} is a measurement of its own, without runs. Leave mode= and "

@@ -77,6 +77,7 @@ RUNTIME = frozenset(
         "wait",
         "metrics",
         "metrics_from",
+        "pilot",
         "experiment",
         "scale",
         "overrides",

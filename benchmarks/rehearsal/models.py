@@ -17,7 +17,15 @@ from torch import Tensor
 
 from tests.support.deepseek.checkpoint import PUBLISHED as DEEPSEEK
 from tests.support.deepseek.checkpoint import write_checkpoint
-from tests.support.hub.published import GPT_OSS, GRANITE, MIXTRAL, OLMOE, QWEN3
+from tests.support.hub.published import (
+    GPT_OSS,
+    GPT_OSS_TEMPLATE,
+    GPT_OSS_TOKENS,
+    GRANITE,
+    MIXTRAL,
+    OLMOE,
+    QWEN3,
+)
 from tests.support.models import build
 
 HIDDEN, HEADS, WIDTH, EXPERT_WIDTH = 64, 4, 64, 32
@@ -75,15 +83,6 @@ _INSTRUCT = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %} {{ message['content'] }}"
     "{{ eos_token }}{% else %} [INST] {{ message['content'] }} [/INST]{% endif %}{% endfor %}"
 )
-_CHANNELS = (
-    "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n\nReasoning: "
-    "{{ reasoning_effort or 'medium' }}\n\n# Valid channels: analysis, commentary, final. Channel must be included for "
-    "every message.<|end|>{% for message in messages %}<|start|>{% if message['role'] == 'assistant' %}assistant"
-    "<|channel|>final<|message|>{{ message['content'] }}{% if loop.last and not add_generation_prompt %}<|return|>"
-    "{% else %}<|end|>{% endif %}{% elif message['role'] == 'system' %}developer<|message|># Instructions\n\n"
-    "{{ message['content'] }}<|end|>{% else %}{{ message['role'] }}<|message|>{{ message['content'] }}<|end|>{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
-)
 _IM = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -107,8 +106,8 @@ SPECIAL: dict[str, Special] = {
         "<|startoftext|>",
         "<|return|>",
         "<|endoftext|>",
-        ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"),
-        _CHANNELS,
+        GPT_OSS_TOKENS,
+        GPT_OSS_TEMPLATE,
     ),
     "deepseek-ai/deepseek-moe-16b-base": ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", None, (), None),
     "Qwen/Qwen3-30B-A3B-Instruct-2507": (None, "<|im_end|>", "<|endoftext|>", ("<|im_start|>",), _IM),

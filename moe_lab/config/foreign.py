@@ -86,6 +86,7 @@ RENAMED = {
     "pretrained": "model.path",
     "revision": "model.revision",
     "seed": "fewshot_seed",
+    "think_end_token": "model.think_end_token",
     "tokenizer": "model.tokenizer",
 }
 """The key for a flag of lm-eval, or for a name in its --model_args. Others: the key of the same name, if any."""
@@ -137,7 +138,7 @@ def _translated(flags: dict[str, list[str]]) -> tuple[list[str], list[str]]:
             value = {"float": "float32", "half": "float16"}.get(value, value)
         if name == "gen_kwargs" and value.startswith("{"):
             value = ",".join(f"{key}={one}" for key, one in _pairs(value).items())
-        if name == "system_instruction":
+        if name in ("system_instruction", "think_end_token"):
             value = json.dumps(value, ensure_ascii=False)  # in Hydra's quotes
         if name in RENAMED or name in _top_level() - {"samples"}:  # lm-eval's samples are by task
             keys.append(f"{key}={value or 'true'}")

@@ -59,6 +59,10 @@ class ModelConfig:
     """transformers' attention function; null: the model's own choice, which is sdpa where the model has it."""
     experts_per_token: int | None = None
     add_bos_token: bool | None = None
+    think_end_token: str | None = None
+    """With a chat template: the text that ends a reply's reasoning; null: the whole reply is the answer."""
+    max_gen_toks: int | None = None
+    """With `think_end_token`: new tokens of a reply where a task allows fewer; null: the task's number."""
     device_map: str | None = None
     """transformers' placement of the layers on devices; null: all on `device`."""
     tp_plan: str | None = None
@@ -68,6 +72,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         at_least("model.experts_per_token", self.experts_per_token, 1)
+        at_least("model.max_gen_toks", self.max_gen_toks, 1)
+        if self.think_end_token == "":
+            raise ConfigError("model.think_end_token is an empty text, which ends nothing. Leave it out.")
         if self.recipe is not None and self.path is not None:
             raise ConfigError(
                 "model.path and model.recipe both say what the model is. Leave one of them out."
@@ -265,6 +272,8 @@ class Config:
     metrics: str = "none"
     experiment: str | None = None
     scale: str = "tiny"
+    pilot: int | None = None
+    """With mode=plan: documents of each model, method and task without a measured speed that are answered for it."""
     a: PathText | None = None
     """With mode=compare: a results file or its folder."""
     b: PathsText | None = None
@@ -300,6 +309,11 @@ class Config:
         if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
             raise ConfigError(COMPARE)
         self._check_documents()
+        at_least("pilot", self.pilot, 1)
+        if self.pilot is not None and self.mode != "plan":
+            raise ConfigError(
+                f"pilot={self.pilot} belongs to mode=plan. Add mode=plan, or use limit={self.pilot}."
+            )
         if not re.fullmatch(r"[a-z]+(:\d+)?", self.device):
             raise ConfigError(
                 f"device={self.device} is not a device. Use auto, cpu, cuda, cuda:<index> or another one that torch "
@@ -315,6 +329,11 @@ class Config:
             raise ConfigError(
                 f"batch_size={self.batch_size} is no batch size. Use a positive integer or auto."
             )
+
+    @property
+    def think_end_token(self) -> str | None:
+        """`model.think_end_token`. Without a chat template a model does not reason."""
+        return self.model.think_end_token if self.apply_chat_template else None
 
     @property
     def num_studies(self) -> int:

@@ -17,6 +17,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from moe_lab.engine.forward.layers import reads_padding
 from moe_lab.errors import ConfigError
 
+THINK_END = "think_end_token"
+"""Key of a generation request's settings: the text that ends the reasoning (lm-eval has it as a model's argument)."""
 PORTION = 64
 """Number of requests passed to lm-eval's code at a time. Answers are reported after each portion."""
 

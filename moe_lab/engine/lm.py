@@ -20,7 +20,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.layers import reads_the_batch, require_masks, runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
-from moe_lab.engine.hf import CountedHF, Encoder, OnAnswer, Request
+from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Request
 from moe_lab.engine.pass_size import halving, in_step, pass_budget
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
@@ -144,7 +144,8 @@ class EngineLM(CountedHF):
         tokens_in: tokens put through the model (routing samples included, padding excluded). tokens_out: generated
         tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
         other shapes or machines may choose it. cut_prompts: requests whose prompt was longer than the model's input and
-        lost its beginning. changed_decisions, noisy_decisions: see `SampleRouting.decisions`.
+        lost its beginning. cut_reasoning: replies that ended in the reasoning. changed_decisions, noisy_decisions: see
+        `SampleRouting.decisions`.
         """
         cost = Counter(self._counted)
         cost.update(self._decisions)
@@ -196,6 +197,9 @@ class EngineLM(CountedHF):
             "loglikelihood_rolling": self._score_texts,
             "generate_until": self._generate,
         }[kind]
+        if kind == "generate_until" and any(THINK_END in request.args[1] for request in requests):
+            # lm-eval's own code drops special tokens, and stops at a task's stop words in the reasoning
+            self.engine = self.engine or RecurrentEngine(RecurrentForward(self.model, self.ensemble))
         self.budget.tokens = in_step(self.model, self.budget.tokens)
         with self.running(), Progress(len(requests), kind, "request", shown=self.progress) as progress:
             left = dict(enumerate(requests))
@@ -303,6 +307,7 @@ class EngineLM(CountedHF):
         options = normalize_gen_kwargs(next(iter(requests.values())).args[1], self.max_gen_toks)
         end_text = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
+        think_end = options.pop(THINK_END, None)
         max_new_tokens = options.pop("max_gen_toks")
         room = self._room(max_new_tokens)
         if not options["do_sample"]:
@@ -317,15 +322,35 @@ class EngineLM(CountedHF):
 
         def on_done(state: GenerationState) -> None:
             self._counted["tokens_out"] += len(state.generated)
-            text = self.tok_decode(state.generated)
+            text = self.tok_decode(state.generated, skip_special_tokens=think_end is None)
+            if think_end is not None:
+                text = self._after_reasoning(text, think_end)
             report(state.index, postprocess_generated_text(text, stop, None))
             read = state.generated[:-1]
             self._observer.read("generate_until", requests[state.index], state.prompt, read)
 
         sampler = Sampler(self.model, config, self.seed)
-        stopping = StoppingCriteria(self.tokenizer, stop, config)
+        # a task's stop words may be in the reasoning, too
+        stopping = StoppingCriteria(self.tokenizer, stop if think_end is None else [end_text], config)
+        cut = self._counted["cut_reasoning"]
         engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)
         self._counted["near_ties"] += sampler.near_ties
+        if cut := self._counted["cut_reasoning"] - cut:
+            logger.warning(
+                "%s of %s replies end before %s, within %s new tokens: their answers are empty. "
+                "Allow more with gen_kwargs=max_gen_toks=<n>.",
+                *(f"{cut:,}", f"{len(states):,}", think_end, f"{max_new_tokens:,}"),
+            )
+
+    def _after_reasoning(self, reply: str, think_end: str) -> str:
+        """The answer in a reply: the text after the last `think_end`, up to a special token; empty without one.
+
+        lm-eval takes the whole reply without one, and so what the model thought as its answer.
+        """
+        _, found, answer = reply.rpartition(think_end)
+        self._counted["cut_reasoning"] += not found
+        special = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return postprocess_generated_text(answer, special, None).lstrip() if found else ""
 
     @contextmanager
     def _warning_of_cuts(self, requests: int) -> Iterator[None]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import date
 from functools import cached_property
 from typing import Any
 
@@ -135,6 +137,18 @@ def _stop(*_: object) -> None:
     raise _TooLong
 
 
+DATE = date(2025, 8, 5)
+_NOW = re.compile(r"""strftime_now\((["'])(.*?)\1\)""")
+
+
+def dated(template: str) -> str:
+    """A template that states DATE as the current date, where it states one (GPT-OSS, Llama 3).
+
+    Otherwise a run that goes on the next day would have other prompts.
+    """
+    return _NOW.sub(lambda now: repr(DATE.strftime(now[2])), template)
+
+
 class Framing:
     """The part of lm-eval's model interface that applies a chat template. It needs no weights.
 
@@ -154,9 +168,8 @@ class Framing:
         if self._template_name:
             from lm_eval.api.model import TemplateLM
 
-            tokenizer.chat_template = TemplateLM.chat_template(
-                _TokenizerHolder(tokenizer), self._template_name
-            )
+            template = TemplateLM.chat_template(_TokenizerHolder(tokenizer), self._template_name)
+            tokenizer.chat_template = dated(template)
         return tokenizer
 
     @property

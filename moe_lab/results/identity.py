@@ -76,6 +76,7 @@ RUNTIME = frozenset(
     | {
         "wait",
         "metrics",
+        "pilot",
         "experiment",
         "scale",
         "overrides",

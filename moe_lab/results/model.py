@@ -47,6 +47,8 @@ class Cost:
     """Greedy tokens whose runner-up was within the dtype's rounding."""
     cut_prompts: int | None = None
     """Requests whose prompt lost its beginning."""
+    cut_reasoning: int | None = None
+    """Replies that ended before `model.think_end_token`."""
     device: str | None = None
     numbers: Block
     """All numbers of the block, by key."""

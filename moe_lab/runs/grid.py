@@ -81,7 +81,7 @@ def _print_failed(failures: Sequence[Failure]) -> None:
 
 
 def plan_grid(configs: Sequence[Config]) -> int:
-    """Print the plan of the grid. Loads no weights and writes nothing."""
+    """Print the plan of the grid. Loads no weights and writes nothing, but for pilots."""
     from moe_lab.runs.plan import print_plan
 
     print_plan(planned(configs))
@@ -89,11 +89,16 @@ def plan_grid(configs: Sequence[Config]) -> int:
 
 
 def planned(configs: Sequence[Config]) -> Plan:
-    """The plan of the grid. Loads no weights and writes nothing."""
+    """The plan of the grid, after its pilots. Loads no weights and writes nothing without them."""
     from moe_lab.runs.plan import plan_of
 
     _check_keys(configs)
-    return plan_of(jobs_of(configs))
+    jobs = jobs_of(configs)
+    if configs[0].pilot is not None:
+        from moe_lab.runs.pilots import run_pilots
+
+        run_pilots(jobs, configs[0].pilot)
+    return plan_of(jobs)
 
 
 def report_grid(configs: Sequence[Config]) -> int:

@@ -22,12 +22,11 @@ from moe_lab.reports.terminal.layout import (
     stacked_table,
 )
 from moe_lab.reports.terminal.results import settings
-from moe_lab.results.identity import task_label
 from moe_lab.runs.attempts import run_state
 from moe_lab.runs.budget import Budget, estimates, hours_text, trial_tokens
 from moe_lab.runs.evaluation import measure_of
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of
-from moe_lab.runs.speeds import Speed, measured_speed
+from moe_lab.runs.speeds import Speed, label_of, measured_speed
 
 if TYPE_CHECKING:
     from moe_lab.runs.run import Run
@@ -108,11 +107,7 @@ class Plan:
 
     def add_tuned(self, job: Job) -> None:
         """The runs after a study, which have no id until the study has found its temperatures."""
-        config = job.evaluated or job.studies[0].evaluated
-        method: Any = config.method
-        if job.studies[0].search.tuning not in ("scale", "grid"):
-            method = replace(method, temperature=UNKNOWN)
-        [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
+        run = run_after(job)
         [workload] = estimates([run])
         tokens = round(job.coming * run.method.forward_tokens(workload))
         self.missing += job.coming
@@ -140,7 +135,7 @@ class Plan:
         """Hours of a run at the speed of a stored one. The training and the reference set of a run are not in it."""
         if not tokens:
             return None
-        label = run.facts.name, run.config.method.name, task_label(run.config.task.name)
+        label = label_of(run)
         if label not in self.speeds:
             self.speeds[label] = measured_speed(Path(run.config.output_dir), *label)
         speed = self.speeds[label]
@@ -212,11 +207,14 @@ def _measured(plan: Plan) -> list[str]:
         return []
     known = [row.here for row in plan.rows if row.here is not None]
     if not known:
-        return ["Hours here: run one of these with limit=20 first; a plan then uses its measured speed."]
+        return [
+            "Hours here: add pilot=8, which answers 8 documents of each model, method and task for their speed."
+        ]
     devices = ", ".join(sorted({speed.device for speed in plan.speeds.values() if speed is not None}))
     return [
         f"Hours here: {hours_text(sum(known))} for {len(known)} of {len(plan.rows)} rows, at the speed of the newest "
-        f"stored run of the same model, method and task ({devices}). Its n, batch size and device should be the same."
+        f"stored run of the same model, method and task, else of its pilot ({devices}). Its n, batch size and device "
+        "should be the same."
     ]
 
 
@@ -252,6 +250,16 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 def _count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
+
+
+def run_after(job: Job) -> Run:
+    """A run after a job's studies, with a placeholder for what they are yet to find."""
+    config = job.evaluated or job.studies[0].evaluated
+    method: Any = config.method
+    if job.studies[0].search.tuning not in ("scale", "grid"):
+        method = replace(method, temperature=UNKNOWN)
+    [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
+    return run
 
 
 def with_baselines(runs: Sequence[Run]) -> list[Run]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,8 +75,16 @@ def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str
 
 def task_key(config: Config) -> str:
     """All settings that determine the tasks of a configuration."""
-    settings = ("data_dir", "num_fewshot", "fewshot_seed", "gen_kwargs", "predict_only")
-    return repr((config.task, judge_names(config), [getattr(config, name) for name in settings]))
+    settings = (
+        "data_dir",
+        "num_fewshot",
+        "fewshot_seed",
+        "gen_kwargs",
+        "predict_only",
+        "apply_chat_template",
+    )
+    reasoning = (config.think_end_token, config.model.max_gen_toks)
+    return repr((config.task, judge_names(config), reasoning, [getattr(config, name) for name in settings]))
 
 
 @contextmanager
@@ -232,6 +240,8 @@ def _apply_settings(task: Any, config: Config) -> None:
     """Apply the run's settings, as `lm_eval.simple_evaluate` does before evaluating. They override the task's."""
     from lm_eval.filters import build_filter_ensemble
 
+    if config.think_end_token is not None:
+        _answer_after(config.think_end_token, config.model.max_gen_toks, task)
     if config.gen_kwargs and task.get_config("output_type") == "generate_until":
         own = task.get_config("generation_kwargs") or {}
         task.set_config(key="generation_kwargs", value=generation_settings(own, config.gen_kwargs))
@@ -249,6 +259,36 @@ def _apply_settings(task: Any, config: Config) -> None:
         task.set_config(key="num_fewshot", value=0)
     _check_fewshot_pool(task)
     task.set_fewshot_seed(seed=config.fewshot_seed)
+
+
+def _answer_after(think_end: str, least: int | None, task: Any) -> None:
+    """Score a task's choices and texts after `think_end`, and generate replies that reason before it.
+
+    A task's `gen_prefix` begins the answer itself, so there is no reasoning before it.
+
+    Args:
+        least: new tokens of a reply where the task allows fewer; None: the task's number.
+    """
+    from moe_lab.engine.hf import THINK_END
+    from moe_lab.engine.planned import NEW_TOKENS
+
+    if task.get_config("gen_prefix") or task.OUTPUT_TYPE == "loglikelihood_rolling":
+        return
+    if task.OUTPUT_TYPE == "generate_until":
+        own = task.get_config("generation_kwargs") or {}
+        allowed = next((own[key] for key in MAX_NEW_TOKENS if own.get(key) is not None), NEW_TOKENS)
+        new = {"max_gen_toks": max(least or 0, allowed), THINK_END: think_end}
+        task.set_config(key="generation_kwargs", value=generation_settings(own, new))
+        return
+    construct = task.construct_requests
+
+    @wraps(construct)
+    def after_reasoning(doc: Any, ctx: Any, **options: Any) -> Any:
+        several = isinstance(ctx, list)  # WinoGrande has a prompt for each choice
+        return construct(doc, [each + think_end for each in ctx] if several else ctx + think_end, **options)
+
+    task.construct_requests = after_reasoning
+    task.set_config(key=THINK_END, value=think_end)  # a part of the run's identity
 
 
 def generation_settings(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -60,9 +60,13 @@ def right_request(config: Config, task: Any, instances: list[Instance]) -> tuple
         return instances[0].args
     if kind == "multiple_choice":
         return instances[gold_choice(task, document)].args
+    from moe_lab.engine.hf import THINK_END
+
     target = task.doc_to_target(document)
     delimiter = "" if config.apply_chat_template else task.config.target_delimiter
-    return instances[0].args[0], f"{delimiter}{target[0] if isinstance(target, list) else target}"
+    prompt, settings = instances[0].args
+    answer = f"{delimiter}{target[0] if isinstance(target, list) else target}"
+    return prompt + settings.get(THINK_END, ""), answer
 
 
 # The number of tokens that a model has to process

@@ -318,7 +318,7 @@ def test_plan_has_the_hours_at_the_speed_of_a_stored_run(capsys, runs, monkeypat
     out = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
     assert "Hours here: 1 for 1 of 2 rows" in out and "(cpu)" in out
     speeds.clear()
-    assert "Hours here: run one of these with limit=20 first" in run_command(capsys, "mode=plan").out
+    assert "Hours here: add pilot=8" in run_command(capsys, "mode=plan").out
 
 
 def test_plan_knows_that_rerun_computes_again(capsys, runs):

@@ -72,12 +72,17 @@ def test_short_flags_and_own_keys_stay_together() -> None:
             "temperature=0,do_sample=false",
         ),
         ("--tasks arc_easy --limit 0.5 --limit 0.7", "limit", 0.7),
+        (
+            "--tasks gsm8k --model_args pretrained=X,think_end_token='<|channel|>final<|message|>'",
+            "think_end_token",
+            "<|channel|>final<|message|>",
+        ),
         ("--tasks arc_easy --seed -1", "fewshot_seed", -1),
     ],
 )
 def test_values_are_written_as_this_command_reads_them(pasted: str, key: str, value: Any) -> None:
     values, _ = translation(pasted)
-    assert values[key] == value
+    assert (values | values["model"])[key] == value
     assert "pretrained" not in pasted or values["model"]["path"] == "X"
 
 

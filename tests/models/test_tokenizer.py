@@ -60,6 +60,13 @@ def test_another_alarm_still_rings(monkeypatch):
     assert rung == [True]
 
 
+@pytest.mark.parametrize("asked", ["strftime_now('%d %b %Y')", 'strftime_now("%d %b %Y")'])
+def test_the_date_is_the_same_on_every_day(asked):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ " + asked + " }}, {{ messages[0].content }}"
+    assert Framing(lambda: tokenizer, True).apply_chat_template(MESSAGES) == "05 Aug 2025, Hello"
+
+
 def test_a_plain_template_is_rendered():
     tokenizer = make_tokenizer()
     assert rendered(tokenizer, lambda: "text") == "text"

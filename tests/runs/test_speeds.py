@@ -1,4 +1,5 @@
-"""Measured speeds. Broken by the speed of another model, method or task, of an older run, or of a damaged file."""
+"""Measured speeds. Broken by the speed of another model, method or task, of an older run, of a damaged file, or of a
+pilot where a run is stored."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import os
 
 import pytest
 
-from moe_lab.runs.speeds import measured_speed
+from moe_lab.runs.speeds import Speed, measured_speed, store_pilot
 from tests.support.stored_runs import generated_line, stored_run
 
 
@@ -32,3 +33,11 @@ def test_the_newest_run_of_the_same_model_method_and_task_counts(tmp_path):
     assert speed.hours(50 * 3600 * 2) == pytest.approx(2.0)
     assert measured_speed(tmp_path, "tiny", "c3po", "t") is None
     assert measured_speed(tmp_path / "none", "tiny", "roe", "t") is None
+
+
+def test_a_pilot_counts_where_no_run_is_stored(tmp_path):
+    store_pilot(tmp_path, "tiny", "roe", "t", Speed(5.0, "cuda:0"))
+    assert measured_speed(tmp_path, "tiny", "roe", "t") == Speed(5.0, "cuda:0")
+    assert measured_speed(tmp_path, "tiny", "base", "t") is None
+    store(tmp_path, "a", "roe", 100.0, written=1)
+    assert measured_speed(tmp_path, "tiny", "roe", "t") == Speed(100.0, "cpu")

@@ -13,6 +13,7 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.tasks import loading
 from moe_lab.tasks.loading import load_tasks
+from tests.support.documents import PROBLEMS
 from tests.support.runs import small_data, write_jsonl
 
 DOCUMENTED = sorted(
@@ -108,6 +109,13 @@ def test_a_defect_of_a_generated_task_keeps_its_traceback(monkeypatch: pytest.Mo
     monkeypatch.setattr("moe_lab.tasks.toy._datasets", broken)
     with pytest.raises(TypeError, match="a defect"):
         load_tasks(Config(task=TaskConfig(name="toy_text")))
+
+
+def test_a_grid_has_both_forms_of_a_task(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
+    with loading.task_cache():
+        chat, plain = (load(tmp_path, "humaneval", apply_chat_template=given) for given in (True, False))
+    assert chat.config.gen_prefix and not plain.config.gen_prefix
 
 
 def test_generation_settings_extend_the_tasks_own(data: Path) -> None:

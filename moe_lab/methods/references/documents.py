@@ -204,11 +204,18 @@ def _load(config: Config, source: Source, parts: list[Part], metrics: dict[str, 
 
 def _answerable(key: str, task: Any) -> str:
     """The kind of a task's answers. Raises ConfigError for answers that cannot be graded one by one."""
+    from moe_lab.engine.hf import THINK_END
+
     kind = task.get_config("output_type")
     if kind not in ("multiple_choice", "generate_until") or getattr(task, "UNSAFE_CODE", False):
         raise ConfigError(
             f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or wrong.\n"
             "Use another one with method.reference=<lm-eval task>."
+        )
+    if kind == "generate_until" and THINK_END in task.get_config("generation_kwargs"):
+        raise ConfigError(
+            f"{key} cannot be a reference of C3PO: the model reasons before its answer (model.think_end_token), and "
+            "the answer's loss is that of its tokens right after the prompt.\nUse a multiple-choice task."
         )
     return kind
 

@@ -107,6 +107,7 @@ def cost_block(log: ResponseLog) -> dict[str, Any]:
         "tokens_out": int(cost.get("tokens_out", 0)),
         "near_ties": int(cost.get("near_ties", 0)),
         "cut_prompts": int(cost.get("cut_prompts", 0)),
+        "cut_reasoning": int(cost.get("cut_reasoning", 0)),
         "rounding": cost.get("peak_rounding"),
         "tokens_per_second": tokens_in / wall if wall else None,
         "peak_memory_bytes": _whole(cost.get("peak_memory_bytes")),

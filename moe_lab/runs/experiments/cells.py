@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # The cells of an experiment, composed with the user's overrides and checked
 
-OURS = ("experiment", "scale", "mode")
+OURS = ("experiment", "scale", "mode", "pilot")
 TIMED = ("overhead",)
 """Figures of the time and the power that a run takes."""
 

@@ -34,6 +34,7 @@ from moe_lab.runs.experiments.cells import (
 )
 from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results, refuse_uploads
 from moe_lab.runs.jobs import Job, by_model, digest_of, distinct_runs
+from moe_lab.runs.pilots import run_pilots
 from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
 
 if TYPE_CHECKING:
@@ -82,14 +83,16 @@ def run_experiments(config: Config, cell: Cell) -> int:
 
 
 def plan_experiments(config: Config, cell: Cell) -> int:
-    """Print the plan of the experiments. Loads no weights and writes nothing."""
+    """Print the plan of the experiments. Loads no weights and writes nothing, but for pilots."""
     print_plan(planned_experiments(config, cell))
     return 0
 
 
 def planned_experiments(config: Config, cell: Cell) -> Plan:
-    """The plan of the experiments. Loads no weights and writes nothing."""
+    """The plan of the experiments, after their pilots. Loads no weights and writes nothing without them."""
     prepared = _prepare(config, cell)
+    if config.pilot is not None:
+        run_pilots(prepared.jobs, config.pilot)
     return plan_of(prepared.jobs, prepared.refused)
 
 

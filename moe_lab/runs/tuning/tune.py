@@ -149,8 +149,10 @@ def _swept(study: Study, lm: EngineLM) -> ScaleSweep | None:
 
 
 def _set_template(study: Study, lm: EngineLM) -> None:
+    from moe_lab.models.tokenizer import dated
+
     if study.config.apply_chat_template:
-        lm.tokenizer.chat_template = lm.chat_template(study.config.apply_chat_template)
+        lm.tokenizer.chat_template = dated(lm.chat_template(study.config.apply_chat_template))
 
 
 def _check_finished(study: Study, finished: int) -> None:

@@ -54,6 +54,21 @@ GPT_OSS = {
     "vocab_size": 201088,
 }
 
+GPT_OSS_TOKENS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>")
+"""Special tokens beside the beginning, end and padding."""
+GPT_OSS_TEMPLATE = (
+    "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
+    "Current date: {{ strftime_now('%Y-%m-%d') }}\n\nReasoning: {{ reasoning_effort or 'medium' }}\n\n# Valid channels: "
+    "analysis, commentary, final. Channel must be included for every message.<|end|>{% for message in messages %}<|start|>"
+    "{% if message.role == 'assistant' %}{% if '<|channel|>final<|message|>' in message.content %}"
+    "{{ raise_exception('You have passed a message containing <|channel|> tags in the content field.') }}{% endif %}"
+    "assistant<|channel|>final<|message|>{{ message.content }}{% if loop.last and not add_generation_prompt %}<|return|>"
+    "{% else %}<|end|>{% endif %}{% elif message.role == 'system' %}developer<|message|># Instructions\n\n"
+    "{{ message.content }}\n\n<|end|>{% else %}user<|message|>{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+"""The published chat template without tools and earlier reasoning."""
+
 MIXTRAL = {
     "architectures": ["MixtralForCausalLM"],
     "attention_dropout": 0.0,

@@ -1,0 +1,172 @@
+"""Models that reason before they answer (`model.think_end_token`).
+
+Broken by: choices that are scored before the final channel, a reply whose reasoning is graded, a reply that is cut by a
+task's own number of tokens, a run without a chat template or of another model that changes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moe_lab.config.schema import Config, ModelConfig, TaskConfig
+from moe_lab.engine.hf import THINK_END
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+from moe_lab.methods.references.documents import reference_documents
+from moe_lab.models.tokenizer import Framing
+from moe_lab.results.model import read_run
+from moe_lab.results.samples import read_samples
+from moe_lab.results.scores import marks_of
+from moe_lab.runs.prepare import prepare
+from moe_lab.tasks.loading import load_tasks
+from moe_lab.tasks.requests import build_requests, right_request
+from tests.support.command import run_command
+from tests.support.harmony import FINAL, OPEN, answer_with, harmony_tokenizer, reply, save_harmony
+from tests.support.runs import small_data, write_jsonl
+
+PRESET: dict[str, Any] = {"think_end_token": FINAL, "max_gen_toks": 2048}
+WINOGRANDE = {
+    "sentence": "Ann thanked Eve since _ helped.",
+    "option1": "Ann",
+    "option2": "Eve",
+    "answer": "2",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_harmony(tmp_path_factory.mktemp("gpt-oss"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = small_data(tmp_path_factory.mktemp("data"))
+    write_jsonl(folder / "winogrande" / "validation.jsonl", [WINOGRANDE])
+    return folder
+
+
+def config(
+    model: Path, data: Path, task: str = "gsm8k", preset: dict[str, Any] = PRESET, **keys: Any
+) -> Config:
+    keys = {"num_fewshot": 1, "apply_chat_template": True, **keys}
+    return Config(
+        model=ModelConfig(name="gpt-oss", path=str(model), **preset),
+        method=get_method("base").Config(),
+        task=TaskConfig(name=task),
+        data_dir=str(data),
+        output_dir=str(data / "outputs"),
+        offline=True,
+        **keys,
+    )
+
+
+def asked(given: Config) -> tuple[Any, list[list[Any]]]:
+    """The task and the requests of its documents."""
+    task = load_tasks(given)["tasks"][given.task.name]
+    framing = Framing(harmony_tokenizer, given.apply_chat_template)
+    return task, build_requests(given, task, framing)
+
+
+@pytest.mark.parametrize("task", ["arc_easy", "winogrande"])
+def test_choices_stand_after_the_header_of_the_final_channel(model, data, task):
+    _, documents = asked(config(model, data, task, num_fewshot=0))
+    _, without = asked(config(model, data, task, {}, num_fewshot=0))
+    for own, plain in zip(documents, without, strict=True):
+        for instance, before in zip(own, plain, strict=True):
+            assert instance.args == (before.args[0] + FINAL, before.args[1])
+            assert before.args[0].endswith(OPEN)
+
+
+def test_a_worked_answer_is_scored_in_the_final_channel(model, data):
+    given = config(model, data)
+    task, documents = asked(given)
+    prompt, answer = right_request(given, task, documents[0])
+    assert prompt.endswith(f"<|end|>{OPEN}{FINAL}") and answer.endswith("#### 2")
+    assert documents[0][0].args[0].endswith(f"<|end|>{OPEN}"), "a generated reply begins with its reasoning"
+
+
+def test_a_reply_has_the_models_number_of_tokens_or_more(model, data):
+    def settings(**keys: Any) -> dict[str, Any]:
+        return load_tasks(config(model, data, **keys))["tasks"]["gsm8k"].get_config("generation_kwargs")
+
+    assert (settings()["max_gen_toks"], settings()[THINK_END]) == (2048, FINAL)
+    assert settings(gen_kwargs={"max_new_tokens": 300})["max_new_tokens"] == 300
+    assert "max_gen_toks" not in settings(gen_kwargs={"max_new_tokens": 300})
+    assert settings(preset={**PRESET, "max_gen_toks": 64})["max_gen_toks"] == 256, "lm-eval's own number"
+    for plain in (settings(apply_chat_template=False), settings(preset={})):
+        assert THINK_END not in plain and "max_gen_toks" not in plain
+
+
+def test_an_answer_that_the_task_begins_has_no_reasoning(model, tmp_path):
+    text = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}}}
+    write_jsonl(tmp_path / "rows.jsonl", [{"question": "2 + 2?", "answer": "4"}])
+    yaml = {
+        **text,
+        "task": "begun",
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "question",
+        "doc_to_target": "answer",
+        "gen_prefix": "It is",
+    }
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "begun.yaml").write_text(json.dumps(yaml))
+    given = config(model, tmp_path, "begun", num_fewshot=0)
+    given.task.include_path = str(tmp_path / "tasks")
+    _, [[instance]] = asked(given)
+    prompt, settings = instance.args
+    assert prompt.endswith(f"{OPEN}{FINAL}It is") and THINK_END not in settings
+
+
+def run_id(given: Config) -> str:
+    return prepare(replace(given, baseline=False)).run_id
+
+
+@pytest.mark.parametrize("task", ["gsm8k", "arc_easy"])
+def test_it_is_part_of_a_runs_identity_with_a_chat_template_alone(model, data, task):
+    plain = config(model, data, task, {}, apply_chat_template=False)
+    assert run_id(config(model, data, task, apply_chat_template=False)) == run_id(plain)
+    ids = {
+        run_id(config(model, data, task, preset))
+        for preset in ({}, {"max_gen_toks": 2048}, PRESET, {**PRESET, "think_end_token": "</think>"})
+    }
+    assert len(ids) == 3, "max_gen_toks without it changes nothing"
+
+
+def test_answers_after_reasoning_are_no_references_of_c3po(model, data):
+    settings: Any = SimpleNamespace(reference=["gsm8k"], reference_size=None)
+    with pytest.raises(ConfigError, match="gsm8k:train cannot be a reference of C3PO: the model reasons"):
+        reference_documents(config(model, data), settings)
+    assert reference_documents(config(model, data, preset={}), settings).samples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "new_tokens"), [(True, 2048), (False, 20)], ids=["whole reply", "cut in the reasoning"]
+)
+def test_a_reply_is_graded_by_its_final_channel(
+    model, data, tmp_path, capsys, monkeypatch, right, new_tokens
+):
+    """Document 0 asks for 0 + 2. lm-eval's `strict-match` would find the reasoning's `#### 3` first."""
+    answer_with(monkeypatch, reply("Question: 0 + 2?\n#### 3\n\nQuestion: no", "It is\n#### 2"))
+    ended = run_command(
+        capsys, "method=roe", "method.n=2", "method.temperature=0.5", "model=gpt-oss", f"model.path={model}",
+        "task=gsm8k", f"data_dir={data}", "num_fewshot=1", "samples=[0]", "apply_chat_template=true", "device=cpu",
+        f"gen_kwargs=max_gen_toks={new_tokens}", f"output_dir={tmp_path}",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    result = read_run(Path(ended.out.strip().splitlines()[-1]).parent)
+    assert result is not None
+    sample = read_samples(result)["gsm8k"][0]
+    scores = result["results"]["gsm8k"]
+    assert (scores["exact_match,strict-match"], scores["exact_match,flexible-extract"]) == (right, right)
+    assert sample.responses == [["It is\n#### 2" if right else ""]]
+    assert result.cost.cut_reasoning == (not right)
+    assert ("cut-reasoning" in marks_of(result)) == (not right)
+    assert not (result.folder / "flips.jsonl").exists()

@@ -31,7 +31,7 @@ RUNS = {
     "method=roe task=toy_math": "0507f0641346a7c8f4892efa3eda85668fabe92f8fbd55fb9101aa8ad09270e8",
     "method=roe task=toy_choice seed=3 method.n=4 method.temperature=[0,0.2,0.2,0.2,0.2,0.2,0.2,0]": "f9314810308447f9b15b7478e0ba56c5dbfa4c9c2f81ec25d23856c9cc6b9080",
     "method=c2r task=toy_choice limit=20": "23f7dff374268eaf803128791b65bf954116822be44f45dbaf46716821371dc9",
-    "method=c3po task=toy_choice limit=20": "520e93d5f1fa838e57d646f35d1c44e695efc28d3df83c74d75c29fb4888c0c1",
+    "method=c3po task=toy_choice limit=20": "3268f5cabea24cdcaa586e1b90b023e41926b9baa66755940837683c8e4ddc1b",
     "method=icl task=toy_choice limit=20": "0c8e45ff375fad70c68c3c97e4a18c2b4e47c2ec5f70f4b8e2fdb36ad6a0e830",
     "method=soft-prompt task=toy_choice limit=20": "fa290d65f7e4a462b35b6ac82e2d6eaa379527236884567a348d2975d539fe36",
     "method=prefix-tuning task=toy_choice limit=20": "30b485cb2e79d81a963bcb731c4e89db3746d94aa0f4b9aa1eabb8a28708aa1e",
@@ -46,7 +46,7 @@ RUNS = {
     "method=base task=bigbench_choice": "98a6acfb149861283ba9b9b03d1618b0fed9db88603dcb27f4c20d4944045b9c",
     "method=base task=knowref": "3151e7ff616b6675c109cad2514948563946d3647d5b4cd37468781f0821def9",
     "method=base task=cona": "ab7f94f93b8e9c3009a136122e8ced9404bf6e6f8d01d693c2e1b54248360d73",
-    "method=base task=humaneval predict_only=true": "0a44ddc68eec8bc11faf2f76f3050546993fd713b7b2b53c40a23be97a3fecfa",
+    "method=base task=humaneval predict_only=true": "f1d46092741c39cb322d22292bca01fa8b66d1e92ff7bd84f2fc6a6f97038066",
     "method=base task=lm_eval task.name=[arc_easy,gsm8k] num_fewshot=2": "3fc5c275b19425c0feaccd2df2a524006e68a2aad0119442fca8fc53f51fe186",
     "method=roe task=addsub model.path=FOLDER method.skip_layers=0": "94e70dc81c6d31ac0abb777b122aab7f43f204a39107e1b20c01543478b5b413",
 }

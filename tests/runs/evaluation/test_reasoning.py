@@ -169,4 +169,3 @@ def test_a_reply_is_graded_by_its_final_channel(
     assert sample.responses == [["It is\n#### 2" if right else ""]]
     assert result.cost.cut_reasoning == (not right)
     assert ("cut-reasoning" in marks_of(result)) == (not right)
-    assert not (result.folder / "flips.jsonl").exists()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations import moe as _grouped_products  # noqa: F401 - registers grouped_mm_fallback
 from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress
@@ -36,6 +37,11 @@ from moe_lab.tasks.toy.corpus import documents
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+
+# Autocast of torch 2.13 leaves grouped products in the dtype of their weights, float32 here: most FLOPs of a training.
+for _product in ("aten::_grouped_mm", "transformers::grouped_mm_fallback"):
+    for _device in ("cpu", "cuda", "xpu"):
+        torch.library.register_autocast(_product, _device, torch.bfloat16)
 
 LearningRate = Callable[[int], float]
 """Optimizer step -> factor of the learning rate."""

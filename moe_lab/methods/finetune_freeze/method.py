@@ -51,7 +51,7 @@ class FinetuneFreeze(TrainingMethod):
     layers are balanced alike and their losses are added, the coefficient c here is alpha = c E / L there.
     """
 
-    numerics = 1
+    numerics = 2
     random = True
     per_token = False
     own_routing = True

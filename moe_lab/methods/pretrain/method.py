@@ -36,7 +36,7 @@ TRAINING_BYTES = 16
 class Pretrain(TrainingMethod):
     """Trains a design once and evaluates it as `method=base` does. There is no base model to compare it with."""
 
-    numerics = 1
+    numerics = 2
     random = True
     needs_router = False
     per_token = False

@@ -23,7 +23,7 @@ from moe_lab.engine.footprint import Meter, OneOperation, known_of
 
 
 def with_shapes(model: Any) -> Any:
-    """A model from the meta device, on the CPU with tensors that have shapes and no values: autocast applies to them."""
+    """A model from the meta device on the CPU: with shapes and no values, but autocast applies to its tensors."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         model.tie_weights()

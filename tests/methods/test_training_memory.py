@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.engine.footprint import Meter, known_of
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, SCHEDULES, Lora
+from moe_lab.methods.finetune_freeze.config import SCHEDULES, Lora
 from moe_lab.methods.finetune_freeze.memory import STEP_BYTES, STEP_COPIES, peak_bytes
 from moe_lab.methods.finetune_freeze.trainer import Freezing
 from moe_lab.methods.finetune_freeze.training import finetune, load_to_train
@@ -48,7 +47,7 @@ def drawn(seed: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", first_fast(range(15)))
+@pytest.mark.parametrize("seed", first_fast((6, *range(6), *range(7, 15))))
 def test_the_plan_of_a_fine_tuning_holds(seed, tmp_path, monkeypatch):
     family, settings = FAMILIES[seed % 3], drawn(seed)
     length, dtype, peaks = settings.pop("length"), settings.pop("dtype"), []
@@ -58,15 +57,48 @@ def test_the_plan_of_a_fine_tuning_holds(seed, tmp_path, monkeypatch):
     training = training_of(tmp_path / "training", count=count, dtype=dtype, **settings)
     config = replace(training.config, model=ModelConfig(path=str(tmp_path / "model")))
     training = replace(training, config=config, rows=rows(count, length))
-    planned = peak_bytes(config, SimpleNamespace(dtype=dtype), rows=count, length=length)
+    planned = peak_bytes(config.method, config, SimpleNamespace(dtype=dtype), rows=count, length=length)
     model = load_to_train(training).model
     meter = Meter(known_of(model))
     monkeypatch.setattr(Freezing, "on_step_end", lambda *_, **__: peaks.append(meter.peak))
     with meter:
         finetune(model, training)
     taken = bytes_of(known_of(model)) + peaks[-1]  # the checkpoint comes later
-    print(f"RATIO {planned / taken:.3f}", family, length, dtype, settings)
     assert taken <= planned <= 1.5 * taken
+
+
+@pytest.mark.parametrize("optimizer", sorted(STEP_COPIES))
+def test_a_step_on_all_tensors_at_once_makes_the_planned_copies(optimizer):
+    """`foreach` is torch's default on a GPU. AdamW's fused kernel makes none."""
+    kind, options = {
+        "adamw_torch": (torch.optim.AdamW, {"foreach": True}),
+        "adamw_torch_fused": (torch.optim.AdamW, {"fused": True}),
+        "adagrad": (torch.optim.Adagrad, {"foreach": True}),
+        "rmsprop": (torch.optim.RMSprop, {"foreach": True}),
+        "sgd": (torch.optim.SGD, {"foreach": True, "weight_decay": 0.1}),
+    }[optimizer]
+    parameters = [torch.nn.Parameter(torch.randn(300, 100)) for _ in range(3)]
+    made = kind(parameters, lr=1e-3, **options)
+    for each in parameters:
+        each.grad = torch.randn_like(each)
+    made.step()
+    with Meter(()) as meter:
+        made.step()
+    assert meter.peak / bytes_of(parameters) == pytest.approx(STEP_COPIES[optimizer], abs=0.01)
+
+
+def test_a_step_of_8_bit_adamw_takes_the_planned_bytes():
+    optim = pytest.importorskip("torchao.optim")
+    weight = torch.nn.Parameter(torch.randn(512, 512, dtype=torch.bfloat16))
+    weight.grad = torch.randn_like(weight)
+    made = optim.AdamW8bit([weight], bf16_stochastic_round=True)
+    torch.compiler.set_stance("force_eager")
+    made.step()
+    with Meter(()) as meter:
+        made.step()
+    torch.compiler.set_stance("default")
+    kept = 2 + 2 + 2  # the weight, its gradient and two moments, which the step changes in place
+    assert 0.9 * STEP_BYTES <= meter.peak / weight.numel() - kept <= STEP_BYTES
 
 
 DESIGNS = (
@@ -89,5 +121,4 @@ def test_the_plan_of_a_pre_training_holds(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(AtCheckpoints, "on_step_end", lambda *_, **__: peaks.append(meter.peak))
     with Meter(()) as meter:
         pretraining.train(training)
-    print(f"RATIO {planned / peaks[-1]:.3f}", settings)
     assert peaks[-1] <= planned <= 1.5 * peaks[-1]

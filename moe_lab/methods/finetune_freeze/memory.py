@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, MOMENTS, Phase, Recipe
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, MOMENTS, FinetuneConfig, Phase, Recipe
 from moe_lab.methods.finetune_freeze.lora import empty_adapted
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, empty_model, parameter_groups, trainable
 from moe_lab.methods.training_memory import bytes_of, pass_bytes, with_shapes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
 
 BLOCK, CODES, LEAST_QUANTIZED = 256, 256, 4096
-"""torchao's AdamW8bit: numbers that share a float32 scale, float32 values of the codes, and its smallest 8-bit tensor."""
+"""torchao's AdamW8bit: numbers that share a float32 scale, float32 values of the codes, its smallest 8-bit tensor."""
 STEP_BYTES = 42
 """Bytes for each number of the largest tensor in a step of torchao's AdamW8bit that is not compiled."""
 STEP_COPIES = {"adamw_torch": 1, "adamw_torch_fused": 0, "adagrad": 2, "rmsprop": 1, "sgd": 1}
@@ -53,8 +53,10 @@ def memory(groups: Groups, phase: Phase, optimizer: str, full: int | None = None
 
 def full_bytes(adapted: nn.Module, optimizer: str) -> int:
     """Bytes of gradients and moments of full fine-tuning, in float32, of a model with an adapter."""
-    return 4 * (1 + MOMENTS[optimizer]) * sum(
-        own.numel() for own in adapted.parameters() if not own.requires_grad
+    return (
+        4
+        * (1 + MOMENTS[optimizer])
+        * sum(own.numel() for own in adapted.parameters() if not own.requires_grad)
     )
 
 
@@ -70,23 +72,31 @@ def moment_bytes(parameters: Sequence[nn.Parameter], optimizer: str) -> int:
     return MOMENTS[optimizer] * found
 
 
-def peak_bytes(config: Config, facts: ModelFacts, *, rows: int, length: int) -> int:
+def peak_bytes(own: FinetuneConfig, config: Config, facts: ModelFacts, *, rows: int, length: int) -> int:
     """The peak bytes of a training on one device, in the phase that takes most. Loads no weights.
 
     Args:
         rows: conversations that are trained on.
         length: tokens of the longest one.
     """
-    recipe: Recipe = config.method.recipe()
-    alike = {phase.frozen: replace(recipe, phases=(Phase(frozen=phase.frozen, until=1.0),)) for phase in recipe.phases}
-    settings = (config.model, config.offline, config.device, config.method.activation_checkpointing)
+    recipe, checkpointing = own.recipe(), own.activation_checkpointing
+    alike = {
+        phase.frozen: replace(recipe, phases=(Phase(frozen=phase.frozen, until=1.0),))
+        for phase in recipe.phases
+    }
+    model = (config.model, config.offline, config.device, facts.dtype)
     return max(
-        once(f"{each} {settings} {facts.dtype} {rows} {length}", partial(_peak, each, config, facts, rows, length))
+        once(
+            f"training memory {model} {each} {checkpointing} {rows} {length}",
+            partial(_peak, each, checkpointing, config, facts, rows, length),
+        )
         for each in alike.values()
     )
 
 
-def _peak(recipe: Recipe, config: Config, facts: ModelFacts, rows: int, length: int) -> int:
+def _peak(
+    recipe: Recipe, checkpointing: bool, config: Config, facts: ModelFacts, rows: int, length: int
+) -> int:
     """`peak_bytes` of a recipe with one phase."""
     if recipe.lora is None:
         architecture = load_config(config.model, offline=config.offline)
@@ -105,7 +115,7 @@ def _peak(recipe: Recipe, config: Config, facts: ModelFacts, rows: int, length: 
         rows=min(rows, recipe.batch_size),
         length=length,
         bf16=recipe.autocasts(facts.dtype),
-        checkpointing=config.method.activation_checkpointing,
+        checkpointing=checkpointing,
         accumulates=recipe.gradient_accumulation > num_processes(),
         **({"output_router_logits": True} if recipe.router_aux_loss_coef else {}),
     )

@@ -209,7 +209,9 @@ class FinetuneFreeze(TrainingMethod):
         if not self.training_left(config, facts):
             return None
         rows = self._training_data(config, facts).train.rows
-        return peak_bytes(config, facts, length=max(len(row.ids) for row in rows), rows=len(rows))
+        return peak_bytes(
+            self.config, config, facts, length=max(len(row.ids) for row in rows), rows=len(rows)
+        )
 
     def adapter_parameters(self, config: RunConfig) -> int | None:
         from moe_lab.methods.finetune_freeze.lora import empty_adapted

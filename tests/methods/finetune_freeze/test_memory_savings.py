@@ -73,8 +73,17 @@ def test_8_bit_adamw_moves_what_is_not_frozen(schedule, eight_bit, tmp_path, mon
     parts = SCHEDULES[schedule]
     for step, (before, after) in enumerate(pairwise(states)):
         frozen = parts[step * len(parts) // 4]
-        for group, name in (("router", "gate.weight"), ("experts", "experts.down_proj"), ("", "q_proj.weight")):
-            equal = torch.equal(*(state[f"model.layers.1.{'mlp' if group else 'self_attn'}.{name}"] for state in (before, after)))
+        for group, name in (
+            ("router", "gate.weight"),
+            ("experts", "experts.down_proj"),
+            ("", "q_proj.weight"),
+        ):
+            equal = torch.equal(
+                *(
+                    state[f"model.layers.1.{'mlp' if group else 'self_attn'}.{name}"]
+                    for state in (before, after)
+                )
+            )
             assert equal == (group == frozen), f"{name} in step {step}"
 
 
@@ -104,3 +113,19 @@ def test_the_bytes_of_8_bit_adamw_are_those_that_are_reported(eight_bit, tmp_pat
 def _parts(moment: torch.Tensor) -> list[torch.Tensor]:
     names = moment.__tensor_flatten__()[0] if hasattr(moment, "codes") else []
     return [getattr(moment, name) for name in names] or [moment]
+
+
+@pytest.mark.slow
+def test_8_bit_adamw_trains_as_well_as_float32(eight_bit, tmp_path):
+    """By the losses of four seeds, as means, within their spread in float32."""
+    losses: dict[str, list[float]] = {}
+    for seed in range(4):
+        for name, settings in (("exact", {}), ("8-bit", eight_bit)):
+            model = make_model("olmoe", seed=seed, hidden_size=64, intermediate_size=32)
+            model = model.to(torch.bfloat16) if settings else model
+            options = {"count": 16, "epochs": 6, "learning_rate": 3e-4, **settings}
+            told = train(model, tmp_path / f"{name}-{seed}", **options)
+            assert told["first_loss"] - told["last_loss"] > 0.3
+            losses.setdefault(name, []).append(told["last_loss"])
+    exact, rounded = losses.values()
+    assert abs(sum(rounded) - sum(exact)) / 4 < max(exact) - min(exact), losses

@@ -27,8 +27,8 @@ def with_shapes(model: Any) -> Any:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         model.tie_weights()
-    if model._can_set_experts_implementation() and model.config._experts_implementation != "batched_mm":
-        model.set_experts_implementation("grouped_mm")  # the others read which experts have tokens
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("grouped_mm")  # others read which experts have tokens
     return model.train()
 
 
@@ -52,7 +52,8 @@ def pass_bytes(
         accumulates: whether the pass begins with gradients of an earlier one.
         inputs: further arguments of the model.
 
-    Returns the bytes of the gradients for a family whose own code reads values of tensors (DBRX, LongCat-Flash).
+    Returns the bytes of the gradients for a family whose own code reads values of tensors (DBRX, JetMoE,
+    LongCat-Flash).
     """
     parameters = list(model.parameters())
     trained = [each for each in parameters if each.requires_grad]

@@ -176,11 +176,12 @@ def one_line(error: Exception) -> str:
 def training_text(size: int, free: int, device: torch.device) -> str:
     """The memory of a training (`TrainingMethod.training_memory`), with advice if it does not fit."""
     advice = (
-        " NOT ENOUGH: less is taken by LoRA (method.lora.r=8), or with frozen experts (method.schedule=experts "
-        "method.compare_with_full=false), and FSDP splits it over several GPUs: docs/finetuning.md"
+        " NOT ENOUGH: less is taken with method.activation_checkpointing=true, method.optimizer=adamw_torch_8bit, "
+        "LoRA (method.lora.r=8) or frozen experts (method.schedule=experts method.compare_with_full=false), and FSDP "
+        "splits it over several GPUs: docs/finetuning.md"
     )
     return (
-        f"weights, gradients and optimizer take {size_text(size)} at most, "
+        f"takes {size_text(size)} at most, "
         f"{size_text(free)} are free on {device}{advice if size > free else ''}"
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -40,7 +41,9 @@ class Meter(TorchDispatchMode):
         self._held: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
+        if function is torch.ops.aten._grouped_mm.default and (
+            args[0].is_meta or isinstance(args[0], FakeTensor)
+        ):
             found = _grouped(*args, **(kwargs or {}))
         else:
             found = function(*args, **(kwargs or {}))
@@ -64,7 +67,7 @@ class Meter(TorchDispatchMode):
 
 
 def _grouped(one: Tensor, other: Tensor, ends: Tensor, *_: Any, **__: Any) -> Tensor:
-    """The shape of a grouped product, which on the meta device exists in bfloat16 alone."""
+    """The shape of a grouped product, which without values exists in bfloat16 alone."""
     shape = (len(ends), len(one), other.shape[-1]) if other.dim() == 2 else (len(one), other.shape[-1])
     return one.new_empty(shape)
 

@@ -242,9 +242,10 @@ class TrainingMethod(Method):
 
     @abstractmethod
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
-        """The peak bytes of weights, gradients and optimizer state, without activations; None if training is complete.
+        """The planned peak bytes on one device; None if training is complete. Loads no weights.
 
-        Loads no weights.
+        Weights, and of the phase that takes most: gradients, optimizer state, and the larger of a pass's activations
+        with logits and loss, and the optimizer's step. Without what a device adds (context, workspaces, fragmentation).
         """
 
     def adapter_parameters(self, config: RunConfig) -> int | None:

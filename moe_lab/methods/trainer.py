@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations import moe as _grouped_products  # noqa: F401 - registers grouped_mm_fallback
 from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress
@@ -36,6 +37,11 @@ from moe_lab.tasks.toy.corpus import documents
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+
+# Autocast of torch 2.13 leaves grouped products in the dtype of their weights, float32 here: most FLOPs of a training.
+for _product in ("aten::_grouped_mm", "transformers::grouped_mm_fallback"):
+    for _device in ("cpu", "cuda", "xpu"):
+        torch.library.register_autocast(_product, _device, torch.bfloat16)
 
 LearningRate = Callable[[int], float]
 """Optimizer step -> factor of the learning rate."""
@@ -127,7 +133,7 @@ class Steps(TrainerCallback):
 def training_arguments(
     folder: Path, *, device: str, bf16: bool, max_grad_norm: float = 1.0, **own: Any
 ) -> TrainingArguments:
-    """TrainingArguments for `folder`, with `own` further ones. Weights are float32; `bf16` is autocast."""
+    """TrainingArguments for `folder`, with `own` further ones. `bf16` is autocast."""
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         max_grad_norm=max_grad_norm,
@@ -208,8 +214,8 @@ class MoeTrainer(Trainer):
 
 
 def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
-    """The float32 model of a training's checkpoint."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **NO_CODE, **options)
+    """The model of a training's checkpoint, in the dtype of the trained weights."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **NO_CODE, **options)
 
 
 class CheckedTrainer(MoeTrainer):
@@ -286,6 +292,8 @@ class RoutingNoise:
     def __init__(self, seed: int):
         self.seed = seed
         self._pass: _Pass | None = None
+        """The last pass with noise."""
+        self._noisy = False
 
     @contextmanager
     def noisy(self, sequence_B: Tensor, length: int, temperature_B: Tensor) -> Iterator[None]:
@@ -299,15 +307,18 @@ class RoutingNoise:
             row=zero_T + 1,
             position=torch.arange(length, device=device).repeat(sequence_B.numel()),
         )
-        self._pass = _Pass(tokens, temperature_B.repeat_interleave(length))
+        self._pass, self._noisy = _Pass(tokens, temperature_B.repeat_interleave(length)), True
         try:
             yield
         finally:
-            self._pass = None
+            self._noisy = False
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if self._pass is None:
-            return None
+        return self.again(router, routing, 0) if self._noisy else None
+
+    def again(self, router: Router, routing: Routing, number: int) -> Routing:
+        """The choice of the last pass with noise, also where activation checkpointing computes it again (`routed`)."""
+        assert self._pass is not None
         tokens, logits_TE = self._pass.tokens, routing.logits_TE
         layer = torch.tensor([router.layer], device=logits_TE.device)
         with torch.no_grad():

@@ -35,7 +35,7 @@ RUNS = {
     "method=icl task=toy_choice limit=20": "0c8e45ff375fad70c68c3c97e4a18c2b4e47c2ec5f70f4b8e2fdb36ad6a0e830",
     "method=soft-prompt task=toy_choice limit=20": "fa290d65f7e4a462b35b6ac82e2d6eaa379527236884567a348d2975d539fe36",
     "method=prefix-tuning task=toy_choice limit=20": "30b485cb2e79d81a963bcb731c4e89db3746d94aa0f4b9aa1eabb8a28708aa1e",
-    "method=finetune-freeze task=toy_choice limit=20": "95f73368753aedfd419bf473316244674fb6228694ff61a34bb497cdf0affe4e",
+    "method=finetune-freeze task=toy_choice limit=20": "7dffb62d43196e59b19fb6a64562fe5dabaea459a77d2d9a2407496278d15e2a",
     "method=base task=addsub": "76cc98b760c77c1f26a10d606b75d6d679b636d8f98c4404c98bcdf7970344e3",
     "method=base task=gsm8k num_fewshot=2": "9e4ec525cb90e6e4db420b38e7d06856dcf4e852b476b4ca580107e8854e5f4e",
     "method=base task=arc_easy": "d088966a334630a62125f8308b60f180e5cec618035f1ee1466e5b110cd88c3e",

@@ -36,7 +36,9 @@ AT_LEAST = {
     "partners": 0,
 }
 ABOVE_ZERO = ("learning_rate", "router_lr", "max_grad_norm")
-MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, "adagrad": 1, "rmsprop": 1, "sgd": 0}
+EIGHT_BIT = "adamw_torch_8bit"
+"""torchao's AdamW with moments in 8 bits. With it weights and gradients are in bfloat16, with stochastic rounding."""
+MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, EIGHT_BIT: 2, "adagrad": 1, "rmsprop": 1, "sgd": 0}
 """`optim` of transformers' TrainingArguments, and the numbers that it keeps for each trained number."""
 SCHEDULERS = ("linear", "cosine", "constant_with_warmup")
 """`lr_scheduler_type` of transformers' TrainingArguments."""
@@ -44,7 +46,8 @@ USUAL = {"optimizer": "adamw_torch", "scheduler": "linear", "max_grad_norm": 1.0
 """Keys that a recipe's identity leaves out at these values: results from before these keys existed keep their ids."""
 NOT_WEIGHTS = (
     *("name", "schedule", "phases", "freeze_shared_experts", "dataset", "dataset_size", "validation_size"),
-    *("save_steps", "compare_with_full", "profile", "push_to_hub", "hub_model_id", "hub_private_repo"),
+    *("activation_checkpointing", "save_steps", "compare_with_full", "profile"),
+    *("push_to_hub", "hub_model_id", "hub_private_repo"),
 )
 """Keys that are not in a `Recipe`. Some determine the weights through other fields, as `schedule` does by `phases`."""
 TOY_VALIDATION_SIZE = 100
@@ -244,6 +247,7 @@ class FinetuneConfig(Method.Config):
     scheduler: str = "linear"
     max_grad_norm: float | None = 1.0
     bf16: bool | None = None
+    activation_checkpointing: bool = False
     early_stop_patience: int | None = None
     save_steps: int = 250
     compare_with_full: bool = True
@@ -291,6 +295,7 @@ class FinetuneConfig(Method.Config):
         typed = "phases with frozen groups" if self.phases is not None else f"schedule={self.schedule}"
         keys = {typed: frozen, f"router_lr={self.router_lr}": self.router_lr is not None}
         keys["freeze_shared_experts=true"] = self.freeze_shared_experts
+        keys[f"optimizer={self.optimizer}"] = self.optimizer == EIGHT_BIT
         for key, given in keys.items():
             if given:
                 raise ConfigError(
@@ -365,6 +370,15 @@ class Recipe:
     def made(self) -> str:
         """The name of the result's folder inside the training's folder."""
         return "model" if self.lora is None else "adapter"
+
+    def autocasts(self, dtype: str) -> bool:
+        """Whether passes of a training with this dtype are computed by autocast to bfloat16."""
+        return dtype == "bfloat16" if self.bf16 is None else self.bf16
+
+    @property
+    def weights_dtype(self) -> str:
+        """The dtype of the weights and gradients of full fine-tuning."""
+        return "bfloat16" if self.optimizer == EIGHT_BIT else "float32"
 
     @property
     def step_size(self) -> int:

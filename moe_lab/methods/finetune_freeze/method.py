@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ConfigError, ModelError, ResultsError
@@ -20,9 +21,10 @@ from moe_lab.methods.c2r import (
     partners_in,
     profile_identity,
 )
-from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.trained import Trained
+from moe_lab.models.distributed import num_processes
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class FinetuneFreeze(TrainingMethod):
     layers are balanced alike and their losses are added, the coefficient c here is alpha = c E / L there.
     """
 
-    numerics = 1
+    numerics = 2
     random = True
     per_token = False
     own_routing = True
@@ -124,6 +126,7 @@ class FinetuneFreeze(TrainingMethod):
         if self.config.partners is not None:
             check_constraint(config, facts)
         model = once(f"empty model {config.model} {config.offline}", lambda: empty_model(architecture))
+        self._check_savings(model, facts.family)
         groups = parameter_groups(model)
         if self.config.freeze_shared_experts and not groups["shared_experts"]:
             raise ConfigError(
@@ -134,6 +137,18 @@ class FinetuneFreeze(TrainingMethod):
             raise ConfigError(
                 f"method.router_aux_loss_coef: models of type {facts.family} have no auxiliary loss in transformers. "
                 "Leave it out."
+            )
+
+    def _check_savings(self, model: Any, family: str) -> None:
+        if self.config.activation_checkpointing and not model.supports_gradient_checkpointing:
+            raise ConfigError(
+                f"method.activation_checkpointing=true: models of type {family} have no checkpointing in "
+                "transformers. Leave it out."
+            )
+        if self.config.optimizer == EIGHT_BIT and num_processes() > 1:
+            raise ConfigError(
+                f"method.optimizer={EIGHT_BIT} trains in one process: others would round their weights differently. "
+                "Use method.optimizer=adamw_torch with several processes."
             )
 
     def _check_deepspeed(self, config: RunConfig) -> None:
@@ -153,6 +168,11 @@ class FinetuneFreeze(TrainingMethod):
         """The run's configuration with the trained model, or adapter; trains it if it is missing."""
         from moe_lab.methods.finetune_freeze.training import train
 
+        if self.config.optimizer == EIGHT_BIT and find_spec("torchao") is None:
+            raise ConfigError(
+                f"method.optimizer={EIGHT_BIT} needs the package torchao, which is not installed.\n"
+                "In the checkout of moe_lab: pip install -e '.[torchao]'"
+            )
         data, recipe = self._training_data(config, facts), self.config.recipe()
         trained = self.trained(config, facts)
         trained.load_or_train(lambda folder: train(folder, config, recipe, data, facts), free)
@@ -183,18 +203,14 @@ class FinetuneFreeze(TrainingMethod):
         return self.trained(config, facts).left(recipe.steps(len(rows)), tokens, per_epoch)
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
-        from moe_lab.methods.finetune_freeze.lora import empty_adapted
-        from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, most_memory
-        from moe_lab.models.source import load_config
+        from moe_lab.methods.finetune_freeze.memory import peak_bytes
 
         if not self.training_left(config, facts):
             return None
-        recipe = self.config.recipe()
-        if recipe.lora is None:
-            model = empty_model(load_config(config.model, offline=config.offline)).float()
-        else:
-            model = empty_adapted(config, recipe.lora, facts.dtype)
-        return most_memory(model, recipe.phases, self.config.optimizer)
+        rows = self._training_data(config, facts).train.rows
+        return peak_bytes(
+            self.config, config, facts, length=max(len(row.ids) for row in rows), rows=len(rows)
+        )
 
     def adapter_parameters(self, config: RunConfig) -> int | None:
         from moe_lab.methods.finetune_freeze.lora import empty_adapted

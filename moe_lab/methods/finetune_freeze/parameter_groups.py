@@ -1,8 +1,8 @@
-"""Routers, experts and all other parameters of a model as groups that can be frozen, and the memory that this saves."""
+"""Routers, experts and all other parameters of a model as groups that can be frozen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from moe_lab.errors import ModelError
-from moe_lab.methods.finetune_freeze.config import MOMENTS, Phase
 from moe_lab.routing.hook import Router, find_routers
 from moe_lab.routing.passes import with_wrapper
 
@@ -89,38 +88,3 @@ def empty_model(config: Any) -> Any:
 def trainable(groups: Groups) -> Groups:
     """The groups, without the parameters that the model itself does not train (`requires_grad=False`)."""
     return {name: [each for each in group if each.requires_grad] for name, group in groups.items()}
-
-
-def memory(groups: Groups, phase: Phase, optimizer: str, full: int | None = None) -> dict[str, int]:
-    """Bytes of gradients and of the optimizer's moments in a phase, and the bytes that full fine-tuning adds.
-
-    Args:
-        groups: `trainable` ones.
-        optimizer: a name in `MOMENTS`.
-        full: bytes of the gradients of full fine-tuning; None: those of all groups.
-    """
-    sizes = {name: _bytes(group) for name, group in groups.items()}
-    trained = sum(size for name, size in sizes.items() if name not in phase.frozen)
-    saved = (sum(sizes.values()) if full is None else full) - trained
-    return {
-        "gradient_bytes": trained,
-        "optimizer_bytes": MOMENTS[optimizer] * trained,
-        "saved_bytes": (1 + MOMENTS[optimizer]) * saved,
-    }
-
-
-def most_memory(model: nn.Module, phases: Sequence[Phase], optimizer: str) -> int:
-    """Bytes of the weights, plus gradients and the optimizer's moments in the phase in which these need most."""
-    groups = trainable(parameter_groups(model))
-    phase_memory = [memory(groups, phase, optimizer) for phase in phases]
-    added = max(phase["gradient_bytes"] + phase["optimizer_bytes"] for phase in phase_memory)
-    return _bytes(model.parameters()) + added
-
-
-def full_bytes(adapted: nn.Module) -> int:
-    """Bytes of the gradients that full fine-tuning of a model with an adapter would have: all but the adapter's."""
-    return 4 * sum(own.numel() for own in adapted.parameters() if not own.requires_grad)
-
-
-def _bytes(parameters: Iterable[nn.Parameter]) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)

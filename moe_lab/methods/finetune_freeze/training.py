@@ -29,14 +29,13 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from moe_lab.methods.c2r import partners_in, write_profile
-from moe_lab.methods.finetune_freeze.config import Recipe
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
 from moe_lab.methods.finetune_freeze.lora import empty_adapted, save_lora, with_lora
+from moe_lab.methods.finetune_freeze.memory import full_bytes, memory
 from moe_lab.methods.finetune_freeze.parameter_groups import (
     Groups,
     counts,
     counts_of,
-    full_bytes,
-    memory,
     parameter_groups,
     trainable,
 )
@@ -78,7 +77,7 @@ class Training:
     """May be empty."""
     pad_token: int
     dtype: str
-    """The dtype of the passes (autocast). What is trained, and the optimizer, are float32."""
+    """The dtype of the passes (autocast)."""
     allowed_LEE: Tensor | None = None
     """`partners_of` the profile, for a training under C2R's constraint."""
 
@@ -106,7 +105,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
     if kept != trainer.state.global_step or checkpoint == _checkpoint(training, kept):
         trainer._load_from_checkpoint(str(_checkpoint(training, kept)))
     model.config.use_cache = cached
-    full = None if training.recipe.lora is None else full_bytes(model)
+    full = None if training.recipe.lora is None else full_bytes(model, training.recipe.optimizer)
     return _course(training, trainer.state, trainer.freezing.groups, full)
 
 
@@ -122,7 +121,7 @@ def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     else:
         model = load_to_train(training).model
         load_adapter(model, _checkpoint(training, _kept(state)))
-        full = full_bytes(model)
+        full = full_bytes(model, training.recipe.optimizer)
     config = training.config
     model.config.use_cache = load_config(config.model, offline=config.offline).use_cache
     course = _course(training, state, trainable(parameter_groups(model)), full)
@@ -147,9 +146,9 @@ def train_phases(training: Training) -> None:
 
 
 def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
-    """The model to train: float32 weights, or frozen ones in the dtype of the passes with an adapter."""
+    """The model to train, or a frozen one in the dtype of the passes with an adapter in float32."""
     config, lora = training.config, training.recipe.lora
-    dtype = "float32" if lora is None else training.dtype
+    dtype = training.recipe.weights_dtype if lora is None else training.dtype
     loaded = load_model(config.model, dtype=dtype, device=config.device, offline=config.offline, shard=shard)
     if lora is None:
         return loaded
@@ -163,7 +162,7 @@ def _noise(model: Any, training: Training) -> Iterator[RoutingNoise | None]:
         yield None
         return
     noise = RoutingNoise(training.config.seed)
-    with routed(model, noise):
+    with routed(model.train(), noise, again=noise.again):
         yield noise
 
 
@@ -171,7 +170,8 @@ def _constrained(model: Any, training: Training) -> AbstractContextManager[Any]:
     """C2R's constraint, installed for all passes of the training and of its validation."""
     if training.allowed_LEE is None:
         return nullcontext()
-    return routed(model, PartnersOnly(training.allowed_LEE))
+    policy = PartnersOnly(training.allowed_LEE)
+    return routed(model.train(), policy, again=lambda router, routing, _: policy(router, routing))
 
 
 def _trainer(
@@ -257,9 +257,11 @@ def _arguments(training: Training) -> TrainingArguments:
         learning_rate=recipe.learning_rate,
         weight_decay=recipe.weight_decay,
         optim=recipe.optimizer,
+        optim_args="bf16_stochastic_round=True" if recipe.optimizer == EIGHT_BIT else None,
         max_grad_norm=math.inf if recipe.max_grad_norm is None else recipe.max_grad_norm,
-        bf16=training.dtype == "bfloat16" if recipe.bf16 is None else recipe.bf16,
+        bf16=recipe.autocasts(training.dtype),
         logging_steps=min(LOGGING_STEPS, steps),
+        activation_checkpointing=config.method.activation_checkpointing,
         save_steps=config.method.save_steps,
         save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
         metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,

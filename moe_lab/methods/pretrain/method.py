@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 RECORDED = ("steps", "tokens", "parameters", "first_loss", "last_loss", "validation", "leak", "last_session")
 """Keys of training.json that results.json has, too."""
-TRAINING_BYTES = 16
-"""Bytes of a parameter in training: its weight, its gradient and AdamW's two moments, each a float32."""
+MOMENTS = 2
+"""Numbers that AdamW keeps for each weight."""
+REGULARIZER_BYTES = 16
+"""Bytes for each token and expert of a layer: float32 logits and what the regularizers make of them."""
 
 
 class Pretrain(TrainingMethod):
     """Trains a design once and evaluates it as `method=base` does. There is no base model to compare it with."""
 
-    numerics = 1
+    numerics = 2
     random = True
     needs_router = False
     per_token = False
@@ -147,11 +149,26 @@ class Pretrain(TrainingMethod):
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
+        from moe_lab.methods.training_memory import bytes_of, pass_bytes, with_shapes
+        from moe_lab.models.designs.configuration import UNITS
+        from moe_lab.models.distributed import num_processes
 
         if not self.training_left(config, facts):
             return None
-        model = empty_model(self.architecture(config))
-        return TRAINING_BYTES * sum(own.numel() for own in model.parameters())
+        own = self.config
+        design = replace(own, router="token") if own.router in UNITS else own  # experts alike, without tables
+        model = with_shapes(empty_model(architecture(design, self._data(config)[1])).float())
+        passes = pass_bytes(
+            model,
+            rows=own.batch_size,
+            length=own.sequence_length,
+            bf16=facts.dtype == "bfloat16",
+            accumulates=own.gradient_accumulation > num_processes(),
+        )
+        tokens = own.batch_size * own.sequence_length
+        regularizers = 0 if own.backbone == "dense" else tokens * own.experts * own.layers * REGULARIZER_BYTES
+        weights = (1 + MOMENTS) * bytes_of(model.parameters()) + bytes_of(model.buffers())
+        return weights + passes + regularizers
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:

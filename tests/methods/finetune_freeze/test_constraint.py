@@ -187,6 +187,16 @@ def test_partners_that_there_are_not_are_refused_before_weights_load(tmp_path, l
     assert not loads
 
 
+def test_activation_checkpointing_repeats_the_constrained_choice(tmp_path):
+    allowed, trained = partners_of(pairs_of(small_model("olmoe")), 2), []
+    for checkpointing in (False, True):
+        model = deepcopy(small_model("olmoe"))
+        settings = {"partners": 2, "activation_checkpointing": checkpointing}
+        finetune(model, replace(training_of(tmp_path / str(checkpointing), **settings), allowed_LEE=allowed))
+        trained.append(weights(model))
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+
 def test_the_profile_is_part_of_the_id(tmp_path):
     ids = {prepare(config(tmp_path, partners=4)).run_id, prepare(config(tmp_path)).run_id}
     for value in (1, 2):

@@ -29,7 +29,6 @@ from moe_lab.methods.finetune_freeze.lora import (
 )
 from moe_lab.methods.finetune_freeze.parameter_groups import (
     counts,
-    most_memory,
     parameter_groups,
     trainable,
 )
@@ -182,9 +181,6 @@ def test_the_memory_is_that_of_the_weights_and_of_the_adapters_training(folder, 
     weights = sum(own.numel() for own in small_model("olmoe").parameters())
     own = sum(own.numel() for own in adapter_of(model).values())
     assert counts(trainable(parameter_groups(empty)))["other"] == own
-    assert (
-        most_memory(empty, config.method.recipe().phases, "adamw_torch") == 2 * weights + 4 * own + 12 * own
-    )
     [phase] = train(model, tmp_path, lora=lora, count=2)["phases"]
     assert phase["gradient_bytes"] == 4 * own and phase["optimizer_bytes"] == 8 * own
     assert phase["saved_bytes"] == 12 * (weights - own)

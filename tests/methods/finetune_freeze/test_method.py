@@ -17,13 +17,14 @@ import torch
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods import get_method
+from moe_lab.methods.finetune_freeze import method as module
 from moe_lab.methods.finetune_freeze import training
 from moe_lab.methods.trained import COMPLETE
 from moe_lab.models.source import TINY
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
 from tests.support.designs import design
-from tests.support.models import make_model, make_tokenizer
+from tests.support.models import make_model, make_tokenizer, small_model
 
 SHORT = ["task=toy_choice", "limit=3", "method.max_steps=4", "method.learning_rate=0.01"]
 SHORT += ["method.validation_size=2"]
@@ -331,3 +332,20 @@ def test_nothing_is_uploaded_that_is_not_asked_to_be():
     method = get_method("finetune-freeze")
     silent = method(method.Config(name="finetune-freeze", dataset="lima"))
     assert silent.upload(Config(method=silent.config), None) is None
+
+
+def test_what_saves_memory_is_refused_where_it_does_not_work(tmp_path, capsys, monkeypatch):
+    """Before weights are read."""
+    small_model("jetmoe").save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    keys = [*SHORT, f"model.path={tmp_path / 'model'}", "method.activation_checkpointing=true"]
+    ended = command(capsys, tmp_path, *keys)
+    assert ended.code == 2 and "models of type jetmoe have no checkpointing" in ended.err
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit", "baseline=false")
+    assert ended.code == 2 and "needs the package torchao" in ended.err
+    monkeypatch.setattr(module, "num_processes", lambda: 2)
+    ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit")
+    assert ended.code == 2 and "trains in one process" in ended.err
+    ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit", "method.lora.r=2")
+    assert ended.code == 2 and "method.optimizer=adamw_torch_8bit and method.lora.r=2" in ended.err

@@ -20,8 +20,8 @@ from moe_lab.errors import MoeLabError, ResultsError, TrainingError
 from moe_lab.methods import trainer as shared
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze import training
-from moe_lab.methods.finetune_freeze.config import SCHEDULES, phases_of
-from moe_lab.methods.finetune_freeze.parameter_groups import most_memory, parameter_groups
+from moe_lab.methods.finetune_freeze.config import SCHEDULES
+from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.trainer import LOSS, RoutingNoise
 from tests.support.designs import design
 from tests.support.models import small_model
@@ -157,10 +157,6 @@ def test_the_reported_memory_is_what_the_optimizer_holds(tmp_path, monkeypatch):
     told = train(deepcopy(small_model("olmoe")), tmp_path, phases=PHASES)["phases"]
     assert measured == [phase["optimizer_bytes"] for phase in told for _ in range(2)]
     whole = told[0]["gradient_bytes"] + told[0]["optimizer_bytes"]
-    weights = sum(4 * parameter.numel() for parameter in small_model("olmoe").parameters())
-    assert most_memory(small_model("olmoe"), phases_of("none", PHASES[1:]), "adamw_torch") == weights + max(
-        phase["gradient_bytes"] + phase["optimizer_bytes"] for phase in told[1:]
-    )
     for phase in told:
         assert phase["gradient_bytes"] + phase["optimizer_bytes"] + phase["saved_bytes"] == whole
     assert told[2]["saved_bytes"] > told[1]["saved_bytes"] > told[0]["saved_bytes"] == 0

@@ -1,0 +1,131 @@
+"""What saves memory in full fine-tuning. Broken by: checkpointing that changes numbers, 8-bit AdamW that moves frozen
+tensors, loses its state in a resume, or trains worse than float32 by more than seeds differ.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, SCHEDULES
+from moe_lab.methods.finetune_freeze.trainer import Freezing
+from tests.support.models import make_model, small_model
+from tests.support.tiers import by_family
+from tests.support.trainings import train
+
+SETTINGS = {
+    "plain": {},
+    "balanced": {"router_aux_loss_coef": 0.1},
+    "noisy": {"routing_noise": 2.0, "gradient_accumulation": 2},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+@pytest.mark.parametrize("family", by_family(("olmoe", "gpt_oss", "deepseek", "qwen3_next")))
+def test_activation_checkpointing_trains_the_same_weights(family, dtype, settings, tmp_path):
+    if "router_aux_loss_coef" in settings and not hasattr(small_model(family), "router_aux_loss_coef"):
+        pytest.skip("no auxiliary loss in transformers")
+    trained = []
+    for checkpointing in (False, True):
+        model = deepcopy(small_model(family))
+        options = {"activation_checkpointing": checkpointing, "schedule": "router-experts", "dtype": dtype}
+        train(model, tmp_path / str(checkpointing), count=8, **options, **settings)
+        assert model.is_gradient_checkpointing is checkpointing
+        trained.append(model.state_dict())
+    one, other = trained
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def eight_bit() -> Iterator[dict[str, Any]]:
+    """The settings of 8-bit AdamW, whose step torchao compiles otherwise."""
+    pytest.importorskip("torchao")
+    torch.compiler.set_stance("force_eager")
+    yield {"optimizer": EIGHT_BIT, "dtype": "bfloat16", "activation_checkpointing": True}
+    torch.compiler.set_stance("default")
+
+
+def in_bfloat16(family: str) -> Any:
+    """A model with experts that are large enough for moments in 8 bits."""
+    return make_model(family, hidden_size=64, intermediate_size=32).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_8_bit_adamw_moves_what_is_not_frozen(schedule, eight_bit, tmp_path, monkeypatch):
+    """Every schedule. Frozen tensors are byte-equal, and weights stay in bfloat16."""
+    model, states = in_bfloat16("olmoe"), []
+
+    def copy(self, args, state, control, **kwargs):
+        states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+
+    monkeypatch.setattr(Freezing, "on_train_begin", copy)
+    monkeypatch.setattr(Freezing, "on_step_end", copy)
+    train(model, tmp_path, count=8, schedule=schedule, warmup_ratio=0.0, weight_decay=0.5, **eight_bit)
+    assert {own.dtype for own in model.parameters()} == {torch.bfloat16}
+    parts = SCHEDULES[schedule]
+    for step, (before, after) in enumerate(pairwise(states)):
+        frozen = parts[step * len(parts) // 4]
+        for group, name in (
+            ("router", "gate.weight"),
+            ("experts", "experts.down_proj"),
+            ("", "q_proj.weight"),
+        ):
+            equal = torch.equal(
+                *(
+                    state[f"model.layers.1.{'mlp' if group else 'self_attn'}.{name}"]
+                    for state in (before, after)
+                )
+            )
+            assert equal == (group == frozen), f"{name} in step {step}"
+
+
+def test_8_bit_adamw_continues_as_if_it_was_not_stopped(eight_bit, tmp_path):
+    """Also its moments and the generator that rounds are in the checkpoint."""
+    settings = {"count": 12, "schedule": "none-router", "save_steps": 2, **eight_bit}
+    whole, resumed = in_bfloat16("olmoe"), in_bfloat16("olmoe")
+    train(whole, tmp_path / "whole", **settings)
+    folder = tmp_path / "cut"
+    shutil.copytree(tmp_path / "whole", folder)
+    shutil.rmtree(folder / "checkpoints" / "checkpoint-6")
+    torch.manual_seed(5)
+    train(resumed, folder, **settings)
+    assert json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"] == 6
+    assert all(torch.equal(*each) for each in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_the_bytes_of_8_bit_adamw_are_those_that_are_reported(eight_bit, tmp_path):
+    model = in_bfloat16("olmoe")
+    [phase] = train(model, tmp_path, count=2, **eight_bit)["phases"]
+    state = torch.load(tmp_path / "checkpoints" / "checkpoint-1" / "optimizer.pt")["state"].values()
+    held = [part for own in state for key in ("exp_avg", "exp_avg_sq") for part in _parts(own[key])]
+    assert phase["optimizer_bytes"] == sum(part.nbytes for part in held)
+    assert phase["gradient_bytes"] == 2 * sum(own.numel() for own in model.parameters())
+
+
+def _parts(moment: torch.Tensor) -> list[torch.Tensor]:
+    names = moment.__tensor_flatten__()[0] if hasattr(moment, "codes") else []
+    return [getattr(moment, name) for name in names] or [moment]
+
+
+@pytest.mark.slow
+def test_8_bit_adamw_trains_as_well_as_float32(eight_bit, tmp_path):
+    """By the losses of four seeds, as means, within their spread in float32."""
+    losses: dict[str, list[float]] = {}
+    for seed in range(4):
+        for name, settings in (("exact", {}), ("8-bit", eight_bit)):
+            model = make_model("olmoe", seed=seed, hidden_size=64, intermediate_size=32)
+            model = model.to(torch.bfloat16) if settings else model
+            options = {"count": 16, "epochs": 6, "learning_rate": 3e-4, **settings}
+            told = train(model, tmp_path / f"{name}-{seed}", **options)
+            assert told["first_loss"] - told["last_loss"] > 0.3
+            losses.setdefault(name, []).append(told["last_loss"])
+    exact, rounded = losses.values()
+    assert abs(sum(rounded) - sum(exact)) / 4 < max(exact) - min(exact), losses

@@ -6,6 +6,7 @@ The page lists every name of `moe_lab.__all__` and the classes of what these fun
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -35,6 +36,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def reference() -> str:
     """The docstrings as Markdown, one section for each name."""
+    for library in ("torchao", "torch.utils._pytree"):  # notices about kernels that this machine does not need
+        logging.getLogger(library).setLevel(logging.ERROR)
     import moe_lab
 
     public = [(name, getattr(moe_lab, name)) for name in sorted(moe_lab.__all__, key=str.lower)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from moe_lab.config.arguments import checked_ids, wrong
 from moe_lab.errors import ConfigError, RoutingError
-from moe_lab.routing.hook import OVERRIDE, Policy, Router, Routing, deciding, opened, require_routers, routed
+from moe_lab.routing.hook import Policy, Router, Routing, require_routers, routed
 
 
 @contextmanager
@@ -36,14 +36,12 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
             triple with other weights or indices of the same shapes, or None for no change. `router` has the number of
             its MoE `layer`.
 
-    Contexts nest: an inner one, RoE too, gets this policy's decision. RoE adds its noise to the logits that the policy
-    returns, so its experts and weights must be those of its logits there.
-
-    Under gradient checkpointing the backward pass belongs into the context too. The policy is called again there, and
-    must decide as before: noise of torch's default generator does, since checkpointing restores its state.
+    The policy has the final decision, also inside: RoE, C3PO and masked experts of `expert_metrics` decide first, and
+    `routing` is what they decided, for all samples of a pass. A weight of 0 drops an expert. Of two `override` contexts
+    the inner one decides last.
 
     Raises ModelError for a model without a supported router, and RoutingError for a decision of the policy that is
-    none or differs where it is repeated, for a pass that bypasses a router, and where no token was routed inside the
+    none, for a pass that bypasses a router, under gradient checkpointing, and where no token was routed inside the
     context.
     """
     if not _takes_two(policy):
@@ -58,16 +56,9 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
         nonlocal calls
         calls += 1
         changed = policy(router, routing)
-        if changed is not None:
-            changed = _checked(_as_routing(changed, router), routing, router)
-        note(router, changed)
-        return changed
+        return None if changed is None else _checked(_as_routing(changed, router), routing, router)
 
-    def again(router: Router, routing: Routing, number: int) -> Routing | None:
-        return checked(router, routing)
-
-    routers = require_routers(model)
-    with opened(model, OVERRIDE), deciding(routers) as note, routed(model, checked, again=again):
+    with routed(model, checked, final=True) as routers:
         yield routers
     if not calls:
         raise RoutingError(

@@ -31,7 +31,7 @@ from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import check_lease
 from moe_lab.routing.hook import Router, Routing
 from moe_lab.routing.noise import NoisyTokens, gumbel_for_tokens
-from moe_lab.routing.passes import is_peft
+from moe_lab.routing.passes import in_backward, is_peft
 from moe_lab.tasks.toy.corpus import documents
 
 if TYPE_CHECKING:
@@ -314,11 +314,9 @@ class RoutingNoise:
             self._noisy = False
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        return self.again(router, routing, 0) if self._noisy else None
-
-    def again(self, router: Router, routing: Routing, number: int) -> Routing:
-        """The choice of the last pass with noise, also where activation checkpointing computes it again (`routed`)."""
-        assert self._pass is not None
+        # activation checkpointing repeats the last pass
+        if self._pass is None or not (self._noisy or in_backward()):
+            return None
         tokens, logits_TE = self._pass.tokens, routing.logits_TE
         layer = torch.tensor([router.layer], device=logits_TE.device)
         with torch.no_grad():

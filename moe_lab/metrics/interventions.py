@@ -14,7 +14,6 @@ from torch import Tensor
 from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.routing import Router, Routing
-from moe_lab.routing.hook import require_choice_by_logits
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.rules import LOGITS
 
@@ -26,6 +25,8 @@ class Masked(Observer):
         experts: the masked expert of each MoE layer.
     """
 
+    observes = False
+
     def __init__(self, experts: Sequence[int]):
         self.experts = list(experts)
 
@@ -34,7 +35,6 @@ class Masked(Observer):
         return {"masked": self.experts}
 
     def __call__(self, router: Router, routing: Routing) -> Routing:
-        require_choice_by_logits(router, "A masked expert is taken out of")
         masked = self.experts[router.layer]
         logits_TE = _without(router, routing.logits_TE, masked)
         scores_TE = router.scores(logits_TE).index_fill(
@@ -59,6 +59,8 @@ class RandomRouting(Observer):
     The experts depend only on the seed, the layer and the text up to the token (keyed noise, `routing/noise.py`), so
     batches, order and shared prefixes do not change them.
     """
+
+    observes = False
 
     def __init__(self, seed: int):
         self.seed = seed

@@ -10,7 +10,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from moe_lab.routing.hook import Router, Routing, require_choice_by_logits
+from moe_lab.routing.hook import Router, Routing
 from moe_lab.routing.rules import LOGITS
 
 
@@ -48,7 +48,6 @@ class TopP:
         if self.p == 1 and self.most == K:  # the router's own decision, bit for bit
             self._count(torch.full_like(routing.index_TK[:, 0], K))
             return None
-        require_choice_by_logits(router, "Top-p routing takes experts by")
         index_TC, count_T = self._chosen(router, routing.logits_TE)
         self._count(count_T)
         return Routing(routing.logits_TE, _weights(router, routing, index_TC, count_T), index_TC)

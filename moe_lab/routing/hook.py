@@ -3,8 +3,8 @@
     with routed(model, policy):
         model(input_ids)
 
-An inner policy gets the decision of the outer one. Policies that choose again from the logits (noise, masked experts)
-would lose a choice that does not follow from them: `require_choice_by_logits` refuses it.
+An inner policy gets the decision of the outer one. The final policy of `override` decides after all others, also after
+those that are installed later: a method inside it decides first (noise, masks), and the caller's policy last.
 
 T = tokens of a forward pass, all sequences flattened, E = experts, K = experts per token.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -22,8 +23,7 @@ from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
-from moe_lab.routing.passes import around, in_use, on_passes, transformers_model
-from moe_lab.routing.recomputation import Recomputation, checkpointed_layer
+from moe_lab.routing.passes import around, in_backward, in_use, on_passes, transformers_model
 from moe_lab.routing.rules import Decide, Routing
 
 _left_out: WeakSet[nn.Module] = WeakSet()
@@ -85,8 +85,8 @@ class Router:
 
 Policy = Callable[[Router, Routing], Routing | None]
 """Called with a router's decision. Returns other weights and indices, or None for no change."""
-Again = Callable[[Router, Routing, int], Routing | None]
-"""The same for a decision that gradient checkpointing repeats, with the number of the forward pass, from 0."""
+_final: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+"""The handles of final policies, by router."""
 
 
 def find_routers(model: nn.Module) -> list[Router]:
@@ -137,7 +137,7 @@ def no_router_message(model: str, model_type: str) -> str:
 
 @contextmanager
 def routed(
-    model: nn.Module, policy: Policy, first: int = 0, again: Again | None = None
+    model: nn.Module, policy: Policy, first: int = 0, *, repeats: bool = False, final: bool = False
 ) -> Iterator[list[Router]]:
     """Call `policy` at every routing decision of `model` inside the context.
 
@@ -146,23 +146,31 @@ def routed(
 
     Args:
         first: the first MoE layer with the policy. Earlier layers need not run.
-        again: called instead of the policy where gradient checkpointing computes layers again in a backward pass. None:
-            that is an error. It must decide as the policy did.
+        repeats: whether the policy decides the same where gradient checkpointing computes a layer again. The backward
+            pass then belongs into the context, too. Other policies are refused under gradient checkpointing.
+        final: whether the policy decides after those that are installed inside its context. Observers there, which
+            change nothing, get its decision.
 
     Raises:
         ModelError: the model has no supported router, or one that decides for several tokens at once.
         RoutingError: a forward pass bypassed a router (by a fused kernel, for example), or a router's logits are NaN,
-            which is found on exit, with gradients at once. Both messages name the module. Or gradient checkpointing
-            repeats a decision with another result, or outside the context.
+            which is found on exit, with gradients at once. Both messages name the module. Or the model computes layers
+            again in the backward pass.
     """
     routers = require_routers(model)
     if reason := _reason(routers):
         raise ModelError(fixed_message(type(model).__name__, reason))
     routers = routers[first:]
-    watch = _Watch(routers, Recomputation(_checkpointed(model, routers) if model.training else {}))
-    handles = watch.recomputation.hooks()
+    watch = _Watch(model, routers, repeats)
+    handles: list[Any] = []
     for router in routers:
-        handles += router.family.seam(router.module, watch.decide(router, policy, again))
+        own = router.family.seam(router.module, watch.decide(router, policy))
+        handles += own
+        if final:
+            _final.setdefault(router.module, []).extend(own)
+        elif not getattr(policy, "observes", False):
+            for handle in _final.get(router.module, ()):
+                handle.hooks_dict_ref().move_to_end(handle.id)
     handles += on_passes(model, watch.start, watch.finish)
     try:
         yield routers
@@ -171,16 +179,12 @@ def routed(
         raise
     else:
         watch.check_nan()
-        watch.recomputation.check_complete()
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _checkpointed(model: nn.Module, routers: list[Router]) -> dict[int, nn.Module]:
-    """The decoder layers that transformers' gradient checkpointing computes again, by MoE layer."""
-    layers = {router.layer: checkpointed_layer(model, router.name) for router in routers}
-    return {number: layer for number, layer in layers.items() if layer is not None}
+        if final:
+            for router in routers:
+                _final[router.module] = [each for each in _final[router.module] if each not in handles]
 
 
 def _check_shapes(router: Router, routing: Routing, changed: Routing) -> None:
@@ -197,35 +201,34 @@ def _check_shapes(router: Router, routing: Routing, changed: Routing) -> None:
 class _Watch:
     """Checks that every router is called in every forward pass of the model, and that its logits are not NaN."""
 
-    def __init__(self, routers: list[Router], recomputation: Recomputation):
-        self.routers, self.recomputation = routers, recomputation
+    def __init__(self, model: nn.Module, routers: list[Router], repeats: bool):
+        self.model, self.routers, self.repeats = model, routers, repeats
         self.called: set[int] = set()
         self.nan: dict[int, Tensor] = {}
         """By layer: whether logits of any pass were NaN. It stays on the router's device until it is asked for."""
 
     def start(self, args: tuple, kwargs: dict) -> None:
         self.called.clear()
-        self.recomputation.start()
+        if not self.repeats and self.model.training and torch.is_grad_enabled():
+            self._refuse(bool(getattr(transformers_model(self.model), "is_gradient_checkpointing", False)))
 
-    def decide(self, router: Router, policy: Policy, again: Again | None) -> Decide:
+    @staticmethod
+    def _refuse(checkpointing: bool) -> None:
+        if checkpointing:
+            raise RoutingError(
+                "Gradient checkpointing routes tokens again in the backward pass, which policies and records do not "
+                "support (replay does). Call model.gradient_checkpointing_disable() first, or use torch.no_grad()."
+            )
+
+    def decide(self, router: Router, policy: Policy) -> Decide:
         def decide(routing: Routing) -> Routing | None:
-            repeated = self.recomputation.repeats(router.layer)
-            if repeated is not None and again is None:
-                raise RoutingError(
-                    "Gradient checkpointing computes routing decisions again in the backward pass, which this policy "
-                    "does not support. Call model.gradient_checkpointing_disable() first."
-                )
+            self._refuse(not self.repeats and in_backward())
             nan = routing.logits_TE.isnan().any()
             self.called.add(router.layer)
             self.nan[router.layer] = self.nan[router.layer] | nan if router.layer in self.nan else nan
-            if repeated is None or again is None:
-                changed = policy(router, routing)
-                if changed is not None:
-                    _check_shapes(router, routing, changed)
-                    self.recomputation.keep(router.layer, routing, changed)
-            else:
-                changed = again(router, routing, repeated.number)
-                self.recomputation.check(router.layer, repeated, routing, changed)
+            changed = policy(router, routing)
+            if changed is not None:
+                _check_shapes(router, routing, changed)
             return changed
 
         return decide
@@ -262,8 +265,6 @@ OVERRIDE, RECORD, REPLAY = "override(model, policy)", "record(model)", "replay(m
 
 _open: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
 """The contexts on each model, the outermost first."""
-_decided: WeakKeyDictionary[nn.Module, Routing | None] = WeakKeyDictionary()
-"""The last decision of `override` for each router inside it; None: it did not change the router's own."""
 
 
 @contextmanager
@@ -281,44 +282,3 @@ def opened(model: nn.Module, name: str, refused: Sequence[str] = ()) -> Iterator
         yield
     finally:
         names.pop()
-
-
-@contextmanager
-def deciding(routers: Sequence[Router]) -> Iterator[Callable[[Router, Routing | None], None]]:
-    """Inside the context a policy of the caller's own decides for these routers; yields what notes its decisions."""
-    outer = {router.module for router in routers if router.module in _decided}
-
-    def note(router: Router, changed: Routing | None) -> None:
-        if changed is not None or router.module not in outer:
-            _decided[router.module] = changed
-
-    try:
-        yield note
-    finally:
-        for router in routers:
-            if router.module not in outer:
-                _decided.pop(router.module, None)
-
-
-def require_choice_by_logits(router: Router, what: str) -> None:
-    """Raise RoutingError where the outer policy's experts or weights are not those of its logits.
-
-    `what`: the inner policy's use of the logits, for the message.
-    """
-    outer = _decided.get(router.module)
-    if outer is None:
-        return
-    index_TK = router.choose(router.scores(outer.logits_TE), outer.index_TK.shape[-1])
-    weights_TK = router.weights(outer.logits_TE, outer.index_TK)
-    if not torch.equal(_sorted(index_TK), _sorted(outer.index_TK)) or not torch.allclose(
-        weights_TK.float(), outer.weights_TK.float(), atol=1e-2, equal_nan=True
-    ):
-        raise RoutingError(
-            f"{what} the logits that the policy of override returns, and its experts or weights are not those of these "
-            "logits, so that they would be lost. Return logits_TE by which router.choose(router.scores(logits_TE), k) "
-            "and router.weights(logits_TE, index_TK) give them."
-        )
-
-
-def _sorted(index_TK: Tensor) -> Tensor:
-    return index_TK.sort(dim=-1).values

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Router, Routing, require_choice_by_logits
+from moe_lab.routing.hook import Router, Routing
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that have no float64. Their noise is computed in float32 (`_gumbel_in_float32`)."""
@@ -213,7 +213,6 @@ class GumbelTopK:
         temperature = self.temperatures[router.layer]
         if self._tokens is None or temperature == 0:
             return None
-        require_choice_by_logits(router, "RoE adds noise to")
         device = routing.logits_TE.device  # layers may be on several devices
         chosen = self._tokens.index.to(device)
         logits_NE = routing.logits_TE[chosen]

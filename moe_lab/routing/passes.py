@@ -82,6 +82,12 @@ def on_passes(
     return handles
 
 
+def in_backward() -> bool:
+    """Whether this thread computes gradients, as torch's own checkpointing asks."""
+    # without gradients there is no backward pass to repeat, and a compiled step must not ask
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+
+
 def around(model: nn.Module, name: str) -> nn.Module:
     """The module of the model, not of PEFT, that holds the named one."""
     while name:

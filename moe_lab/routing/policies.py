@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Router, Routing, require_choice_by_logits
+from moe_lab.routing.hook import Router, Routing
 from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.rules import LOGITS
 
@@ -178,7 +178,6 @@ class PartnersOnly:
         return sum(int(count) for count in self._changed.values()), self._decided
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        require_choice_by_logits(router, "C2R chooses partners by")
         logits_TE, weights_TK, index_TK = routing
         device, E = logits_TE.device, logits_TE.shape[-1]
         scores_TE = router.scores(logits_TE)
@@ -233,7 +232,6 @@ class Steered:
         self._decided += len(logits_TE)
         if router.layer not in self.layers:
             return None
-        require_choice_by_logits(router, "Steering chooses experts by")
         device, (T, E) = logits_TE.device, logits_TE.shape
         sign_E = self.sign_LE[router.layer, :E].to(device)
         chosen_TK = router.choose(_forced(router.scores(logits_TE), sign_E), index_TK.shape[-1])
@@ -312,7 +310,6 @@ class OtherExperts:
             )
         if self._tokens is None:
             return None
-        require_choice_by_logits(router, "The samples choose other experts by")
         index_N = self._tokens.index.to(routing.index_TK.device)
         own = Routing(*(part[index_N] for part in routing))
         index_NC = self.choose(router, own, self._tokens)

@@ -11,8 +11,9 @@ T = tokens of a pass, R = recorded tokens, K = experts per token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ class Record:
     Tokens are in the order of the passes, and within a pass sequence by sequence. `sequences` and `positions` identify
     them.
     """
+
+    observes = True
 
     def __init__(self) -> None:
         self._parts: dict[int, list[Routing]] = {}
@@ -84,7 +87,6 @@ class Record:
         at_N = real_T.nonzero()[:, 0].to(
             routing.index_TK.device
         )  # a mask would make the host wait for the device
-        # detached first: gradient checkpointing counts what a layer keeps for its gradients
         kept = Routing(*(tensor.detach()[at_N] for tensor in routing))
         self._parts.setdefault(router.layer, []).append(kept)
 
@@ -98,23 +100,18 @@ def check_tokens(expected: int, routing: Routing) -> None:
         )
 
 
-def _once(router: Router, routing: Routing, number: int) -> None:
-    """A repeated decision is recorded already."""
-
-
 @contextmanager
 def record(model: nn.Module) -> Iterator[Record]:
     """Record all routing decisions of `model(...)` and `model.generate(...)` inside the context.
 
     Packed rows, given by `position_ids` without an attention mask, are one sequence for each of their texts. Tokens
     with 0 in a two-dimensional `attention_mask` of the model are padding. In `generate`, transformers feeds padding to
-    sequences that have ended, unmasked: it is recorded as their tokens. What gradient checkpointing computes again in a
-    backward pass is recorded once.
+    sequences that have ended, unmasked: it is recorded as their tokens.
 
-    Raises ModelError and RoutingError as `routed` does.
+    Raises ModelError and RoutingError as `routed` does, so also under gradient checkpointing.
     """
     routes = Record()
-    with opened(model, RECORD), pass_tokens(model, routes.expect), routed(model, routes, again=_once):
+    with opened(model, RECORD), pass_tokens(model, routes.expect), routed(model, routes):
         yield routes
 
 
@@ -137,8 +134,10 @@ class Replay:
         self.weights, self.indices, self.experts = record.weights, record.indices, record.experts
         key_R = _keys(record.sequences, record.positions)
         self._key_R, self._order_R = key_R.sort(stable=True)
-        self._passes: list[tuple[Tensor, Tensor]] = []
+        self.passes: list[tuple[Tensor, Tensor]] = []
         """Of each forward pass: (real_T, places in the record of its tokens)."""
+        self.running = -1
+        """The number of the pass whose tokens are routed."""
 
     def expect(self, tokens: PassTokens) -> None:
         """Set the tokens of the next forward pass. Raises RoutingError for one that was not recorded."""
@@ -149,14 +148,11 @@ class Replay:
         if missing_N.any():
             sequence, position = divmod(int(key_N[missing_N][0]), _LONGEST)
             raise RoutingError(f"No decision is recorded for token {position} of sequence {sequence}.")
-        self._passes.append((tokens.real_T, self._order_R[place_N]))
+        self.running = len(self.passes)
+        self.passes.append((tokens.real_T, self._order_R[place_N]))
 
     def __call__(self, router: Router, routing: Routing) -> Routing:
-        return self.again(router, routing, -1)
-
-    def again(self, router: Router, routing: Routing, number: int) -> Routing:
-        """The decisions of a forward pass, by its number."""
-        real_T, token_N = self._passes[number] if self._passes else (torch.zeros(0), torch.zeros(0))
+        real_T, token_N = self.passes[self.running] if self.passes else (torch.zeros(0), torch.zeros(0))
         check_tokens(len(real_T), routing)
         weights_RK, index_RK = self.weights[router.layer], self.indices[router.layer]
         if self.experts[router.layer] != routing.logits_TE.shape[-1]:
@@ -186,6 +182,40 @@ def _keys(sequence: Tensor, position: Tensor) -> Tensor:
 
 
 @contextmanager
+def _repeated(model: nn.Module, policy: Replay) -> Iterator[None]:
+    """Inside the context, a layer that gradient checkpointing computes again is routed as in its own forward pass."""
+    name, ended = "_gradient_checkpointing_func", False
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, name)]
+    functions = [getattr(module, name) for module in modules]
+
+    def numbered(checkpoint: Callable) -> Callable:
+        def run(layer: Callable, *args: Any, **options: Any) -> Any:
+            number = policy.running
+
+            def of_pass(*args: Any) -> Any:
+                if ended:
+                    raise RoutingError(
+                        "Under gradient checkpointing the backward pass routes tokens again: call loss.backward() "
+                        "inside the context of replay, too."
+                    )
+                policy.running = number
+                return layer(*args)
+
+            return checkpoint(of_pass, *args, **options)
+
+        return run
+
+    for module, function in zip(modules, functions, strict=True):
+        setattr(module, name, numbered(function))
+    try:
+        yield
+    finally:
+        ended = True
+        for module, function in zip(modules, functions, strict=True):
+            setattr(module, name, function)
+
+
+@contextmanager
 def replay(model: nn.Module, record: Record, *, weights: str = RECORDED) -> Iterator[None]:
     """Route the tokens of `model(...)` and `model.generate(...)` inside the context as they were recorded.
 
@@ -195,7 +225,8 @@ def replay(model: nn.Module, record: Record, *, weights: str = RECORDED) -> Iter
             model(ids).logits    # the recorded experts; gradients reach the routers
 
     Sequences are numbered as in the record, from 0 in each `replay`, so that what was recorded step by step can be
-    replayed in one pass. The model may be another one of the same architecture.
+    replayed in one pass. The model may be another one of the same architecture. Under gradient checkpointing the
+    backward pass belongs into the context, too.
 
     Args:
         weights: combine weights of the recorded experts. "record": as recorded, which are constants: the gradient
@@ -213,5 +244,10 @@ def replay(model: nn.Module, record: Record, *, weights: str = RECORDED) -> Iter
     if len(record.indices) != layers:
         raise RoutingError(f"The record has {len(record.indices)} MoE layers, and the model has {layers}.")
     policy = Replay(record, fresh=weights == OF_MODEL)
-    with opened(model, REPLAY), pass_tokens(model, policy.expect), routed(model, policy, again=policy.again):
+    with (
+        opened(model, REPLAY),
+        pass_tokens(model, policy.expect),
+        routed(model, policy, repeats=True),
+        _repeated(model, policy),
+    ):
         yield

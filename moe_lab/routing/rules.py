@@ -49,7 +49,7 @@ def llama4(router: nn.Module, decide: Decide) -> list[Any]:
 
     def hook(module: Any, args: tuple, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
         weights_TE, logits_TE = output
-        index_TK = logits_TE.topk(module.top_k, dim=-1).indices
+        index_TK = weights_TE.topk(module.top_k, dim=-1).indices  # another policy may have chosen otherwise
         changed = decide(Routing(logits_TE, weights_TE.gather(-1, index_TK), index_TK))
         if changed is None:
             return None
@@ -64,9 +64,13 @@ def jetmoe(router: nn.Module, decide: Decide) -> list[Any]:
     """JetMoE: (order of the T x K pairs by expert, token of each, weight of each, pairs per expert, logits)."""
 
     def hook(module: Any, args: tuple, output: tuple) -> tuple | None:
-        order, _, weights, _, logits_TE = output
-        index_TK = logits_TE.topk(module.top_k, dim=-1).indices
-        weights_TK = torch.empty_like(weights).index_copy(0, order, weights).view_as(index_TK)
+        order, _, weights, counts, logits_TE = output
+        T, E = logits_TE.shape
+        expert = torch.arange(E, device=order.device).repeat_interleave(
+            torch.tensor(counts, device=order.device)
+        )
+        index_TK = torch.empty_like(order).index_copy(0, order, expert).view(T, -1)
+        weights_TK = torch.empty_like(weights).index_copy(0, order, weights).view(T, -1)
         changed = decide(Routing(logits_TE, weights_TK, index_TK))
         if changed is None:
             return None

@@ -1,18 +1,16 @@
 """Policies are on every router, are removed on exit, and raise where they have no effect; contexts nest.
 
-Broken by: a policy that single passes of the engine skip, one whose decision the noise overwrites without an error, or a
-layer that is left out by intent and reported as bypassed.
+Broken by: a policy that single passes of the engine skip, one of the caller's own that a method overwrites, or a layer
+that is left out by intent and reported as bypassed.
 """
 
 from __future__ import annotations
 
 import copy
-import types
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 import moe_lab
 from moe_lab import C3PO, RoE, expert_metrics, override, record, replay
@@ -194,80 +192,99 @@ def test_parts_of_a_layer_are_left_out_inside_the_context_alone():
     assert not is_left_out(layers[0])
 
 
-N, SEED, E = 3, 5, 8
-BIAS = torch.linspace(-2, 2, E)
+N, SEED = 3, 5
 PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal")]
+TEXTS = ["what is a cat and why", "hello"]
 
 
-def biased(router, routing):
-    logits_TE = routing.logits_TE + BIAS
-    index_TK = router.choose(router.scores(logits_TE), routing.index_TK.shape[-1])
-    return Routing(logits_TE, router.weights(logits_TE, index_TK), index_TK)
+def without_weakest(weights_TK):
+    return weights_TK.scatter(-1, weights_TK.argmin(dim=-1, keepdim=True), 0)
 
 
-def second_best(router, routing):
-    """Another choice at the same logits."""
-    scores_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK[:, :1], -torch.inf)
-    index_TK = router.choose(scores_TE, routing.index_TK.shape[-1])
-    return routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK))
+def drop(router, routing):
+    """A policy of one's own: drop the weakest of the experts that were decided on."""
+    return routing._replace(weights_TK=without_weakest(routing.weights_TK))
 
 
-def with_biased_routers(model):
-    """A copy with other router weights."""
-
-    def forward(self, hidden):
-        logits = linear(hidden.reshape(-1, hidden.shape[-1]), self.weight) + BIAS.to(hidden.dtype)
-        weights, index = logits.softmax(-1).topk(2, dim=-1)
-        return logits, weights, index
-
+def dropping(model):
+    """A copy whose blocks drop the weakest expert themselves."""
     changed = copy.deepcopy(model)
     for router in find_routers(changed):
-        router.module.forward = types.MethodType(forward, router.module)
+        router.block.experts.register_forward_pre_hook(
+            lambda module, args: (*args[:2], without_weakest(args[2]), *args[3:])
+        )
     return changed
 
 
 @pytest.mark.parametrize("cache", ["clean", "standard"])
-def test_roe_inside_override_is_that_of_a_slow_reference(olmoe, tokenizer, cache):
-    double = roe_reference.in_float64(with_biased_routers(olmoe))
+def test_a_policy_of_ones_own_decides_last_inside_roe(olmoe, tokenizer, cache):
+    other = dropping(olmoe)
+    double = roe_reference.in_float64(other)
     roe = RoE(olmoe, tokenizer, n=N, temperature=0.7, seed=SEED, cache=cache)
-    history = {"cache": cache}
     ids, context, continuation = [7, 9, 1, 30], tokenizer.encode("what is"), tokenizer.encode(" a cat")
-    with override(olmoe, biased):
+    with override(olmoe, drop):
         logprobs = roe.next_token_logprobs(ids)
         score = roe.loglikelihood("what is", " a cat")
         text = roe.generate(["what is", "hello you"], max_new_tokens=6)
         inputs = left_padded(tokenizer, ["what is", "hello you"])
         generated = olmoe.generate(**inputs, custom_generate=roe, max_new_tokens=6)
-    probs = roe_reference.next_token_probs(double, ids, ids, N, roe.temperatures, SEED, **history)
+    probs = roe_reference.next_token_probs(double, ids, ids, N, roe.temperatures, SEED, cache=cache)
     rounding.assert_close(logprobs, probs.log().float())
-    expected, _ = roe_reference.score(double, context, continuation, N, roe.temperatures, SEED, **history)
+    expected, _ = roe_reference.score(double, context, continuation, N, roe.temperatures, SEED, cache=cache)
     assert score == rounding.approx(expected, tokens=6)
-    other = RoE(with_biased_routers(olmoe), tokenizer, n=N, temperature=0.7, seed=SEED, cache=cache)
-    assert text == other.generate(["what is", "hello you"], max_new_tokens=6)
+    alone = RoE(other, tokenizer, n=N, temperature=0.7, seed=SEED, cache=cache)
+    assert text == alone.generate(["what is", "hello you"], max_new_tokens=6)
     assert tokenizer.batch_decode(generated[:, -6:], skip_special_tokens=True) == text
     assert abs(score - roe.loglikelihood("what is", " a cat")) > 1e-2
 
 
-def test_an_ensemble_with_perturbed_weights_nests(olmoe, tokenizer):
-    keys = {"weights": "perturbed"}
-    roe = RoE(olmoe, tokenizer, n=N, temperature=0.7, **keys)
-    other = RoE(with_biased_routers(olmoe), tokenizer, n=N, temperature=0.7, **keys)
-    with override(olmoe, biased):
-        found = roe.loglikelihood("what is", [" a cat", "b"]), roe.generate("what is", max_new_tokens=6)
-    assert found[0] == rounding.approx(other.loglikelihood("what is", [" a cat", "b"]), tokens=6)
-    assert found[1] == other.generate("what is", max_new_tokens=6)
+def test_a_policy_of_ones_own_decides_last_inside_c3po_and_metrics(olmoe, tokenizer):
+    keys = {"k": 2, "layers": "last2", "steps": 2, "core_experts": 4, "learning_rate": [0.5, 0.5]}
+    other = dropping(olmoe)
+    with override(olmoe, drop):
+        c3po = C3PO(olmoe, tokenizer, PAIRS, **keys)
+        found = c3po.loglikelihood("one cat is", [" a", " two"]), c3po.generate("hello", max_new_tokens=4)
+        metrics = expert_metrics(olmoe, TEXTS, tokenizer)
+    alone = C3PO(other, tokenizer, PAIRS, **keys)
+    assert found[0] == rounding.approx(alone.loglikelihood("one cat is", [" a", " two"]), tokens=6)
+    assert found[1] == alone.generate("hello", max_new_tokens=4)
+    assert abs(found[0][0] - C3PO(olmoe, tokenizer, PAIRS, **keys).loglikelihood("one cat is", " a")) > 1e-2
+    expected = expert_metrics(other, TEXTS, tokenizer)
+    for name in ("accuracy", "load_balance", "capacity", "specialization"):
+        assert metrics[name] == expected[name], name
+    assert metrics["load_balance"] != expert_metrics(olmoe, TEXTS, tokenizer)["load_balance"]
 
 
-def test_a_policy_that_changes_nothing_changes_no_ensemble(tokenizer):
-    def as_it_is(router, routing):
+def test_observers_inside_see_what_is_decided_last(olmoe, tokenizer):
+    policy = GumbelTopK([0.0, 0.0, 0.0, 0.9], seed=0)
+    policy.expect(all_noisy(IDS.numel()))
+    with override(olmoe, drop), routed(olmoe, policy), record(olmoe) as routes:
+        logits(olmoe)
+    other = dropping(olmoe)
+    with routed(other, policy), record(other) as expected:
+        logits(other)
+    assert torch.equal(routes.indices[3], expected.indices[3])
+    assert torch.equal(routes.weights[3], without_weakest(expected.weights[3]))
+
+
+def test_a_policy_that_leaves_the_pathways_out_is_told(olmoe, tokenizer):
+    def own(router, routing):
         index_TK = router.choose(router.scores(routing.logits_TE), routing.index_TK.shape[-1])
         return Routing(routing.logits_TE, router.weights(routing.logits_TE, index_TK), index_TK)
 
-    for family in ("olmoe", "mixtral", "gpt_oss", "deepseek_v3", "llama4_text", "jetmoe"):
+    with override(olmoe, own):
+        c3po = C3PO(olmoe, tokenizer, PAIRS, k=2, layers="last2", steps=1)
+        with pytest.raises(RoutingError, match="no effect on the loss"):
+            c3po.loglikelihood("one cat is", " a")
+
+
+def test_a_policy_that_changes_nothing_changes_no_ensemble(tokenizer):
+    """In all forms of a router's output."""
+    for family in ("olmoe", "mixtral", "gpt_oss", "deepseek_v3", "llama4_text", "jetmoe", "dbrx"):
         model = small_model(family)
         roe = RoE(model, tokenizer, n=N, temperature=0.7)
         plain = roe.loglikelihood("what is", " a cat")
-        for policy in (as_it_is, lambda router, routing: None):
+        for policy in (lambda router, routing: routing, lambda router, routing: None):
             with override(model, policy):
                 assert roe.loglikelihood("what is", " a cat") == rounding.approx(plain, tokens=6), family
 
@@ -287,41 +304,6 @@ def test_recurrent_models_nest(tokenizer):
         assert abs(roe.loglikelihood("hello", "a") - plain) > 1e-4
 
 
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "llama4_text", "jetmoe"])
-def test_a_choice_that_noise_would_overwrite_is_refused(family, tokenizer):
-    model = small_model(family)
-    roe = RoE(model, tokenizer, n=N, temperature=0.7)
-    with (
-        pytest.raises(RoutingError, match="adds noise to the logits.*logits_TE"),
-        override(model, second_best),
-    ):
-        roe.loglikelihood("what is", " a cat")
-    uniform = lambda router, routing: routing._replace(weights_TK=torch.full_like(routing.weights_TK, 0.5))  # noqa: E731
-    with pytest.raises(RoutingError, match="logits_TE"), override(model, uniform):
-        roe.loglikelihood("what is", " a cat")
-    with override(model, second_best):  # one sample has no noise
-        RoE(model, tokenizer, n=1).loglikelihood("what is", " a cat")
-
-
-def test_record_and_metrics_inside_override_see_its_decisions(olmoe, tokenizer):
-    other, ids = with_biased_routers(olmoe), torch.tensor([tokenizer.encode("what is a cat")])
-    with torch.no_grad():
-        with override(olmoe, biased), record(olmoe) as routes:
-            olmoe(ids)
-        with record(other) as expected:
-            other(ids)
-        with override(olmoe, biased), replay(olmoe, routes):
-            logits = olmoe(ids).logits
-    assert all(torch.equal(a, b) for a, b in zip(routes.indices, expected.indices, strict=True))
-    torch.testing.assert_close(logits, other(ids).logits, atol=1e-4, rtol=0)
-    texts = ["what is a cat and why", "hello"]
-    with override(olmoe, biased):
-        found = expert_metrics(olmoe, texts, tokenizer)
-    assert found | {"seconds": 0} == expert_metrics(other, texts, tokenizer) | {"seconds": 0}
-    with pytest.raises(RoutingError, match="logits_TE"), override(olmoe, second_best):
-        expert_metrics(olmoe, texts, tokenizer)
-
-
 def test_what_does_not_nest_is_refused_by_name(olmoe, tokenizer):
     roe, c3po = (
         RoE(olmoe, tokenizer, n=2),
@@ -339,10 +321,6 @@ def test_what_does_not_nest_is_refused_by_name(olmoe, tokenizer):
             ask()
         with pytest.raises(RoutingError, match=r"inside replay\(model, routes\)"), replay(olmoe, routes):
             ask()
-    with pytest.raises(RoutingError, match=r"C3PO.* inside override"), override(olmoe, biased):
-        c3po.loglikelihood("a", "b")
-    with pytest.raises(RoutingError, match=r"C3PO.* inside override"), override(olmoe, biased):
-        C3PO(olmoe, tokenizer, PAIRS, k=2, layers="last2", steps=1, core_experts=4)
     with pytest.raises(ModelError, match="RoE"):
         RoE(roe, tokenizer)
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class Observer:
     """The base of observers; it does nothing."""
 
+    observes = True
+    """Whether it changes no decision: it then gets those of final policies (`routed`)."""
+
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         """The observer is also a routing policy, called at every router."""
         return None

@@ -113,6 +113,11 @@ class NeighbourLoss:
         given = pathways.on(self.replay.forward.device)
         both_NG = given.theta.new_zeros(len(given), 1 + given.theta[0].numel(), requires_grad=False)
         for loss_N in self._losses(given, relax):
+            if not loss_N.requires_grad:
+                raise RoutingError(
+                    "The pathways have no effect on the loss: the policy of override(model, policy) decides without "
+                    "the decision that it is given. Return that with other weights or experts."
+                )
             (gradient_NWLC,) = torch.autograd.grad(loss_N.sum(), [given.theta])
             both_NG += torch.cat([loss_N.detach()[:, None], gradient_NWLC.flatten(1)], dim=1)
         both_NG = both_NG.to(pathways.theta.device)

@@ -28,7 +28,6 @@ from moe_lab.methods.references.embeddings import text_key
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
 from moe_lab.results.atomic import writing
-from moe_lab.routing.hook import OVERRIDE
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -227,7 +226,6 @@ class C3POLM(EngineLM):
     """
 
     engine: PathwayEngine
-    refused_inside = (*EngineLM.refused_inside, OVERRIDE)
 
     def __init__(
         self,

@@ -162,7 +162,7 @@ def _noise(model: Any, training: Training) -> Iterator[RoutingNoise | None]:
         yield None
         return
     noise = RoutingNoise(training.config.seed)
-    with routed(model.train(), noise, again=noise.again):
+    with routed(model, noise, repeats=True):
         yield noise
 
 
@@ -170,8 +170,7 @@ def _constrained(model: Any, training: Training) -> AbstractContextManager[Any]:
     """C2R's constraint, installed for all passes of the training and of its validation."""
     if training.allowed_LEE is None:
         return nullcontext()
-    policy = PartnersOnly(training.allowed_LEE)
-    return routed(model.train(), policy, again=lambda router, routing, _: policy(router, routing))
+    return routed(model, PartnersOnly(training.allowed_LEE), repeats=True)
 
 
 def _trainer(

@@ -198,6 +198,7 @@ class EngineLM(CountedHF):
             "generate_until": self._generate,
         }[kind]
         self.budget.tokens = in_step(self.model, self.budget.tokens)
+        self.budget.slots = in_step(self.model, int(self.budget.slots))
         with self.running(), Progress(len(requests), kind, "request", shown=self.progress) as progress:
             left = dict(enumerate(requests))
 

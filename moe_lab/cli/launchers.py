@@ -128,20 +128,22 @@ def placed(config: Config, plan: Callable[[], Plan]) -> int:
         )
     if given is not None or not gpus:
         return given or 1
-    planned = {row.memory: row for row in plan().rows if row.memory is not None}
-    if not planned:
+    rows = [row for row in plan().rows if row.memory is not None]
+    if not rows:
         return 1
-    size, row = max(planned.items())
-    needed = gpus_for(size, min(gpus))
-    what = f"{' '.join(row.names[:3])} takes {size / GIGABYTE:,.1f} GB (mode=plan)"
+    row = max(rows, key=lambda row: row.memory or 0)
+    needed, gpu = gpus_for(row.memory or 0, min(gpus)), min(gpus) / GIGABYTE
+    what = f"{' '.join(row.names[:3])} takes {(row.memory or 0) / GIGABYTE:,.1f} GB (mode=plan)"
     if needed > len(gpus):
         raise ConfigError(
-            f"{what}: {needed} GPUs of {min(gpus) / GIGABYTE:,.0f} GB, and {len(gpus)} are visible.\n"
-            "launcher.gpus_per_worker=<number> with model.device_map=auto puts layers that do not fit into memory."
+            f"{what}: {needed} GPUs of {gpu:,.0f} GB, and {len(gpus)} are visible.\n"
+            "launcher.gpus_per_worker=<number> runs it all the same, with layers in the memory of the host."
         )
-    if needed > 1 and issubclass(get_method(row.config.method.name), TrainingMethod):
+    trained = [row.names[1] for row in rows if issubclass(get_method(row.names[1]), TrainingMethod)]
+    if needed > 1 and trained:
         raise ConfigError(
-            f"{what}: more than one GPU, and a training of a launcher has one. Use torchrun (docs/finetuning.md)."
+            f"{what}: {needed} GPUs of {gpu:,.0f} GB for each worker, and method={trained[0]} trains on one.\n"
+            "Give trainings a command of their own; torchrun splits a larger one (docs/finetuning.md)."
         )
     return needed
 

@@ -168,14 +168,18 @@ class Method(ABC):
         }
         return Ensemble(**keys)
 
-    def rehearse(self, model: LoadedModel, asked: Asked, sequences: int | None) -> None:
+    def rehearse(self, model: LoadedModel, asked: Asked, sequences: int | None, reuse: bool = False) -> None:
         """Answer the longest of these requests on a model of the meta device, for the planned memory.
 
         By default as its ensemble does. Demonstrations, prefixes and the policies of methods without one are left out.
+
+        Args:
+            sequences: at most this many in a pass.
+            reuse: whether clean activations are cached, as in a study of temperatures.
         """
         from moe_lab.engine.dry_run import rehearse
 
-        rehearse(model.model, self.planned_ensemble(), asked, sequences)
+        rehearse(model.model, self.planned_ensemble(), asked, sequences, reuse)
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
         """The configuration of the model that answers. Needs no weights."""

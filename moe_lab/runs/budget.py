@@ -79,11 +79,14 @@ def gpus_for(size: int, gpu: float) -> int:
     return max(1, ceil(size / (USABLE * gpu)))
 
 
-def planned_memory(of: Run | Study, workload: Workload) -> int | None:
+def planned_memory(of: Run | Study, workload: Workload, reuse: bool = False) -> int | None:
     """The peak bytes of a run or study on GPUs with passes of `PASS_TOKENS` tokens; None for an embedded model.
 
     A training counts where it takes more. Quantized weights count as dequantized. It is the weights alone for a model
     without a `KVEngine`, and for a family whose own code reads values of tensors. Runs that ask alike are planned once.
+
+    Args:
+        reuse: whether it caches clean activations, as a study of temperatures does.
     """
     config, method = of.config, of.method
     if of.facts.path is None and type(method).architecture is Method.architecture:
@@ -91,13 +94,13 @@ def planned_memory(of: Run | Study, workload: Workload) -> int | None:
     asked = Asked()
     for _, each in workload.asked:
         asked.add(each)
-    key = f"{config.model} {config.dtype} {method.config} {config.batch_size} {config.max_batch_size} {asked}"
-    size = once(f"memory {key}", lambda: _dry_run(of, asked, workload.one_by_one))
+    key = f"{config.model} {config.dtype} {method.config} {config.batch_size} {config.max_batch_size} {reuse} {asked}"
+    size = once(f"memory {key}", lambda: _dry_run(of, asked, workload.one_by_one, reuse))
     training = method.training_memory(config, of.facts) if isinstance(method, TrainingMethod) else None
     return max(size, training or 0)
 
 
-def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool) -> int:
+def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) -> int:
     import torch
 
     from moe_lab.engine.dry_run import planned_peak
@@ -113,7 +116,7 @@ def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool) -> int:
     if weights_alone:
         return weight_bytes(model)
     try:
-        return planned_peak(model, lambda: of.method.rehearse(loaded, asked, sequences))
+        return planned_peak(model, lambda: of.method.rehearse(loaded, asked, sequences, reuse))
     except NotImplementedError:
         return weight_bytes(model)
 

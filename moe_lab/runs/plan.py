@@ -106,7 +106,7 @@ class Plan:
         names = _names(study.config)
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
-        memory = planned_memory(study, study_workload(study))
+        memory = planned_memory(study, study_workload(study), reuse=not study.search.grid)
         self.rows.append(
             Row(study.study_id[:8], study.config, names, documents, round(left), hours, None, state, memory)
         )
@@ -231,7 +231,7 @@ def _memory(plan: Plan) -> list[str]:
         return []
     gpu = min(gpu_memory(), default=GPU)
     lines = [
-        f"GPU memory: at most {largest.memory / GIGABYTE:,.1f} GB ({' '.join(largest.names[:3])}), which takes "
+        f"GPU memory: at most {largest.memory / GIGABYTE:,.3g} GB ({' '.join(largest.names[:3])}), which takes "
         f"{gpus_for(largest.memory, gpu)} of {gpu / GIGABYTE:,.0f} GB. Planned with passes of 2,048 tokens; larger "
         f"ones take free memory only. {1 - USABLE:.0%} of a GPU is left for its context, kernels and fragmentation."
     ]
@@ -280,7 +280,7 @@ def print_rows(rows: Sequence[Row]) -> None:
         "forward tokens left (estimated)": [_count(row.tokens) for row in rows],
         "GPU hours": [hours_text(row.hours or 0) for row in rows],
         "hours here": ["" if row.here is None else hours_text(row.here) for row in rows],
-        "memory (GB)": ["" if row.memory is None else f"{row.memory / GIGABYTE:.1f}" for row in rows],
+        "memory (GB)": ["" if row.memory is None else f"{row.memory / GIGABYTE:.3g}" for row in rows],
         "state": [row.state for row in rows],
     }
     if sys.stdout.isatty():

@@ -129,7 +129,7 @@ class C3PO(Method):
         passed = neighbours * settings.passes * suffix
         return super().forward_tokens(workload) + workload.documents * (read + passed)
 
-    def rehearse(self, model: LoadedModel, asked: Asked, sequences: int | None) -> None:
+    def rehearse(self, model: LoadedModel, asked: Asked, sequences: int | None, reuse: bool = False) -> None:
         """The neighbours are the longest questions."""
         from moe_lab.methods.c3po.rehearsal import rehearse
 

@@ -59,7 +59,7 @@ def rehearse(
     questions: int = AT_ONCE,
 ) -> None:
     """Answer a batch of `questions` that are as long as those of `asked`, with one step of the optimizer."""
-    settings = replace(settings, optimizer="ngd", negative=0.0, steps=1, trace=False)
+    settings = replace(settings, optimizer="ngd", negative=0.0, abstain=None, steps=1, trace=False)
     engine = PathwayEngine(model, settings, layers, None, pass_budget(model.model, sequences))
     engine.counted["flops_questions"] = 1  # nothing is counted
     scored = [(context, list(continuations)) for context, continuations in asked.scored.items()]
@@ -82,7 +82,7 @@ def rehearse(
 def _optimizer(engine: PathwayEngine, right: Sequence[tuple[Ids, Ids]], questions: int) -> _Optimizer:
     """With references like these pairs of a prompt and its right answer."""
     given = engine.optimize
-    pairs = _copies(right, questions * given.settings.k, first=questions)
+    pairs = _copies(right, len(right) + questions * given.settings.k)[len(right) :]
     facts, count = given.model.facts, len(pairs)
     references = ReferenceSet(
         folder=None,
@@ -97,11 +97,11 @@ def _optimizer(engine: PathwayEngine, right: Sequence[tuple[Ids, Ids]], question
     return _Optimizer(given.model, given.settings, given.layers, references, given.replay, given.budget)
 
 
-def _copies(requests: Sequence[tuple[Ids, T]], count: int, first: int = 0) -> list[tuple[Ids, T]]:
-    """`count` requests, the longest first and again where they are fewer; copies share no beginning."""
+def _copies(requests: Sequence[tuple[Ids, T]], count: int) -> list[tuple[Ids, T]]:
+    """`count` requests, the longest first, and again where they are fewer. Copies share no beginning with others."""
     ordered = sorted(requests, key=lambda request: -len(request[0]))
-    rounds = [divmod(number, len(ordered)) for number in range(count)]
+    copies = [ordered[number % len(ordered)] for number in range(count)]
     return [
-        (tuple(token + OTHER_IDS * (first + copy) for token in ordered[at][0]), ordered[at][1])
-        for copy, at in rounds
+        (tuple(token + OTHER_IDS * number for token in ids) if number >= len(ordered) else ids, rest)
+        for number, (ids, rest) in enumerate(copies)
     ]

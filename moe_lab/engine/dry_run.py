@@ -10,10 +10,10 @@ of kernels and fragmentation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +28,10 @@ from moe_lab.engine.pass_size import PASS_SHARE, pass_budget
 from moe_lab.engine.planned import Asked, Ids
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.sampling import Decoding, Sampler
-from moe_lab.engine.scoring import ScoringRequest, tokens_to_score
+from moe_lab.engine.scoring import ScoringRequest
 from moe_lab.models.memory import PLANNED, weight_bytes
 from moe_lab.routing import GumbelTopK, find_routers
 
-T = TypeVar("T")
 PASS_TOKENS = 2048
 """Tokens of a pass on the device that is planned for by default. Smaller passes are much slower."""
 
@@ -101,7 +100,7 @@ def planned_peak(model: Any, run: Callable[[], object], size: int | None = None)
 def rehearse(
     model: Any, ensemble: Ensemble, asked: Asked, sequences: int | None, reuse: bool = False
 ) -> None:
-    """Answer the longest requests on a model of the meta device, as a `KVEngine` does.
+    """Answer the first batches of requests on a model of the meta device, as a `KVEngine` does.
 
     Args:
         asked: requests of lm-eval. Of generated answers the first and the last token are computed.
@@ -113,20 +112,40 @@ def rehearse(
     engine = KVEngine(EnsembleForward(model, ensemble), pass_budget(model, sequences), reuse)
     pairs = [(context, list(continuations)) for context, continuations in asked.scored.items()]
     pairs += [(context, [ids]) for windows in asked.texts.values() for context, ids in windows]
-    requests = _longest(
-        [ScoringRequest(*pair, noise_key=0) for pair in pairs],
-        lambda request: tokens_to_score(ensemble, [request]),
-    )
-    # trials of a study at temperature 0 also find the best logit scale
+    requests = [ScoringRequest(*pair, noise_key=0) for pair in pairs]
+    # the trial of a study at temperature 0 also finds the best logit scale
     for sweep in ([ScaleSweep(), None] if reuse else [None]) if requests else []:
         engine.set_ensemble(replace(ensemble, sweep=sweep))
-        engine.score(requests, lambda index, scores: None)
-    samples = ensemble.n if ensemble.own_history else 1
+        _score(engine, requests)
+        # batches begin with the longest contexts; this request has the most samples and rows of logits
+        _score(engine, [max(requests, key=lambda request: sum(map(len, request.continuations)))])
     for settings, prompts in asked.generated.items():
         decoding, states = generation(model, settings, prompts.values())
         with engine.forward as forward:
-            states = _longest(states, lambda state: samples * len(state.prompt))
             generating.rehearse(forward, states, engine.budget, decoding)
+
+
+PASSES = 6
+"""Of scored requests in a dry run. The longest come first."""
+
+
+class _Enough(Exception):
+    """`PASSES` passes were run."""
+
+
+def _score(engine: KVEngine, requests: list[ScoringRequest]) -> None:
+    left = iter(range(PASSES))
+
+    def count(model: Any, args: object) -> None:
+        if next(left, None) is None:
+            raise _Enough
+
+    counting = engine.forward.model.register_forward_pre_hook(count)
+    try:
+        with suppress(_Enough):
+            engine.score(requests, lambda index, scores: None)
+    finally:
+        counting.remove()
 
 
 def generation(
@@ -143,10 +162,3 @@ def generation(
     answers = [(prompt, count) for prompt, new in prompts for count in new]
     states = [GenerationState(i, prompt, noise_key=0) for i, (prompt, _) in enumerate(answers)]
     return Decoding(sampler, lambda generated: False, max(count for _, count in answers)), states
-
-
-def _longest(requests: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """The longest requests: as many as fill two passes of `PASS_TOKENS`, at least one."""
-    ordered = sorted(requests, key=lambda request: -size(request))
-    count = sum(tokens <= 2 * PASS_TOKENS for tokens in accumulate(map(size, ordered)))
-    return ordered[: max(1, count)]

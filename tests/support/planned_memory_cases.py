@@ -38,7 +38,7 @@ from tests.support.models import make_model
 FAMILIES = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe")
 KINDS = ("scoring", "generation", "tuning", "C3PO")
 LARGEST_VOCABULARY = 262_144  # Gemma's
-MOST = 1.5
+LEAST, MOST = 0.999, 1.5
 """Times the metered bytes besides the weights, which tests of the vocabulary would hide otherwise."""
 
 
@@ -162,4 +162,4 @@ def test_the_plan_is_the_metered_peak(number: int) -> None:
         case.on_device(model)
         peak = device.peak - others
     weights = weight_bytes(meta)
-    assert peak - weights <= planned - weights <= MOST * (peak - weights)
+    assert LEAST * (peak - weights) <= planned - weights <= MOST * (peak - weights)

@@ -12,7 +12,7 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from moe_lab.engine.footprint import footprint_of
 from moe_lab.engine.forward.kv_cache import token_bytes
-from moe_lab.engine.forward.layers import decoder_layers
+from moe_lab.engine.forward.layers import decoder_layers, runs_on_kv_cache
 from moe_lab.engine.scoring import Budget
 from moe_lab.models.memory import free_memory
 
@@ -44,7 +44,9 @@ def pass_budget(model: Any, sequences: int | None = None) -> Budget:
         sequences: at most this many in a pass; None: as many as fit.
     """
     device = model.device
-    slots = int(CACHE_SHARE * _free_for_caches(model)) // token_bytes(model)
+    slots = 0  # without a KV cache nothing asks for them
+    if runs_on_kv_cache(model):
+        slots = int(CACHE_SHARE * _free_for_caches(model)) // token_bytes(model)
     if device.type == "cpu":
         return Budget(CPU_TOKENS, sequences, slots=slots, gradient_tokens=CPU_GRADIENT_TOKENS)
     footprint = footprint_of(model)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-HOURS = ("gpu_hours", "hours_here")
+IN_NOTES = ("gpu_hours", "hours_here", "gpu_memory")
 """Columns that `repr` leaves to the notes."""
 
 
@@ -42,8 +42,8 @@ class PlannedRuns(Shown):
         Columns: `run` (the first 8 digits of its id; missing before it has one), `model`, `weights` (`model.path`),
         `method`, `task`, `seed` (as text: a tuned run has several), the settings that differ, `examples`, `tokens`
         (estimated forward tokens that are left), `gpu_hours` (estimated), `hours_here` (at
-        the speed of a stored run), `state` ("done", "missing", ...). What is
-        not known before a study or a training is missing.
+        the speed of a stored run), `gpu_memory` (planned bytes; missing for embedded models), `state` ("done",
+        "missing", ...). What is not known before a study or a training is missing.
         """
         import pandas as pd
 
@@ -67,17 +67,19 @@ class PlannedRuns(Shown):
                     "tokens": row.tokens,
                     "gpu_hours": row.hours,
                     "hours_here": row.here,
+                    "gpu_memory": row.memory,
                     "state": row.state,
                 }
             )
         frame = with_counts(pd.DataFrame(rows), settings)
         return frame.astype(
-            {"examples": "Int64", "tokens": "Int64", "gpu_hours": "float64", "hours_here": "float64"}
+            dict.fromkeys(("examples", "tokens", "gpu_memory"), "Int64")
+            | dict.fromkeys(("gpu_hours", "hours_here"), "float64")
         )
 
     def _shown(self) -> tuple[dict[str, list[str]], list[str]]:
         frame = self.frame()
-        columns = {name: [text(value) for value in frame[name]] for name in frame if name not in HOURS}
+        columns = {name: [text(value) for value in frame[name]] for name in frame if name not in IN_NOTES}
         return columns, self.notes
 
 

@@ -17,19 +17,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.cli.main import main
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config, LauncherConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker
+from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.models.distributed import num_processes
 from moe_lab.results.folder import check_writable
 from moe_lab.runs.board import Board, log_file, on_board
+from moe_lab.runs.budget import GIGABYTE, gpu_memory, gpus_for
+
+if TYPE_CHECKING:
+    from moe_lab.runs.plan import Plan
 
 # Progress and failures of workers
 
@@ -87,7 +92,7 @@ def end_with_starter() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-# launcher=local: workers on this machine, each with one GPU or a share of the CPU cores
+# launcher=local: workers on this machine, each with some GPUs or a share of the CPU cores
 
 Worker = subprocess.Popen[bytes]
 
@@ -97,9 +102,10 @@ def run_local(board: Board, config: Config, argv: list[str]) -> list[int]:
 
     An interruption also ends them, and is raised.
     """
-    gpus = 0 if config.device == "cpu" else num_gpus()
-    count = config.launcher.workers or gpus or WORKERS
-    workers = [start(board, number, argv, environment(number, count, gpus)) for number in range(count)]
+    gpus = 0 if config.device == "cpu" else len(gpu_memory())
+    each = config.launcher.gpus_per_worker or 1
+    count = config.launcher.workers or gpus // each or WORKERS
+    workers = [start(board, number, argv, environment(number, count, gpus, each)) for number in range(count)]
     try:
         watch(board, count, lambda: any(worker.poll() is None for worker in workers))
     finally:
@@ -109,18 +115,45 @@ def run_local(board: Board, config: Config, argv: list[str]) -> list[int]:
     return codes
 
 
-def num_gpus() -> int:
-    """How many GPUs this process sees."""
-    import torch
+def placed(config: Config, plan: Callable[[], Plan]) -> int:
+    """GPUs of each worker: the number that is given, or what the largest run of the plan needs.
 
-    return torch.cuda.device_count()
+    Raises ConfigError if the GPUs do not suffice, and if a training needs several.
+    """
+    gpus = [] if config.device == "cpu" else gpu_memory()
+    given = config.launcher.gpus_per_worker
+    if given is not None and gpus and given > len(gpus):
+        raise ConfigError(
+            f"launcher.gpus_per_worker={given}: {len(gpus)} are visible. Give at most {len(gpus)}."
+        )
+    if given is not None or not gpus:
+        return given or 1
+    rows = [row for row in plan().rows if row.memory is not None]
+    if not rows:
+        return 1
+    row = max(rows, key=lambda row: row.memory or 0)
+    needed, gpu = gpus_for(row.memory or 0, min(gpus)), min(gpus) / GIGABYTE
+    what = f"{' '.join(row.names[:3])} takes {(row.memory or 0) / GIGABYTE:,.1f} GB (mode=plan)"
+    if needed > len(gpus):
+        raise ConfigError(
+            f"{what}: {needed} GPUs of {gpu:,.0f} GB, and {len(gpus)} are visible.\n"
+            "launcher.gpus_per_worker=<number> runs it all the same, with layers in the memory of the host."
+        )
+    trained = [row.names[1] for row in rows if issubclass(get_method(row.names[1]), TrainingMethod)]
+    if needed > 1 and trained:
+        raise ConfigError(
+            f"{what}: {needed} GPUs of {gpu:,.0f} GB for each worker, and method={trained[0]} trains on one.\n"
+            "Give trainings a command of their own; torchrun splits a larger one (docs/finetuning.md)."
+        )
+    return needed
 
 
-def environment(number: int, count: int, gpus: int) -> dict[str, str]:
-    """The environment variables of a worker: its GPU, or its number of threads."""
+def environment(number: int, count: int, gpus: int, each: int = 1) -> dict[str, str]:
+    """The environment variables of a worker: its GPUs, or its number of threads."""
     if gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
-        return {**os.environ, "CUDA_VISIBLE_DEVICES": visible.split(",")[number % gpus]}
+        visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))).split(",")
+        first = number % (gpus // each) * each
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + each])}
     import torch
 
     threads = max(1, torch.get_num_threads() // count)
@@ -141,7 +174,7 @@ def start(board: Board, number: int, argv: list[str], variables: dict[str, str])
         )
 
 
-# launcher=ray: workers are tasks of a Ray cluster, which gives each its GPU and restarts one that has died
+# launcher=ray: workers are tasks of a Ray cluster, which gives each its GPUs and restarts one that has died
 
 
 def run_ray(board: Board, config: Config, argv: list[str]) -> list[int]:
@@ -154,8 +187,9 @@ def run_ray(board: Board, config: Config, argv: list[str]) -> list[int]:
     ray = _connected(launcher)
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
-        count = launcher.workers or gpus or WORKERS
-        worker = _remote(ray, ({"num_gpus": 1} if gpus else {}) | launcher.parameters)
+        each = launcher.gpus_per_worker or 1
+        count = launcher.workers or gpus // each or WORKERS
+        worker = _remote(ray, ({"num_gpus": each} if gpus else {}) | launcher.parameters)
         tasks = [worker.remote(os.getcwd(), board.folder, number, argv) for number in range(count)]
         watch(board, count, lambda: ray.wait(tasks, num_returns=count, timeout=0)[1])
         return [_exit_code_of_task(ray, task) for task in tasks]
@@ -241,7 +275,9 @@ def _executor(board: Board, launcher: LauncherConfig) -> Any:
         executor = submitit.AutoExecutor(
             board.folder / "jobs", launcher.cluster, slurm_max_num_timeout=REQUEUES
         )
-        executor.update_parameters(name="moe_lab", **launcher.parameters)
+        each = launcher.gpus_per_worker
+        gpus = {} if each is None else {"gpus_per_node": each}
+        executor.update_parameters(name="moe_lab", **(launcher.parameters | gpus))
     except (NameError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"launcher=submitit: {error}") from error
     return executor
@@ -264,7 +300,7 @@ OURS = re.compile(r"\+*launcher[.=]")
 
 
 @contextmanager
-def launched(configs: Sequence[Config], argv: list[str]) -> Iterator[None]:
+def launched(configs: Sequence[Config], argv: list[str], plan: Callable[[], Plan]) -> Iterator[None]:
     """Let workers compute the runs of a command line. Inside the context, their board is this process's.
 
     This process runs whatever is unfinished when the workers end, for example because they crashed. The folder with
@@ -272,13 +308,18 @@ def launched(configs: Sequence[Config], argv: list[str]) -> Iterator[None]:
     """
     _check(configs)
     config = configs[0]
+    if config.launcher.name == "local":
+        config = replace(config, launcher=replace(config.launcher, gpus_per_worker=placed(config, plan)))
     check_writable(config.output_dir)
     folder = (
         Path(config.output_dir).absolute() / "workers" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     )
     folder.mkdir(parents=True)
     board = Board(folder)
-    codes = LAUNCHERS[config.launcher.name](board, config, [word for word in argv if not OURS.match(word)])
+    words = [word for word in argv if not OURS.match(word)]
+    if (config.launcher.gpus_per_worker or 1) > 1 and not any(one.model.device_map for one in configs):
+        words.append("model.device_map=auto")
+    codes = LAUNCHERS[config.launcher.name](board, config, words)
     print_failed(board, codes)
     with on_board(board):
         yield
@@ -305,9 +346,9 @@ def _check(configs: Sequence[Config]) -> None:
     if configs[0].rerun:
         raise ConfigError("rerun=true would compute every run in every worker. Leave launcher= out.")
     for config in configs:
-        if config.model.device_map or config.device.startswith("cuda:"):
+        if config.device.startswith("cuda:"):
             raise ConfigError(
-                "Each worker has one GPU: leave device=cuda:<index> and model.device_map out, or launcher=. "
+                f"device={config.device}: each worker has GPUs of its own. Leave it out, or launcher=. "
                 "CUDA_VISIBLE_DEVICES says which GPUs workers share."
             )
     if num_processes() > 1:

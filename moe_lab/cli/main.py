@@ -21,6 +21,7 @@ from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code, print_
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
     from moe_lab.config.schema import Config
+    from moe_lab.runs.plan import Plan
 
 MODES = {
     "run": ("moe_lab.runs.grid:run_grid", "moe_lab.runs.experiments.runner:run_experiments"),
@@ -118,7 +119,7 @@ def dispatch(cells: list[Cell], argv: list[str]) -> int:
         experiments = any(config.experiment for config in configs)
         if experiments and len(configs) > 1:
             raise ConfigError(OWN_GRID)
-        with _workers(configs, argv):
+        with _workers(configs, cells, argv):
             if experiments:
                 return _function(of_experiments)(configs[0], cells[0])
             return _function(of_grid)(configs)
@@ -136,11 +137,17 @@ def _check_agent(configs: list[Config]) -> None:
         )
 
 
-def _workers(configs: list[Config], argv: list[str]) -> AbstractContextManager[None]:
+def _workers(configs: list[Config], cells: list[Cell], argv: list[str]) -> AbstractContextManager[None]:
     """With `launcher=`, workers make the runs first."""
     if configs[0].mode != "run" or configs[0].launcher.name == "none":
         return nullcontext()
-    return _function("moe_lab.cli.launchers:launched")(configs, argv)
+
+    def plan() -> Plan:
+        if configs[0].experiment:
+            return _function("moe_lab.runs.experiments.runner:planned_experiments")(configs[0], cells[0])
+        return _function("moe_lab.runs.grid:planned")(configs)
+
+    return _function("moe_lab.cli.launchers:launched")(configs, argv, plan)
 
 
 def _function(place: str) -> Any:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterable
-from functools import cached_property, lru_cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property, lru_cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,24 +31,31 @@ class Meter(TorchDispatchMode):
     """Counts the bytes of the storages that are created inside the context, now (`live`) and at most (`peak`).
 
     Args:
-        known: tensors that are not counted, nor views of them.
+        known: tensors that are not counted, nor views of them. Tensors on other devices than theirs are not counted.
     """
 
-    def __init__(self, known: Iterable[Tensor]):
+    block = 1
+    """Bytes of storages are counted in multiples of this."""
+    on_meta: ClassVar[dict[Any, Callable[..., Any]]] = {}
+    """Operations whose result on the meta device is not torch's."""
+
+    def __init__(self, known: Sequence[Tensor]):
         super().__init__()
         self.live = self.peak = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._held: set[int] = set()
+        self._device = known[0].device
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.aten._grouped_mm.default and (
-            args[0].is_meta or isinstance(args[0], FakeTensor)
-        ):
-            found = _grouped(*args, **(kwargs or {}))
-        else:
-            found = function(*args, **(kwargs or {}))
+        options = kwargs or {}
+        if _is_composite(function):  # in inference mode
+            with self:
+                return function.decompose(*args, **options)
+        if args and isinstance(args[0], Tensor) and (args[0].is_meta or isinstance(args[0], FakeTensor)):
+            function = self.on_meta.get(function, function)
+        found = function(*args, **options)
         for tensor in tree_leaves(found):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and tensor.device == self._device:
                 self._hold(tensor.untyped_storage())
         return found
 
@@ -57,9 +64,10 @@ class Meter(TorchDispatchMode):
         if key in self._known or key in self._held:
             return
         self._held.add(key)
-        self.live += storage.nbytes()
+        size = -(-storage.nbytes() // self.block) * self.block
+        self.live += size
         self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._release, key, storage.nbytes()).atexit = False
+        weakref.finalize(storage, self._release, key, size).atexit = False
 
     def _release(self, key: int, size: int) -> None:
         self._held.remove(key)
@@ -70,6 +78,14 @@ def _grouped(one: Tensor, other: Tensor, ends: Tensor, *_: Any, **__: Any) -> Te
     """The shape of a grouped product, which without values exists in bfloat16 alone."""
     shape = (len(ends), len(one), other.shape[-1]) if other.dim() == 2 else (len(one), other.shape[-1])
     return one.new_empty(shape)
+
+
+Meter.on_meta = {torch.ops.aten._grouped_mm.default: _grouped}
+
+
+@cache
+def _is_composite(function: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd"))
 
 
 class _Attention(torch.autograd.Function):

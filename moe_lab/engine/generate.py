@@ -13,14 +13,11 @@ from torch import Tensor
 
 from moe_lab.engine.forward.batch import Group, Tokens, group_by_prefix
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.forward.kv_cache import Store
-from moe_lab.engine.pass_size import cache_memory, sequence_bytes
+from moe_lab.engine.forward.kv_cache import KVCache, Store
+from moe_lab.engine.pass_size import CACHE_SHARE, cache_memory, sequence_bytes
 from moe_lab.engine.prefill import GenerationState, OnDone, Prefill, PrefixCache
 from moe_lab.engine.sampling import Decoding
 from moe_lab.engine.scoring import MAX_SEQUENCES, Budget, shared_prefix
-
-CACHE_SHARE = 0.5
-"""Of the free memory, for the keys and values of the sequences that generate together."""
 
 
 def generate(
@@ -39,6 +36,21 @@ def generate(
     """
     for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, prefix_cache):
         _Batch(forward, batch, prefill).run(decoding, on_done)
+
+
+def rehearse(
+    forward: EnsembleForward,
+    states: list[GenerationState],
+    budget: Budget,
+    decoding: Decoding,
+    prefix_cache: PrefixCache | None = None,
+) -> None:
+    """The first and the last step of the first batches, for a dry run: other steps and batches take no more memory."""
+    rehearsed = None
+    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, prefix_cache):
+        if prefill is not rehearsed:  # the longest prompts with this beginning
+            _Batch(forward, batch, prefill).rehearse(decoding)
+        rehearsed = prefill
 
 
 def _batches(
@@ -96,12 +108,29 @@ class _Batch:
             self.active = [b for b in self.active if b not in ended]
             if not self.active:
                 return
-            if self.forward.ensemble.cache == "none":
-                self.scores_AV = self.prefill([self.states[b] for b in self.active]).scores_AV
-                continue
-            if len(self.active) <= len(self.states) // 2:
-                self._drop_finished()
-            self.scores_AV = self._step()
+            self.scores_AV = self._next_scores()
+
+    def rehearse(self, decoding: Decoding) -> None:
+        """The first and the last step; the tokens between them are not read."""
+        decoding.extend(self.states, self.scores_AV)
+        skipped = decoding.max_new_tokens - 2
+        if skipped < 0:
+            return
+        for state in self.states:
+            state.generated += [0] * skipped
+        for layer in self.cache.layers:
+            layer.length += skipped
+        self.real_BT = torch.nn.functional.pad(self.real_BT, (0, skipped), value=True)
+        decoding.extend(self.states, self._next_scores())
+
+    def _next_scores(self) -> Tensor:
+        """float32 [A, V]: scores after the newest token of every unfinished sequence."""
+        if self.forward.ensemble.cache == "none":
+            self.cache = KVCache(0)
+            return self.prefill([self.states[b] for b in self.active]).scores_AV
+        if len(self.active) <= len(self.states) // 2:
+            self._drop_finished()
+        return self._step()
 
     def _drop_finished(self) -> None:
         index = torch.tensor(self.active, device=self.forward.device)
@@ -112,7 +141,6 @@ class _Batch:
         self.active = list(range(len(self.states)))
 
     def _step(self) -> Tensor:
-        """float32 [A, V]: scores after the newest token of every unfinished sequence."""
         device = self.forward.device
         active = set(self.active)
         self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)

@@ -201,6 +201,7 @@ class EngineLM(CountedHF):
             # lm-eval's own code drops special tokens, and stops at a task's stop words in the reasoning
             self.engine = self.engine or RecurrentEngine(RecurrentForward(self.model, self.ensemble))
         self.budget.tokens = in_step(self.model, self.budget.tokens)
+        self.budget.slots = in_step(self.model, int(self.budget.slots))
         with self.running(), Progress(len(requests), kind, "request", shown=self.progress) as progress:
             left = dict(enumerate(requests))
 

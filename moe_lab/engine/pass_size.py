@@ -12,7 +12,7 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from moe_lab.engine.footprint import footprint_of
 from moe_lab.engine.forward.kv_cache import token_bytes
-from moe_lab.engine.forward.layers import decoder_layers
+from moe_lab.engine.forward.layers import decoder_layers, runs_on_kv_cache
 from moe_lab.engine.scoring import Budget
 from moe_lab.models.memory import free_memory
 
@@ -25,6 +25,8 @@ CPU_TOKENS, CPU_GRADIENT_TOKENS = 2048, 512
 PASS_SHARE = 0.2
 """Share of the free memory for a pass. Keys and values, and cached activations, take the rest (`CACHE_SHARE`,
 `KEPT_SHARE`)."""
+CACHE_SHARE = 0.5
+"""Share of the free memory for the keys and values of the sequences of a pass, or of those that generate together."""
 LEAST_TOKENS = 32
 """Passes are not halved below this."""
 ROW_COPIES = 2
@@ -42,8 +44,11 @@ def pass_budget(model: Any, sequences: int | None = None) -> Budget:
         sequences: at most this many in a pass; None: as many as fit.
     """
     device = model.device
+    slots = 0  # without a KV cache nothing asks for them
+    if runs_on_kv_cache(model):
+        slots = int(CACHE_SHARE * _free_for_caches(model)) // token_bytes(model)
     if device.type == "cpu":
-        return Budget(CPU_TOKENS, sequences, gradient_tokens=CPU_GRADIENT_TOKENS)
+        return Budget(CPU_TOKENS, sequences, slots=slots, gradient_tokens=CPU_GRADIENT_TOKENS)
     footprint = footprint_of(model)
     free = int(PASS_SHARE * free_memory(device))
     most = max(LEAST_TOKENS, min(MOST_TOKENS, free // footprint.token))
@@ -52,6 +57,7 @@ def pass_budget(model: Any, sequences: int | None = None) -> Budget:
     return Budget(
         most,
         sequences,
+        slots=slots,
         row=ROW_COPIES * footprint.row / footprint.token,
         gradient_tokens=gradients,
         gradient_row=(footprint.row + GRADIENT_BYTES * vocabulary) / footprint.kept,
@@ -59,12 +65,17 @@ def pass_budget(model: Any, sequences: int | None = None) -> Budget:
 
 
 def cache_memory(model: Any) -> int:
-    """Free bytes for keys and values: each device of a device map holds those of its own layers."""
+    """Free bytes for keys and values, in the process that has least of those that share the model's weights."""
+    return in_step(model, _free_for_caches(model))
+
+
+def _free_for_caches(model: Any) -> int:
+    """Each device of a device map holds the keys and values of its own layers."""
     layers = decoder_layers(model) or [model]
     own = [next(layer.parameters()).device for layer in layers]
     # layers that accelerate keeps elsewhere compute on the model's own device
     counts = Counter(model.device if device.type in ("meta", "cpu") else device for device in own)
-    return in_step(model, min(free_memory(device) * len(layers) // count for device, count in counts.items()))
+    return min(free_memory(device) * len(layers) // count for device, count in counts.items())
 
 
 def sequence_bytes(model: Any, slots: float, samples: int) -> int:

@@ -167,8 +167,9 @@ class Prefill:
 
     @property
     def _room(self) -> int:
-        """Slots for new tokens, and for the noisy samples of one of them."""
-        return self.max_new_tokens + self.forward.extra_slots
+        """Slots for new tokens, if they are kept, and for the noisy samples of one of them."""
+        kept = self.max_new_tokens if self.forward.ensemble.cache != "none" else 0
+        return kept + self.forward.extra_slots
 
     def _parts(self, states: list[GenerationState], shared: int) -> Iterator[list[GenerationState]]:
         """Sequences of similar length, as many as fit one pass."""

@@ -179,6 +179,8 @@ class Budget:
     """Tokens, routing samples and padding included."""
     sequences: int | None = None
     """Sequences; None: as many as fit."""
+    slots: float = math.inf
+    """Cached slots of all sequences: each has a copy of the prefix that they share."""
     row: float = 0.0
     """Tokens that a row of logits takes the memory of."""
     gradient_tokens: int = 512
@@ -195,6 +197,7 @@ class Budget:
         if self.tokens <= least:
             return False
         self.tokens = max(least, self.tokens // 2)
+        self.slots /= 2
         self.gradient_tokens = max(least, self.gradient_tokens // 2)
         self.sequences = max(1, (self.sequences or MAX_SEQUENCES) // 2)
         return True
@@ -209,6 +212,7 @@ def score(
             scores = read_scores(forward.ensemble, batch.trees, batch.passes(forward, budget))
             for i, own in zip(batch.indices, scores, strict=True):
                 on_scores(i, own)
+            del batch  # its cache, before the next one is made
 
 
 def _groups(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> list[Group]:
@@ -246,13 +250,17 @@ def batches(
     """The requests of a group in batches, over their shared prefix, which is computed here."""
     prefix = shared_prefix(forward, requests[group.members[0]].context[: group.shared])
     tree_of = {i: _tree(requests[i], group) for i in group.members}
-    for indices in _alike(tree_of, forward.ensemble, budget):
-        trees = [tree_of[i] for i in indices]
-        capacity = group.shared + max(
-            len(tree) + len(tree.logit_nodes) * forward.extra_slots for tree in trees
+    slots = {
+        i: group.shared + len(tree) + len(tree.logit_nodes) * forward.extra_slots
+        for i, tree in tree_of.items()
+    }
+    for indices in _alike(tree_of, forward.ensemble, budget, max(slots.values())):
+        size, capacity = len(indices), max(slots[i] for i in indices)
+        yield Batch(
+            indices,
+            [tree_of[i] for i in indices],
+            prefix.expanded(size, capacity) if prefix else forward.new_cache(capacity),
         )
-        cache = prefix.expanded(len(trees), capacity) if prefix else forward.new_cache(capacity)
-        yield Batch(indices, trees, cache)
 
 
 def shared_prefix(forward: EnsembleForward, tokens: Sequence[int]) -> KVCache | None:
@@ -268,14 +276,21 @@ def _tree(request: ScoringRequest, group: Group) -> TokenTree:
     return TokenTree(request.context, request.continuations, cached=group.shared, noise_key=request.noise_key)
 
 
-def _alike(trees: dict[int, TokenTree], ensemble: Ensemble, budget: Budget) -> Iterator[list[int]]:
-    """Trees of similar size, as many as the budget allows. The longest come first: too little memory shows at once."""
+def _alike(
+    trees: dict[int, TokenTree], ensemble: Ensemble, budget: Budget, slots: int
+) -> Iterator[list[int]]:
+    """Trees of similar size, as many as the budget allows. The longest come first: too little memory shows at once.
+
+    Args:
+        slots: those of a tree in the cache, at most.
+    """
     sizes = {i: _size(tree, ensemble, budget) for i, tree in trees.items()}
     batch: list[int] = []
     width = 0.0
     for i in sorted(trees, key=lambda i: -sizes[i]):
-        width = max(width, sizes[i])
-        if batch and (width * (len(batch) + 1) > budget.tokens or len(batch) == budget.sequences):
+        width, size = max(width, sizes[i]), len(batch) + 1
+        fits = width * size <= budget.tokens and slots * size <= budget.slots
+        if batch and not (fits and len(batch) != budget.sequences):
             yield batch
             batch, width = [], sizes[i]
         batch.append(i)

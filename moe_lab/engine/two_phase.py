@@ -136,6 +136,7 @@ class TwoPhaseScorer:
             if activations is None:
                 return
             self._sample(ensemble, requests, activations, budget, on_scores)
+            activations.clear()  # before the next ones are computed
 
     def _read(
         self, requests: Sequence[ScoringRequest], missing: list[int], budget: Budget
@@ -150,6 +151,7 @@ class TwoPhaseScorer:
                 if self.store is not None:
                     for i, activations in read.items():
                         self.store.add(_key(requests[i]), activations)
+                del batch  # its cache
                 yield read
 
     def _activations(self, batch: Batch, budget: Budget) -> list[CachedActivations]:
@@ -228,7 +230,7 @@ class TwoPhaseScorer:
         # sees its prefix and itself (the identity matrix), and no other sample.
         visible = [nn.functional.pad(r.visible_MT, (T - r.kv_cache.length, 0)) for r in requests]
         itself = torch.eye(R, dtype=torch.bool, device=self.noisy.device).expand(len(chunks), -1, -1)
-        real_BR = (torch.arange(R) < counts[:, None]).to(self.noisy.device)
+        real_BR = torch.arange(R) < counts[:, None]
         batch = SuffixBatch(
             hidden_BSD=spread([r.fork_MD for r in requests]),
             position_BS=spread([r.position_M[:, None] for r in requests])[..., 0],
@@ -237,7 +239,7 @@ class TwoPhaseScorer:
                 JoinedKVLayer(list(parts), T)
                 for parts in zip(*(r.kv_cache.layers for r in requests), strict=True)
             ],
-            logits_at=real_BR.reshape(-1).nonzero()[:, 0],
+            logits_at=real_BR.reshape(-1).nonzero()[:, 0].to(self.noisy.device),
             count=int(counts.sum()),
             final_CD=torch.cat([chunk.request.final_MD[chunk.at_C] for chunk in chunks]),
         )

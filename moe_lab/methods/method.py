@@ -11,8 +11,9 @@ For each run the hooks are called in this order, which `tests/methods/test_metho
     report            at the end, also if all answers were stored
     upload, card      of a `TrainingMethod`, when the command's results are shown: what is pushed to the hub
 
-`architecture`, `references_left` and the training hooks of `TrainingMethod` serve mode=plan and mode=doctor. No hook
-may rely on state that an earlier hook left, because stored answers skip some of them.
+`architecture`, `forward_tokens`, `planned_ensemble`, `rehearse`, `references_left` and the training hooks of
+`TrainingMethod` serve mode=plan and mode=doctor. No hook may rely on state that an earlier hook left, because stored
+answers skip some of them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
+    from moe_lab.engine.planned import Asked
     from moe_lab.methods.profile import Profile
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
@@ -153,12 +155,29 @@ class Method(ABC):
 
     def forward_tokens(self, workload: Workload) -> float:
         """Tokens that it puts through the model in a run; exact for ensembles, for answers of the planned lengths."""
+        return workload.tokens(self.planned_ensemble())
+
+    def planned_ensemble(self) -> Ensemble:
+        """The shape of its ensemble: plans need no routing."""
         from moe_lab.engine.forward.ensemble import Ensemble
 
         keys = {
             key: getattr(self.config, key) for key in ("n", "cache", "prefill") if hasattr(self.config, key)
         }
-        return workload.tokens(Ensemble(**keys))
+        return Ensemble(**keys)
+
+    def rehearse(self, model: LoadedModel, asked: Asked, sequences: int | None, reuse: bool = False) -> None:
+        """Answer the longest of these requests on a model of the meta device, for the planned memory.
+
+        By default as its ensemble does. Demonstrations, prefixes and the policies of methods without one are left out.
+
+        Args:
+            sequences: at most this many in a pass.
+            reuse: whether clean activations are cached, as in a study of temperatures.
+        """
+        from moe_lab.engine.dry_run import rehearse
+
+        rehearse(model.model, self.planned_ensemble(), asked, sequences, reuse)
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
         """The configuration of the model that answers. Needs no weights."""

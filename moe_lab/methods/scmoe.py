@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from moe_lab.routing.hook import Router, Routing
     from moe_lab.routing.noise import NoisyTokens
     from moe_lab.routing.policies import Choose
-    from moe_lab.tasks.requests import Workload
 
 RANK, TOP_1, RANDOM, OTHERS = "rank", "top-1", "random", "others"
 BETAS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -99,8 +98,8 @@ class SelfContrast(TunedSettings):
         unread = self.unread(self.config)
         return {key: value for key, value in super().identity(facts).items() if key not in unread}
 
-    def forward_tokens(self, workload: Workload) -> float:
-        return workload.tokens(self.ensemble(seed=0))
+    def planned_ensemble(self) -> Ensemble:
+        return self.ensemble(seed=0)
 
     def ensemble(self, seed: int) -> Ensemble:
         """The strong and the weak sample; only the strong one if beta is 0."""

@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.engine.planned import Asked
 from moe_lab.methods.method import Method, TrainingMethod
 from moe_lab.tasks.loading import once
 from moe_lab.tasks.requests import Workload, workload_of_tasks
@@ -53,6 +54,73 @@ def _has_kv_engine(kind: Any, text: str) -> bool:
     return runs_on_kv_cache(empty_model(kind.from_dict(json.loads(text))))
 
 
+GIGABYTE = 1e9
+
+# The memory of a run on its device
+
+
+GPU = 80 * GIGABYTE
+"""Bytes of a GPU where none is visible."""
+USABLE = 0.9
+"""Share of a GPU for what is planned. The rest is for the context, workspaces of kernels and fragmentation."""
+
+
+def gpu_memory() -> list[int]:
+    """Bytes of each visible GPU."""
+    import torch
+
+    return [
+        torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())
+    ]
+
+
+def gpus_for(size: int, gpu: float) -> int:
+    """How many GPUs of `gpu` bytes hold a model whose run takes `size` bytes."""
+    return max(1, ceil(size / (USABLE * gpu)))
+
+
+def planned_memory(of: Run | Study, workload: Workload, reuse: bool = False) -> int | None:
+    """The peak bytes of a run or study on GPUs with passes of `PASS_TOKENS` tokens; None for an embedded model.
+
+    A training counts where it takes more. Quantized weights count as dequantized. It is the weights alone for a model
+    without a `KVEngine`, and for a family whose own code reads values of tensors. Runs that ask alike are planned once.
+
+    Args:
+        reuse: whether it caches clean activations, as a study of temperatures does.
+    """
+    config, method = of.config, of.method
+    if of.facts.path is None and type(method).architecture is Method.architecture:
+        return None
+    asked = Asked()
+    for _, each in workload.asked:
+        asked.add(each)
+    key = f"{config.model} {config.dtype} {method.config} {config.batch_size} {config.max_batch_size} {reuse} {asked}"
+    size = once(f"memory {key}", lambda: _dry_run(of, asked, workload.one_by_one, reuse))
+    training = method.training_memory(config, of.facts) if isinstance(method, TrainingMethod) else None
+    return max(size, training or 0)
+
+
+def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) -> int:
+    import torch
+
+    from moe_lab.engine.dry_run import planned_peak
+    from moe_lab.engine.footprint import meta_model
+    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.memory import weight_bytes
+
+    architecture, config = of.method.architecture(of.config), of.config
+    dtype = str(architecture.dtype or "float32") if config.dtype == "auto" else config.dtype
+    model = meta_model(architecture, getattr(torch, dtype.removeprefix("torch.")))
+    loaded = LoadedModel(model, None, of.facts, model.device, 0.0)
+    sequences = config.batch_size if isinstance(config.batch_size, int) else config.max_batch_size
+    if weights_alone:
+        return weight_bytes(model)
+    try:
+        return planned_peak(model, lambda: of.method.rehearse(loaded, asked, sequences, reuse))
+    except NotImplementedError:
+        return weight_bytes(model)
+
+
 # The GPU hours and the disk space of a plan, estimated from the sizes of its models without loading weights
 
 RATE = 1e14
@@ -63,7 +131,6 @@ CHECKPOINT_BYTES = 12
 """Bytes per parameter in a checkpoint: its weight and AdamW's two moments, each in float32."""
 CHECKPOINTS = 2
 """Number of checkpoints that a training keeps until it is finished."""
-GIGABYTE = 1e9
 
 
 @dataclass(frozen=True)
@@ -150,9 +217,14 @@ class Budget:
 
 def trial_tokens(study: Study, trials: int) -> float:
     """An upper bound on the forward tokens of some trials: it ignores that trials share cached activations."""
+    return trials * study.method.forward_tokens(study_workload(study))
+
+
+def study_workload(study: Study) -> Workload:
+    """The workload of a trial."""
     tasks = study.tasks["tasks"]
     documents = {name: list(range(len(task.task_docs))) for name, task in tasks.items()}
-    return trials * study.method.forward_tokens(workload_of_tasks(tasks, documents, study.config))
+    return workload_of_tasks(tasks, documents, study.config)
 
 
 def _architecture(of: Run | Study | Training) -> tuple[Size, str]:

@@ -23,7 +23,19 @@ from moe_lab.reports.terminal.layout import (
 )
 from moe_lab.reports.terminal.results import settings
 from moe_lab.runs.attempts import run_state
-from moe_lab.runs.budget import Budget, estimates, hours_text, trial_tokens
+from moe_lab.runs.budget import (
+    GIGABYTE,
+    GPU,
+    USABLE,
+    Budget,
+    estimates,
+    gpu_memory,
+    gpus_for,
+    hours_text,
+    planned_memory,
+    study_workload,
+    trial_tokens,
+)
 from moe_lab.runs.evaluation import measure_of
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of
 from moe_lab.runs.speeds import Speed, label_of, measured_speed
@@ -56,6 +68,8 @@ class Row:
     here: float | None
     """Hours at the speed of a stored run; None without one."""
     state: str
+    memory: int | None = None
+    """Planned bytes of GPU memory; None for embedded models, and for runs without an id."""
 
 
 @dataclass
@@ -91,8 +105,9 @@ class Plan:
         names = _names(study.config)
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
+        memory = planned_memory(study, study_workload(study), reuse=not study.search.grid)
         self.rows.append(
-            Row(study.study_id[:8], study.config, names, documents, round(left), hours, None, state)
+            Row(study.study_id[:8], study.config, names, documents, round(left), hours, None, state, memory)
         )
 
     def add_untrained(self, job: Job) -> None:
@@ -114,8 +129,9 @@ class Plan:
         self.tokens += tokens
         hours = self.budget.run(run, tokens, missing=False)
         names = [*_place(job.config), f"{job.coming} after tuning"]
-        here = self._here(run, tokens)
-        self.rows.append(Row("-", job.config, names, run.num_documents, tokens, hours, here, "missing"))
+        here, memory = self._here(run, tokens), planned_memory(run, workload)
+        row = Row("-", job.config, names, run.num_documents, tokens, hours, here, "missing", memory)
+        self.rows.append(row)
 
     def add_run(self, run: Run, workload: Workload) -> None:
         state, share = run_state(run, workload)
@@ -129,7 +145,9 @@ class Plan:
         self.tokens += todo
         hours = self.budget.run(run, read, missing)
         names, here = _names(run.config), self._here(run, todo)
-        self.rows.append(Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, here, state))
+        memory = planned_memory(run, workload)
+        row = Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, here, state, memory)
+        self.rows.append(row)
 
     def _here(self, run: Run, tokens: float) -> float | None:
         """Hours of a run at the speed of a stored one. The training and the reference set of a run are not in it."""
@@ -198,7 +216,33 @@ def _sums(plan: Plan) -> list[str]:
         lines.append(
             f"To train: {len(plan.trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens."
         )
-    return [*lines, *_measured(plan), *(plan.budget.lines() if plan.budget.hours else [])]
+    return [*lines, *_measured(plan), *(plan.budget.lines() if plan.budget.hours else []), *_memory(plan)]
+
+
+def _memory(plan: Plan) -> list[str]:
+    """What the largest run takes on GPUs, and how models of different sizes share GPUs."""
+    largest = max(plan.rows, key=lambda row: row.memory or 0, default=None)
+    if largest is None or largest.memory is None:
+        return []
+    gpu = min(gpu_memory(), default=GPU)
+    lines = [
+        f"GPU memory: at most {largest.memory / GIGABYTE:,.3g} GB ({' '.join(largest.names[:3])}), which takes "
+        f"{gpus_for(largest.memory, gpu)} of {gpu / GIGABYTE:,.0f} GB. Planned with passes of 2,048 tokens; larger "
+        f"ones take free memory only. {1 - USABLE:.0%} of a GPU is left for its context, kernels and fragmentation."
+    ]
+    models: dict[str, int] = {}
+    for row in plan.rows:
+        models[row.names[0]] = max(models.get(row.names[0], 1), gpus_for(row.memory or 0, gpu))
+    by_count = {
+        count: [name for name in models if models[name] == count] for count in sorted(models.values())
+    }
+    if len(by_count) > 1:
+        commands = " and ".join(
+            f"model={','.join(names)} launcher=local launcher.gpus_per_worker={count}"
+            for count, names in by_count.items()
+        )
+        lines.append(f"Commands of models that take the same number of GPUs share them better: {commands}.")
+    return lines
 
 
 def _measured(plan: Plan) -> list[str]:
@@ -234,6 +278,7 @@ def print_rows(rows: Sequence[Row]) -> None:
         "forward tokens left (estimated)": [_count(row.tokens) for row in rows],
         "GPU hours": [hours_text(row.hours or 0) for row in rows],
         "hours here": ["" if row.here is None else hours_text(row.here) for row in rows],
+        "memory (GB)": ["" if row.memory is None else f"{row.memory / GIGABYTE:.3g}" for row in rows],
         "state": [row.state for row in rows],
     }
     if sys.stdout.isatty():

@@ -16,7 +16,7 @@ WRONG = {
     "an unknown launcher": (["launcher=lokal"], "Did you mean 'local'?"),
     "too many workers": (["launcher=local", "launcher.workers=100000"], "give at most 1000"),
     "workers without a launcher": (["launcher.workers=2"], "Add launcher=local"),
-    "workers on one GPU": (["launcher=local", "device=cuda:1"], "Each worker has one GPU"),
+    "workers on one GPU": (["launcher=local", "device=cuda:1"], "each worker has GPUs of its own"),
     "workers that would compute again": (["launcher=local", "rerun=true"], "Leave launcher= out"),
     "workers that would train one model": (["launcher=local", "method=pretrain-tiny"], "Leave launcher= out"),
     "Hydra's folder of a run": (["hydra.run.dir=elsewhere"], "output_dir=<folder>"),

@@ -9,6 +9,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import pytest
 
 from moe_lab.cli import launchers
 from moe_lab.cli.launchers import Requeued
-from moe_lab.config.schema import Config, LauncherConfig
+from moe_lab.config.schema import Config, LauncherConfig, ModelConfig
+from moe_lab.errors import ConfigError
+from moe_lab.methods.base import Base
 from moe_lab.runs.board import Board, log_file
+from moe_lab.runs.plan import Plan, Row
 from tests.support.command import Forked, run_command
 
 CONFIG = Config(launcher=LauncherConfig(name="local", workers=2))
@@ -142,6 +146,84 @@ def test_each_worker_has_a_gpu_or_a_share_of_the_threads(monkeypatch):
     assert [launchers.environment(i, 3, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)] == ["0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7f")
     assert [launchers.environment(i, 2, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["5", "GPU-7f"]
+
+
+# GPUs of each worker, by the planned bytes of the runs
+
+
+def plan_of(**sizes: int | None) -> Any:
+    """A plan with a row for each model; None: an embedded one."""
+    rows = [
+        Row("-", CONFIG, [name, "roe", "gsm8k", "0"], 1, 1, 1.0, None, "missing", size)
+        for name, size in sizes.items()
+    ]
+    return lambda: Plan(rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "each"),
+    [
+        ({"tiny": None}, 1),
+        ({"olmoe": 15 * 10**9}, 1),
+        ({"olmoe": 15 * 10**9, "mixtral": 95 * 10**9}, 2),
+        ({"just": 72 * 10**9}, 1),
+        ({"more": 72 * 10**9 + 1}, 2),
+    ],
+)
+def test_a_worker_has_the_gpus_that_its_largest_run_takes(monkeypatch, sizes, each):
+    monkeypatch.setattr(launchers, "gpu_memory", lambda: [80 * 10**9] * 8)
+    config = Config(launcher=LauncherConfig(name="local"))
+    assert launchers.placed(config, plan_of(**sizes)) == each
+    assert launchers.placed(replace(config, device="cpu"), plan_of(**sizes)) == 1
+    assert launchers.placed(Config(launcher=LauncherConfig(name="local", gpus_per_worker=4)), None) == 4
+
+
+def test_what_fits_nowhere_is_refused_with_the_number_of_gpus(monkeypatch):
+    monkeypatch.setattr(launchers, "gpu_memory", lambda: [80 * 10**9] * 2)
+    config = Config(launcher=LauncherConfig(name="local"))
+    with pytest.raises(ConfigError, match=r"grok roe gsm8k takes 300.0 GB .*: 5 GPUs of 80 GB, and 2 are"):
+        launchers.placed(config, plan_of(grok=300 * 10**9))
+    trained = Row(
+        "-", config, ["olmoe", "finetune-freeze", "gsm8k", "0"], 1, 1, 1.0, None, "missing", 99 * 10**9
+    )
+    with pytest.raises(
+        ConfigError, match="2 GPUs of 80 GB for each worker, and method=finetune-freeze trains on one"
+    ):
+        launchers.placed(config, lambda: Plan(rows=[trained]))
+    with pytest.raises(ConfigError, match="gpus_per_worker=3: 2 are visible"):
+        launchers.placed(Config(launcher=LauncherConfig(name="local", gpus_per_worker=3)), None)
+
+
+@pytest.mark.parametrize("given", [[], ["model.device_map=auto"]])
+def test_models_of_several_gpus_are_spread_over_them(monkeypatch, tmp_path, given):
+    started = []
+
+    def start(board: Board, config: Config, argv: list[str]) -> list[int]:
+        started.append((config.launcher.gpus_per_worker, argv))
+        return [0]
+
+    monkeypatch.setattr(launchers, "gpu_memory", lambda: [80 * 10**9] * 4)
+    monkeypatch.setitem(launchers.LAUNCHERS, "local", start)
+    config = Config(
+        launcher=LauncherConfig(name="local"),
+        method=Base.Config(name="base"),
+        model=ModelConfig(device_map="auto" if given else None),
+        output_dir=str(tmp_path),
+    )
+    with launchers.launched([config], ["launcher=local", *given], plan_of(mixtral=95 * 10**9)):
+        pass
+    assert started == [(2, ["model.device_map=auto"])]
+
+
+def test_each_worker_has_gpus_of_its_own(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    seen = [launchers.environment(i, 3, gpus=5, each=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)]
+    assert seen == ["0,1", "2,3", "0,1"]
+    monkeypatch.setattr(launchers, "gpu_memory", lambda: [80 * 10**9] * 5)
+    monkeypatch.setattr(launchers, "watch", lambda *_: None)
+    workers = fake_workers(monkeypatch, [0, 0])
+    config = Config(launcher=LauncherConfig(name="local", gpus_per_worker=2))
+    assert launchers.run_local(Board(Path()), config, []) == [0, 0] and len(workers) == 2
 
 
 # What the command shows of its workers

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from moe_lab.engine import pass_size, two_phase
-from moe_lab.engine.footprint import footprint_of
+from moe_lab.engine.footprint import footprint_of, meta_model
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.hf import Request
@@ -124,7 +124,7 @@ def test_a_family_whose_code_reads_values_is_metered_by_its_own_weights():
 
 
 def test_the_size_follows_from_the_free_memory(olmoe, monkeypatch):
-    accelerator = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, config=olmoe.config)
+    accelerator = meta_model(olmoe.config, torch.float32)
     sizes = {}
     for free in (10**6, 10**7, 10**12):
         monkeypatch.setattr(pass_size, "free_memory", lambda device, free=free: free)
@@ -133,4 +133,5 @@ def test_the_size_follows_from_the_free_memory(olmoe, monkeypatch):
     assert sizes[10**7].tokens == int(pass_size.PASS_SHARE * 10**7) // token
     assert sizes[10**12].tokens == pass_size.MOST_TOKENS
     assert sizes[10**6].tokens < sizes[10**7].tokens
+    assert sizes[10**7].slots == 10**7 // 2 // token_bytes(olmoe)
     assert sizes[10**7].row == pytest.approx(2 * 4 * olmoe.config.vocab_size / token)

@@ -49,6 +49,23 @@ def test_nothing_is_computed_twice(olmoe):
     assert forward.tokens_in == 30 + 4 * (2 + len([1, 2]))
 
 
+def test_copies_of_a_shared_beginning_are_bounded(olmoe):
+    """12 questions of 2 tokens after 40 shared ones took 12 x 42 slots in a pass, whatever the memory."""
+    questions = [ScoringRequest([*range(40), 40 + i, 60 + i], [[7]], i) for i in range(12)]
+    expected, _ = scores_of(olmoe, questions, Budget(4000))
+    sequences = []
+
+    def counted(module, args, kwargs):
+        sequences.append(len(kwargs["input_ids"]))
+
+    handle = olmoe.register_forward_pre_hook(counted, with_kwargs=True)
+    found, _ = scores_of(olmoe, questions, Budget(4000, slots=5 * 42))
+    handle.remove()
+    assert sequences == [1, 5, 5, 2]
+    for i in expected:
+        assert found[i][0][0] == rounding.approx(expected[i][0][0])
+
+
 def test_unlike_questions_share_a_pass(olmoe):
     passes = []
     handle = olmoe.register_forward_pre_hook(lambda module, args: passes.append(1))

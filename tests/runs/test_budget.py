@@ -1,4 +1,4 @@
-"""GPU hours and disk of a plan.
+"""GPU hours, disk and memory of a plan.
 
 Broken by experts that count whole though a token takes some of them, by an embedding that counts as a product, by a
 training that is counted for each of its evaluations.
@@ -6,16 +6,20 @@ training that is counted for each of its evaluations.
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
 
+import moe_lab
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import TrainingMethod
+from moe_lab.models.memory import weight_bytes
 from moe_lab.runs.budget import RATE, Budget, embedded_size, hours_text, size_of
+from tests.support.models import make_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50,
@@ -92,6 +96,41 @@ def test_the_embedded_model_needs_no_download(monkeypatch: pytest.MonkeyPatch) -
     budget = Budget()
     budget.run(run_of(Base(Base.Config(name="base")), path=None), 10**9, missing=True)
     assert list(budget.active) == ["tiny"] and budget.weights == {} and len(budget.lines()) == 1
+
+
+@pytest.mark.slow
+def test_the_memory_of_methods(tmp_path: Path, tokenizer: Any) -> None:
+    """Of methods on one model: own histories take more than shared ones, gradients more than answers, and a training
+    what it says. A model that is not of a hub or a folder has no planned memory."""
+    model = make_model("olmoe", num_hidden_layers=3)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+
+    def planned(*argv: str) -> dict[str, int]:
+        keys = (
+            f"model.path={tmp_path / 'model'}",
+            "limit=2",
+            "dtype=float32",
+            f"output_dir={tmp_path / 'outputs'}",
+        )
+        frame = moe_lab.plan([*keys, *argv]).frame()
+        return dict(zip(frame["method"], frame["gpu_memory"], strict=True))
+
+    roe = ["method=roe", "method.n=8", "task=toy_math"]
+    clean, own = planned(*roe), planned(*roe, "method.cache=standard")
+    assert weight_bytes(model) < clean["base"] == own["base"] < clean["roe"] < own["roe"]
+    asked = planned("method=c3po", "method.layers=last2", "method.reference_size=12", "task=toy_choice")
+    assert asked["c3po"] > 2 * asked["base"]
+    trained = planned(
+        "method=finetune-freeze", "task=toy_choice", "method.dataset_size=8", "method.validation_size=2"
+    )
+    assert trained["finetune-freeze"] > 3 * weight_bytes(model) > asked["base"]
+    assert (
+        moe_lab.plan(["task=toy_choice", "limit=2", f"output_dir={tmp_path}"])
+        .frame()["gpu_memory"]
+        .isna()
+        .all()
+    )
 
 
 @pytest.mark.parametrize(

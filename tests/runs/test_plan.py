@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.reports.terminal.layout import print_note
-from moe_lab.runs.plan import Row, print_rows
+from moe_lab.runs.plan import Plan, Row, print_rows
 from tests.support.command import run_command
 
 ROW = Row(
@@ -39,6 +40,21 @@ def test_a_terminal_gets_80_columns(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in "".join(lines).replace(" ", "")
+
+
+def test_models_that_take_unlike_numbers_of_gpus_have_two_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = (
+        replace(ROW, memory=15 * 10**9),
+        replace(ROW, memory=95 * 10**9, names=["mixtral", *ROW.names[1:]]),
+    )
+    assert not [note for note in Plan(rows=[ROW]).notes if "GPU memory" in note]
+    [alone] = [note for note in Plan(rows=[small]).notes if "GPU memory" in note]
+    assert "at most 15 GB (olmoe finetune-freeze" in alone and "takes 1 of 80 GB" in alone
+    *_, memory, commands = Plan(rows=[small, large]).notes
+    assert "at most 95 GB (mixtral" in memory and "takes 2 of 80 GB" in memory
+    assert "model=olmoe launcher=local launcher.gpus_per_worker=1 and model=mixtral" in commands
+    monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", lambda: [141 * 10**9])
+    assert "takes 1 of 141 GB" in Plan(rows=[small, large]).notes[-1]
 
 
 def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(

@@ -156,16 +156,17 @@ class PathwayEngine(Engine):
     ) -> None:
         for start in range(0, len(states), AT_ONCE):
             batch = states[start : start + AT_ONCE]
-            prompts, texts = [state.prompt for state in batch], [state.text for state in batch]
-            suffixes = self._read(prompts, texts)
-            own = self._with_right_answers(prompts, [(text, None) for text in texts])
-            probs = self.optimize(texts, suffixes, own).pathways.probs()
-            forward = ReroutedForward(
-                self.replay.model, batch, probs, self.replay.span, self.settings.persistence
-            )
-            with forward:
+            with self.rerouted(batch) as forward:
                 generate(forward, batch, self.budget, decoding, on_done)
             self._generated_in += forward.tokens_in
+
+    def rerouted(self, states: list[GenerationState]) -> ReroutedForward:
+        """The model with the optimized pathway of each prompt."""
+        prompts, texts = [state.prompt for state in states], [state.text for state in states]
+        suffixes = self._read(prompts, texts)
+        own = self._with_right_answers(prompts, [(text, None) for text in texts])
+        probs = self.optimize(texts, suffixes, own).pathways.probs()
+        return ReroutedForward(self.replay.model, states, probs, self.replay.span, self.settings.persistence)
 
     def _scored_and_counted(self, requests: list[ScoringRequest]) -> list[Scores]:
         with FlopCount() as flops:

@@ -18,6 +18,7 @@ from moe_lab.results.model import RunResult
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
+    from moe_lab.engine.planned import Asked
     from moe_lab.methods.c3po.engine import C3POLM, GoldOf
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
@@ -122,6 +123,13 @@ class C3PO(Method):
         suffix = length - span.start(length) + answer - 1
         passed = neighbours * settings.passes * suffix
         return super().forward_tokens(workload) + workload.documents * (read + passed)
+
+    def rehearse(self, model: LoadedModel, asked: Asked, sequences: int | None, reuse: bool = False) -> None:
+        """The neighbours are the longest questions."""
+        from moe_lab.methods.c3po.rehearsal import rehearse
+
+        layers = named_layers(self.config.layers, model.facts.moe_layers)
+        rehearse(model, self.config, layers, asked, sequences)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         from moe_lab.methods.references.reference_set import references_left

@@ -1,0 +1,61 @@
+"""The planned peak of a run: against the bytes that a stand-in for a GPU counts, and against what is counted by hand.
+
+Broken by storages that the plan does not see, by batches or steps that take more than those that are planned.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_lab.engine.dry_run import PASS_TOKENS, planned_peak, rehearse
+from moe_lab.engine.footprint import footprint_of, meta_model
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.pass_size import PASS_SHARE
+from moe_lab.engine.planned import Asked
+from moe_lab.models.memory import free_memory, weight_bytes
+from tests.support.models import make_model, small_config
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_plans_are_the_bytes_that_a_stand_in_for_a_gpu_counts() -> None:
+    cases = "tests/support/planned_memory_cases.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cases]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout[-8000:]
+
+
+def peak(ensemble: Ensemble, prompt: int, new: int) -> tuple[int, torch.nn.Module]:
+    model = meta_model(make_model("olmoe").config, torch.float32)
+    asked = Asked(generated={"": {"": (tuple(range(prompt)), (new,))}})
+    return planned_peak(model, lambda: rehearse(model, ensemble, asked, 1)), model
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "times"), [(Ensemble(), 1), (Ensemble(4), 1), (Ensemble(4, cache="standard"), 4)]
+)
+def test_a_new_token_takes_its_keys_and_values(ensemble: Ensemble, times: int) -> None:
+    """Those of every sample where each has its own. What a step reads is added, which is less than half of it here."""
+    (less, model), (more, _) = peak(ensemble, 8, 1000), peak(ensemble, 8, 2000)
+    slots = 1000 * times * footprint_of(model).slot
+    assert slots <= more - less < 1.5 * slots
+
+
+def test_weights_are_part_of_it_and_nothing_is_left(tmp_path: Path) -> None:
+    size, model = peak(Ensemble(), 8, 2)
+    device = PASS_TOKENS * footprint_of(model).token / PASS_SHARE
+    assert weight_bytes(model) < size < weight_bytes(model) + device, "the pass takes a part of what is free"
+    with pytest.raises(LookupError):
+        free_memory(torch.device("meta"))
+
+
+def test_a_family_whose_code_reads_values_has_no_plan() -> None:
+    model = meta_model(small_config("jetmoe"), torch.float32)
+    with pytest.raises(NotImplementedError):
+        planned_peak(model, lambda: None)

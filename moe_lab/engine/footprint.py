@@ -44,7 +44,7 @@ class Meter(TorchDispatchMode):
         self.live = self.peak = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._held: set[int] = set()
-        self._device = known[0].device
+        self._device = known[0].device if known else None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
@@ -55,7 +55,7 @@ class Meter(TorchDispatchMode):
             function = self.on_meta.get(function, function)
         found = function(*args, **options)
         for tensor in tree_leaves(found):
-            if isinstance(tensor, Tensor) and tensor.device == self._device:
+            if isinstance(tensor, Tensor) and self._device in (None, tensor.device):
                 self._hold(tensor.untyped_storage())
         return found
 
@@ -85,7 +85,11 @@ Meter.on_meta = {torch.ops.aten._grouped_mm.default: _grouped}
 
 @cache
 def _is_composite(function: Any) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd"))
+    name = function.name()
+    # that of a fake tensor's device is not known to the dispatcher
+    return not name.startswith("prim::") and bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    )
 
 
 class _Attention(torch.autograd.Function):

@@ -206,8 +206,8 @@ class EngineLM(CountedHF):
             left = dict(enumerate(requests))
 
             def report(index: int, answer: Any) -> None:
-                left.pop(index, None)
                 on_answer(index, answer)
+                left.pop(index, None)
                 progress.update()
 
             def run_left() -> None:

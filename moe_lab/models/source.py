@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -86,6 +87,8 @@ def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
 def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     """A model's configuration as it is stored. Raises ModelError if there is none that runs without code of its own."""
     transformers_logging.set_verbosity_error()
+    for library in ("torchao", "torch.utils._pytree"):  # of kernels that this machine does not need
+        logging.getLogger(library).setLevel(logging.ERROR)
     folder, source = model_folder(model, offline=offline), model_source(model)
     check_mappings(folder, f"The model {source}")
     file = folder / "config.json"

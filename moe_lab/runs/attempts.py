@@ -250,7 +250,7 @@ def _execute_logged(run: Run, models: ModelPool, job: Job) -> Outcome:
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.execute import execute
 
-    config = replace(run.config, tuning=job.config.tuning)
+    config = replace(run.config, tuning=replace(job.config.tuning, seeds=1))  # a run follows one study
     with open_logger(config, kind="run", name=run.folder.name, group=job.group, folder=run.folder) as logger:
         outcome = execute(run, models, begin=logger.begin)
         figures = write_run_figures(outcome.results, run.method.figures)

@@ -107,7 +107,8 @@ def test_the_moe_lab_block(roe: Config) -> None:
         *("versions", "statistics", "rounding", "samples", "cost", "intervals", "baseline", "paired", "roe"),
     } | ({"untuned"} & set(block))
     assert block["schema_version"] == 1 and block["status"] == "success" and block["partial"] is True
-    assert block["task"] == {"name": "arc_easy", "tasks": ["arc_easy"], "metric": "acc,none"}
+    data = {"arc_easy": f"files in {Path(str(roe.data_dir)) / 'arc_easy'}"}
+    assert block["task"] == {"name": "arc_easy", "tasks": ["arc_easy"], "data": data, "metric": "acc,none"}
     assert block["samples"] == outcome.run.samples and len(block["samples"]["arc_easy"]) == 7
     assert block["model"]["attn_implementation"] == "sdpa" and block["model"]["experts_implementation"]
     assert block["model"]["family"] == "olmoe" and block["model"]["moe_layers"] == 4

@@ -147,11 +147,11 @@ def test_what_another_process_finished_meanwhile_is_in_the_summary(command, caps
         file.unlink()
     real, asked = moe_lab.runs.execute.execute, []
 
-    def execute(run, models):
+    def execute(run, models, **options):
         asked.append(run.run_id)
         if len(asked) == 1:
             raise RunHeldError("held")
-        return real(run, models)
+        return real(run, models, **options)
 
     monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)
     ended = run_command(capsys, *command)

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-IN_NOTES = ("gpu_hours", "hours_here", "gpu_memory")
+IN_NOTES = ("hours_here", "gpu_memory")
 """Columns that `repr` leaves to the notes."""
 
 
 class PlannedRuns(Shown):
     """The runs and studies of a command, and what is left of them.
 
-    `notes` has the sums, how GPU hours are estimated, and why configurations cannot run, a sentence each.
+    `notes` has the sums, and why configurations cannot run, a sentence each.
     """
 
     def __init__(self, plan: Plan):
@@ -41,9 +41,9 @@ class PlannedRuns(Shown):
 
         Columns: `run` (the first 8 digits of its id; missing before it has one), `model`, `weights` (`model.path`),
         `method`, `task`, `seed` (as text: a tuned run has several), the settings that differ, `examples`, `tokens`
-        (estimated forward tokens that are left), `gpu_hours` (estimated), `hours_here` (at
-        the speed of a stored run), `gpu_memory` (planned bytes; missing for embedded models), `state` ("done",
-        "missing", ...). What is not known before a study or a training is missing.
+        (estimated forward tokens that are left), `hours_here` (at the speed of a stored run or a pilot), `gpu_memory`
+        (planned bytes; missing for embedded models), `state` ("done", "missing", ...). What is not known before a study
+        or a training is missing.
         """
         import pandas as pd
 
@@ -65,16 +65,14 @@ class PlannedRuns(Shown):
                     **own,
                     "examples": row.documents,
                     "tokens": row.tokens,
-                    "gpu_hours": row.hours,
-                    "hours_here": row.here,
+                    "hours_here": row.hours,
                     "gpu_memory": row.memory,
                     "state": row.state,
                 }
             )
         frame = with_counts(pd.DataFrame(rows), settings)
         return frame.astype(
-            dict.fromkeys(("examples", "tokens", "gpu_memory"), "Int64")
-            | dict.fromkeys(("gpu_hours", "hours_here"), "float64")
+            dict.fromkeys(("examples", "tokens", "gpu_memory"), "Int64") | {"hours_here": "float64"}
         )
 
     def _shown(self) -> tuple[dict[str, list[str]], list[str]]:

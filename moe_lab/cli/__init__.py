@@ -1,1 +1,1 @@
-"""The command line: main, `--help`, `mode=doctor` and `mode=prefetch`."""
+"""The command line: main, `--help`, launchers and `mode=prefetch`."""

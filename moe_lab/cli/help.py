@@ -66,8 +66,8 @@ Several processes: launcher=local launcher.workers=4 shares the runs of a grid o
   torchrun --nproc-per-node 2 -m moe_lab ... divides the requests of one run.
 
 A machine without network: mode=prefetch with the same overrides, on a machine with network, fetches what the
-  command needs (weights, tokenizers, data sets). Then offline=true runs it. mode=doctor lists what the command lacks,
-  and ends with exit code 1 if it lacks anything.
+  command needs (weights, tokenizers, data sets). Then offline=true runs it. mode=plan offline=true says what the
+  command lacks, and ends with exit code 2 if it lacks anything.
 
 Flags (before the overrides):
   -m, --multirun        a grid: one run for each of the values that commas separate

@@ -27,7 +27,6 @@ MODES = {
     "run": ("moe_lab.runs.grid:run_grid", "moe_lab.runs.experiments.runner:run_experiments"),
     "plan": ("moe_lab.runs.grid:plan_grid", "moe_lab.runs.experiments.runner:plan_experiments"),
     "report": ("moe_lab.runs.grid:report_grid", "moe_lab.runs.experiments.runner:report_experiments"),
-    "doctor": ("moe_lab.cli.doctor:print_report", "moe_lab.cli.doctor:report_experiments"),
     "prefetch": ("moe_lab.cli.prefetch:prefetch", "moe_lab.cli.prefetch:prefetch_experiments"),
     "compare": ("moe_lab.runs.compare:compare_results", "moe_lab.runs.compare:refuse_experiment"),
 }

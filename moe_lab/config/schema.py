@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from moe_lab.config.validators import above_zero, at_least, one_of
 from moe_lab.errors import ConfigError
 
-MODES = ("run", "plan", "doctor", "prefetch", "report", "compare")
+MODES = ("run", "plan", "prefetch", "report", "compare")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCALES = ("tiny", "small", "paper")
 CATEGORIES = ("math", "commonsense", "code")

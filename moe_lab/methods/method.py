@@ -12,7 +12,7 @@ For each run the hooks are called in this order, which `tests/methods/test_metho
     upload, card      of a `TrainingMethod`, when the command's results are shown: what is pushed to the hub
 
 `architecture`, `forward_tokens`, `planned_ensemble`, `rehearse`, `references_left` and the training hooks of
-`TrainingMethod` serve mode=plan and mode=doctor. No hook may rely on state that an earlier hook left, because stored
+`TrainingMethod` serve mode=plan. No hook may rely on state that an earlier hook left, because stored
 answers skip some of them.
 """
 

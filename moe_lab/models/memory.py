@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig
 
     from moe_lab.config.schema import Config
     from moe_lab.models.load import LoadedModel
@@ -49,26 +48,6 @@ def free_host_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
     if limit.exists() and used.exists() and (most := limit.read_text().strip()) != "max":
         free = min(free, int(most) - int(used.read_text()))
     return max(free, 0)
-
-
-def weight_memory(config: PreTrainedConfig, folder: Path, dtype: str) -> int | None:
-    """Bytes of the weights in memory; None for weights that run quantized and are not all on disk.
-
-    Weights that run in `dtype`, including dequantized ones, are counted by the model's parameters.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from moe_lab.models.facts import runs_quantized
-    from moe_lab.models.files import known_weights
-
-    if runs_quantized(config):
-        files = [folder / name for name in known_weights(folder) if not name.endswith(".json")]
-        here = bool(files) and all(file.exists() for file in files)
-        return sum(file.stat().st_size for file in files) if here else None
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters()) * getattr(torch, dtype).itemsize
 
 
 def size_text(size: int) -> str:

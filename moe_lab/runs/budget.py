@@ -1,4 +1,4 @@
-"""The estimated cost of runs before they start: tokens, operations, GPU hours, disk space."""
+"""The estimated cost of runs before they start: tokens, memory, disk space."""
 
 from __future__ import annotations
 
@@ -121,85 +121,40 @@ def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) ->
         return weight_bytes(model)
 
 
-# The GPU hours and the disk space of a plan, estimated from the sizes of its models without loading weights
+# The disk space of a plan, estimated from the sizes of its models without loading weights
 
-RATE = 1e14
-"""Operations per second: a tenth of an H100's peak for dense bfloat16 products."""
-READING, TRAINING = 2, 6
-"""Operations per token and active parameter: a forward pass, and a forward and backward pass."""
 CHECKPOINT_BYTES = 12
 """Bytes per parameter in a checkpoint: its weight and AdamW's two moments, each in float32."""
 CHECKPOINTS = 2
 """Number of checkpoints that a training keeps until it is finished."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """Parameters of a model: the total, and the active ones per token (without the input embedding)."""
-
-    total: int
-    active: int
-
-
 @dataclass
 class Budget:
-    """The work and the disk space of a plan, summed up run by run."""
+    """The disk space of a plan, summed up run by run."""
 
     weights: dict[str, float] = field(default_factory=dict)
     """Bytes of the weights to download, by hub id."""
-    active: dict[str, int] = field(default_factory=dict)
-    """Active parameters by hub id, or by name for models without a hub id."""
     trained: dict[str, float] = field(default_factory=dict)
     """Bytes of the trained models to write, by folder."""
     checkpoint: float = 0
     """Bytes of the checkpoints of the largest training."""
-    hours: float = 0
-    """GPU hours."""
 
-    def run(self, run: Run, tokens: float, missing: bool) -> float:
-        """GPU hours of a run with this many forward tokens, and of its training if no earlier run has the same one."""
-        hours = self._add(READING * self._size(run).active * tokens)
-        return hours + (self.train(run) if missing and isinstance(run.method, TrainingMethod) else 0)
-
-    def train(self, run: Run | Training) -> float:
-        """GPU hours of the training of a run, or of the model of one, that no earlier run needs."""
-        method: Any = run.method
-        size, operations = self._size(run), 0.0
-        for name, (_, read) in method.training_left(run.config, run.facts).items():
-            if name not in self.trained:
-                operations += TRAINING * size.active * read
-                adapter = method.adapter_parameters(run.config)
-                written = size.total if adapter is None else adapter
-                self.trained[name] = written * _bytes(run.facts.dtype if adapter is None else "float32")
-                self.checkpoint = max(self.checkpoint, CHECKPOINTS * CHECKPOINT_BYTES * written)
-        return self._add(operations)
-
-    def study(self, study: Study, tokens: float) -> float:
-        """GPU hours of a study whose remaining trials take this many forward tokens."""
-        return self._add(READING * self._size(study).active * tokens)
-
-    def _add(self, operations: float) -> float:
-        hours = operations / RATE / 3600
-        self.hours += hours
-        return hours
-
-    def _size(self, of: Run | Study | Training) -> Size:
-        size, dtype = _architecture(of)
-        path = of.facts.path
-        self.active[model_name(of)] = size.active
-        if path is not None and of.method.reads_weights:
-            self.weights[path] = size.total * _bytes(dtype)
-        return size
+    def add(self, of: Run | Study | Training, trains: bool = False) -> None:
+        """Count the weights that a run, study or training reads, and the model that it writes if it `trains`."""
+        total, dtype = _architecture(of)
+        if of.facts.path is not None and of.method.reads_weights:
+            self.weights[of.facts.path] = total * _bytes(dtype)
+        method: Any = of.method
+        for name in method.training_left(of.config, of.facts) if trains else ():
+            adapter = method.adapter_parameters(of.config)
+            written = total if adapter is None else adapter
+            self.trained[name] = written * _bytes(of.facts.dtype if adapter is None else "float32")
+            self.checkpoint = max(self.checkpoint, CHECKPOINTS * CHECKPOINT_BYTES * written)
 
     def lines(self) -> list[str]:
-        """The lines below a plan: how the hours were estimated, and the required disk space."""
-        sizes = ", ".join(f"{name} {count / 1e9:.3g}e9" for name, count in sorted(self.active.items()))
-        found = [
-            f"GPU hours: {hours_text(self.hours)}. An hour is {RATE:.0e} x 3,600 operations, a tenth of an H100's "
-            "peak in bfloat16; text that is generated in small batches takes longer. A token takes "
-            f"{READING} operations for each active parameter, {TRAINING} in training. "
-            f"Active parameters, without the input embedding: {sizes}."
-        ]
+        """The lines below a plan on the required disk space."""
+        found = []
         if self.weights:
             each = ", ".join(f"{name} {_gigabytes(size)}" for name, size in sorted(self.weights.items()))
             total = _gigabytes(sum(self.weights.values()))
@@ -227,61 +182,36 @@ def study_workload(study: Study) -> Workload:
     return workload_of_tasks(tasks, documents, study.config)
 
 
-def _architecture(of: Run | Study | Training) -> tuple[Size, str]:
-    """The size and the dtype of the model that answers. Runs of a grid that share a model read them once."""
+def _architecture(of: Run | Study | Training) -> tuple[int, str]:
+    """The parameters and the dtype of the model that answers. Runs of a grid that share a model read them once."""
     own = type(of.method).architecture is not Method.architecture
     design = of.config.method if own else None
 
-    def read() -> tuple[Size, str]:
+    def read() -> tuple[int, str]:
         config = of.method.architecture(of.config)
-        return embedded_size(of, config) or size_of(config), str(config.dtype or "float32")
+        if of.facts.path is None and not own:  # transformers' modeling code takes seconds to import
+            from moe_lab.models.files import read_header
+            from moe_lab.models.source import model_folder
+
+            weights = read_header(model_folder(of.config.model, offline=True) / "model.safetensors")
+            total = sum(prod(weight["shape"]) for weight in weights.values())
+        else:
+            total = parameters_of(config)
+        return total, str(config.dtype or "float32")
 
     return once(f"architecture {of.config.model} {of.config.offline} {design}", read)
 
 
-def size_of(config: Any) -> Size:
-    """The size of a model of this configuration, counted on a model without weights."""
+def parameters_of(config: Any) -> int:
+    """The number of parameters of a model of this configuration, counted on a model without weights."""
     return _counted(config.__class__, config.to_json_string(use_diff=False))
 
 
-def embedded_size(of: Run | Study | Training, config: Any) -> Size | None:
-    """`size_of` for an embedded model; None for other models.
-
-    Reads the weight file's header, because importing transformers' modeling code takes seconds.
-    """
-    from moe_lab.models.files import read_header
-    from moe_lab.models.source import model_folder
-
-    if of.facts.path is not None or type(of.method).architecture is not Method.architecture:
-        return None
-    weights = read_header(model_folder(of.config.model, offline=True) / "model.safetensors")
-    counts = {name: prod(weight["shape"]) for name, weight in weights.items()}
-    experts = sum(count for name, count in counts.items() if ".mlp.experts." in name)
-    total, embedding = sum(counts.values()), counts["model.embed_tokens.weight"]
-    unread = 0 if config.tie_word_embeddings else embedding
-    return Size(total, round(total - unread - experts * (1 - _share(config))))
-
-
 @lru_cache(maxsize=64)
-def _counted(kind: Any, text: str) -> Size:
-    from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, is_experts
+def _counted(kind: Any, text: str) -> int:
+    from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
 
-    config = kind.from_dict(json.loads(text))
-    model = empty_model(config)
-    total = sum(own.numel() for own in model.parameters())
-    experts = sum(own.numel() for each in model.modules() if is_experts(each) for own in each.parameters())
-    ends = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = ends[1] is not None and ends[0].weight is ends[1].weight
-    embedding = 0 if tied else ends[0].weight.numel()
-    return Size(total, round(total - embedding - experts * (1 - _share(config) if experts else 0)))
-
-
-def _share(config: Any) -> float:
-    """The number of experts per token, divided by the number of all experts."""
-    from moe_lab.models.facts import routing_facts
-
-    facts = routing_facts(config)
-    return facts["top_k"] / facts["experts"]
+    return sum(own.numel() for own in empty_model(kind.from_dict(json.loads(text))).parameters())
 
 
 def hours_text(hours: float) -> str:

@@ -24,7 +24,7 @@ from moe_lab.results.scores import Comparison, shown_scores
 from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all, worker_exit_code
 from moe_lab.runs.board import is_worker
 from moe_lab.runs.distributed import run_distributed
-from moe_lab.runs.jobs import Job, distinct_runs, jobs_of, repeated_studies, seeds_of
+from moe_lab.runs.jobs import Job, by_model, distinct_runs, jobs_of, repeated_studies, seeds_of
 
 if TYPE_CHECKING:
     from moe_lab.models.upload import Upload
@@ -81,24 +81,42 @@ def _print_failed(failures: Sequence[Failure]) -> None:
 
 
 def plan_grid(configs: Sequence[Config]) -> int:
-    """Print the plan of the grid. Loads no weights and writes nothing, but for pilots."""
+    """Print the plan of the grid. Loads no weights and writes nothing, but for pilots. Returns the exit code."""
     from moe_lab.runs.plan import print_plan
 
-    print_plan(planned(configs))
-    return 0
+    plan = planned(configs)
+    print_plan(plan)
+    return 2 if plan.refused else 0
 
 
 def planned(configs: Sequence[Config]) -> Plan:
-    """The plan of the grid, after its pilots. Loads no weights and writes nothing without them."""
-    from moe_lab.runs.plan import plan_of
+    """The plan of the grid, after its pilots. Loads no weights and writes nothing without them.
+
+    Raises ConfigError with all that is missing if no configuration can run.
+    """
+    from moe_lab.runs.plan import lacks_of, plan_of
 
     _check_keys(configs)
-    jobs = jobs_of(configs)
+    if configs[0].launcher.name != "none":
+        from moe_lab.cli.launchers import check_package
+
+        check_package(configs[0].launcher.name)
+    jobs: list[Job] = []
+    refused: dict[str, list[Config]] = {}
+    for config in configs:
+        try:
+            jobs += jobs_of([config])
+        except MoeLabError as error:
+            for reason in lacks_of(config, error):
+                refused.setdefault(reason, []).append(config)
+    if not jobs:
+        raise ConfigError("\n".join(refused))
+    jobs = by_model(jobs)
     if configs[0].pilot is not None:
         from moe_lab.runs.pilots import run_pilots
 
         run_pilots(jobs, configs[0].pilot)
-    return plan_of(jobs)
+    return plan_of(jobs, refused)
 
 
 def report_grid(configs: Sequence[Config]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from moe_lab.config.schema import Config, TuningConfig
+from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.reports.terminal.layout import (
@@ -41,6 +42,7 @@ from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of
 from moe_lab.runs.speeds import Speed, label_of, measured_speed
 
 if TYPE_CHECKING:
+    from moe_lab.models.facts import ModelFacts
     from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
     from moe_lab.tasks.requests import Workload
@@ -64,9 +66,7 @@ class Row:
     tokens: int | None
     """Forward tokens still to compute; of a study at most (trials share what does not depend on them)."""
     hours: float | None
-    """GPU hours."""
-    here: float | None
-    """Hours at the speed of a stored run; None without one."""
+    """At the speed of a stored run or a pilot; None without one."""
     state: str
     memory: int | None = None
     """Planned bytes of GPU memory; None for embedded models, and for runs without an id."""
@@ -101,24 +101,23 @@ class Plan:
         finished, total = study.finished(), study.search.n_trials
         state = "done" if finished >= total else f"{finished} of {total} trials"
         left = trial_tokens(study, total - finished) if finished < total else 0
-        hours = self.budget.study(study, left)
+        self.budget.add(study)
         names = _names(study.config)
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
         memory = planned_memory(study, study_workload(study), reuse=not study.search.grid)
         self.rows.append(
-            Row(study.study_id[:8], study.config, names, documents, round(left), hours, None, state, memory)
+            Row(study.study_id[:8], study.config, names, documents, round(left), None, state, memory)
         )
 
     def add_untrained(self, job: Job) -> None:
         """The trainings of a job's models, and the runs after them, which have no id yet."""
-        hours = 0.0
         for training in job.trainings:
             self.trainings |= training.left()
-            hours += self.budget.train(training)
+            self.budget.add(training, trains=True)
         names = [*_place(job.config), f"{job.coming} after training"]
         self.missing += job.coming
-        self.rows.append(Row("-", job.config, names, None, None, hours, None, "missing"))
+        self.rows.append(Row("-", job.config, names, None, None, None, "missing"))
 
     def add_tuned(self, job: Job) -> None:
         """The runs after a study, which have no id until the study has found its temperatures."""
@@ -127,10 +126,10 @@ class Plan:
         tokens = round(job.coming * run.method.forward_tokens(workload))
         self.missing += job.coming
         self.tokens += tokens
-        hours = self.budget.run(run, tokens, missing=False)
+        self.budget.add(run)
         names = [*_place(job.config), f"{job.coming} after tuning"]
-        here, memory = self._here(run, tokens), planned_memory(run, workload)
-        row = Row("-", job.config, names, run.num_documents, tokens, hours, here, "missing", memory)
+        hours, memory = self._hours(run, tokens), planned_memory(run, workload)
+        row = Row("-", job.config, names, run.num_documents, tokens, hours, "missing", memory)
         self.rows.append(row)
 
     def add_run(self, run: Run, workload: Workload) -> None:
@@ -140,16 +139,18 @@ class Plan:
         again = 0 if measure is None else measure.evaluations(run.method)
         measured = run.measured and not run.config.rerun
         todo = round(run.method.forward_tokens(workload) * (share + again * (not measured)))
-        read = todo + (self._first(run) if missing else 0)
+        if missing:
+            if isinstance(run.method, TrainingMethod):
+                self.trainings |= run.method.training_left(run.config, run.facts)
+            self.references |= run.method.references_left(run.config, run.facts)
         self.missing += missing
         self.tokens += todo
-        hours = self.budget.run(run, read, missing)
-        names, here = _names(run.config), self._here(run, todo)
-        memory = planned_memory(run, workload)
-        row = Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, here, state, memory)
+        self.budget.add(run, trains=missing and isinstance(run.method, TrainingMethod))
+        names, hours, memory = _names(run.config), self._hours(run, todo), planned_memory(run, workload)
+        row = Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, state, memory)
         self.rows.append(row)
 
-    def _here(self, run: Run, tokens: float) -> float | None:
+    def _hours(self, run: Run, tokens: float) -> float | None:
         """Hours of a run at the speed of a stored one. The training and the reference set of a run are not in it."""
         if not tokens:
             return None
@@ -159,20 +160,11 @@ class Plan:
         speed = self.speeds[label]
         return None if speed is None else speed.hours(tokens)
 
-    def _first(self, run: Run) -> float:
-        """Record the trainings and reference sets of a run. Returns the tokens of sets that no earlier run needs."""
-        if isinstance(run.method, TrainingMethod):
-            self.trainings |= run.method.training_left(run.config, run.facts)
-        sets = run.method.references_left(run.config, run.facts)
-        new = sum(tokens for name, tokens in sets.items() if name not in self.references)
-        self.references |= sets
-        return new
-
     def add_refused(self) -> None:
         for number, configs in enumerate(self.refused.values(), start=1):
             for config in configs:
                 state = f"cannot run ({number})"
-                self.rows.append(Row("-", config, _names(config), None, None, None, None, state))
+                self.rows.append(Row("-", config, _names(config), None, None, None, state))
 
 
 def print_plan(plan: Plan) -> None:
@@ -180,6 +172,44 @@ def print_plan(plan: Plan) -> None:
     print_rows(plan.rows)
     for line in plan.notes:
         print_note(line)
+
+
+def lacks_of(config: Config, error: MoeLabError) -> list[str]:
+    """Why a configuration cannot run: the reason of the error that preparing it raised, and all other lacks.
+
+    The model, its tokenizer, the tasks, the judges and the method's own data are looked at one by one.
+    """
+    from moe_lab.models.facts import model_facts
+    from moe_lab.models.tokenizer import load_tokenizer
+    from moe_lab.runs.checks import check_code_execution, check_router
+    from moe_lab.tasks.judges import judges_of
+    from moe_lab.tasks.loading import load_tasks
+
+    method = get_method(config.method.name)(config.method)
+
+    def facts() -> ModelFacts:
+        return model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+
+    def judges() -> None:
+        for judge in judges_of(config, load_tasks(config)):
+            judge.check()
+
+    steps: list[Callable[[], Any]] = [
+        lambda: check_router(method, facts()),
+        lambda: method.check(facts()),
+        lambda: load_tokenizer(config.model, offline=config.offline),
+        lambda: check_code_execution(config, load_tasks(config)),
+        judges,
+        lambda: method.data_identity(config, facts()),
+    ]
+    reasons = [str(error)]
+    for step in steps:
+        try:
+            step()
+        except MoeLabError as other:
+            if not any(str(other) in reason for reason in reasons):
+                reasons.append(str(other))
+    return reasons
 
 
 def plan_of(jobs: Sequence[Job], refused: Refused | None = None) -> Plan:
@@ -216,20 +246,27 @@ def _sums(plan: Plan) -> list[str]:
         lines.append(
             f"To train: {len(plan.trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens."
         )
-    return [*lines, *_measured(plan), *(plan.budget.lines() if plan.budget.hours else []), *_memory(plan)]
+    unfinished = plan.missing or any(row.tokens for row in plan.rows)
+    return [*lines, *_measured(plan), *(plan.budget.lines() if unfinished else []), *_memory(plan)]
 
 
 def _memory(plan: Plan) -> list[str]:
     """What the largest run takes on GPUs, and how models of different sizes share GPUs."""
+    from moe_lab.models.facts import resolve_device
+    from moe_lab.models.memory import free_memory
+
     largest = max(plan.rows, key=lambda row: row.memory or 0, default=None)
     if largest is None or largest.memory is None:
         return []
-    gpu = min(gpu_memory(), default=GPU)
+    gpu, device = min(gpu_memory(), default=GPU), resolve_device(largest.config.device)
     lines = [
         f"GPU memory: at most {largest.memory / GIGABYTE:,.3g} GB ({' '.join(largest.names[:3])}), which takes "
         f"{gpus_for(largest.memory, gpu)} of {gpu / GIGABYTE:,.0f} GB. Planned with passes of 2,048 tokens; larger "
-        f"ones take free memory only. {1 - USABLE:.0%} of a GPU is left for its context, kernels and fragmentation."
+        f"ones take free memory only. {1 - USABLE:.0%} of a GPU is left for its context, kernels and fragmentation. "
+        f"Free here, on {device}: {free_memory(device) / GIGABYTE:,.3g} GB."
     ]
+    if gpus_for(largest.memory, gpu) > 1 and largest.names[1] == "finetune-freeze":
+        lines.append("What takes less memory in a training, and FSDP, which splits it: docs/finetuning.md.")
     models: dict[str, int] = {}
     for row in plan.rows:
         models[row.names[0]] = max(models.get(row.names[0], 1), gpus_for(row.memory or 0, gpu))
@@ -249,7 +286,7 @@ def _measured(plan: Plan) -> list[str]:
     """The hours at measured speeds, or how to get them."""
     if not plan.tokens:
         return []
-    known = [row.here for row in plan.rows if row.here is not None]
+    known = [row.hours for row in plan.rows if row.hours is not None]
     if not known:
         return [
             "Hours here: add pilot=8, which answers 8 documents of each model, method and task for their speed."
@@ -276,8 +313,7 @@ def print_rows(rows: Sequence[Row]) -> None:
         "settings": labels,
         "documents": [_count(row.documents) for row in rows],
         "forward tokens left (estimated)": [_count(row.tokens) for row in rows],
-        "GPU hours": [hours_text(row.hours or 0) for row in rows],
-        "hours here": ["" if row.here is None else hours_text(row.here) for row in rows],
+        "hours here": ["" if row.hours is None else hours_text(row.hours) for row in rows],
         "memory (GB)": ["" if row.memory is None else f"{row.memory / GIGABYTE:.3g}" for row in rows],
         "state": [row.state for row in rows],
     }

@@ -190,7 +190,7 @@ WRONG = {
     "overrides.*{": lambda m, t: moe_lab.run({"method": "roe"}),
     # plan, report, compare
     r"moe_lab.plan\(overrides\)='method=roe'": lambda m, t: moe_lab.plan("method=roe"),
-    "plans runs": lambda m, t: moe_lab.plan(["mode=doctor"]),
+    "plans runs": lambda m, t: moe_lab.plan(["mode=prefetch"]),
     r"moe_lab.report\(overrides\)='method=roe'": lambda m, t: moe_lab.report("method=roe"),
     "names no run": lambda m, t: moe_lab.report([]),
     "give a second evaluation": lambda m, t: moe_lab.compare("a"),

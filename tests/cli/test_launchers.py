@@ -154,7 +154,7 @@ def test_each_worker_has_a_gpu_or_a_share_of_the_threads(monkeypatch):
 def plan_of(**sizes: int | None) -> Any:
     """A plan with a row for each model; None: an embedded one."""
     rows = [
-        Row("-", CONFIG, [name, "roe", "gsm8k", "0"], 1, 1, 1.0, None, "missing", size)
+        Row("-", CONFIG, [name, "roe", "gsm8k", "0"], 1, 1, 1.0, "missing", size)
         for name, size in sizes.items()
     ]
     return lambda: Plan(rows=rows)
@@ -184,7 +184,7 @@ def test_what_fits_nowhere_is_refused_with_the_number_of_gpus(monkeypatch):
     with pytest.raises(ConfigError, match=r"grok roe gsm8k takes 300.0 GB .*: 5 GPUs of 80 GB, and 2 are"):
         launchers.placed(config, plan_of(grok=300 * 10**9))
     trained = Row(
-        "-", config, ["olmoe", "finetune-freeze", "gsm8k", "0"], 1, 1, 1.0, None, "missing", 99 * 10**9
+        "-", config, ["olmoe", "finetune-freeze", "gsm8k", "0"], 1, 1, 1.0, "missing", 99 * 10**9
     )
     with pytest.raises(
         ConfigError, match="2 GPUs of 80 GB for each worker, and method=finetune-freeze trains on one"

@@ -18,7 +18,7 @@ import pytest
 
 import moe_lab.runs.execute
 import moe_lab.runs.prepare
-from moe_lab.cli import doctor, launchers
+from moe_lab.cli import launchers
 from moe_lab.cli.help import GROUPS
 from moe_lab.cli.main import MODES, _function, hide_progress_of_libraries, main
 from moe_lab.config import schema
@@ -355,66 +355,24 @@ def test_a_training_method_prints_its_folder_last(capsys, runs, monkeypatch, tmp
     assert run_command(capsys, "-m", "method=pretrain-tiny,base").code == 2
 
 
-@pytest.fixture
-def few_tasks(monkeypatch):
-    """Documented tasks are these two: the survey of all takes half a minute."""
-    monkeypatch.setattr(doctor, "option_files", lambda group, folders: ["svamp", "toy_math"])
-    monkeypatch.setattr(doctor, "code_execution", lambda: "possible, in a cage of x")
-
-
-def test_doctor_reports_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path, few_tasks):
-    monkeypatch.chdir(tmp_path)
-    ended = run_command(capsys, "mode=doctor", f"data_dir={tmp_path}")
-    assert ended.code == 0
+def test_a_plan_names_all_that_a_command_lacks(capsys, monkeypatch, tmp_path):
+    """And not the first alone: the model, the data, the launcher's package."""
+    out = f"output_dir={tmp_path}"
+    ended = run_command(capsys, "mode=plan", "model=olmoe", "task=svamp", "offline=true", out)
+    assert ended.code == 2 and ended.out == ""
     for text in (
-        "torch",
-        "cpu:",
-        "HF_HUB_OFFLINE",
-        "writable",
-        "Executing programs that a model wrote\n  possible",
-        "svamp",
-        f"{tmp_path}/svamp/<split>.jsonl with the columns question, answer",
+        "model allenai/OLMoE-1B-7B-0924-Instruct is not",
+        "data set ChilleD/SVAMP is not",
+        "mode=prefetch",
     ):
-        assert text in ended.out
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_the_command_needs_comes_first_and_other_tasks_are_left_out(capsys, few_tasks, tmp_path):
-    """Broken by two lines on the command that stand behind 38 on other tasks, and half a minute to look at these."""
-    ended = run_command(capsys, "mode=doctor", "task=toy_choice", f"output_dir={tmp_path}")
-    first, *rest = ended.out.splitlines()
-    assert first == "This command, without fetching anything"
-    assert any(line.startswith("  task toy_choice: ready") for line in rest[:8])
-    assert "svamp" not in ended.out and "Executing programs" not in ended.out
-    assert "Documented tasks" not in run_command(capsys, "mode=doctor", "experiment=roe/table1").out
-
-
-@pytest.mark.parametrize(
-    ("typed", "code", "line"),
-    [
-        ([], 0, "task toy_math: ready"),
-        (["launcher=ray"], 1, "launcher ray: MISSING"),
-        (["device=xpu"], 1, "device: CANNOT RUN"),
-        (["task=svamp", "offline=true"], 1, "task svamp: MISSING"),
-        (["experiment=roe/table1", "launcher=ray"], 1, "pip install -e '.[ray]'"),
-    ],
-)
-def test_doctor_ends_with_1_if_the_command_lacks_something(
-    typed, code, line, capsys, few_tasks, monkeypatch, tmp_path
-):
-    """Other documented tasks that are missing do not count."""
+        assert text in ended.err
+    grid = run_command(capsys, "-m", "mode=plan", "task=toy_math,svamp", "limit=2", "offline=true", out)
+    assert grid.code == 2 and "cannot run (1)" in grid.out and "(1) Task svamp: " in grid.out
+    assert "To run: " in grid.out and "Cannot run: 1." in grid.out
     monkeypatch.setattr(launchers, "find_spec", lambda name: None)
-    ended = run_command(capsys, "mode=doctor", *typed, f"output_dir={tmp_path}")
-    assert ended.code == code
-    assert line in ended.out.partition("Output folder")[0]
-
-
-def test_an_unfinished_download_is_not_shown_as_present(monkeypatch, tmp_path):
-    (tmp_path / "models--a--torn" / "blobs").mkdir(parents=True)
-    (tmp_path / "models--a--torn" / "blobs" / "1f2e.incomplete").touch()
-    (tmp_path / "datasets--a--whole" / "snapshots" / "1" / "data").mkdir(parents=True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert doctor._caches()[1:] == ["  a/whole (datasets)", "  a/torn (models, incomplete)"]
+    ended = run_command(capsys, "mode=plan", "launcher=ray", out)
+    assert ended.code == 2 and "pip install -e '.[ray]'" in ended.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_untouched_model_stands_before_what_is_compared_with_it():

@@ -1,4 +1,4 @@
-"""GPU hours, disk and memory of a plan.
+"""Disk and memory of a plan.
 
 Broken by experts that count whole though a token takes some of them, by an embedding that counts as a product, by a
 training that is counted for each of its evaluations.
@@ -11,14 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
+from transformers import AutoModelForCausalLM, OlmoeConfig
 
 import moe_lab
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.models.memory import weight_bytes
-from moe_lab.runs.budget import RATE, Budget, embedded_size, hours_text, size_of
+from moe_lab.runs import budget as budget_module
+from moe_lab.runs.budget import Budget, hours_text, parameters_of
 from tests.support.models import make_model
 
 SHAPE: dict[str, Any] = {
@@ -35,30 +36,16 @@ def olmoe(**more: Any) -> OlmoeConfig:
     return OlmoeConfig(**(SHAPE | {"num_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16"} | more))
 
 
-def test_active_parameters_are_those_that_a_token_passes() -> None:
-    config = olmoe()
-    model = AutoModelForCausalLM.from_config(config)
-    total = sum(own.numel() for own in model.parameters())
-    expert = 3 * 16 * 8  # gate, up and down
-    size = size_of(config)
-    assert size.total == total
-    assert size.active == total - 50 * 16 - 2 * 6 * expert, "six of eight experts in each of two layers rest"
-
-
 @pytest.mark.parametrize("name", ["tiny", "tiny-noisy"])
-@pytest.mark.parametrize("experts", [None, 3])
-def test_the_embedded_models_are_counted_without_transformers_models(name: str, experts: int | None) -> None:
-    config = Config(model=ModelConfig(name=name, experts_per_token=experts))
+def test_the_embedded_models_are_counted_without_transformers_models(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(model=ModelConfig(name=name))
     method = Base(Base.Config(name="base"))
-    architecture = method.architecture(config)
-    for path, size in ((None, size_of(architecture)), ("owner/name", None)):
-        run: Any = SimpleNamespace(config=config, method=method, facts=SimpleNamespace(path=path))
-        assert embedded_size(run, architecture) == size
-
-
-def test_a_tied_embedding_is_the_output_product() -> None:
-    dense = LlamaConfig(**SHAPE, tie_word_embeddings=True)
-    assert size_of(dense).active == size_of(dense).total
+    run: Any = SimpleNamespace(config=config, method=method, facts=SimpleNamespace(path=None))
+    expected = parameters_of(method.architecture(config))
+    monkeypatch.setattr(budget_module, "parameters_of", lambda config: pytest.fail("counted"))
+    assert budget_module._architecture(run)[0] == expected
 
 
 class Trained(TrainingMethod):
@@ -78,24 +65,21 @@ def run_of(method: Any, path: str | None = "owner/name") -> Any:
     return SimpleNamespace(method=method, facts=facts, config=Config())
 
 
-def test_hours_are_operations_at_the_stated_rate() -> None:
-    active, total = size_of(olmoe()).active, size_of(olmoe()).total
+def test_weights_and_trained_models_are_counted_once() -> None:
+    model = AutoModelForCausalLM.from_config(olmoe())
+    total = sum(own.numel() for own in model.parameters())
     budget, run = Budget(), run_of(Trained(SimpleNamespace()))
-    first = budget.run(run, 500, missing=True)
-    assert first == pytest.approx((2 * 500 + 6 * 1000) * active / RATE / 3600)
-    assert budget.run(run, 500, missing=True) == pytest.approx(2 * 500 * active / RATE / 3600), "trained once"
-    assert budget.hours == pytest.approx((4 * 500 + 6 * 1000) * active / RATE / 3600)
+    for _ in range(2):
+        budget.add(run, trains=True)
     assert budget.weights == {"owner/name": 2 * total} and budget.trained == {"folder": 4 * total}
-    hours, weights, trained = budget.lines()
-    assert f"owner/name {active / 1e9:.3g}e9" in hours and "3,600 operations" in hours
+    weights, trained = budget.lines()
     assert "owner/name" in weights and trained.startswith("Trained models to write: 1,")
 
 
-def test_the_embedded_model_needs_no_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Base, "architecture", lambda self, config: olmoe())
+def test_the_embedded_model_needs_no_download() -> None:
     budget = Budget()
-    budget.run(run_of(Base(Base.Config(name="base")), path=None), 10**9, missing=True)
-    assert list(budget.active) == ["tiny"] and budget.weights == {} and len(budget.lines()) == 1
+    budget.add(run_of(Base(Base.Config(name="base")), path=None))
+    assert budget.weights == {} and budget.lines() == []
 
 
 @pytest.mark.slow

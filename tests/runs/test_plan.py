@@ -20,7 +20,6 @@ ROW = Row(
     documents=1_172,
     tokens=123_456_789,
     hours=12.3,
-    here=None,
     state="interrupted, 1,000 of 4,687 answered",
 )
 
@@ -50,7 +49,8 @@ def test_models_that_take_unlike_numbers_of_gpus_have_two_commands(monkeypatch: 
     assert not [note for note in Plan(rows=[ROW]).notes if "GPU memory" in note]
     [alone] = [note for note in Plan(rows=[small]).notes if "GPU memory" in note]
     assert "at most 15 GB (olmoe finetune-freeze" in alone and "takes 1 of 80 GB" in alone
-    *_, memory, commands = Plan(rows=[small, large]).notes
+    *_, memory, advice, commands = Plan(rows=[small, large]).notes
+    assert "FSDP" in advice, "the runs of this plan train"
     assert "at most 95 GB (mixtral" in memory and "takes 2 of 80 GB" in memory
     assert "model=olmoe launcher=local launcher.gpus_per_worker=1 and model=mixtral" in commands
     monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", lambda: [141 * 10**9])

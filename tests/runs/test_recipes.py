@@ -45,7 +45,6 @@ def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():
         ("+model.recipe.stepz=4", "Did you mean 'model.recipe.steps'"),
         ("model.recipe.steps=many", "model.recipe.steps"),
         ("method=pretrain", "is trained on first use"),
-        ("mode=doctor", "is trained on first use"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_trained(typed, says, tmp_path, capsys, monkeypatch):
@@ -71,7 +70,7 @@ def test_the_run_is_checked_before_its_model_is_trained(typed, says, tmp_path, c
     monkeypatch.setattr(Training, "make", lambda *_: pytest.fail("The model is trained."))
     for mode in ("run", "plan", "run"):
         ended = run_command(capsys, *typed, "model=toy-rules", "task=toy_rules", "limit=3", f"mode={mode}")
-        assert ended.code == 2 and says in ended.err, ended.err
+        assert ended.code == 2 and says in ended.out + ended.err, ended.err
         assert not (tmp_path / "outputs").exists()
 
 

@@ -89,7 +89,6 @@ def test_it_trains_saves_and_evaluates_once_for_all_tasks(tmp_path, capsys, monk
     assert other["pretrain"]["model"] == own["model"] and other["run_id"] != block["run_id"]
     plan = command(capsys, tmp_path, "task=toy_choice", "limit=9", "mode=plan")
     assert plan.code == 0 and "To train" not in plan.out, plan.out
-    assert command(capsys, tmp_path, *TASK, "mode=doctor").code == 0
     assert command(capsys, tmp_path, *TASK, "mode=report").code == 0
 
 

@@ -130,7 +130,6 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch):
 
 
 def test_a_model_that_is_not_cached_is_told_before_anything_is_computed(monkeypatch):
-    """mode=doctor said that everything is ready."""
     monkeypatch.setattr("moe_lab.models.hub.is_offline", lambda: True)
     with pytest.raises(ConfigError, match=r"cannot be reached \(offline\)"):
         embedding_identity("no-such-model")

@@ -9,16 +9,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moe_lab.cli.doctor import command_needs
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.methods import get_method
 from moe_lab.runs.checks import check_code_execution
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.sandbox import programs
@@ -223,11 +220,3 @@ def test_predict_only_executes_nothing(data: Path, monkeypatch: pytest.MonkeyPat
         instance.resps = ["    return 1"]
     task.apply_filters()
     assert [list(instance.filtered_resps.values()) for instance in task.instances] == [["    return 1"]] * 3
-
-
-def test_doctor_tells_whether_programs_can_be_executed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moe_lab.cli.doctor.code_execution", lambda: "possible, in x")
-    wanted = "executing programs that the model writes: possible, in x"
-    asked = replace(config(data), method=get_method("base").Config(name="base"), offline=True)
-    assert wanted in command_needs([asked])
-    assert wanted not in command_needs([replace(asked, predict_only=True)])

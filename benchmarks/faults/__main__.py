@@ -20,19 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.interpose import remove_library, restart_with_library
 from benchmarks.faults.warm import warm
 
-FULL = {
-    "kills": 100,
-    "writes": -1,
-    "damaged": 500,
-    "lines": 1000,
-    "logs": 300,
-    "models": 204,
-    "identities": 300,
-}
-SHORT = {"kills": 4, "writes": 2, "damaged": 10, "lines": 25, "logs": 10, "models": 12, "identities": 9}
+FULL = {"kills": 100, "damaged": 500, "lines": 1000}
+SHORT = {"kills": 4, "damaged": 10, "lines": 25}
 PARTS = tuple(FULL)
 MEMORY = "/dev/shm"
 """Where runs are attacked, if it is there: no attack waits for a disk."""
@@ -50,9 +41,6 @@ ENVIRONMENT = {
 def main() -> int:
     options = _options()
     os.environ.update(ENVIRONMENT)
-    if options.writes:
-        restart_with_library("benchmarks.faults", sys.argv[1:])
-        remove_library()
     work = Path(tempfile.mkdtemp(prefix="faults-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
     try:
         with warm():
@@ -85,13 +73,9 @@ def _parts(options: argparse.Namespace, work: Path) -> Any:
     import torch
 
     from benchmarks.faults.damage import Damage
-    from benchmarks.faults.identities import Identities
     from benchmarks.faults.kills import Kills
     from benchmarks.faults.kinds import undisturbed
     from benchmarks.faults.lines import Lines
-    from benchmarks.faults.logs import Logs
-    from benchmarks.faults.models import Models
-    from benchmarks.faults.writes import Writes
     from moe_lab.cli.main import main as command
 
     def quietly(argv: list[str]) -> int:
@@ -111,12 +95,8 @@ def _parts(options: argparse.Namespace, work: Path) -> Any:
     only = (options.only or "").partition(":")[0]
     made = {
         "kills": lambda: Kills(kinds, work, options.seed, options.kills),
-        "writes": lambda: Writes(kinds, work, options.seed, None if options.writes < 0 else options.writes),
         "damaged": lambda: Damage(kinds, work, options.seed, options.damaged),
         "lines": lambda: Lines(work, options.seed, options.lines),
-        "logs": lambda: Logs(kinds, work, options.seed, options.logs),
-        "models": lambda: Models(work, options.seed, options.models),
-        "identities": lambda: Identities(work, options.seed, options.identities),
     }
     for name in PARTS:
         if getattr(options, name) and only in ("", name):
@@ -137,12 +117,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--full", action="store_true", help="the counts of docs/reliability.md")
     parser.add_argument("--kills", type=int, help="kills with -9")
-    parser.add_argument("--writes", type=int, help="failing calls of each kind of run; -1: every one")
     parser.add_argument("--damaged", type=int, help="damaged files")
     parser.add_argument("--lines", type=int, help="wrong command lines")
-    parser.add_argument("--logs", type=int, help="forged results and sample logs")
-    parser.add_argument("--models", type=int, help="hostile model folders")
-    parser.add_argument("--identities", type=int, help="models that differ from another one in one number")
     parser.add_argument(
         "--kinds", nargs="+", choices=names, default=list(names), help="runs that are attacked"
     )

@@ -183,9 +183,7 @@ def test_what_fits_nowhere_is_refused_with_the_number_of_gpus(monkeypatch):
     config = Config(launcher=LauncherConfig(name="local"))
     with pytest.raises(ConfigError, match=r"grok roe gsm8k takes 300.0 GB .*: 5 GPUs of 80 GB, and 2 are"):
         launchers.placed(config, plan_of(grok=300 * 10**9))
-    trained = Row(
-        "-", config, ["olmoe", "finetune-freeze", "gsm8k", "0"], 1, 1, 1.0, "missing", 99 * 10**9
-    )
+    trained = Row("-", config, ["olmoe", "finetune-freeze", "gsm8k", "0"], 1, 1, 1.0, "missing", 99 * 10**9)
     with pytest.raises(
         ConfigError, match="2 GPUs of 80 GB for each worker, and method=finetune-freeze trains on one"
     ):

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
-from textwrap import TextWrapper
+from textwrap import TextWrapper, indent
 
 from moe_lab.config.catalog import (
-    Key,
     experiment_files,
     option_files,
     plugin_folders,
@@ -147,11 +146,9 @@ def _config_dirs(argv: list[str]) -> list[Path]:
     return [Path(folder) for folder in joined + apart]
 
 
-# `--help method=roe`: the named options with their keys, defaults and comments
+# `--help method=roe`: the YAML of the named options
 
 FOOT = "python -m moe_lab --help alone is the overview: all groups, their options, and every other key."
-WIDEST_KEY = 40
-"""A longer key with its default has its comment on the next line."""
 
 
 def named_options(argv: Sequence[str], groups: Sequence[str]) -> list[tuple[str, str]]:
@@ -162,12 +159,14 @@ def named_options(argv: Sequence[str], groups: Sequence[str]) -> list[tuple[str,
 
 
 def explain_option(group: str, option: str, files: dict[str, Path]) -> str:
-    """The text for an option. `files` has the group's options by name. Raises ConfigError for an unknown option."""
+    """An option's YAML, whose comments explain its keys (`method.<key>=` of a method).
+
+    `files` has the group's options by name. Raises ConfigError for an unknown option.
+    """
     if option not in files:
         raise ConfigError(unknown_option(group, option, sorted(files)))
-    about, keys = read_option(files[option])
-    shown = [Key(f"{group}.{key.name}", key.default, key.comment) for key in keys]
-    return "\n".join([f"{group}={option}", *_wrapped(about, 2), "", *_table(shown), *_left_out(group, keys)])
+    text = files[option].read_text(encoding="utf-8").rstrip()
+    return "\n".join([f"{group}={option}", "", indent(text, "  "), *_left_out(group, files[option])])
 
 
 def explain_experiment(name: str, config_dirs: Sequence[Path]) -> str:
@@ -184,23 +183,11 @@ def explain_experiment(name: str, config_dirs: Sequence[Path]) -> str:
     return "\n\n".join(texts)
 
 
-def _table(keys: Sequence[Key]) -> list[str]:
-    texts = [f"{key.name}={key.default}" if key.default else key.name for key in keys]
-    width = max([len(text) for text in texts if len(text) <= WIDEST_KEY], default=WIDEST_KEY)
-    lines = []
-    for text, key in zip(texts, keys, strict=True):
-        first, *more = _wrapped(key.comment, width + 4) or [""]
-        fits = len(text) <= width
-        lines += [f"  {text:<{width}}  {first.strip()}".rstrip()] if fits else [*_wrapped(text, 2), first]
-        lines += more
-    return lines
-
-
-def _left_out(group: str, keys: Sequence[Key]) -> list[str]:
+def _left_out(group: str, file: Path) -> list[str]:
     """The line with the keys of a group's schema that an option's YAML does not set."""
     if group not in GROUP_CONFIGS:
         return []
-    given = {key.name for key in keys} | {"name"}
+    given = {key.name for key in read_option(file).keys} | {"name"}
     left = [
         f"{group}.{field.name}={_written(field.default)}"
         for field in fields(GROUP_CONFIGS[group])
@@ -214,9 +201,9 @@ def _written(default: object) -> str:
     return "[]" if default is MISSING else "null" if default is None else str(default).lower()
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
+def _wrapped(text: str, margin_width: int) -> list[str]:
     width = min(max(shutil.get_terminal_size((110, 24)).columns, 80), 120)
-    margin = " " * indent
+    margin = " " * margin_width
     return TextWrapper(
         width,
         initial_indent=margin,

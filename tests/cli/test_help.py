@@ -1,11 +1,10 @@
-"""`--help` with options named beside it. Broken by: a key or comment that is not shown, an option taken for another."""
+"""`--help` with options named beside it. Broken by: another file's YAML, a key that is not named."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-import yaml
 
 from moe_lab.cli.help import FOOT, GROUPS
 from moe_lab.config.catalog import option_files, read_option, resource_folder
@@ -15,51 +14,17 @@ CONF = resource_folder("conf")
 OPTIONS = [(group, name) for group in GROUPS for name in option_files(group, [CONF])]
 
 
-def keys_of(file):
-    """Every key of a YAML file with the comment lines above it, read in another way than the help does."""
-    blocks = re.findall(r"((?:^ *# .+\n)*)^( *)(\w+):", file.read_text(encoding="utf-8"), re.M)
-    comments, group = {}, ""
-    for comment, indent, key in blocks:
-        if indent and not comment:
-            continue  # a line of a default
-        group = group if indent else key
-        name = f"{group}.{key}" if indent else key
-        comments[name] = [line.strip()[2:] for line in comment.splitlines()]
-    first = next(iter(comments))
-    return comments | {first: comments[first][1:]}
-
-
-def defaults_in(file):
-    """Every key with its default; a key with keys of its own has none."""
-    values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    groups = {key.partition(".")[0] for key in keys_of(file) if "." in key}
-    inner = {f"{group}.{key}": value for group in groups for key, value in values[group].items()}
-    return {key: value for key, value in values.items() if key not in groups} | inner
-
-
 def words(text):
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("columns", ["80", "200"])
 @pytest.mark.parametrize(("group", "name"), OPTIONS)
-def test_every_key_is_shown_with_its_default_and_comment(group, name, columns, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", columns)
-    file = CONF / group / f"{name}.yaml"
+def test_an_options_yaml_is_shown(group, name, capsys):
     ended = run_command(capsys, "--help", f"{group}={name}")
-    table = ended.out[ended.out.index("\n\n") :]
-    defaults = defaults_in(file)
-    comments = keys_of(file)
-    assert ended.code == 0
-    for key in comments.keys() - defaults.keys():
-        assert f"\n  {group}.{key} " in table and words(" ".join(comments[key])) in words(table)
-    for key, value in defaults.items():
-        after = words(table.partition(f"\n  {group}.{key}=")[2])
-        told = re.match(rf"(.+?) {re.escape(words(' '.join(comments[key])))}", after)
-        assert told and yaml.safe_load(told[1]) == value, key
-    assert words(file.read_text(encoding="utf-8").splitlines()[0][2:]) in words(ended.out)
+    lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    shown = "\n".join(f"  {line}".rstrip() if line else "" for line in lines)
+    assert ended.code == 0 and f"{group}={name}\n\n{shown}\n" in ended.out
     assert ended.out.splitlines()[-1] == FOOT and "Exit codes" not in ended.out
-    assert max(map(len, ended.out.splitlines())) <= 120
 
 
 def test_keys_that_an_option_leaves_out_are_named(capsys):
@@ -110,8 +75,8 @@ def test_an_option_of_ones_own_is_explained(capsys, tmp_path):
     assert about == "Mine"
     assert keys == [("name", "roe", "two lines"), ("list", "- 1 - 2", ""), ("bare", "x", "")]
     beside = ("--config-dir", str(tmp_path), "--help")
-    assert "  method.bare=x" in run_command(capsys, *beside, "method=mine").out
-    assert "method.n=32" in run_command(capsys, *beside, "method=roe").out
+    assert "  bare: x" in run_command(capsys, *beside, "method=mine").out
+    assert "  n: 32" in run_command(capsys, *beside, "method=roe").out
     overview = run_command(capsys, *beside).out
     assert "  mine             Mine" in overview and "Another" not in overview
 

@@ -33,8 +33,6 @@ _CHOICES = {
     "aggregate": ("probabilities", "logits"),
     "noise": ("gumbel", "antithetic"),
 }
-_LATER = {"noise": "gumbel", "logit_scale": 1.0}
-"""Keys that a run's identity leaves out at these values: results from before these keys existed keep their ids."""
 
 
 class RoE(Method):
@@ -150,15 +148,10 @@ class RoE(Method):
             "temperatures": self.temperatures(facts.moe_layers),
             "first_noisy": self.first_noisy(facts.moe_layers),
             "study": self.profile.study if self.profile else None,
+            "logit_scale": self.logit_scale,
         }
-        if self.logit_scale != 1:
-            resolved["logit_scale"] = self.logit_scale
-        replaced = ("temperature", "skip_layers", "logit_scale")
-        return {
-            key: value
-            for key, value in super().identity(facts).items()
-            if key not in replaced and not (key in _LATER and value == _LATER[key])
-        } | resolved
+        replaced = ("temperature", "skip_layers")
+        return {k: v for k, v in super().identity(facts).items() if k not in replaced} | resolved
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:

@@ -28,7 +28,6 @@ MARKS = {
     "cut-reasoning": "cut-reasoning: some replies end in the reasoning (max_gen_toks); their answers are empty.",
     "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
     "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
-    "sampled-weights": "sampled-weights: its id rests on parts of the weights; the run's own command makes it anew.",
     "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
 }
 """Notes that follow every number of such a run, with their meaning."""
@@ -174,15 +173,9 @@ def marks_of(result: RunResult, task: str | None = None, metric: str | None = No
         "cut-reasoning": result.cost.cut_reasoning,
         "unjudged": any(not judge.judged_all(task) for judge in judges),
         "other-versions": result.version_notes,
-        "sampled-weights": _sampled_weights(result.model_facts),
         "older-intervals": result.older_intervals,
     }
     return tuple(mark for mark, held in holds.items() if held)
-
-
-def _sampled_weights(model: Block) -> bool:
-    """Whether a folder's model was identified by parts of its weight files, as it was before `identified_by`."""
-    return "identified_by" not in model and model.get("commit", "") is None
 
 
 def _worse_than_calibrated(result: RunResult) -> bool:

@@ -136,10 +136,6 @@ def test_marks_say_what_a_reader_must_know():
         assert "worse-than-calibrated" not in marks_of(RunResult({"moe_lab": block | control}))
     assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": True}}})) == ("test-profile",)
     assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": False}}})) == ()
-    folder = {"name": "mine", "commit": None}
-    assert marks_of(RunResult({"moe_lab": block | {"model": folder}})) == ("sampled-weights",)
-    assert marks_of(RunResult({"moe_lab": block | {"model": folder | {"identified_by": "content"}}})) == ()
-    assert marks_of(RunResult({"moe_lab": block | {"model": folder | {"commit": "1f2e"}}})) == ()
     tuned = {"model": "tiny", "n": 8}
     mine = block | {"model": {"name": "tiny"}, "method": {"config": {"n": 8}}, "tuning": tuned}
     assert marks_of(RunResult({"moe_lab": mine})) == ()

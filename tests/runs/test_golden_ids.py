@@ -28,14 +28,14 @@ RUNS = {
     "method=base task=toy_choice limit=20 dtype=bfloat16": "11454487ed9c8550b02fc14eb12034e0ce2a1cbeab631605513c03e8807726fa",
     "method=base task=toy_text": "8ceffbacf97e61feed11f49a9372a3127f7f51ff95c8c8d9f866c484eed41bb8",
     "method=base task=toy_safety": "692238a54967a7cb446323daf29577b846f2835f7424015c33779e34727d78cc",
-    "method=roe task=toy_math": "0507f0641346a7c8f4892efa3eda85668fabe92f8fbd55fb9101aa8ad09270e8",
-    "method=roe task=toy_choice seed=3 method.n=4 method.temperature=[0,0.2,0.2,0.2,0.2,0.2,0.2,0]": "f9314810308447f9b15b7478e0ba56c5dbfa4c9c2f81ec25d23856c9cc6b9080",
+    "method=roe task=toy_math": "d53edb758fc13b701dbc43fea9543a8d521e4489b9b867ae83f3023d1bddc61f",
+    "method=roe task=toy_choice seed=3 method.n=4 method.temperature=[0,0.2,0.2,0.2,0.2,0.2,0.2,0]": "fa11ca48735010f857a77147c2d5051fc2e1784337b153eeb71aa7f47a397e63",
     "method=c2r task=toy_choice limit=20": "23f7dff374268eaf803128791b65bf954116822be44f45dbaf46716821371dc9",
     "method=c3po task=toy_choice limit=20": "3268f5cabea24cdcaa586e1b90b023e41926b9baa66755940837683c8e4ddc1b",
     "method=icl task=toy_choice limit=20": "0c8e45ff375fad70c68c3c97e4a18c2b4e47c2ec5f70f4b8e2fdb36ad6a0e830",
     "method=soft-prompt task=toy_choice limit=20": "fa290d65f7e4a462b35b6ac82e2d6eaa379527236884567a348d2975d539fe36",
     "method=prefix-tuning task=toy_choice limit=20": "30b485cb2e79d81a963bcb731c4e89db3746d94aa0f4b9aa1eabb8a28708aa1e",
-    "method=finetune-freeze task=toy_choice limit=20": "7dffb62d43196e59b19fb6a64562fe5dabaea459a77d2d9a2407496278d15e2a",
+    "method=finetune-freeze task=toy_choice limit=20": "55373e527749b6244dd75b3a10cdfb112442dd1fa913f8edb2d8fba81dd42ef6",
     "method=base task=addsub": "76cc98b760c77c1f26a10d606b75d6d679b636d8f98c4404c98bcdf7970344e3",
     "method=base task=gsm8k num_fewshot=2": "9e4ec525cb90e6e4db420b38e7d06856dcf4e852b476b4ca580107e8854e5f4e",
     "method=base task=arc_easy": "d088966a334630a62125f8308b60f180e5cec618035f1ee1466e5b110cd88c3e",
@@ -48,12 +48,12 @@ RUNS = {
     "method=base task=cona": "ab7f94f93b8e9c3009a136122e8ced9404bf6e6f8d01d693c2e1b54248360d73",
     "method=base task=humaneval predict_only=true": "f1d46092741c39cb322d22292bca01fa8b66d1e92ff7bd84f2fc6a6f97038066",
     "method=base task=lm_eval task.name=[arc_easy,gsm8k] num_fewshot=2": "3fc5c275b19425c0feaccd2df2a524006e68a2aad0119442fca8fc53f51fe186",
-    "method=roe task=addsub model.path=FOLDER method.skip_layers=0": "94e70dc81c6d31ac0abb777b122aab7f43f204a39107e1b20c01543478b5b413",
+    "method=roe task=addsub model.path=FOLDER method.skip_layers=0": "9d9453b011c8e48adde19cadbfb08fd2d75e8a49f2e379312d4cc5df94ad5cc7",
 }
 """Run ids by command line; `model=tiny` where it names none."""
 STUDIES = {
-    "method=roe task=toy_math tuning=tpe": "b34c0386671f4180b6ae8920e0519b080c007cd9dbf8cd595eba73724d0ca752",
-    "method=roe task=gsm8k tuning=uniform tuning.num_samples=2 num_fewshot=0": "fa61af6036f744cbd3944e0480bd0e767f90ca5f73caeb4b7b00218c7b8267ee",
+    "method=roe task=toy_math tuning=tpe": "62ac065f0051e7c795fe488fc76eface608a5974b79f9296494614fcbc562f61",
+    "method=roe task=gsm8k tuning=uniform tuning.num_samples=2 num_fewshot=0": "e0746339b48372cce938441236749398c90e3cad54c356b95d9ffc94734fc56e",
 }
 
 

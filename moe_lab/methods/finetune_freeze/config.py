@@ -42,8 +42,6 @@ MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, EIGHT_BIT: 2, "adagrad": 1,
 """`optim` of transformers' TrainingArguments, and the numbers that it keeps for each trained number."""
 SCHEDULERS = ("linear", "cosine", "constant_with_warmup")
 """`lr_scheduler_type` of transformers' TrainingArguments."""
-USUAL = {"optimizer": "adamw_torch", "scheduler": "linear", "max_grad_norm": 1.0, "bf16": None, "lora": None}
-"""Keys that a recipe's identity leaves out at these values: results from before these keys existed keep their ids."""
 NOT_WEIGHTS = (
     *("name", "schedule", "phases", "freeze_shared_experts", "dataset", "dataset_size", "validation_size"),
     *("activation_checkpointing", "save_steps", "compare_with_full", "profile"),
@@ -401,10 +399,7 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """The recipe as plain values, the same for all spellings of one schedule.
 
-        Keys of noise and of a constraint are left out if unused, and `USUAL` values, so that older results keep their
-        ids.
+        Keys of noise are left out if it is not used.
         """
         unread = set() if self.routing_noise else {"routing_noise", "routing_noise_schedule"}
-        unread |= {"partners"} if self.partners is None else set()
-        unread |= {key for key, value in USUAL.items() if getattr(self, key) == value}
         return {key: value for key, value in asdict(self).items() if key not in unread}

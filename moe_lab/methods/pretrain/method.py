@@ -197,8 +197,8 @@ class Pretrain(TrainingMethod):
         line = f"{name}{settings}, seed {block['seed']}: held-out loss {loss}"
         if leak := own["training"]["leak"]:
             line += f"; not that of a language model: expert choice reads later tokens. {_effects(leak)}"
-        session = own["training"].get("last_session")  # not of models trained by earlier versions
-        if session and session["tokens_per_second"]:
+        session = own["training"]["last_session"]
+        if session["tokens_per_second"]:
             peak = session["peak_memory_bytes"] / 2**20
             line += (
                 f"; trained at {session['tokens_per_second']:,.0f} tokens per second, peak {peak:,.0f} MiB"
@@ -209,8 +209,6 @@ class Pretrain(TrainingMethod):
 def _effects(leak: Mapping[str, Any]) -> str:
     """The effects of later tokens and of short prefixes on the loss, from `leak` of training.json."""
     with_later = f"On {leak['rows']} rows {leak['loss_with_later_tokens']:.4f} with them"
-    if "later_tokens" not in leak:  # of a model trained by an earlier version
-        return f"{with_later} and {leak['loss_without']:.4f} without, the effect of short prefixes included"
     later, short = (
         f"{part.difference:+.4f}{bounds_text(part.interval, '+')}"
         for part in map(Difference.from_json, (leak["later_tokens"], leak["short_prefixes"]))

@@ -137,7 +137,7 @@ def meaning_of(metric: str) -> str:
 
 
 def _measured(result: RunResult, metric: str) -> Value | None:
-    """The number of a training; None if the design has none, or was trained by an earlier version."""
+    """The number of a training; None if the design has none."""
     name, part, number, _ = METRICS[metric]
     block = training_of(result).get(name)
     found = block if block is None or part is None else block.get(part)

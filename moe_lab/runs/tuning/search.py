@@ -80,8 +80,6 @@ def paper_model(facts: ModelFacts) -> str | None:
 
 STEP = 0.05
 """Step between the temperatures of tuning=uniform (appendix B of the paper)."""
-LATER = {"step": STEP, "logit_scale": False, "given": None, "grid": None}
-"""Later fields. At these values they are not part of a study's identity, so that older studies keep their ids."""
 NEAR = 0.98
 """A temperature counts as at its upper bound from this share of the bound on."""
 
@@ -114,10 +112,7 @@ class Search:
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that determine the trials, without their number."""
-        content = {
-            k: v for k, v in asdict(self).items() if k not in ("n_trials", "num_samples", "open_ended")
-        }
-        return {k: v for k, v in content.items() if k not in LATER or v != LATER[k]}
+        return {k: v for k, v in asdict(self).items() if k not in ("n_trials", "num_samples", "open_ended")}
 
     @property
     def direction(self) -> str:

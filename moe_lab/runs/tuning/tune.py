@@ -204,7 +204,7 @@ def _scaled(study: Study, value: float | None, sweep: ScaleSweep | None) -> Meas
 def _calibrated(study: Study, first: FrozenTrial) -> dict[str, Any]:
     """The perplexity and the best logit scale at temperature 0, which is trial 0 unless temperatures were given.
 
-    Both are None in studies of accuracy, and in older studies, whose trial 0 did not measure them.
+    Both are None in studies of accuracy.
     """
     if not study.search.logit_scale:
         return {name: first.user_attrs.get(name) for name in (CALIBRATED_SCORE, CALIBRATED_SCALE)}

@@ -199,8 +199,8 @@ def test_a_model_in_bfloat16_has_a_float32_adapter(folder, tmp_path):
     assert difference.abs().max() < 0.1, "merging rounds to bfloat16"
 
 
-def test_without_a_rank_nothing_is_in_the_identity():
-    assert "lora" not in FinetuneConfig().recipe().identity()
+def test_an_adapter_is_part_of_the_identity():
+    assert FinetuneConfig().recipe().identity()["lora"] is None
     assert FinetuneConfig(lora=Lora(r=4)).recipe().identity()["lora"] == asdict(Lora(r=4))
 
 

@@ -54,16 +54,6 @@ def test_every_finished_entry_has_its_page(tmp_path):
     assert own.stat().st_mtime_ns != before, "the run was made again"
 
 
-def test_a_run_of_an_older_identity_is_marked(tmp_path):
-    """Its id may be that of another model, and no command asks for it any more."""
-    for run in pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)]):
-        results = json.loads((run.folder / "results.json").read_text())
-        del results["moe_lab"]["model"]["identified_by"]
-        (run.folder / "results.json").write_text(json.dumps(results))
-    rows = tree(write_listing_page(tmp_path)).xpath("//tr[@data-row]")
-    assert ["sampled-weights" in row.text_content() for row in rows] == [True, True]
-
-
 def test_an_empty_folder_has_no_page(tmp_path):
     assert write_listing_page(tmp_path) is None and not list(tmp_path.iterdir())
 

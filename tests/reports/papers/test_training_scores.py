@@ -55,15 +55,6 @@ def test_a_leak_is_that_of_expert_choice_alone() -> None:
     assert score is not None and score.value is None, "a dash, not a missing run"
 
 
-def test_a_leak_of_an_earlier_version_is_no_number_of_later_tokens_alone() -> None:
-    """It had `difference`, with the effect of short prefixes, and no parts."""
-    results = trained_results([2.0, 2.0], leak=0.3)
-    results["moe_lab"]["pretrain"]["training"]["leak"] = {"difference": 0.3, "ci95": [0.2, 0.4]}
-    for metric in ("training.leak", "training.short_prefixes"):
-        score = training_score([results], metric)
-        assert score is not None and score.value is None, "a dash"
-
-
 def test_other_methods_have_none_and_unknown_numbers_are_told() -> None:
     assert training_score([results_of("base")], LOSS) is None
     with pytest.raises(ConfigError, match="training.validation_loss, training.leak"):

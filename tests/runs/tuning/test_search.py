@@ -35,16 +35,6 @@ def test_random_searches_the_space_of_tpe_in_another_study():
     assert drawn.parameters == tpe.parameters and drawn.identity == tpe.identity | {"tuning": "random"}
 
 
-def test_studies_from_before_the_new_fields_keep_their_identity():
-    assert Search(tuning="tpe", moe_layers=4, **SEARCH).identity == {
-        "tuning": "tpe",
-        "metric": "perplexity",
-        "max_temperature": 0.5,
-        "skip_layers": 1,
-        "moe_layers": 4,
-    }
-
-
 GRID = [{"power": 0.0, "rank": 1}, {"power": 0.5, "rank": 4}, {"power": 0.25, "rank": 4}]
 
 

@@ -120,11 +120,6 @@ def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
         assert lm.ensemble.routing.antithetic
 
 
-def test_keys_that_came_later_are_part_of_the_identity_at_other_values_only():
-    assert "noise" not in roe().identity(FACTS)
-    assert roe(noise="antithetic").identity(FACTS)["noise"] == "antithetic"
-
-
 def test_registry():
     assert {"base", "roe"} <= set(method_names())
     assert get_method("roe") is RoE

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from functools import cache, lru_cache, partial, wraps
+from collections.abc import Iterator
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,8 +163,10 @@ class _Factory(TaskFactory):
             config = voted(config, settings.self_consistency)
         if config.get("process_results") is score:
             config["metric_list"] = judge_metrics()
-        if callable(config.get("process_docs")):
-            config["process_docs"] = _once(config["process_docs"])
+        if callable(
+            config.get("process_docs")
+        ):  # lm-eval calls it twice, and some tasks shuffle their choices
+            config["process_docs"] = cache(config["process_docs"])
         return config
 
     def _folder(self, config: dict[str, Any]) -> Path | None:
@@ -275,16 +277,3 @@ def _functions(value: Any, named: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from _functions(value[each], named[each], f"{key}.{each}")
     elif isinstance(named, str) and not (isinstance(value, str) and value == named):
         yield key, named
-
-
-def _once(process_docs: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A `process_docs` that processes each split once: lm-eval calls it twice, and some tasks shuffle their choices."""
-    done: dict[int, tuple[Any, Any]] = {}
-
-    @wraps(process_docs)
-    def processed(split: Any) -> Any:
-        if id(split) not in done:
-            done[id(split)] = (split, process_docs(split))
-        return done[id(split)][1]
-
-    return processed

@@ -103,8 +103,6 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
     _compile_templates_once()
     seed_as_lm_eval()
     names = [config.task.name] if isinstance(config.task.name, str) else list(config.task.name)
-    if not names:
-        raise TaskError("task.name is empty. Name an lm-eval task, or a list of them.")
     tasks = build_tasks(names, config, holdout, splits)
     if not tasks["tasks"]:
         raise TaskError(f"task.name={config.task.name} holds no task.")

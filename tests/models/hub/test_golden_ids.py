@@ -10,7 +10,7 @@ from moe_lab.runs.prepare import prepare
 from tests.support.runs import small_data
 
 HUB = {
-    "method=roe model=olmoe task=addsub method.skip_layers=0": "63d3f2db846eb06fad5733331a266242b5f7f2e95e04c8ffcfaf8b0109862bdf",
+    "method=roe model=olmoe task=addsub method.skip_layers=0": "548cb5ffac6bdc79284ab333c200b65e3e3165e969d9039d023fea8d7497b0a7",
     "method=base model=olmoe model.revision=main task=arc_easy limit=3": "f330ee47528d512155fba7be8ec9d358d707ecb43aaf992b268d5abb79e4b794",
 }
 """Run ids by command line: the hub's id and the revision as it is typed count, and no commit."""

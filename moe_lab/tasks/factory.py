@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +86,7 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
 @cache
 def _task_files() -> dict[str, str]:
     """The YAML file of each task of lm-eval and of this package that has a line `task: <name>` of its own."""
-    line = re.compile(rb"""^task:[ ]*["']?([^"'#\s\[]+)["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE)
+    line = re.compile(rb"""^["']?task["']?:[ ]*["']?([^"'#\s\[]+)["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE)
     found: dict[str, str] = {}
     for root in (OWN_TASKS, Path(lm_eval.__file__).parent / "tasks"):
         for file in sorted(root.rglob("*.yaml")):  # of several files lm-eval, too, takes the first
@@ -164,17 +164,17 @@ class _Factory(TaskFactory):
         if config.get("process_results") is score:
             config["metric_list"] = judge_metrics()
         if callable(
-            config.get("process_docs")
-        ):  # lm-eval calls it twice, and some tasks shuffle their choices
-            config["process_docs"] = cache(config["process_docs"])
+            process := config.get("process_docs")
+        ):  # called twice, and some tasks shuffle their choices
+            config["process_docs"] = cache(process)
         return config
 
     def _folder(self, config: dict[str, Any]) -> Path | None:
         """The folder of the task's local files; None: `data_dir` has none."""
-        name = self._run.task.data_folder or config["task"]
-        folder = Path(self._run.data_dir or "", name)
-        has_files = self._run.data_dir is not None and "class" not in config and folder.is_dir()
-        return folder if has_files else None
+        if self._run.data_dir is None or "class" in config:  # a class loads its own data
+            return None
+        folder = Path(self._run.data_dir, self._run.task.data_folder or config["task"])
+        return folder if folder.is_dir() else None
 
     def _with_documents(self, config: dict[str, Any], folder: Path | None) -> dict[str, Any]:
         """The configuration with the run's documents."""
@@ -186,18 +186,17 @@ class _Factory(TaskFactory):
             config["test_split"] = first_split(config, self._splits, exists, str(folder or "its data set"))
         if self._holdout is not None:
             config["test_split"] = source_split(config, exists)
-        options = config.get("dataset_kwargs") or {}
-        path = hub_id(config)
+        options, path = config.get("dataset_kwargs") or {}, hub_id(config)
         if folder is not None:
             column, shots = self._run.task.data_filter, self._run.num_fewshot
-            config["custom_dataset"] = partial(
-                LocalSplits,
-                folder,
-                self._read,
+            local = LocalSplits(
+                folder=folder,
+                read=self._read,
                 evaluated=config.get("test_split") or config.get("validation_split"),
                 shots=config.get("num_fewshot") if shots is None else shots,
                 only=(column, config.get("dataset_name")) if column else None,
             )
+            config["custom_dataset"] = lambda **_: local
         elif path is not None and not _is_local(path):  # before the retries of `datasets`
             check_data_set(path, options.get("revision"))
         if self._holdout is None:
@@ -213,8 +212,10 @@ class _Factory(TaskFactory):
         name, folder = self._config["task"], self._folder(self._config)
         known = known_reason(error, str(hub_id(self._config)), "data set")
         if known:
-            place = f"{self._run.task.data_folder or name}/<split>.jsonl"
-            return f"Task {name}: {known}\nOr give data_dir=<folder> with {place}."
+            root = f"{self._run.data_dir}/" if self._run.data_dir else "data_dir=<folder> with "
+            columns = ", ".join((self._config.get("dataset_kwargs") or {}).get("columns", ()))
+            file = f"{root}{self._run.task.data_folder or name}/<split>.jsonl"
+            return f"Task {name}: {known}\nOr give {file}{columns and f' with the columns {columns}'}."
         what = "no split or column" if isinstance(error, KeyError) else f"{type(error).__name__}:"
         source = _source(self._config, folder)
         return f"Task {name} cannot be loaded: {what} {first_line(error)}.\nIts documents: {source}."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,29 +19,18 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LocalSplits(dict):
-    """{split: Dataset}, as a task's `custom_dataset` returns it. A file is read when its split is first used.
+    """{split: Dataset}, as a task's `custom_dataset` returns it. A file is read when its split is first used."""
 
-    Without few-shot examples all splits but the evaluated one are empty: lm-eval uses all that its YAML names.
-
-    Args:
-        read: `read_rows`, which may keep what several tasks share.
-        shots: number of few-shot examples.
-        only: (column, value) of the rows to keep; None: all.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        read: Callable[[Path], Rows],
-        *,
-        evaluated: str | None,
-        shots: int | None,
-        only: tuple[str, Any] | None,
-        **metadata: Any,
-    ):
-        super().__init__()
-        self.folder, self.read, self.evaluated, self.shots, self.only = folder, read, evaluated, shots, only
+    folder: Path
+    read: Callable[[Path], Rows]
+    """`read_rows`, which may keep what several tasks share."""
+    evaluated: str | None
+    shots: int | None
+    """Number of few-shot examples. Without any, the other splits are empty: lm-eval uses all that its YAML names."""
+    only: tuple[str, Any] | None
+    """(column, value) of the rows to keep; None: all."""
 
     def __missing__(self, split: str) -> Dataset:
         from datasets import Dataset

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from moe_lab.tasks.factory import _task_files
+from moe_lab.tasks.factory import OWN_TASKS
 from moe_lab.tasks.hub_data import published
 from tests.support.runs import write_jsonl
 
@@ -37,7 +37,8 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("task", FORMS)
 def test_the_hubs_rows_become_those_of_local_files(task: str, tmp_path: Path) -> None:
     theirs, ours = FORMS[task]
-    given = load_yaml(_task_files()[task])["dataset_kwargs"]
+    [file] = OWN_TASKS.rglob(f"{task}.yaml")
+    given = load_yaml(file)["dataset_kwargs"]
     splits = given.get("splits", ["test"])
     files = given.get("data_files") or {split: f"{split}.jsonl" for split in splits}
     for number, split in enumerate(splits):

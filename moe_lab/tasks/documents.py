@@ -64,11 +64,8 @@ class HeldOutDataset:
 def source_split(config: dict[str, Any], exists: Callable[[str], bool]) -> str:
     """The split that tuning documents are taken from; `exists` returns whether a split is available."""
     evaluated = config.get("test_split") or config["validation_split"]
-    for key in ("validation_split", "training_split"):
-        split = config.get(key)
-        if split and split != evaluated and exists(split):
-            return split
-    return evaluated
+    others = (config.get(key) for key in ("validation_split", "training_split"))
+    return next((split for split in others if split and split != evaluated and exists(split)), evaluated)
 
 
 def first_split(
@@ -92,9 +89,7 @@ def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any
     dataset = HeldOutDataset(task=config["task"], source=source, holdout=holdout, load=load)
     view = {**config, "custom_dataset": dataset, "test_split": SPLIT}
     if not any(config.get(key) for key in ("fewshot_split", "training_split", "validation_split")):
-        # lm-eval would draw examples from the evaluated documents themselves
-        view["fewshot_split"] = source
-        view["fewshot_config"] = {"split": source, **(config.get("fewshot_config") or {})}
+        view["fewshot_split"] = source  # lm-eval would draw examples from the evaluated documents themselves
     return view
 
 

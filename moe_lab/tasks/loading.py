@@ -69,16 +69,9 @@ def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str
 
 def task_key(config: Config) -> str:
     """All settings that determine the tasks of a configuration."""
-    settings = (
-        "data_dir",
-        "num_fewshot",
-        "fewshot_seed",
-        "gen_kwargs",
-        "predict_only",
-        "apply_chat_template",
-    )
-    reasoning = (config.think_end_token, config.model.max_gen_toks)
-    return repr((config.task, judge_names(config), reasoning, [getattr(config, name) for name in settings]))
+    documents = (config.task, config.data_dir, config.num_fewshot, config.fewshot_seed)
+    answers = (config.gen_kwargs, config.predict_only, config.apply_chat_template, judge_names(config))
+    return repr((documents, answers, config.think_end_token, config.model.max_gen_toks))
 
 
 @contextmanager

@@ -70,7 +70,8 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
         )
     manager = TaskManager(include_path=include_path, include_defaults=False)
     files = _task_files() | {name: name for name in manager.all_subtasks}
-    if all(name in files for name in names):
+    own_groups = {*manager.all_groups, *manager.all_tags}
+    if all(name in files and name not in own_groups for name in names):
         return manager, [files[name] for name in names]
     manager = _full_index(include_path)
     for name in names:

@@ -141,23 +141,27 @@ ACCURACY = "metric_list: [{metric: acc}]\n"
 
 
 @pytest.fixture
-def own(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+def own(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Loads the task `mine` from a folder of the user's own with this YAML, without the index of lm-eval's tasks."""
-    monkeypatch.setattr(factory, "_full_index", lambda _: TaskManager(include_defaults=False))
+    monkeypatch.setattr(
+        factory, "_full_index", lambda path: TaskManager(include_path=path, include_defaults=False)
+    )
     monkeypatch.setitem(sys.modules, "evaluate", None)  # slow to import, and it asks the hub
     write_jsonl(data / "mine" / "test.jsonl", [{"question": f"q{i}"} for i in range(8)])
     (tmp_path / "own").mkdir()
 
-    def loaded(yaml: str) -> Any:
+    def loaded(yaml: str, name: str = "mine") -> Any:
         (tmp_path / "own" / "any.yaml").write_text(yaml)
-        mine = TaskConfig(name="mine", include_path=str(tmp_path / "own"))
+        mine = TaskConfig(name=name, include_path=str(tmp_path / "own"))
         return load_tasks(Config(task=mine, data_dir=str(data)))["tasks"]["mine"]
 
     return loaded
 
 
-def test_own_tasks_by_include_path(own: Callable[[str], Any], tmp_path: Path) -> None:
+def test_own_tasks_by_include_path(own: Callable[..., Any], tmp_path: Path) -> None:
     assert len(own(OWN + ACCURACY).task_docs) == 8
+    (tmp_path / "own" / "group.yaml").write_text("group: gsm8k\ntask: [mine]\n")
+    assert own(OWN + ACCURACY, "gsm8k"), "the user's group, not lm-eval's task"
     with pytest.raises(TaskError, match=r"mine is no lm-eval task, group or tag"):
         own((OWN + ACCURACY).replace("mine", "yours"))
     with pytest.raises(TaskError, match=r"any\.yaml cannot be read: .*line \d+"):
@@ -191,9 +195,7 @@ def process_docs(split):
 """
 
 
-def test_documents_that_are_shuffled_are_the_same_everywhere(
-    own: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_documents_that_are_shuffled_are_the_same_everywhere(own: Callable[..., Any], tmp_path: Path) -> None:
     """Prompts, scores and a restart see one order, though process_docs draws from the global generator."""
     (tmp_path / "own" / "shuffling.py").write_text(SHUFFLING)
     shuffled = OWN.replace("[a, b]", '"{{order}}"') + ACCURACY
@@ -218,13 +220,13 @@ def test_documents_that_are_shuffled_are_the_same_everywhere(
         ("acc", "mine cannot be loaded: TypeError"),
     ],
 )
-def test_a_metric_that_lm_eval_lacks_is_named(metric: str, message: str, own: Callable[[str], Any]) -> None:
+def test_a_metric_that_lm_eval_lacks_is_named(metric: str, message: str, own: Callable[..., Any]) -> None:
     """lm-eval raises KeyError(None), or fails after the last answer."""
     entry, _, more = metric.partition("\n")
     with pytest.raises(TaskError, match=re.escape(message)):
         own(f"{OWN}metric_list: [{entry}]\n{more}")
 
 
-def test_metrics_of_the_package_evaluate_are_left_to_it(own: Callable[[str], Any]) -> None:
+def test_metrics_of_the_package_evaluate_are_left_to_it(own: Callable[..., Any]) -> None:
     """lm-eval's kobest and masakhanews have one, of which only the aggregation is used."""
     assert own(OWN + "metric_list: [{metric: f1, aggregation: mean, hf_evaluate: true}]\n")

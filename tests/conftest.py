@@ -104,13 +104,13 @@ def small_index(monkeypatch):
     """
     from lm_eval.tasks import TaskManager
 
-    import moe_lab.tasks.loading as loading
+    import moe_lab.tasks.factory as factory
 
     def index(include_path):
-        folders = [str(loading.OWN_TASKS), *([include_path] if include_path else [])]
+        folders = [str(factory.OWN_TASKS), *([include_path] if include_path else [])]
         return TaskManager(include_path=folders, include_defaults=False)
 
-    monkeypatch.setattr(loading, "_full_index", index)
+    monkeypatch.setattr(factory, "_full_index", index)
 
 
 @pytest.fixture

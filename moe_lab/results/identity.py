@@ -126,11 +126,11 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    value = unwrap(value)
     if isinstance(value, partial):
         return {"call": _plain(value.func), "args": _plain(value.args), "kwargs": _plain(value.keywords)}
     if callable(value):
-        function = unwrap(value)
-        named = function if hasattr(function, "__qualname__") else type(function)
+        named = value if hasattr(value, "__qualname__") else type(value)
         return [named.__qualname__, module_digest(named.__module__)]
     return _plain(vars(value)) if hasattr(value, "__dict__") else str(value)
 

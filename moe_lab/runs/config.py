@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -15,9 +15,8 @@ from moe_lab.config.overrides import top_level_keys
 from moe_lab.config.schema import GROUP_CONFIGS, Config
 from moe_lab.config.terminal import one_line, shown
 from moe_lab.config.validators import build, unknown_key
-from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import get_method, methods_with
-from moe_lab.tasks.local_data import check_data_dir
 
 LONGEST_NAME = 255
 """Most characters of a file name."""
@@ -35,8 +34,10 @@ def to_configs(cells: list[Cell]) -> list[Config]:
         _check_storage(cell)
         with in_cell(cell.overrides, alone=len(cells) == 1):
             config = to_config(cell)
-            if config.data_dir is not None and config.mode not in STORED_ONLY:
-                check_data_dir(config.data_dir, config.task.data_folder or str(config.task.name))
+            if config.mode not in STORED_ONLY and not Path(config.data_dir or ".").is_dir():
+                raise TaskError(
+                    f"data_dir={config.data_dir}: there is no such folder. It has one for each task (docs/tasks.md)."
+                )
             configs.append(config)
     return configs
 

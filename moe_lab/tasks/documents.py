@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -37,14 +37,8 @@ class Holdout:
     num_samples: int
     seed: int
 
-    def rows(self, name: str, split: str, count: int) -> list[int]:
-        """The sorted row numbers of the held-out documents among `count` rows; all rows of a smaller split."""
-        order = list(range(count))
-        Random(f"{name} {split} {self.seed}").shuffle(order)
-        return sorted(order[: self.num_samples])
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class HeldOutDataset:
     """A task's `custom_dataset` with the held-out documents of the `source` split moved to the split `tuning`."""
 
@@ -53,29 +47,25 @@ class HeldOutDataset:
     holdout: Holdout
     load: Callable[..., Any]
     """Returns the task's own {split: Dataset}."""
+    numbers: list[int] = field(default_factory=list)
+    """Sorted row numbers of the held-out documents in the source split, once loaded; all of a smaller split."""
 
     def __call__(self, **options: Any) -> dict[str, Dataset]:
         splits = self.load(**options)
         rows = splits[self.source]
-        chosen = self.holdout.rows(self.task, self.source, len(rows))
-        others = sorted(set(range(len(rows))) - set(chosen))
-        splits[SPLIT], splits[self.source] = rows.select(chosen), rows.select(others)
+        order = list(range(len(rows)))
+        Random(f"{self.task} {self.source} {self.holdout.seed}").shuffle(order)
+        self.numbers = sorted(order[: self.holdout.num_samples])
+        others = sorted(order[self.holdout.num_samples :])
+        splits[SPLIT], splits[self.source] = rows.select(self.numbers), rows.select(others)
         return splits
-
-    def numbers(self, task: Any) -> list[int]:
-        """Row numbers of the held-out documents in the source split of a task built with this."""
-        count = len(task.dataset[SPLIT]) + len(task.dataset[self.source])
-        return self.holdout.rows(self.task, self.source, count)
 
 
 def source_split(config: dict[str, Any], exists: Callable[[str], bool]) -> str:
     """The split that tuning documents are taken from; `exists` returns whether a split is available."""
     evaluated = config.get("test_split") or config["validation_split"]
-    for key in ("validation_split", "training_split"):
-        split = config.get(key)
-        if split and split != evaluated and exists(split):
-            return split
-    return evaluated
+    others = (config.get(key) for key in ("validation_split", "training_split"))
+    return next((split for split in others if split and split != evaluated and exists(split)), evaluated)
 
 
 def first_split(
@@ -99,9 +89,7 @@ def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any
     dataset = HeldOutDataset(task=config["task"], source=source, holdout=holdout, load=load)
     view = {**config, "custom_dataset": dataset, "test_split": SPLIT}
     if not any(config.get(key) for key in ("fewshot_split", "training_split", "validation_split")):
-        # lm-eval would draw examples from the evaluated documents themselves
-        view["fewshot_split"] = source
-        view["fewshot_config"] = {"split": source, **(config.get("fewshot_config") or {})}
+        view["fewshot_split"] = source  # lm-eval would draw examples from the evaluated documents themselves
     return view
 
 
@@ -120,36 +108,30 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
     """
     if task not in _hashes:
         columns = _shown_columns(task)
-        rows = _rows(task) or task.task_docs
-        _hashes[task] = [
-            frozenset({_hash(_only(document, columns)), _hash(row), *_identifiers(row)})
-            for document, row in zip(all_rows(task.task_docs), all_rows(rows), strict=True)
-        ]
+        documents = all_rows(task.task_docs)
+        rows = all_rows(task.dataset[task.config.test_split or task.config.validation_split])
+        if len(rows) != len(documents):  # the task drops or splits rows
+            rows = documents
+        _hashes[task] = []
+        for document, row in zip(documents, rows, strict=True):
+            shown = {key: value for key, value in document.items() if columns is None or key in columns}
+            contents = [shown, row, *({name: row[name]} for name in IDENTIFIERS if name in row)]
+            _hashes[task].append(frozenset(map(_hash, contents)))
     return _hashes[task]
+
+
+def _hash(content: dict[str, Any]) -> str:
+    return hashlib.sha256(_bytes(content)).hexdigest()[:16]
+
+
+def _bytes(document: Any) -> bytes:
+    return json.dumps(document, sort_keys=True, default=str).encode()
 
 
 def all_rows(documents: Any) -> Any:
     """The same rows, converted together, because a Dataset takes four times as long to convert them one by one."""
     plain = hasattr(documents, "to_list") and documents.format["type"] is None
     return documents.to_list() if plain else documents
-
-
-def _rows(task: Any) -> Any:
-    """The data set's rows of the evaluated documents; None if a task drops or splits rows."""
-    rows = task.dataset[task.config.test_split or task.config.validation_split]
-    return rows if len(rows) == len(task.task_docs) else None
-
-
-def _only(document: dict[str, Any], columns: frozenset[str] | None) -> dict[str, Any]:
-    return {key: value for key, value in document.items() if columns is None or key in columns}
-
-
-def _identifiers(row: dict[str, Any]) -> list[str]:
-    return [_hash({name: row[name]}) for name in IDENTIFIERS if name in row]
-
-
-def _hash(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _shown_columns(task: Any) -> frozenset[str] | None:
@@ -180,21 +162,18 @@ def select_documents(
     limit includes the documents of a smaller one. Documents with one of their `document_hashes` in `tuned_on` are
     excluded. Raises TaskError for `samples` that do not exist, and if no document is left.
     """
-    chosen = {name: _select(name, len(task.task_docs), config) for name, task in tasks["tasks"].items()}
-    if not tuned_on:
-        return chosen
-    return {name: _without(tuned_on, name, tasks["tasks"][name], chosen[name]) for name in chosen}
-
-
-def _without(tuned_on: Set[str], name: str, task: Any, numbers: list[int]) -> list[int]:
-    hashes = document_hashes(task)
-    left = [number for number in numbers if not hashes[number] & tuned_on]
-    if not left:
-        raise TaskError(
-            f"All {len(numbers)} documents of {name} were tuned on: none is left to evaluate. "
-            "Lower tuning.num_samples, or leave limit= or samples= out."
-        )
-    return left
+    chosen = {}
+    for name, task in tasks["tasks"].items():
+        numbers = chosen[name] = _select(name, len(task.task_docs), config)
+        if tuned_on:
+            hashes = document_hashes(task)
+            chosen[name] = [number for number in numbers if not hashes[number] & tuned_on]
+        if not chosen[name]:
+            raise TaskError(
+                f"All {len(numbers)} documents of {name} were tuned on: none is left to evaluate. "
+                "Lower tuning.num_samples, or leave limit= or samples= out."
+            )
+    return chosen
 
 
 def _select(name: str, count: int, config: Config) -> list[int]:
@@ -205,29 +184,30 @@ def _select(name: str, count: int, config: Config) -> list[int]:
         if beyond:
             raise TaskError(f"samples={beyond[0]} does not exist: {name} has documents 0 to {count - 1}.")
         return sorted(set(config.samples))
-    if config.limit is None:
-        return list(range(count))
     order = list(range(count))
+    if config.limit is None:
+        return order
     Random(f"{name} {config.sample_seed}").shuffle(order)
     limit = math.ceil(count * config.limit) if config.limit < 1 else int(config.limit)
     return sorted(order[:limit])
 
 
-def documents_digest(tasks: TaskDict, samples: dict[str, list[int]]) -> dict[str, str]:
-    """SHA-256 per task of the content of its selected documents and its few-shot examples."""
-    return {name: _known_digest(task, samples[name]) for name, task in tasks["tasks"].items()}
-
-
 _digests: WeakKeyDictionary[Any, dict[tuple[int, ...], str]] = WeakKeyDictionary()
 
 
-def _known_digest(task: Any, numbers: list[int]) -> str:
-    """`_digest`, computed once per task object and list, which the runs of several seeds share."""
-    known = _digests.setdefault(task, {})
-    key = tuple(numbers)
-    if key not in known:
-        known[key] = _digest(task, numbers)
-    return known[key]
+def documents_digest(tasks: TaskDict, samples: dict[str, list[int]]) -> dict[str, str]:
+    """SHA-256 per task of the content of its selected documents and its few-shot examples.
+
+    Computed once per task object and list, which the runs of several seeds share.
+    """
+    digests = {}
+    for name, task in tasks["tasks"].items():
+        known = _digests.setdefault(task, {})
+        numbers = tuple(samples[name])
+        if numbers not in known:
+            known[numbers] = _digest(task, samples[name])
+        digests[name] = known[numbers]
+    return digests
 
 
 def _digest(task: Any, numbers: list[int]) -> str:
@@ -237,16 +217,12 @@ def _digest(task: Any, numbers: list[int]) -> str:
         several = hasattr(documents, "select")
         documents = documents.select(numbers) if several else [documents[number] for number in numbers]
     for document in all_rows(documents):
-        digest.update(_bytes(document))
+        digest.update(_bytes(document) + b"\n")
     if task.get_config("num_fewshot") and hasattr(task, "sampler"):
         digest.update(b"few-shot")
         for document in task.sampler.df:
-            digest.update(_bytes(document))
+            digest.update(_bytes(document) + b"\n")
     return digest.hexdigest()
-
-
-def _bytes(document: Any) -> bytes:
-    return json.dumps(document, sort_keys=True, default=str).encode() + b"\n"
 
 
 def gold_choice(task: Any, document: Any) -> int:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cache, lru_cache, wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from moe_lab.errors import ConfigError, TaskError, reading
+from moe_lab.errors import ConfigError, TaskError
 from moe_lab.tasks.judges import is_judged, judge_class, judge_names, keep_metrics
 
 if TYPE_CHECKING:
-    from lm_eval.tasks.manager import TaskDict, TaskManager
+    from lm_eval.tasks.manager import TaskDict
 
     from moe_lab.config.schema import Config
     from moe_lab.tasks.documents import Holdout
@@ -26,9 +23,6 @@ MAX_NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completio
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Generation settings that turn sampling on."""
-
-OWN_TASKS = Path(__file__).resolve().parent
-
 
 _cache: dict[str, Any] | None = None
 T = TypeVar("T")
@@ -75,16 +69,9 @@ def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str
 
 def task_key(config: Config) -> str:
     """All settings that determine the tasks of a configuration."""
-    settings = (
-        "data_dir",
-        "num_fewshot",
-        "fewshot_seed",
-        "gen_kwargs",
-        "predict_only",
-        "apply_chat_template",
-    )
-    reasoning = (config.think_end_token, config.model.max_gen_toks)
-    return repr((config.task, judge_names(config), reasoning, [getattr(config, name) for name in settings]))
+    documents = (config.task, config.data_dir, config.num_fewshot, config.fewshot_seed)
+    answers = (config.gen_kwargs, config.predict_only, config.apply_chat_template, judge_names(config))
+    return repr((documents, answers, config.think_end_token, config.model.max_gen_toks))
 
 
 @contextmanager
@@ -109,10 +96,7 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
     _compile_templates_once()
     seed_as_lm_eval()
     names = [config.task.name] if isinstance(config.task.name, str) else list(config.task.name)
-    if not names:
-        raise TaskError("task.name is empty. Name an lm-eval task, or a list of them.")
-    manager, specs = _find(tuple(names), config.task.include_path)
-    tasks = build_tasks(manager, specs, config, holdout, splits)
+    tasks = build_tasks(names, config, holdout, splits)
     if not tasks["tasks"]:
         raise TaskError(f"task.name={config.task.name} holds no task.")
     for name, task in tasks["tasks"].items():
@@ -125,115 +109,6 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
             )
         _apply_settings(task, config)
     return tasks
-
-
-@lru_cache(maxsize=256)
-def task_file(name: str) -> Path | None:
-    """The YAML file that defines a task of this name; None for a group, a tag, an unknown name, or several files.
-
-    A file with the name of the task is found first, because this is fast. Reading the names of tasks in all files takes
-    five times as long, and reading lm-eval's index fifty times as long.
-    """
-    from importlib.util import find_spec
-
-    spec = find_spec("lm_eval")
-    assert spec is not None and spec.origin is not None
-    for root in (OWN_TASKS, Path(spec.origin).parent / "tasks"):
-        files = [file for file in _yaml_files(root).get(name, []) if _task_of(file) == name]
-        files = files or _defined(root).get(name, [])
-        if files:
-            return files[0] if len(files) == 1 and _task_of(files[0]) == name else None
-    return None
-
-
-@lru_cache(maxsize=2)
-def _yaml_files(root: Path) -> dict[str, list[Path]]:
-    """All YAML files of a folder by stem."""
-    files: dict[str, list[Path]] = {}
-    for file in root.rglob("*.yaml"):
-        files.setdefault(file.stem, []).append(file)
-    return files
-
-
-@lru_cache(maxsize=2)
-def _defined(root: Path) -> dict[str, list[Path]]:
-    """The YAML files of a folder by the name of the task that each defines."""
-    defines = re.compile(rb"""^["']?task["']?:[ ]*["']?([^"'#\r\n]+?)["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE)
-    named: dict[str, list[Path]] = {}
-    for file in (file for files in _yaml_files(root).values() for file in files):
-        for name in dict.fromkeys(defines.findall(file.read_bytes())):
-            named.setdefault(name.decode(errors="replace"), []).append(file)
-    return named
-
-
-def _task_of(file: Path) -> Any:
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    return load_yaml(file, resolve_func=False).get("task")
-
-
-def _find(names: tuple[str, ...], include_path: str | None) -> tuple[TaskManager, list[str]]:
-    """A task manager and the names or files to load: files if each name has one, else names in the whole index.
-
-    Reading the whole index takes seconds. Groups and tags of `include_path` need it, because they may contain tasks of
-    lm-eval.
-    """
-    from lm_eval.tasks import TaskManager
-
-    if include_path is None:
-        files = [task_file(name) for name in names]
-        if all(files):
-            return TaskManager(include_defaults=False), [str(file) for file in files]
-    elif not Path(include_path).is_dir():
-        raise TaskError(
-            f"task.include_path={include_path} is no folder. Name the folder that holds the task YAMLs."
-        )
-    remedy = "Name a folder that holds task YAMLs alone."
-    with reading(f"task.include_path={include_path}", remedy, raises=TaskError, says="is no folder of tasks"):
-        if include_path is not None:
-            own = TaskManager(include_path=include_path, include_defaults=False)
-            if set(names) <= set(own.all_subtasks):
-                return own, list(names)
-        manager = _full_index(include_path)
-    for name in names:
-        if name not in manager.task_index:
-            raise TaskError(_unknown_task(name, manager.all_tasks, include_path))
-    return manager, list(names)
-
-
-@lru_cache(maxsize=2)
-def _full_index(include_path: str | None) -> TaskManager:
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager(include_path=[str(OWN_TASKS), *([include_path] if include_path else [])])
-
-
-def _unknown_task(name: str, known: list[str], include_path: str | None) -> str:
-    unreadable = _unreadable(include_path) if include_path else None
-    if unreadable:
-        return (
-            f"task.name={name} is no lm-eval task, group or tag. One file of task.include_path cannot be read:\n"
-            f"{unreadable}"
-        )
-    close = get_close_matches(name, known, n=3, cutoff=0.6)
-    hint = f" Did you mean {', '.join(repr(match) for match in close)}?" if close else ""
-    return f"task.name={name} is no lm-eval task, group or tag.{hint}\nAll names: lm-eval ls tasks"
-
-
-def _unreadable(include_path: str) -> str | None:
-    """The first YAML file of a folder that cannot be read, with the line and the reason. lm-eval skips such files."""
-    import yaml
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    for file in sorted(Path(include_path).rglob("*.yaml")):
-        try:
-            load_yaml(file, resolve_func=False)
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark
-            return f"{file}{f', line {mark.line + 1}' if mark else ''}: {error.problem}. Correct it."
-        except (OSError, ValueError, yaml.YAMLError) as error:  # a missing include, not UTF-8, no mapping
-            return f"{file}: {error}. Correct it."
-    return None
 
 
 def _apply_settings(task: Any, config: Config) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import TaskError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    pass
 
 
 # Tasks without a known hub data set
@@ -24,58 +23,6 @@ def local_only(
         f"Task {task} needs data_dir=<folder> with {folder or task}/test.jsonl: {documents:,} lines such as\n{row}\n"
         f"The documents are those of {source}."
     )
-
-
-# answer_format/: the "Answer format: answer1/answer2/..." prompts of Hu et al. (LLM-Adapters, 2023)
-#
-# RoE uses them (section 3.1). Each function is an lm-eval `process_docs`. It adds `query` (the prompt), `names` (the
-# possible answers) and `gold` (the index of the right one) to every row of a split.
-
-QUESTION = "Please choose the correct answer to the question"
-SENTENCE = "Please choose the correct ending to complete the given sentence"
-
-
-def answer_format(
-    instruction: str, question: str, options: Sequence[str], gold: int, name: str
-) -> dict[str, Any]:
-    """The three columns of one question whose options are called `<name>1`, `<name>2`, ...
-
-    >>> answer_format(QUESTION, "Is it so?", ["yes", "no"], 1, "answer")["names"]
-    ['answer1', 'answer2']
-    """
-    names = [f"{name}{number}" for number in range(1, len(options) + 1)]
-    listed = " ".join(f"{one.capitalize()}: {option}" for one, option in zip(names, options, strict=True))
-    query = f"{instruction}: {question}\n\n{listed}\n\nAnswer format: {'/'.join(names)}\n\n"
-    return {"query": query, "names": names, "gold": gold}
-
-
-def arc(split: Dataset) -> Dataset:
-    """ARC, and OpenBookQA, whose question is the column `question_stem`."""
-
-    def row(document: dict[str, Any]) -> dict[str, Any]:
-        question = document.get("question_stem") or document["question"]
-        choices = document["choices"]
-        gold = choices["label"].index(document["answerKey"].strip())
-        return answer_format(QUESTION, question, choices["text"], gold, "answer")
-
-    return split.map(row)
-
-
-def social_iqa(split: Dataset) -> Dataset:
-    def row(document: dict[str, Any]) -> dict[str, Any]:
-        options = [document[column] for column in ("answerA", "answerB", "answerC")]
-        question = f"{document['context']} {document['question']}"
-        return answer_format(QUESTION, question, options, int(document["label"]) - 1, "answer")
-
-    return split.map(row)
-
-
-def hellaswag(split: Dataset) -> Dataset:
-    def row(document: dict[str, Any]) -> dict[str, Any]:
-        sentence = f"{document['activity_label']}: {document['ctx']}"
-        return answer_format(SENTENCE, sentence, document["endings"], int(document["label"]), "ending")
-
-    return split.map(row)
 
 
 # arithmetic/: the final number of a worked answer

@@ -15,7 +15,7 @@ from lm_eval.tasks import TaskManager
 
 from moe_lab.config.schema import TaskConfig
 from moe_lab.runs.prepare import prepare
-from moe_lab.tasks import loading
+from moe_lab.tasks import factory
 from tests.support.command import run_forked
 from tests.support.runs import config
 
@@ -311,15 +311,15 @@ SECONDS = count()
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """Data and YAML files with one modification time, which therefore shows no edit.
+    """YAML files with one modification time, which therefore shows no edit.
 
-    Python itself recognizes an edited module by its time, in whole seconds, where it has stored bytecode of it: each
-    module is a second newer than the one written before.
+    Python recognizes an edited module by its time, in whole seconds, where it has stored bytecode of it, and `datasets`
+    an edited file: each of these is a second newer than the one written before.
     """
     for file, text in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text.replace("FOLDER", str(folder)), encoding="utf-8")
-        changed = 10**9 + next(SECONDS) if file.endswith(".py") else 10**9
+        changed = 10**9 if file.endswith(".yaml") else 10**9 + next(SECONDS)
         os.utime(folder / file, (changed, changed))
 
 
@@ -353,7 +353,7 @@ def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
             patch.syspath_prepend(tasks)
             # lm-eval's own index, which groups are looked up in, takes seconds to read
             patch.setattr(
-                loading, "_full_index", lambda path: TaskManager(include_path=path, include_defaults=False)
+                factory, "_full_index", lambda path: TaskManager(include_path=path, include_defaults=False)
             )
             try:
                 return prepare(one).run_id

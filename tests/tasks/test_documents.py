@@ -148,7 +148,7 @@ def test_else_a_sample_of_the_evaluated_split_which_the_test_leaves_out(data):
     assert len(left) == 8
     tested = [document_hashes(full["tasks"]["addsub"])[number] for number in left]
     assert len(tested) == 8 and not hashes(task) & set().union(*tested)
-    assert sorted(task.config.custom_dataset.numbers(task) + left) == list(range(12))
+    assert sorted(task.config.custom_dataset.numbers + left) == list(range(12))
 
 
 def test_a_train_file_that_is_not_there_is_no_train_split(data):
@@ -189,7 +189,7 @@ def test_the_choice_depends_on_the_seed_only(data):
         view(config(data, "gsm8k", num_fewshot=0, limit=limit), Holdout(num_samples=4, seed=seed))
         for limit, seed in ((None, 1), (2, 1), (None, 2))
     ]
-    first, again, other = (task.config.custom_dataset.numbers(task) for task in numbers)
+    first, again, other = (task.config.custom_dataset.numbers for task in numbers)
     assert first == again != other
 
 
@@ -253,4 +253,4 @@ def test_a_profile_keeps_its_documents_out_of_other_tasks_of_the_data(tmp_path, 
 
     task = view(one(tuned))
     left = select_documents(one(tested), load_tasks(one(tested)), frozenset(hashes(task)))[tested]
-    assert sorted(left + task.config.custom_dataset.numbers(task)) == list(range(6))
+    assert sorted(left + task.config.custom_dataset.numbers) == list(range(6))

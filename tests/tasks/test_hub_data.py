@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from moe_lab.tasks.factory import OWN_TASKS
 from moe_lab.tasks.hub_data import published
-from moe_lab.tasks.loading import task_file
 from tests.support.runs import write_jsonl
 
 SUM = {"question": "Ann has 3 cups. How many?", "answer": "3"}
@@ -37,7 +37,8 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("task", FORMS)
 def test_the_hubs_rows_become_those_of_local_files(task: str, tmp_path: Path) -> None:
     theirs, ours = FORMS[task]
-    given = load_yaml(task_file(task))["dataset_kwargs"]
+    [file] = OWN_TASKS.rglob(f"{task}.yaml")
+    given = load_yaml(file)["dataset_kwargs"]
     splits = given.get("splits", ["test"])
     files = given.get("data_files") or {split: f"{split}.jsonl" for split in splits}
     for number, split in enumerate(splits):

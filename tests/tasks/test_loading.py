@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from lm_eval.tasks import TaskManager
 
-from moe_lab.config.catalog import resource_folder
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.tasks import loading
-from moe_lab.tasks.loading import load_tasks
+from moe_lab.tasks import factory
+from moe_lab.tasks.loading import load_tasks, task_cache
 from tests.support.documents import PROBLEMS
 from tests.support.runs import small_data, write_jsonl
-
-DOCUMENTED = sorted(
-    file.stem for file in (resource_folder("conf") / "task").glob("*.yaml") if file.stem != "lm_eval"
-)
 
 
 @pytest.fixture
@@ -35,31 +34,10 @@ def prompts(task: Any) -> list[str]:
     return [instance.args[0] for instance in task.instances]
 
 
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_a_documented_task_is_one_file(name: str) -> None:
-    options = yaml.safe_load((resource_folder("conf") / "task" / f"{name}.yaml").read_text())
-    assert options["name"] == name
-    assert loading.task_file(name) is not None or name == "mmlu", "a group of 57 files"
-    if options["metric"] is None:
-        assert "judges" in options or options["category"] == "code", (
-            "judges' metrics, or those of the prompt's form"
-        )
-        return
-    metric, _, filter_name = options["metric"].partition(",")
-    assert metric and filter_name
-
-
 def test_documented_tasks_do_not_index_lm_eval(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_full_index", lambda path: pytest.fail("indexed"))
+    monkeypatch.setattr(factory, "_full_index", lambda path: pytest.fail("indexed"))
     for name in ("gsm8k", "arc_easy", "addsub"):
         load(data, name, num_fewshot=1)
-
-
-def test_headline_metrics_are_reported_by_their_tasks(data: Path) -> None:
-    for name, metric in {"gsm8k": "exact_match", "arc_easy": "acc_norm", "addsub": "exact_match"}.items():
-        assert metric in load(data, name, num_fewshot=0).aggregation()
-    assert [one.name for one in load(data, "addsub")._filters] == ["numeric"]
-    assert "strict-match" in [one.name for one in load(data, "gsm8k", num_fewshot=0)._filters]
 
 
 def test_given_shots_win_and_the_tasks_own_stand_otherwise(data: Path) -> None:
@@ -95,34 +73,16 @@ def test_fewshot_split_is_obeyed(data: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("shots", [0, 2])
-def test_an_unknown_split_of_a_generated_task_lists_its_splits(data: Path, shots: int) -> None:
-    task = TaskConfig(name="toy_math", fewshot_split="bla")
-    with pytest.raises(
-        TaskError, match="fewshot_split=bla is no split of toy_math. Its splits: test, train, val"
-    ):
-        load_tasks(Config(task=task, num_fewshot=shots))
-
-
-def test_a_defect_of_a_generated_task_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> Any:
-        raise TypeError("a defect")
-
-    monkeypatch.setattr("moe_lab.tasks.toy._datasets", broken)
-    with pytest.raises(TypeError, match="a defect"):
-        load_tasks(Config(task=TaskConfig(name="toy_text")))
+def test_an_unknown_split_of_a_generated_task_is_named() -> None:
+    with pytest.raises(TaskError, match="toy_math cannot be loaded: no split or column 'bla'"):
+        load_tasks(Config(task=TaskConfig(name="toy_math", fewshot_split="bla")))
 
 
 def test_a_grid_has_both_forms_of_a_task(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
-    with loading.task_cache():
+    with task_cache():
         chat, plain = (load(tmp_path, "humaneval", apply_chat_template=given) for given in (True, False))
     assert chat.config.gen_prefix and not plain.config.gen_prefix
-
-
-def test_generation_settings_extend_the_tasks_own(data: Path) -> None:
-    settings = load(data, "addsub", gen_kwargs={"max_gen_toks": 7}).get_config("generation_kwargs")
-    assert settings["max_gen_toks"] == 7 and "Question:" in settings["until"]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +95,7 @@ def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data: P
     task = load(data, "addsub", gen_kwargs={spelling: 4})
     task.build_all_requests()
     assert normalize_gen_kwargs(task.instances[0].args[1])["max_gen_toks"] == 4
+    assert "Question:" in task.get_config("generation_kwargs")["until"], "the task's other settings stay"
 
 
 @pytest.mark.parametrize(
@@ -167,21 +128,46 @@ def test_predict_only_computes_no_metric(data: Path) -> None:
     assert list(load(data, "addsub", predict_only=True).aggregation()) == ["bypass"]
 
 
-def test_own_tasks_by_include_path(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+OWN = """
+task: mine
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: [a, b]
+doc_to_target: 0
+dataset_path: nobody/nothing
+"""
+ACCURACY = "metric_list: [{metric: acc}]\n"
+
+
+@pytest.fixture
+def own(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Loads the task `mine` from a folder of the user's own with this YAML, without the index of lm-eval's tasks."""
+    monkeypatch.setattr(
+        factory, "_full_index", lambda path: TaskManager(include_path=path, include_defaults=False)
+    )
+    monkeypatch.setitem(sys.modules, "evaluate", None)  # slow to import, and it asks the hub
+    write_jsonl(data / "mine" / "test.jsonl", [{"question": f"q{i}"} for i in range(8)])
+    (tmp_path / "own").mkdir()
+
+    def loaded(yaml: str, name: str = "mine") -> Any:
+        (tmp_path / "own" / "any.yaml").write_text(yaml)
+        mine = TaskConfig(name=name, include_path=str(tmp_path / "own"))
+        return load_tasks(Config(task=mine, data_dir=str(data)))["tasks"]["mine"]
+
+    return loaded
+
+
+def test_own_tasks_by_include_path(own: Callable[..., Any], tmp_path: Path) -> None:
+    assert len(own(OWN + ACCURACY).task_docs) == 8
+    (tmp_path / "own" / "group.yaml").write_text("group: gsm8k\ntask: [mine]\n")
+    assert own(OWN + ACCURACY, "gsm8k"), "the user's group, not lm-eval's task"
+    with pytest.raises(TaskError, match=r"mine is no lm-eval task, group or tag"):
+        own((OWN + ACCURACY).replace("mine", "yours"))
+    with pytest.raises(TaskError, match=r"any\.yaml cannot be read: .*line \d+"):
+        own(OWN + "metric_list: [\n  - metric: acc\n")  # lm-eval skips the file
     with pytest.raises(TaskError, match="is no folder"):
         load_tasks(Config(task=TaskConfig(name="x", include_path=str(tmp_path / "absent"))))
-
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "mine.yaml").write_text(
-        "task: my_sums\ntest_split: test\noutput_type: generate_until\ndoc_to_text: '{{question}}'\n"
-        "doc_to_target: '{{answer}}'\ndataset_path: nobody/nothing\ngeneration_kwargs: {until: ['.']}\n"
-        "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
-    )
-    write_jsonl(data / "my_sums" / "test.jsonl", [{"question": "1+1", "answer": "2"}])
-    mine = TaskConfig(name="my_sums", include_path=str(tmp_path / "mine"))
-    # The index of lm-eval's tasks takes seconds to build, and is not needed here.
-    monkeypatch.setattr(loading, "_full_index", lambda _: pytest.fail("the whole index was built"))
-    assert list(load_tasks(Config(task=mine, data_dir=str(data)))["tasks"]) == ["my_sums"]
 
 
 @pytest.mark.slow
@@ -189,35 +175,18 @@ def test_any_lm_eval_task_and_unknown_names(data: Path) -> None:
     """Indexes all of lm-eval, once."""
     with pytest.raises(TaskError, match=r"arc_esay is no lm-eval task.*Did you mean 'arc_easy'"):
         load(data, "arc_esay")
-    subjects = ["anatomy", "virology"]
-    rows = [{"question": "q", "subject": s, "choices": list("abcd"), "answer": 1} for s in subjects]
-    write_jsonl(data / "mmlu" / "test.jsonl", rows)
-    with pytest.raises(TaskError, match="no row with subject="):
-        load_tasks(Config(task=TaskConfig(name="mmlu", data_filter="subject"), data_dir=str(data)))
+    index = factory._full_index(None).task_index
+    files = factory._task_files()
+    assert len(files) > 12_000 and "mmlu_virology" in files, "a quoted key"
+    assert all(str(index[name].yaml_path) == file for name, file in files.items())
 
 
 def test_other_tasks_that_execute_code_are_refused(data: Path) -> None:
     """Before their module is imported, which fetches and runs a metric script."""
-    write_jsonl(
-        data / "humaneval_instruct" / "test.jsonl",
-        [{"task_id": "a", "prompt": "def f():", "test": "assert True", "entry_point": "f"}],
-    )
     with pytest.raises(TaskError, match="humaneval_instruct executes code that the model wrote"):
         load(data, "humaneval_instruct")
 
 
-SHUFFLED = """
-task: shuffled
-test_split: test
-training_split: train
-dataset_path: nobody/nothing
-output_type: multiple_choice
-process_docs: !function shuffling.process_docs
-doc_to_text: "{{question}}"
-doc_to_choice: "{{order}}"
-doc_to_target: 0
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-"""
 SHUFFLING = """
 import random
 
@@ -226,77 +195,38 @@ def process_docs(split):
 """
 
 
-def test_documents_that_are_shuffled_are_the_same_everywhere(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_that_are_shuffled_are_the_same_everywhere(own: Callable[..., Any], tmp_path: Path) -> None:
     """Prompts, scores and a restart see one order, though process_docs draws from the global generator."""
-    (tmp_path / "shuffling.py").write_text(SHUFFLING)
-    (tmp_path / "shuffled.yaml").write_text(SHUFFLED)
-    write_jsonl(data / "shuffled" / "test.jsonl", [{"question": f"q{i}"} for i in range(8)])
-    monkeypatch.setattr(loading, "task_file", lambda name: tmp_path / f"{name}.yaml")
-    task = load(data, "shuffled")
+    (tmp_path / "own" / "shuffling.py").write_text(SHUFFLING)
+    shuffled = OWN.replace("[a, b]", '"{{order}}"') + ACCURACY
+    task, again = (own(shuffled + "process_docs: !function shuffling.process_docs\n") for _ in range(2))
     orders = [document["order"] for document in task.task_docs]
     task.build_all_requests()
-    assert [instance.args[1].strip() for instance in task.instances] == [
-        one for order in orders for one in order
-    ]
+    assert [instance.args[1].strip() for instance in task.instances] == [*chain(*orders)]
     assert [document["order"] for document in task.eval_docs] == orders
     assert len({tuple(order) for order in orders}) > 1, "they are shuffled (all equal: 1 in 120 to the 7th)"
-    again = load(data, "shuffled")
     assert [document["order"] for document in again.task_docs] == orders
 
 
-def test_a_folder_of_other_yaml_files_is_named(tmp_path: Path, small_index: None) -> None:
-    (tmp_path / "other.yaml").write_text("task: null\n")
-    with pytest.raises(TaskError, match=r"task\.include_path=.*is no folder of tasks"):
-        load_tasks(Config(task=TaskConfig(name="x", include_path=str(tmp_path))))
-
-
-OWN = (
-    "task: mine\ntest_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{question}}'\n"
-    "doc_to_choice: [a, b]\ndoc_to_target: 0\ndataset_path: nobody/nothing\nmetric_list: "
-)
-
-
 @pytest.mark.parametrize(
-    ("metrics", "message"),
+    ("metric", "message"),
     [
         (
-            "[{metric: accuracyy}]",
-            r"mine\.yaml\): metric: accuracyy is no metric of lm-eval\.\nMetrics: acc, ",
+            "{metric: exact_mtch, aggregation: mean}",
+            "exact_mtch, which lm-eval lacks. Did you mean 'exact_match'?",
         ),
-        ("[{metric: exact_mtch, aggregation: mean}]", "Did you mean 'exact_match'?"),
-        ("[{metric: acc, aggregation: maen}]", r"aggregation: maen, which.*Did you mean 'mean'?"),
-        ("[acc]", "metric_list has the entry acc. Write it as metric: acc"),
+        ("{metric: acc, aggregation: maen}", "aggregation: maen, which lm-eval lacks. Did you mean 'mean'?"),
+        ("{metric: mine}\nprocess_results: !function builtins.len", "mine without aggregation"),
+        ("acc", "mine cannot be loaded: TypeError"),
     ],
 )
-def test_a_metric_that_lm_eval_lacks_is_named(
-    metrics: str, message: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """lm-eval raises KeyError(None), which was reported as a split, or fails after the last answer."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "mine.yaml").write_text(OWN + metrics)
-    write_jsonl(data / "mine" / "test.jsonl", [{"question": "q"}])
-    mine = TaskConfig(name="mine", include_path=str(tmp_path / "own"))
-    with pytest.raises(TaskError, match=message):
-        load_tasks(Config(task=mine, data_dir=str(data)))
+def test_a_metric_that_lm_eval_lacks_is_named(metric: str, message: str, own: Callable[..., Any]) -> None:
+    """lm-eval raises KeyError(None), or fails after the last answer."""
+    entry, _, more = metric.partition("\n")
+    with pytest.raises(TaskError, match=re.escape(message)):
+        own(f"{OWN}metric_list: [{entry}]\n{more}")
 
 
-def test_a_metric_of_lm_eval_that_names_the_package_evaluate_is_none_that_is_lacking(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """lm-eval's kobest and masakhanews have it: `evaluate` would ask the hub, and only their aggregation is used."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "mine.yaml").write_text(OWN + "[{metric: f1, aggregation: mean, hf_evaluate: true}]")
-    write_jsonl(data / "mine" / "test.jsonl", [{"question": "q"}])
-    mine = TaskConfig(name="mine", include_path=str(tmp_path / "own"))
-    assert list(load_tasks(Config(task=mine, data_dir=str(data)))["tasks"]) == ["mine"]
-
-
-def test_a_yaml_with_a_syntax_error_is_named_with_its_line(tmp_path: Path, small_index: None) -> None:
-    """lm-eval skips the file, so that its task is unknown."""
-    (tmp_path / "mine.yaml").write_text("task: mine\nmetric_list: [\n  - metric: acc\ntest_split: test\n")
-    with pytest.raises(TaskError, match=r"task\.name=mine is no lm-eval task(.|\n)*mine\.yaml, line \d: "):
-        load_tasks(Config(task=TaskConfig(name="mine", include_path=str(tmp_path))))
+def test_metrics_of_the_package_evaluate_are_left_to_it(own: Callable[..., Any]) -> None:
+    """lm-eval's kobest and masakhanews have one, of which only the aggregation is used."""
+    assert own(OWN + "metric_list: [{metric: f1, aggregation: mean, hf_evaluate: true}]\n")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
 
-import lm_eval
 import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.tasks.factory import has_own_files
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.local_data import check_data_dir, shown_columns
 from tests.support.runs import choices, small_data, sums, write_jsonl
 
 
@@ -26,97 +24,38 @@ def load(data: Path | None, task: str = "arc_easy", **keys: Any) -> Any:
 def test_only_the_needed_splits_are_read(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
     assert [document["id"] for document in load(tmp_path).task_docs] == ["q0", "q1", "q2", "q3", "q4"]
-    with pytest.raises(
-        TaskError, match=r"arc_easy/train\.jsonl is missing: arc_easy needs it for its 2 few-shot"
-    ):
+    missing = r"arc_easy/train\.jsonl is missing: 2 few-shot examples .*\n.*arc_easy has test\.jsonl\."
+    with pytest.raises(TaskError, match=missing):
         load(tmp_path, num_fewshot=2)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "arc_easy" / "train.jsonl").write_text("no JSON")
+    assert len(load(tmp_path).task_docs) == 5, "not needed"
     (tmp_path / "gsm8k").mkdir()
-    with pytest.raises(TaskError, match=r"gsm8k/test\.jsonl is missing: gsm8k needs it for its documents"):
-        load(tmp_path, "gsm8k")
-
-
-def test_a_missing_file_says_what_is_there(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
-    with pytest.raises(TaskError, match=r"dev\.jsonl is missing.*\n.*arc_easy has test\.jsonl\."):
-        load(tmp_path, task_config=TaskConfig(name="arc_easy", fewshot_split="dev"), num_fewshot=1)
-
-
-@pytest.mark.parametrize(
-    ("place", "folder", "message"),
-    [
-        ("none", "copa", "data_dir=.*/none: there is no such folder"),
-        ("README.md", "copa", r"data_dir=.*/README\.md is a file"),
-        ("arc_easy", "arc_easy", r"it has test\.jsonl itself\.\nGive the one above: data_dir={data}$"),
-        ("glue/copa", "glue/copa", r"Give the one above: data_dir={data}$"),
-    ],
-)
-def test_what_is_no_data_dir_is_said(place: str, folder: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("")
-    for name in ("arc_easy", "glue/copa"):
-        write_jsonl(tmp_path / name / "test.jsonl", choices(1))
-    with pytest.raises(TaskError, match=message.format(data=tmp_path)):
-        check_data_dir(str(tmp_path / place), folder)
-    check_data_dir(str(tmp_path), folder)
-    check_data_dir(str(tmp_path / "arc_easy"), ".")  # task.data_folder=.
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"question": "q", "answer": ', r"test\.jsonl, line 3 is not JSON"),
-        ("[1, 2]", r"test\.jsonl, line 3: not a JSON object"),
-        ('{"question": "q"}', r"test\.jsonl, line 3: no column 'answer'"),
-    ],
-)
-def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
-    write_jsonl(tmp_path / "addsub" / "test.jsonl", sums(2))
-    with (tmp_path / "addsub" / "test.jsonl").open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(TaskError, match=message):
-        load(tmp_path, "addsub")
-
-
-def test_a_null_that_would_stand_in_a_prompt_is_named(tmp_path: Path) -> None:
-    """A question "None" would be asked and scored."""
-    rows = [{"question": f"q{i}", "answer": "#### 1", "note": None} for i in range(3)]
-    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", rows)
-    assert len(load(tmp_path, "gsm8k", num_fewshot=0).task_docs) == 3, (
-        "a column that is not shown may be null"
-    )
-    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", [*rows, {"question": None, "answer": "5", "note": ""}])
-    with pytest.raises(TaskError, match=r"gsm8k/test\.jsonl, row 4: 'question' is null, but gsm8k shows it"):
+    with pytest.raises(TaskError, match=r"gsm8k/test\.jsonl is missing: the documents"):
         load(tmp_path, "gsm8k", num_fewshot=0)
 
 
 @pytest.mark.parametrize(
-    ("template", "columns"),
+    ("content", "message"),
     [
-        ("Q: {{question}}\n{{ answer.strip() }}{{x[0]}}", {"question", "answer", "x"}),
-        ("{{hint if hint else ''}}{% if a %}b{% endif %}{{c|default('')}}", set()),
+        (
+            b'{"question": "q", "answer": "a"}\n\n{"question": "q", "answer": ',
+            "test.jsonl, line 3 cannot be read",
+        ),
+        (b'{"question": "q", "answer": "a"}\n[1, 2]', "test.jsonl, line 2 cannot be read"),
+        (b'{"question": "q", "answer": "a"}\n{"question": "q"}', "line 2 cannot be read: no column 'answer'"),
+        (b"", "test.jsonl is empty"),
+        (b"\xff\xfe\x00", "test.jsonl cannot be read: 'utf-8' codec"),
+        (
+            b'{"problem": "1 + 1", "solution": "2"}',
+            "UndefinedError: 'question' is undefined.\nIts documents: files in",
+        ),
     ],
 )
-def test_columns_that_are_inserted_as_they_are(template: str, columns: set[str]) -> None:
-    assert shown_columns({"doc_to_text": template, "doc_to_choice": ["{{z}}"]}) == columns
-    assert not shown_columns({"doc_to_text": template, "process_docs": len})
-
-
-def test_an_empty_and_a_binary_file(tmp_path: Path) -> None:
-    file = tmp_path / "addsub" / "test.jsonl"
-    write_jsonl(file, [])
-    with pytest.raises(TaskError, match="is empty"):
+def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "addsub").mkdir()
+    (tmp_path / "addsub" / "test.jsonl").write_bytes(content)
+    with pytest.raises(TaskError, match=re.escape(message)):
         load(tmp_path, "addsub")
-    file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TaskError, match=r"cannot be read: 'utf-8' codec"):
-        load(tmp_path, "addsub")
-
-
-def test_wrong_columns_name_the_folder(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", [{"problem": "1 + 1", "solution": "2"}])
-    with pytest.raises(TaskError, match=r"gsm8k cannot use the files in .*gsm8k.*'question'"):
-        load(tmp_path, "gsm8k", num_fewshot=0)
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
@@ -125,8 +64,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert load(tmp_path, "addsub").task_docs[0]["answer"] == "2"
     before = file.stat()
     file.write_text(file.read_text().replace('"2"', '"9"'))
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert file.stat().st_size == before.st_size
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert load(tmp_path, "addsub").task_docs[0]["answer"] == "9"
 
 
@@ -163,12 +101,10 @@ def test_shared_files_are_filtered(tmp_path: Path) -> None:
         "virology 1",
         "virology 2",
     ]
-    with pytest.raises(TaskError, match=r"no row with subject='astronomy'"):
-        load(
-            tmp_path, task_config=TaskConfig(name="mmlu_astronomy", data_folder="mmlu", data_filter="subject")
-        )
-    with pytest.raises(TaskError, match=r"no column 'topic'"):
-        load(tmp_path, task_config=TaskConfig(name="mmlu_anatomy", data_folder="mmlu", data_filter="topic"))
+    for name, column in (("mmlu_astronomy", "subject"), ("mmlu_anatomy", "topic")):
+        task = TaskConfig(name=name, data_folder="mmlu", data_filter=column)
+        with pytest.raises(TaskError, match=f"no row with {column}='{name.removeprefix('mmlu_')}'"):
+            load(tmp_path, task_config=task)
 
 
 def test_offline_names_the_hub_data_set_at_once() -> None:
@@ -184,7 +120,7 @@ def test_the_hub_is_asked_only_for_what_it_has_to_deliver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("moe_lab.models.hub.check_data_set", lambda path, revision: asked.append(path))
+    monkeypatch.setattr("moe_lab.tasks.factory.check_data_set", lambda path, revision: asked.append(path))
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
     assert load(tmp_path).data_source == f"files in {tmp_path / 'arc_easy'}"
     assert load(None, "toy_math").data_source == "generated"
@@ -211,39 +147,16 @@ metric_list: [{metric: exact_match}]
 """
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskConfig:
-    """A task of the user's own with two documents, beside a data_dir that has three of its name."""
+@pytest.mark.slow
+def test_files_that_the_users_yaml_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     own = tmp_path / "mine"
     write_jsonl(own / "sums.jsonl", sums(2, start=50))
     (own / "my_sums.yaml").write_text(MINE.replace("FILE", str(own / "sums.jsonl")))
-    write_jsonl(tmp_path / "data" / "my_sums" / "test.jsonl", sums(3))
-    return TaskConfig(name="my_sums", include_path=str(own))
-
-
-@pytest.mark.slow
-def test_a_tasks_own_files_win(tmp_path: Path, mine: TaskConfig) -> None:
-    """Broken by a file in data_dir that takes the place of what the user's own YAML names."""
-    for data in (None, tmp_path / "data"):
-        documents = load(data, task_config=mine).task_docs
-        assert [document["answer"] for document in documents] == ["52", "53"]
-
-
-@pytest.mark.slow
-def test_own_files_that_are_missing_are_not_sought_in_data_dir(tmp_path: Path, mine: TaskConfig) -> None:
-    (tmp_path / "mine" / "sums.jsonl").unlink()
-    with pytest.raises(TaskError, match="my_sums cannot use the data that its own YAML names"):
-        load(tmp_path / "data", task_config=mine)
-
-
-def test_what_a_packages_yaml_names_is_replaced(tmp_path: Path) -> None:
-    local = {"dataset_path": "json", "dataset_kwargs": {"data_files": "a.json"}}
-    remote = {"dataset_path": "json", "dataset_kwargs": {"data_files": "https://host/a.json"}}
-    own = tmp_path / "a.yaml"
-    assert has_own_files(own, local) and has_own_files(own, {"dataset_path": str(tmp_path)})
-    assert not has_own_files(own, remote) and not has_own_files(own, {"dataset_path": "owner/name"})
-    assert not has_own_files(Path(lm_eval.__file__).parent / "tasks" / "a.yaml", local)
-    assert not has_own_files(own, {"custom_dataset": load_tasks}) and has_own_files(
-        own, {"custom_dataset": load}
-    )
+    mine = TaskConfig(name="my_sums", include_path=str(own))
+    task = load(tmp_path, task_config=mine)
+    assert [document["answer"] for document in task.task_docs] == ["52", "53"]
+    assert task.data_source == "files that its YAML names"
+    (own / "sums.jsonl").unlink()
+    with pytest.raises(TaskError, match=r"my_sums cannot be loaded: FileNotFoundError.*sums\.jsonl"):
+        load(None, task_config=mine)

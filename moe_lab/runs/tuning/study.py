@@ -115,7 +115,7 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     documents = sorted(frozenset[str]().union(*document_hashes(task)))
     select_documents(evaluated, evaluation.tasks, frozenset(documents))
     dataset = task.config.custom_dataset
-    samples = {name: dataset.numbers(task)}
+    samples = {name: dataset.numbers}
     held_out = {name: list(range(len(task.task_docs)))}
     content = identity(config, evaluation.method, facts, tasks, samples, held_out)
     headline = config.task.metric if search.metric == "accuracy" else None

@@ -11,12 +11,10 @@ from moe_lab.tasks.loading import load_tasks
 from tests.support.hub.content import GSM8K
 
 
-def config(name):
-    return Config(method=get_method("base").Config(name="base"), task=TaskConfig(name=name))
-
-
-def load(name):
-    return load_tasks(config(name))
+def load(name, **keys):
+    return load_tasks(
+        Config(method=get_method("base").Config(name="base"), task=TaskConfig(name=name, **keys))
+    )
 
 
 def test_a_data_set_that_is_not_there_is_told_after_one_request(client, hub):
@@ -36,24 +34,21 @@ def test_a_token_that_is_refused_is_told(client, monkeypatch):
     ("task", "says"),
     [
         ("dataset_name: algebra\ntest_split: test", r"BuilderConfig 'algebra' not found.*main"),
-        ("dataset_name: main\ntest_split: holdout", r"no split 'holdout'"),
+        ("dataset_name: main\ntest_split: holdout", r"no split or column 'holdout'"),
     ],
     ids=["configuration", "split"],
 )
 def test_a_configuration_or_split_that_it_lacks_is_told(client, tmp_path, monkeypatch, task, says):
     import datasets
     from huggingface_hub import constants
-    from lm_eval.tasks import TaskManager
-
-    from moe_lab.tasks.factory import build_tasks
 
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", constants.ENDPOINT)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    file = tmp_path / "mine.yaml"
-    file.write_text(
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "mine.yaml").write_text(
         f"task: mine\ndataset_path: {GSM8K}\n{task}\noutput_type: generate_until\n"
         "doc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\nmetric_list:\n  - metric: exact_match\n"
     )
     with pytest.raises(TaskError, match=says):
-        build_tasks(TaskManager(include_defaults=False), [str(file)], config("mine"), None, ())
+        load("mine", include_path=str(tmp_path / "tasks"))

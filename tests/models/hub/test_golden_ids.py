@@ -10,7 +10,7 @@ from moe_lab.runs.prepare import prepare
 from tests.support.runs import small_data
 
 HUB = {
-    "method=roe model=olmoe task=addsub method.skip_layers=0": "8b6ebbc5240d03a7bb2d2850b06739304494450db512f7aa9f4c3e77542932d8",
+    "method=roe model=olmoe task=addsub method.skip_layers=0": "06dae058f6fe39956240cd07a047aed62216b9ef165f642bb6f4f4b01c83bf20",
     "method=base model=olmoe model.revision=main task=arc_easy limit=3": "f330ee47528d512155fba7be8ec9d358d707ecb43aaf992b268d5abb79e4b794",
 }
 """Run ids by command line: the hub's id and the revision as it is typed count, and no commit."""

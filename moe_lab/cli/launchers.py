@@ -118,7 +118,7 @@ def run_local(board: Board, config: Config, argv: list[str]) -> list[int]:
 def placed(config: Config, plan: Callable[[], Plan]) -> int:
     """GPUs of each worker: the number that is given, or what the largest run of the plan needs.
 
-    Raises ConfigError if the GPUs do not suffice, and if a training needs several.
+    Raises ConfigError if the GPUs do not suffice.
     """
     gpus = [] if config.device == "cpu" else gpu_memory()
     given = config.launcher.gpus_per_worker
@@ -138,12 +138,6 @@ def placed(config: Config, plan: Callable[[], Plan]) -> int:
         raise ConfigError(
             f"{what}: {needed} GPUs of {gpu:,.0f} GB, and {len(gpus)} are visible.\n"
             "launcher.gpus_per_worker=<number> runs it all the same, with layers in the memory of the host."
-        )
-    trained = [row.names[1] for row in rows if issubclass(get_method(row.names[1]), TrainingMethod)]
-    if needed > 1 and trained:
-        raise ConfigError(
-            f"{what}: {needed} GPUs of {gpu:,.0f} GB for each worker, and method={trained[0]} trains on one.\n"
-            "Give trainings a command of their own; torchrun splits a larger one (docs/finetuning.md)."
         )
     return needed
 
@@ -317,14 +311,37 @@ def launched(configs: Sequence[Config], argv: list[str], plan: Callable[[], Plan
     folder.mkdir(parents=True)
     board = Board(folder)
     words = [word for word in argv if not OURS.match(word)]
-    if (config.launcher.gpus_per_worker or 1) > 1 and not any(one.model.device_map for one in configs):
-        words.append("model.device_map=auto")
+    if (config.launcher.gpus_per_worker or 1) > 1:
+        words = _spread(configs, words)
     codes = LAUNCHERS[config.launcher.name](board, config, words)
     print_failed(board, codes)
     with on_board(board):
         yield
     if not any(codes) and not board.failures():
         shutil.rmtree(folder)
+
+
+def _spread(configs: Sequence[Config], words: list[str]) -> list[str]:
+    """The words of workers with several GPUs. This process spreads its models, too: it runs what workers leave.
+
+    Raises ConfigError for a device of one's own, and for trainings, which take one.
+    """
+    for config in configs:
+        if config.device != "auto":
+            raise ConfigError(
+                f"device={config.device}: a worker with several GPUs spreads its models over them "
+                "(model.device_map=auto). Leave device= out."
+            )
+        if issubclass(get_method(config.method.name), TrainingMethod):
+            raise ConfigError(
+                f"method={config.method.name} trains on one GPU, and a worker has several (launcher.gpus_per_worker).\n"
+                "Give trainings a command of their own; torchrun splits a larger one (docs/finetuning.md)."
+            )
+    if any(config.model.device_map for config in configs):
+        return words
+    for config in configs:
+        config.model.device_map = "auto"
+    return [*words, "model.device_map=auto"]
 
 
 def check_package(launcher: str) -> None:

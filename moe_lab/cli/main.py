@@ -138,6 +138,8 @@ def _check_agent(configs: list[Config]) -> None:
 
 def _workers(configs: list[Config], cells: list[Cell], argv: list[str]) -> AbstractContextManager[None]:
     """With `launcher=`, workers make the runs first."""
+    if configs[0].mode == "plan" and configs[0].launcher.name != "none":
+        _function("moe_lab.cli.launchers:check_package")(configs[0].launcher.name)
     if configs[0].mode != "run" or configs[0].launcher.name == "none":
         return nullcontext()
 

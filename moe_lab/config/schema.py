@@ -73,6 +73,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         at_least("model.experts_per_token", self.experts_per_token, 1)
         at_least("model.max_gen_toks", self.max_gen_toks, 1)
+        if self.max_gen_toks is not None and self.think_end_token is None:
+            raise ConfigError(
+                f"model.max_gen_toks={self.max_gen_toks} has no effect without model.think_end_token: it is the length "
+                "of replies that reason. The length of answers is gen_kwargs=max_gen_toks=<n>."
+            )
         if self.think_end_token == "":
             raise ConfigError("model.think_end_token is an empty text, which ends nothing. Leave it out.")
         if self.recipe is not None and self.path is not None:

@@ -214,13 +214,14 @@ def footprint_of(model: Any) -> Footprint:
     """The footprint of a loaded model, metered once for models of the same configuration."""
     text = model.config.to_json_string(use_diff=False)
     kind: Any = type(model.config)
-    return _metered(kind, text, model.dtype) or Footprint(model)
+    return _metered(kind, text, model.dtype, model.config._attn_implementation) or Footprint(model)
 
 
 @lru_cache(maxsize=64)
-def _metered(kind: Any, text: str, dtype: torch.dtype) -> Footprint | None:
+def _metered(kind: Any, text: str, dtype: torch.dtype, attention: str) -> Footprint | None:
     """None for a family whose own code reads values of tensors."""
     model = meta_model(kind.from_dict(json.loads(text)), dtype)
+    model.set_attn_implementation(attention)
     try:
         return Footprint(model)
     except NotImplementedError:

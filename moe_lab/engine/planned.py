@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
@@ -50,6 +51,15 @@ class Asked:
             for settings, prompts in self.generated.items()
         }
         return Asked(self.scored, self.texts, generated)
+
+    def first(self, count: int) -> Asked:
+        """The first `count` contexts, texts and prompts of each generation setting."""
+
+        def head(mapping: dict[Any, Any]) -> dict[Any, Any]:
+            return dict(islice(mapping.items(), count))
+
+        generated = {settings: head(prompts) for settings, prompts in self.generated.items()}
+        return Asked(head(self.scored), head(self.texts), generated)
 
     def add(self, other: Asked) -> None:
         """Take over the requests of another one."""

@@ -36,7 +36,16 @@ def own_memory(device: torch.device | None) -> Any:
 def free_memory(device: torch.device) -> int:
     """Free bytes of a device."""
     module = own_memory(device)
-    return free_host_memory() if module is None else module.mem_get_info(device)[0]
+    if module is None:
+        return free_host_memory()
+    free = module.mem_get_info(device)[0]
+    # torch's allocator keeps what was freed, and gives it out again
+    kept = (
+        module.memory_reserved(device) - module.memory_allocated(device)
+        if hasattr(module, "memory_reserved")
+        else 0
+    )
+    return free + kept
 
 
 def free_host_memory(group: Path = Path("/sys/fs/cgroup")) -> int:

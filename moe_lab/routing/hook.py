@@ -85,8 +85,8 @@ class Router:
 
 Policy = Callable[[Router, Routing], Routing | None]
 """Called with a router's decision. Returns other weights and indices, or None for no change."""
-_final: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
-"""The handles of final policies, by router."""
+_last: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+"""The handles of final policies and of the observers inside them, by router: all other policies decide before."""
 
 
 def find_routers(model: nn.Module) -> list[Router]:
@@ -166,10 +166,10 @@ def routed(
     for router in routers:
         own = router.family.seam(router.module, watch.decide(router, policy))
         handles += own
-        if final:
-            _final.setdefault(router.module, []).extend(own)
-        elif not getattr(policy, "observes", False):
-            for handle in _final.get(router.module, ()):
+        if final or (getattr(policy, "observes", False) and _last.get(router.module)):
+            _last.setdefault(router.module, []).extend(own)
+        else:
+            for handle in _last.get(router.module, ()):
                 handle.hooks_dict_ref().move_to_end(handle.id)
     handles += on_passes(model, watch.start, watch.finish)
     try:
@@ -182,9 +182,9 @@ def routed(
     finally:
         for handle in handles:
             handle.remove()
-        if final:
-            for router in routers:
-                _final[router.module] = [each for each in _final[router.module] if each not in handles]
+        for router in routers:
+            if router.module in _last:
+                _last[router.module] = [each for each in _last[router.module] if each not in handles]
 
 
 def _check_shapes(router: Router, routing: Routing, changed: Routing) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.engine.planned import Asked
 from moe_lab.methods.method import Method, TrainingMethod
+from moe_lab.results.identity import HASHED
 from moe_lab.tasks.loading import once
 from moe_lab.tasks.requests import Workload, workload_of_tasks
 
@@ -29,8 +30,9 @@ def estimates(runs: Sequence[Run]) -> list[Workload]:
     workloads = []
     for run in runs:
         config = run.config
-        prompt_settings = (config.fewshot_seed, config.system_instruction, config.offline)
-        key = (id(run.tasks), str(run.samples), repr(config.model), *prompt_settings)
+        settings = repr([getattr(config, name) for name in sorted(HASHED)])
+        designed = repr(config.method) if type(run.method).architecture is not Method.architecture else ""
+        key = (id(run.tasks), str(run.samples), repr(config.model), config.offline, settings, designed)
         if key not in known:
             known[key] = workload_of(run)
         workloads.append(known[key])
@@ -79,6 +81,10 @@ def gpus_for(size: int, gpu: float) -> int:
     return max(1, ceil(size / (USABLE * gpu)))
 
 
+EXAMPLES = 8
+"""Prompts of each form whose passes are planned."""
+
+
 def planned_memory(of: Run | Study, workload: Workload, reuse: bool = False) -> int | None:
     """The peak bytes of a run or study on GPUs with passes of `PASS_TOKENS` tokens; None for an embedded model.
 
@@ -91,9 +97,10 @@ def planned_memory(of: Run | Study, workload: Workload, reuse: bool = False) -> 
     config, method = of.config, of.method
     if of.facts.path is None and type(method).architecture is Method.architecture:
         return None
-    asked = Asked()
+    whole = Asked()
     for _, each in workload.asked:
-        asked.add(each)
+        whole.add(each)
+    asked = whole.first(EXAMPLES)
     key = f"{config.model} {config.dtype} {method.config} {config.batch_size} {config.max_batch_size} {reuse} {asked}"
     size = once(f"memory {key}", lambda: _dry_run(of, asked, workload.one_by_one, reuse))
     training = method.training_memory(config, of.facts) if isinstance(method, TrainingMethod) else None
@@ -111,6 +118,8 @@ def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) ->
     architecture, config = of.method.architecture(of.config), of.config
     dtype = str(architecture.dtype or "float32") if config.dtype == "auto" else config.dtype
     model = meta_model(architecture, getattr(torch, dtype.removeprefix("torch.")))
+    if config.model.attn_implementation is not None:
+        model.set_attn_implementation(config.model.attn_implementation)
     loaded = LoadedModel(model, None, of.facts, model.device, 0.0)
     sequences = config.batch_size if isinstance(config.batch_size, int) else config.max_batch_size
     if weights_alone:
@@ -124,7 +133,7 @@ def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) ->
 # The disk space of a plan, estimated from the sizes of its models without loading weights
 
 CHECKPOINT_BYTES = 12
-"""Bytes per parameter in a checkpoint: its weight and AdamW's two moments, each in float32."""
+"""Bytes per parameter in a checkpoint at most: its weight and AdamW's two moments, each in float32."""
 CHECKPOINTS = 2
 """Number of checkpoints that a training keeps until it is finished."""
 
@@ -165,7 +174,8 @@ class Budget:
             written, most = _gigabytes(sum(self.trained.values())), _gigabytes(self.checkpoint)
             found.append(
                 f"Trained models to write: {len(self.trained)}, {written}. While one is trained, its checkpoints take "
-                f"at most {most} ({CHECKPOINTS} of {CHECKPOINT_BYTES} bytes for each parameter)."
+                f"at most {most} ({CHECKPOINTS} of {CHECKPOINT_BYTES} bytes for each parameter; less with other "
+                "optimizers than AdamW in float32)."
             )
         return found
 

@@ -97,10 +97,6 @@ def planned(configs: Sequence[Config]) -> Plan:
     from moe_lab.runs.plan import lacks_of, plan_of
 
     _check_keys(configs)
-    if configs[0].launcher.name != "none":
-        from moe_lab.cli.launchers import check_package
-
-        check_package(configs[0].launcher.name)
     jobs: list[Job] = []
     refused: dict[str, list[Config]] = {}
     for config in configs:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from moe_lab.engine.planned import Asked, planned_tokens, tokens_one_by_one
+from moe_lab.results.identity import HASHED
 from moe_lab.tasks.documents import gold_choice
 from moe_lab.tasks.loading import seed_as_lm_eval
 
@@ -71,8 +72,9 @@ def right_request(config: Config, task: Any, instances: list[Instance]) -> tuple
 
 # The number of tokens that a model has to process
 
-SAMPLED = 8
-"""Documents per task whose prompts are built. The estimate for all documents is scaled up from these."""
+SAMPLED = 32
+"""Documents per task whose prompts are built. What the others take is estimated by what all but the first of these add,
+so that a beginning that all prompts share counts once."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Workload:
 
     documents: float = 0
     asked: tuple[tuple[float, Asked], ...] = ()
-    """(weight, requests): how many times as much there is of what the sample asks."""
+    """(weight, requests): how many times these count; negative for the first document of a sample."""
     one_by_one: bool = False
     """Whether lm-eval's own code answers without an ensemble: the model has no `KVEngine`."""
 
@@ -147,12 +149,16 @@ _workloads: WeakKeyDictionary[Any, dict[str, Workload]] = WeakKeyDictionary()
 def _of_task(task: Any, numbers: list[int], config: Config, design: Any) -> Workload:
     sampled = numbers[:: max(1, len(numbers) // SAMPLED)][:SAMPLED]
     known = _workloads.setdefault(task, {})
-    model = f"{config.model} {config.offline}"
-    asked = (config.fewshot_seed, config.system_instruction, config.apply_chat_template, config.max_length)
-    key = f"{sampled} {len(numbers)} {model} {asked} {design.to_json_string()}"
+    settings = [getattr(config, name) for name in sorted(HASHED)]
+    key = f"{sampled} {len(numbers)} {config.model} {config.offline} {settings} {design.to_json_string()}"
     if key not in known:
         requests = _asked(task, sampled, config, design)
-        known[key] = Workload(len(numbers), ((len(numbers) / len(sampled), requests),))
+        if len(sampled) == len(numbers):
+            known[key] = Workload(len(numbers), ((1.0, requests),))
+        else:
+            others = (len(numbers) - len(sampled)) / (len(sampled) - 1)
+            first = _asked(task, sampled[:1], config, design)
+            known[key] = Workload(len(numbers), ((1 + others, requests), (-others, first)))
     return known[key]
 
 

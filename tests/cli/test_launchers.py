@@ -19,6 +19,7 @@ from moe_lab.cli import launchers
 from moe_lab.cli.launchers import Requeued
 from moe_lab.config.schema import Config, LauncherConfig, ModelConfig
 from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
 from moe_lab.methods.base import Base
 from moe_lab.runs.board import Board, log_file
 from moe_lab.runs.plan import Plan, Row
@@ -183,11 +184,6 @@ def test_what_fits_nowhere_is_refused_with_the_number_of_gpus(monkeypatch):
     config = Config(launcher=LauncherConfig(name="local"))
     with pytest.raises(ConfigError, match=r"grok roe gsm8k takes 300.0 GB .*: 5 GPUs of 80 GB, and 2 are"):
         launchers.placed(config, plan_of(grok=300 * 10**9))
-    trained = Row("-", config, ["olmoe", "finetune-freeze", "gsm8k", "0"], 1, 1, 1.0, "missing", 99 * 10**9)
-    with pytest.raises(
-        ConfigError, match="2 GPUs of 80 GB for each worker, and method=finetune-freeze trains on one"
-    ):
-        launchers.placed(config, lambda: Plan(rows=[trained]))
     with pytest.raises(ConfigError, match="gpus_per_worker=3: 2 are visible"):
         launchers.placed(Config(launcher=LauncherConfig(name="local", gpus_per_worker=3)), None)
 
@@ -209,8 +205,31 @@ def test_models_of_several_gpus_are_spread_over_them(monkeypatch, tmp_path, give
         output_dir=str(tmp_path),
     )
     with launchers.launched([config], ["launcher=local", *given], plan_of(mixtral=95 * 10**9)):
-        pass
+        assert config.model.device_map == "auto", "this process runs what the workers leave"
     assert started == [(2, ["model.device_map=auto"])]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"device": "cuda"}, "device=cuda: a worker with several GPUs"),
+        (
+            {"method": get_method("finetune-freeze").Config(name="finetune-freeze")},
+            "finetune-freeze trains on one GPU",
+        ),
+    ],
+)
+def test_what_workers_with_several_gpus_cannot_take_is_refused_before_they_start(
+    monkeypatch, tmp_path, keys, says
+):
+    monkeypatch.setattr(launchers, "gpu_memory", lambda: [80 * 10**9] * 4)
+    monkeypatch.setitem(launchers.LAUNCHERS, "local", lambda *_: pytest.fail("started"))
+    launcher = LauncherConfig(name="local", gpus_per_worker=2)
+    config = replace(
+        Config(method=Base.Config(name="base"), launcher=launcher, output_dir=str(tmp_path)), **keys
+    )
+    with pytest.raises(ConfigError, match=says), launchers.launched([config], [], plan_of(olmoe=1)):
+        pass
 
 
 def test_each_worker_has_gpus_of_its_own(monkeypatch):

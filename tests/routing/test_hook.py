@@ -258,13 +258,14 @@ def test_a_policy_of_ones_own_decides_last_inside_c3po_and_metrics(olmoe, tokeni
 def test_observers_inside_see_what_is_decided_last(olmoe, tokenizer):
     policy = GumbelTopK([0.0, 0.0, 0.0, 0.9], seed=0)
     policy.expect(all_noisy(IDS.numel()))
-    with override(olmoe, drop), routed(olmoe, policy), record(olmoe) as routes:
+    with override(olmoe, drop), record(olmoe) as before, routed(olmoe, policy), record(olmoe) as routes:
         logits(olmoe)
     other = dropping(olmoe)
     with routed(other, policy), record(other) as expected:
         logits(other)
     assert torch.equal(routes.indices[3], expected.indices[3])
     assert torch.equal(routes.weights[3], without_weakest(expected.weights[3]))
+    assert torch.equal(before.weights[3], routes.weights[3]), "also where a policy is installed after it"
 
 
 def test_a_policy_that_leaves_the_pathways_out_is_told(olmoe, tokenizer):

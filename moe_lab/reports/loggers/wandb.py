@@ -79,7 +79,12 @@ class WandbLogger(Logger):
 
     @property
     def logged(self) -> bool:  # type: ignore[override]
-        return self._record is not None and whole_mapping(self._record) == self._place
+        stored = None if self._record is None else whole_mapping(self._record)
+        if stored is None or {**stored, "mode": None} != {**self._place, "mode": None}:
+            return False
+        return (
+            self._mode != "online" or stored.get("mode") == "online"
+        )  # asked for: what was logged offline, again
 
     def begin(self) -> None:
         self._guarded(lambda run: None)
@@ -103,7 +108,7 @@ class WandbLogger(Logger):
 
         self._guarded(log)
         if self._record is not None and not self._failed:
-            write_json(self._record, self._place)
+            write_json(self._record, self._place | {"mode": self._run.settings.mode})
 
     def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
         def log(run: Any) -> None:

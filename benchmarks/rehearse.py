@@ -1,6 +1,6 @@
 """Rehearse the papers' experiments: every cell at `scale=paper`, on small models from a hub on loopback.
 
-    python -m benchmarks.rehearse                              some 200 cells: each experiment, model, method and option
+    python -m benchmarks.rehearse                              some 230 cells: each experiment, model, method and option
     python -m benchmarks.rehearse --all                        every cell
     python -m benchmarks.rehearse --experiment roe/figure3     cells of one experiment (several: separated by commas)
     python -m benchmarks.rehearse --worker 0/2                 the even cells; another process does `1/2`

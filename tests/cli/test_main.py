@@ -196,18 +196,17 @@ def test_only_randomness_has_a_seed(capsys, runs):
 
 @pytest.mark.slow
 def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
-    """Broken by "method.n=4 is for multiple-choice questions" beside two methods that have an n."""
 
     def prepare(config):
         if config.method.name == "c3po":
-            raise ConfigError("method.n=4 is for multiple-choice questions.")
+            raise ConfigError("method.reference_size=4 is too few.")
         return runs.prepare(config)
 
     monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
-    ended = run_command(capsys, "-m", "method=roe,c3po", "method.n=4")
+    ended = run_command(capsys, "-m", "method=icl,c3po", "method.reference_size=4")
     assert ended.code == 2 and not runs.executed
-    assert "In the cell method=c3po method.n=4:\nmethod.n=4 is for multiple-choice" in ended.err
-    assert "In the cell" not in run_command(capsys, "method=c3po", "method.n=4").err
+    assert "In the cell method=c3po method.reference_size=4:\nmethod.reference_size=4 is too few" in ended.err
+    assert "In the cell" not in run_command(capsys, "method=c3po", "method.reference_size=4").err
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def test_a_run_is_logged_once_under_an_id_of_its_own(
 ) -> None:
     runs, _, folder = logged
     assert runs["run-1"].run["run_id"] == "run-1" and runs["study-1"].run["run_id"] != "study-1"
-    record = {"entity": None, "project": "moe_lab", "id": "run-1"}
+    record = {"entity": None, "project": "moe_lab", "id": "run-1", "mode": "offline"}
     assert json.loads((folder / "run" / "wandb.json").read_text()) == record
     assert len(list((folder / "out" / "wandb").glob("offline-run-*-run-1"))) == 1
 

@@ -134,9 +134,11 @@ def test_it_is_part_of_a_runs_identity_with_a_chat_template_alone(model, data, t
     assert run_id(config(model, data, task, apply_chat_template=False)) == run_id(plain)
     ids = {
         run_id(config(model, data, task, preset))
-        for preset in ({}, {"max_gen_toks": 2048}, PRESET, {**PRESET, "think_end_token": "</think>"})
+        for preset in ({}, PRESET, {**PRESET, "think_end_token": "</think>"})
     }
-    assert len(ids) == 3, "max_gen_toks without it changes nothing"
+    assert len(ids) == 3
+    with pytest.raises(ConfigError, match="max_gen_toks=2048 has no effect without model.think_end_token"):
+        config(model, data, task, {"max_gen_toks": 2048})
 
 
 def test_answers_after_reasoning_are_no_references_of_c3po(model, data):

@@ -307,3 +307,21 @@ def test_the_variables_of_wandb_are_obeyed(
 def test_impossible_loggers_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"logger\.mode=ofline is unknown.*Did you mean 'offline'"):
         LoggerConfig(name="wandb", mode="ofline")
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "logged"),
+    [
+        ("offline", None, True),
+        ("offline", "offline", True),
+        ("offline", "online", False),
+        ("online", "online", True),
+    ],
+)
+def test_what_was_logged_offline_is_logged_again_where_online_is_asked_for(
+    tmp_path: Path, stored: str, asked: str | None, logged: bool
+) -> None:
+    logger = wandb.WandbLogger(Config(), "run", "run-1", None, asked, tmp_path)
+    assert not logger.logged
+    (tmp_path / "wandb.json").write_text(json.dumps(logger._place | {"mode": stored}))
+    assert logger.logged is logged

@@ -7,6 +7,7 @@ impossible values that are not refused before weights load.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,8 +139,7 @@ def test_the_mean_number_of_experts_is_that_of_the_tokens_that_were_read(
     double = in_float64(model)
     method = top_p(p=0.5, k_max=4)
     with opened(method, model, tokenizer) as lm:
-        lm.budget = type(lm.budget)(lm.budget.tokens, batch_size)
-        lm.engine.budget = lm.budget
+        lm.budget = lm.engine.budget = replace(lm.budget, sequences=batch_size)
         answered(lm, "loglikelihood_rolling", texts)
         counts = lm.cost
     total, decisions = 0.0, 0

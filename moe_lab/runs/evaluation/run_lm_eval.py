@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
@@ -100,13 +101,12 @@ def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
     """
     from moe_lab.engine.engine import KVEngine
     from moe_lab.engine.hf import Request
-    from moe_lab.engine.scoring import Budget
 
     apart = [0.0]
     with run.method.open(*load_for(run, models, None)) as lm:
         if not isinstance(lm.engine, KVEngine):
             return {}
-        lm.engine.budget = Budget(lm.budget.tokens, 8 if lm.budget.sequences == 1 else 1)
+        lm.budget = lm.engine.budget = replace(lm.budget, sequences=8 if lm.budget.sequences == 1 else 1)
         for name, task in run.tasks["tasks"].items():
             if task.OUTPUT_TYPE not in ("loglikelihood", "loglikelihood_rolling"):
                 continue

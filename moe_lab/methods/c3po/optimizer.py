@@ -91,14 +91,7 @@ class PathwayOptimizer:
         references = self.references
         assert references is not None, "only the oracle has none"
         embedding = self._embedded(references, list(texts), suffixes)
-        near = neighbours(
-            embedding,
-            references.embedding_RX,
-            k=settings.k,
-            # mode finding's radius is one of pathways
-            epsilon=None if settings.optimizer == "mode_finding" else settings.epsilon,
-            most_similar=settings.most_similar,
-        )
+        near = self._nearest(references, embedding)
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
         index = near.index_QK.tolist()
         found = self._reference_suffixes(references, sorted({r for row in index for r in row if r >= 0}))
@@ -117,6 +110,17 @@ class PathwayOptimizer:
         self.counted["reference_dropped"] += int(near.dropped_Q.sum())
         self.counted["reference_none"] += int(none_N.sum())
         return Optimized(*changed, near, weight_NK)
+
+    def _nearest(self, references: ReferenceSet, embedding: Tensor) -> Neighbours:
+        """The neighbours by embeddings. Mode finding's `epsilon` is a radius of pathways, so its loss uses k."""
+        settings = self.settings
+        return neighbours(
+            embedding,
+            references.embedding_RX,
+            k=settings.k,
+            epsilon=None if settings.optimizer == "mode_finding" else settings.epsilon,
+            most_similar=settings.most_similar,
+        )
 
     def _embedded(
         self, references: ReferenceSet, texts: list[str], suffixes: Sequence[PromptSuffix]

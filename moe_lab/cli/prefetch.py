@@ -8,14 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, MoeLabError, exit_code, print_error
 from moe_lab.methods import get_method
 from moe_lab.models.memory import size_text
-from moe_lab.reports.terminal.layout import print_table
+from moe_lab.reports.terminal.layout import names, numbers, print_text_table, text_table
 from moe_lab.runs.experiments.cells import experiment_configs
 from moe_lab.runs.plan import task_name
 from moe_lab.tasks.judges import judge_names
@@ -178,9 +176,7 @@ def _state(fetched: int) -> str:
 
 
 def _print(items: Iterable[Item]) -> None:
-    table = Table("what", "size", title="Caches")
-    table.add_column("where", overflow="fold")  # a path is there to be copied
-    table.add_column("state")
-    for item in items:
-        table.add_row(item.what, size_text(item.size), item.where, item.state)
-    print_table(table)
+    rows = [(item.what, item.where, item.state, size_text(item.size)) for item in items]
+    what, where, state, size = zip(*rows, strict=True)
+    named = names({"what": what, "where": where, "state": state})
+    print_text_table(text_table("Caches", [*named, *numbers({"size": size})]))

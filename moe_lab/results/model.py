@@ -17,7 +17,7 @@ from moe_lab.results import statistics
 from moe_lab.results.identity import DECISIVE, SCHEMA_VERSION, versions
 from moe_lab.results.measured import Interval, Paired, limits
 from moe_lab.results.rounding import Rounding
-from moe_lab.results.shapes import leaves, report_key, results_misfit
+from moe_lab.results.shapes import Results, leaves, misfit, report_key
 from moe_lab.results.stored_files import DamagedError, damaged, parsed_once
 
 Block = Mapping[str, Any]
@@ -330,7 +330,7 @@ def read_run(folder: Path) -> RunResult | None:
     content = parsed_once(file)
     if content is None or "moe_lab" not in content:
         return None
-    if (problem := results_misfit(content)) is not None:
+    if (problem := misfit(content, Results)) is not None:
         raise damaged(file, problem)
     return RunResult(content, folder)
 

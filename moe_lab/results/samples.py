@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.model import Block, RunResult
-from moe_lab.results.shapes import LINE, NUMBER
-from moe_lab.results.stored_files import damaged, opened, read_lines
+from moe_lab.results.stored_files import damaged, read_lines
 
 if TYPE_CHECKING:
     from moe_lab.results.statistics import Aggregate
@@ -112,7 +111,7 @@ def read_samples(result: RunResult) -> dict[str, list[Sample]]:
     samples = {}
     for task, documents in result.samples.items():
         file = samples_file(result.stored_in, task)
-        found = read_lines(file, advice, LINE)
+        found = read_lines(file, advice)
         if found is None:
             raise damaged(file, "it is gone", advice)
         lines = samples_of(found, file, advice)
@@ -126,30 +125,19 @@ def read_samples(result: RunResult) -> dict[str, list[Sample]]:
 
 
 def samples_of(lines: Iterable[Mapping[str, Any]], file: Path, advice: str) -> list[Sample]:
-    """The samples in a log's lines. Raises DamagedError for odd values, and for a document that stands there twice."""
+    """The samples in a log's lines.
+
+    Raises DamagedError for a line that lacks keys, and for a document that stands there twice.
+    """
     samples: dict[tuple[str, int], Sample] = {}
     for line in lines:
-        if problem := _odd_values(line):
-            raise damaged(file, problem, advice)
-        sample = Sample.of(line)
+        try:
+            sample = Sample.of(line)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise damaged(file, f"a line lacks {error}", advice) from error
         if samples.setdefault((sample.filter, sample.document), sample) is not sample:
             raise damaged(file, f"document {sample.document} stands there twice", advice)
     return list(samples.values())
-
-
-def _odd_values(line: Mapping[str, Any]) -> str | None:
-    """What is wrong with the metrics' values in a line of a sample log: one is missing, or a mapping."""
-    for metric in line["metrics"]:
-        if metric not in line:
-            return f"a line lacks {metric}"
-        value = line[metric]
-        if not all(map(_is_value, value if isinstance(value, list) else [value])):
-            return f"the value of {metric} is no number and no list"
-    return None
-
-
-def _is_value(value: Any) -> bool:
-    return value is None or isinstance(value, str | bool | list) or NUMBER.holds(value)
 
 
 def check_samples(result: RunResult) -> None:
@@ -160,7 +148,7 @@ def check_samples(result: RunResult) -> None:
             len(documents) * max(1, len(_filters(result, task))),
         )
         try:
-            with opened(file) as content:
+            with file.open("rb") as content:
                 lines = sum(block.count(b"\n") for block in iter(lambda: content.read(2**20), b""))
         except OSError as error:
             raise damaged(file, error) from error

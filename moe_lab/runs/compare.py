@@ -87,12 +87,11 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
     """
     from moe_lab.results.atomic import json_text, write_file
     from moe_lab.results.identity import folder_name, task_label
-    from moe_lab.results.stored_files import opened
 
     digest = hashlib.sha256()
     for evaluation in comparison.evaluations:
         for file in evaluation.samples_files.values():
-            with opened(file) as log:
+            with file.open("rb") as log:
                 digest.update(hashlib.file_digest(log, "sha256").digest())
     labels = task_label([evaluation.label for evaluation in comparison.evaluations])
     path = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest()) / "comparison.json"

@@ -68,16 +68,22 @@ def _run(configs: Sequence[Config]) -> int:
 
 def _print_failed(failures: Sequence[Failure]) -> None:
     """Print a row per cell without a result, before the tables of those with one."""
-    from rich.table import Table
+    from moe_lab.reports.terminal.layout import names, print_text_table, text_table
 
-    from moe_lab.reports.terminal.layout import print_table
-
-    table = Table("run", "state", "reason")
-    for failure in failures:
-        state = "held" if isinstance(failure.error, RunHeldError) else "failed"
-        state = "interrupted" if isinstance(failure.error, KeyboardInterrupt) else state
-        table.add_row(failure.name, state, str(failure.error).partition("\n")[0])
-    print_table(table)
+    states = {
+        failure.name: "held"
+        if isinstance(failure.error, RunHeldError)
+        else "interrupted"
+        if isinstance(failure.error, KeyboardInterrupt)
+        else "failed"
+        for failure in failures
+    }
+    columns = {
+        "run": list(states),
+        "state": list(states.values()),
+        "reason": [str(failure.error).partition("\n")[0] for failure in failures],
+    }
+    print_text_table(text_table("Without a result", names(columns)))
 
 
 def plan_grid(configs: Sequence[Config]) -> int:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
 
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import MoeLabError
@@ -18,9 +15,8 @@ from moe_lab.reports.terminal.layout import (
     names,
     numbers,
     print_note,
-    print_stacked,
-    print_table,
-    stacked_table,
+    print_text_table,
+    text_table,
 )
 from moe_lab.reports.terminal.results import settings
 from moe_lab.runs.attempts import run_state
@@ -300,10 +296,10 @@ def _measured(plan: Plan) -> list[str]:
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """The rows as a table: wide in a pipe, in 80 columns on a terminal."""
+    """The rows as a table."""
     labels = settings([row.config.overrides for row in rows], [0] * len(rows))
     model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
-    columns = {
+    named = {
         "run": [row.run for row in rows],
         "model": model,
         "weights": [row.config.model.path or "" for row in rows],
@@ -311,22 +307,15 @@ def print_rows(rows: Sequence[Row]) -> None:
         "task": task,
         "seed": seed,
         "settings": labels,
+        "state": [row.state for row in rows],
+    }
+    counts = {
         "documents": [_count(row.documents) for row in rows],
         "forward tokens left (estimated)": [_count(row.tokens) for row in rows],
         "hours here": ["" if row.hours is None else hours_text(row.hours) for row in rows],
         "memory (GB)": ["" if row.memory is None else f"{row.memory / GIGABYTE:.3g}" for row in rows],
-        "state": [row.state for row in rows],
     }
-    if sys.stdout.isatty():
-        in_columns = ("run", "state"), ("model", "weights", "method", "task", "seed", "settings")
-        stacks = [names({key: columns[key] for key in keys}) for keys in in_columns]
-        left = {key: columns[key] for key in columns if key not in sum(in_columns, ())}
-        print_stacked(stacked_table("Plan", [*stacks, numbers(left)]), {})
-        return
-    table = Table(*(key for key, cells in columns.items() if any(cells)))
-    for cells in zip(*(cells for cells in columns.values() if any(cells)), strict=True):
-        table.add_row(*cells)
-    print_table(table)
+    print_text_table(text_table("Plan", [*names(named), *numbers(counts)]))
 
 
 def _count(number: int | None) -> str:

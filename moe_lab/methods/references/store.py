@@ -31,7 +31,6 @@ from moe_lab.errors import ConfigError
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import versions
-from moe_lab.results.shapes import REFERENCE
 from moe_lab.results.stored_files import (
     DamagedError,
     damaged,
@@ -331,7 +330,7 @@ def read(folder: Path) -> dict[str, Any]:
     Raises DamagedError if a file is missing or damaged, or if the files do not belong together.
     """
     summary = read_mapping(folder / "references.json") or {}
-    lines = read_lines(folder / "references.jsonl", shape=REFERENCE) or []
+    lines = read_lines(folder / "references.jsonl") or []
     try:
         pathway_RWME = load_file(folder / "pathways.safetensors")["pathway"]
     except Exception as error:

@@ -10,13 +10,13 @@ from moe_lab.metrics.registry import Intervention, counted_metrics, intervention
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.reports.measures import PageTable, Table, View
 from moe_lab.reports.terminal.layout import (
-    StackedTable,
+    TextTable,
     interval,
     names,
     number,
     numbers,
-    print_stacked,
-    stacked_table,
+    print_text_table,
+    text_table,
 )
 from moe_lab.reports.terminal.results import HOLM, INTERVAL, P, run_labels
 from moe_lab.results.model import RunResult
@@ -49,7 +49,7 @@ class ExpertView(View[StoredMetrics]):
                 ]
         if rows:
             print()
-            print_stacked(expert_table(rows, family), explained(family))
+            print_text_table(expert_table(rows, family), explained(family))
             print(CORRECTED)
 
     def values(self, content: StoredMetrics) -> dict[str, float]:
@@ -109,19 +109,15 @@ def explained(family: Family) -> dict[str, str]:
     }
 
 
-def expert_table(rows: Sequence[tuple[str, ...]], family: Family) -> StackedTable:
+def expert_table(rows: Sequence[tuple[str, ...]], family: Family) -> TextTable:
     """One row per run, metric and subject. Each row has the run's model, method, settings, task, and a `Line`."""
     columns = [list(cells) for cells in zip(*rows, strict=True)]
     model, method, label, task, metric, subject, value, limits, bound, p, difference, its_limits = columns
-    stacks = [
-        names({"model": model, "method": method, "settings": label}),
-        names({"task": task}),
-        names({"metric": metric, "of": subject}),
-        numbers({"value": value, INTERVAL: limits}),
-        numbers({"at most, or accuracy": bound, HOLM if family.tests[EXPERT_METRICS] > 1 else P: p}),
-        numbers({"to base": difference, INTERVAL: its_limits}),
-    ]
-    return stacked_table("Expert metrics", stacks)
+    run = {"model": model, "method": method, "settings": label, "task": task, "metric": metric, "of": subject}
+    p_heading = HOLM if family.tests[EXPERT_METRICS] > 1 else P
+    values = numbers({"value": value, INTERVAL: limits, "at most, or accuracy": bound, p_heading: p})
+    differences = numbers({"to base": difference, INTERVAL: its_limits})
+    return text_table("Expert metrics", [*names(run), *values, *differences])
 
 
 def lines(metrics: StoredMetrics, run_id: str, family: Family) -> list[Line]:

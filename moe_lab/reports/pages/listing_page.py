@@ -16,7 +16,6 @@ from moe_lab.reports.pages.page import UNEXPECTED, left_out, write_page
 from moe_lab.reports.pages.record import command
 from moe_lab.reports.pages.runs_page import write_origin_page, write_runs_page
 from moe_lab.reports.papers.files import typed_settings
-from moe_lab.results import shapes
 from moe_lab.results.folder import RunFolder
 from moe_lab.results.model import read_run
 from moe_lab.results.score_table import ScoreTable, SeedGroup
@@ -24,7 +23,6 @@ from moe_lab.results.scores import scores_of
 from moe_lab.results.stored_files import (
     DamagedError,
     damaged,
-    read_bytes,
     read_mapping,
     warn_once,
     whole_mapping,
@@ -85,6 +83,9 @@ def stored_entries(output: Path) -> tuple[list[Entry], list[str]]:
             except DamagedError as error:
                 problems.append(error.problem)
                 continue
+            except UNEXPECTED as error:
+                problems.append(left_out(folder, error))
+                continue
             if entry is not None:
                 found.append(entry)
     return sorted(own_settings(found), key=lambda entry: entry.changed, reverse=True), problems
@@ -137,7 +138,7 @@ def _run(folder: Path) -> Entry | None:
 
 def _unfinished(folder: Path) -> Entry | None:
     """A run without a result; None for a folder without a configuration."""
-    config = read_mapping(folder / "config.yaml", shape=shapes.CONFIG)
+    config = read_mapping(folder / "config.yaml")
     if config is None:
         return None
     listed = folder / "overrides.yaml"
@@ -157,10 +158,10 @@ def _unfinished(folder: Path) -> Entry | None:
 
 
 def _study(folder: Path) -> Entry | None:
-    study = read_mapping(folder / "study.json", shape=shapes.STUDY)
+    study = read_mapping(folder / "study.json")
     if study is None:
         return None
-    best = read_mapping(folder / "best.yaml", shape=shapes.PROFILE) or {}
+    best = read_mapping(folder / "best.yaml") or {}
     status = whole_mapping(folder / "status.json") or {}
     shown = ("n", "skip_layers", "max_temperature", "cache", "n_trials", "num_samples")
     return Entry(
@@ -180,9 +181,7 @@ def _study(folder: Path) -> Entry | None:
 
 
 def _training(folder: Path) -> Entry | None:
-    identity, training = (
-        read_mapping(folder / name, shape=shapes.TRAINING) for name in ("identity.json", "training.json")
-    )
+    identity, training = (read_mapping(folder / name) for name in ("identity.json", "training.json"))
     known = training or identity
     if known is None:
         return None
@@ -232,7 +231,7 @@ def _lines(path: Path) -> list[str]:
     import yaml
 
     try:
-        found = yaml.safe_load(read_bytes(path).decode("utf-8"))
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise damaged(path, error) from error
     return [str(line) for line in found] if isinstance(found, list) else []

@@ -18,7 +18,7 @@ from moe_lab.config.terminal import one_line
 from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_file
 from moe_lab.results.scores import Score
-from moe_lab.results.stored_files import SHOWN, read_bytes
+from moe_lab.results.stored_files import SHOWN
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -131,7 +131,7 @@ PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}
 
 def picture_uri(path: Path) -> str:
     """An SVG or PNG file as a data URI."""
-    return f"data:{PICTURES[path.suffix]};base64,{b64encode(read_bytes(path)).decode()}"
+    return f"data:{PICTURES[path.suffix]};base64,{b64encode(path.read_bytes()).decode()}"
 
 
 def picture_of(png: Path) -> str:

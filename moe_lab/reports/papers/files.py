@@ -23,7 +23,7 @@ from moe_lab.results.atomic import write_file
 from moe_lab.results.identity import RUNTIME
 from moe_lab.results.score_table import Family, flat
 from moe_lab.results.scores import Score
-from moe_lab.results.stored_files import damaged, read_bytes, read_csv
+from moe_lab.results.stored_files import damaged, read_csv
 
 # The files of an experiment's table: their names, which files stay, and the index
 
@@ -113,7 +113,10 @@ def write_index(folder: Path) -> Path:
     lines = ["# Tables", ""]
     for file in sorted(folder.glob("*.md")):
         if file.name != "index.md":
-            heading = read_bytes(file).decode("utf-8", "replace").partition("\n")[0].lstrip("# ") or file.stem
+            heading = (
+                file.read_text(encoding="utf-8", errors="replace").partition("\n")[0].lstrip("# ")
+                or file.stem
+            )
             drawn = [folder / f"{file.stem}-{kind}.png" for kind in FIGURES]
             figures = "".join(
                 f", [figure]({figure.name}) ([csv]({figure.with_suffix('.csv').name}))"

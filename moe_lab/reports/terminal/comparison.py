@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from moe_lab.config.terminal import one_line
 from moe_lab.reports.terminal.layout import (
-    Item,
-    StackedTable,
+    Column,
+    TextTable,
     interval,
     names,
     number,
     numbers,
-    print_stacked,
-    stacked_table,
+    print_text_table,
+    text_table,
 )
 from moe_lab.reports.terminal.results import HOLM, INTERVAL, NOT_CORRECTED, P
 from moe_lab.results.comparisons.comparison import Comparison
@@ -29,42 +29,34 @@ def print_comparison(comparison: Comparison) -> None:
         print(f"{evaluation.key}: {evaluation.label}, {one_line(evaluation.file)}")
         if below := "  ".join([*filter(None, [evaluation.settings]), *evaluation.marks]):
             print(f"   {below}")
-    print_stacked(comparison_table(comparison), _explained(comparison))
+    print_text_table(comparison_table(comparison), _explained(comparison))
     seen = {mark for evaluation in comparison.evaluations for mark in evaluation.marks}
     marks = [text for mark, text in MARKS.items() if mark in seen]
     for line in [*flip_lines(comparison), *marks, *comparison.notes]:
         print(one_line(line))
 
 
-def comparison_table(comparison: Comparison) -> StackedTable:
+def comparison_table(comparison: Comparison) -> TextTable:
     """One row per evaluation, task and metric; p corrected by Holm where there are several rows."""
     scores, other = comparison.scores, _other(comparison)
     corrected = len(scores) > 1
     p_values = [score.p_holm if corrected else score.p for score in scores]
     flips = ["-" if score.to_right is None else f"+{score.to_right} -{score.to_wrong}" for score in scores]
     verdicts = [score.verdict if score.told_from_chance or score.equal else "no" for score in scores]
-    stacks = [
-        names({"with": [score.other for score in scores]} if other != "b" else {}),
-        names({"task": [score.task for score in scores], "metric": [score.metric for score in scores]}),
-        [Item(heading="n", cells=[f"{score.n:,}" for score in scores], shared=True)],
-        numbers({"a": [number(score.a) for score in scores], other: [number(score.b) for score in scores]}),
-        numbers(
-            {
-                "difference": [number(score.difference, sign=True) for score in scores],
-                INTERVAL: [interval(score.interval, sign=True) for score in scores],
-            }
-        ),
-        numbers(
-            {
-                HOLM if corrected else P: [
-                    "-" if score.equal else number(p) for score, p in zip(scores, p_values, strict=True)
-                ],
-                "changed": flips,
-            }
-        ),
-        numbers({"significant": verdicts}),
-    ]
-    return stacked_table("Compared with a", stacks)
+    named = {"with": [score.other for score in scores]} if other != "b" else {}
+    named |= {"task": [score.task for score in scores], "metric": [score.metric for score in scores]}
+    tested = zip(scores, p_values, strict=True)
+    columns = {
+        "a": [number(score.a) for score in scores],
+        other: [number(score.b) for score in scores],
+        "difference": [number(score.difference, sign=True) for score in scores],
+        INTERVAL: [interval(score.interval, sign=True) for score in scores],
+        HOLM if corrected else P: ["-" if score.equal else number(p) for score, p in tested],
+        "changed": flips,
+        "significant": verdicts,
+    }
+    n = Column(heading="n", cells=[f"{score.n:,}" for score in scores], shared=True)
+    return text_table("Compared with a", [*names(named), n, *numbers(columns)])
 
 
 def flip_lines(comparison: Comparison) -> list[str]:
@@ -95,7 +87,7 @@ def _explained(comparison: Comparison) -> dict[str, str]:
     other = _other(comparison)
     return {
         "n": "documents.",
-        "a": f"the metric in a, and below it in {other}; rates are fractions.",
+        "a": f"the metric in a, and beside it in {other}; rates are fractions.",
         "difference": f"{other} minus a. Its interval is {NOT_CORRECTED}.",
         P: f"{_tests(comparison.scores)}.",
         HOLM: f"{_tests(comparison.scores)}, corrected for all rows.",

@@ -1,20 +1,18 @@
-"""Tables on the terminal: numbers as text, stacked columns in 80 characters, and plain tables in the full width."""
+"""Tables on the terminal, and numbers as their text."""
 
 from __future__ import annotations
 
-import re
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
-from moe_lab.config.terminal import one_line, shown
+from moe_lab.config.terminal import one_line
 
 # Numbers as tables on the terminal show them
 
@@ -51,243 +49,118 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
-# Tables of at most 80 columns in one piece
-#
-# A column is a stack of items: their headings are below each other, and so are their cells. An item that is the same in
-# all rows is shown in the title.
+# A table. What is the same in all rows is in its title. One that is wider than the terminal is printed in parts
 
-WIDTH = 80
+WITHOUT_TERMINAL = 400
+"""Characters of a line of a table that is piped or stored."""
 GAP = 2
 """Blanks between two columns."""
-BREAKS = re.compile(r"(?<=[,=/_:])(?=.)|(?<=[-.])(?=[A-Za-z])")
-"""Where a name may be broken into lines: not within a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Item:
-    """A heading and one cell per row.
-
-    A name that is the same in all rows is shown in the title. A name breaks after commas, dots and the like, a number
-    only at blanks.
-    """
+class Column:
+    """A heading and one cell per row."""
 
     heading: str
     cells: Sequence[str]
     name: bool = False
+    """Whether it names the rows. A name that is the same in all rows is shown in the title."""
     shared: bool = False
-    """Whether to show it in the title if all cells are equal. Names always are."""
+    """Whether to show a number in the title, too, if it is the same in all rows."""
 
     def __post_init__(self) -> None:
         # escaped before the widths of columns are computed from their cells
         object.__setattr__(self, "cells", [one_line(cell) for cell in self.cells])
 
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, [self.heading, *self.cells])) + GAP
+
 
 @dataclass(frozen=True, kw_only=True)
-class StackedTable:
-    """A title, and the stacks that are shown."""
+class TextTable:
+    """A title, and the columns below it."""
 
     title: str
-    stacks: list[list[Item]]
+    columns: list[Column]
 
     @property
     def headings(self) -> list[str]:
-        """The headings of all items in the table."""
-        return [item.heading for stack in self.stacks for item in stack]
+        return [column.heading for column in self.columns]
 
 
-def names(cells: Mapping[str, Sequence[str]]) -> list[Item]:
-    """A stack of names, with the cells of each heading."""
-    return [Item(heading=heading, cells=each, name=True) for heading, each in cells.items()]
+def names(cells: Mapping[str, Sequence[str]]) -> list[Column]:
+    """Columns that name the rows, with the cells of each heading."""
+    return [Column(heading=heading, cells=each, name=True) for heading, each in cells.items()]
 
 
-def numbers(cells: Mapping[str, Sequence[str]]) -> list[Item]:
-    """A stack of numbers, with the cells of each heading."""
-    return [Item(heading=heading, cells=each) for heading, each in cells.items()]
+def numbers(cells: Mapping[str, Sequence[str]]) -> list[Column]:
+    """Columns of numbers, with the cells of each heading."""
+    return [Column(heading=heading, cells=each) for heading, each in cells.items()]
 
 
-def stacked_table(title: str, stacks: Sequence[Sequence[Item]], marks: Sequence[str] = ()) -> StackedTable:
-    """The table without empty items. Shared items and the notes of all rows are in the title."""
-    items = [item for stack in stacks for item in stack if any(cell not in ("", "-") for cell in item.cells)]
-    in_title = [item for item in items if (item.name or item.shared) and len(set(item.cells)) == 1]
-    texts = [f"{item.heading}={item.cells[0]}" for item in in_title]
-    kept = [[item for item in stack if item in items and item not in in_title] for stack in stacks]
-    return StackedTable(
+def text_table(title: str, columns: Sequence[Column], marks: Sequence[str] = ()) -> TextTable:
+    """The table without empty columns. Shared columns and the notes of all rows are in the title."""
+    filled = [column for column in columns if any(cell not in ("", "-") for cell in column.cells)]
+    shared = [one for one in filled if (one.name or one.shared) and len(set(one.cells)) == 1]
+    texts = [f"{column.heading}={column.cells[0]}" for column in shared]
+    return TextTable(
         title=": ".join(filter(None, [title, " ".join([*texts, *marks])])),
-        stacks=[stack for stack in kept if stack],
+        columns=[column for column in filled if column not in shared],
     )
 
 
-def print_stacked(table: StackedTable, explained: Mapping[str, str]) -> None:
-    """Print the title, the table, and a line for each explained heading.
-
-    On a terminal that is wide enough every item has a column of its own.
-    """
-    print("\n".join(wrapped(table.title, WIDTH, name=True)), end="\n\n")
-    if table.stacks:
-        stacks, width = _in_terminal(table.stacks)
-        # Brackets and colons in cells are printed as they are: overrides may hold them.
-        # No colours: stdout shows escape sequences instead of sending them.
-        console = Console(file=sys.stdout, width=width, markup=False, emoji=False, color_system=None)
-        console.print(_rich_table(stacks, width))
+def print_text_table(table: TextTable, explained: Mapping[str, str] | None = None) -> None:
+    """Print the title, the table, and a line for each explained heading."""
+    console = _console(WITHOUT_TERMINAL)
+    console.print(table.title, end="\n\n")
+    for part in parts(table.columns, console.width):
+        grid = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
+        for column in part:
+            justify: Literal["left", "right"] = "left" if column.name else "right"
+            whole = not column.name and column.width <= console.width
+            grid.add_column(column.heading, justify=justify, no_wrap=whole, overflow="fold")
+        for row in zip(*(column.cells for column in part), strict=True):
+            grid.add_row(*row)
+        console.print(grid)
         print()
-    lines = [f"{heading}: {explained[heading]}" for heading in table.headings if heading in explained]
+    lines = [f"{heading}: {text}" for heading, text in (explained or {}).items() if heading in table.headings]
     for line in lines:
-        print("\n".join(wrapped(line, WIDTH, name=False)))
+        console.print(line)
     if lines:
         print()
 
 
-def _in_terminal(stacks: list[list[Item]]) -> tuple[list[list[Item]], int]:
-    """The stacks, or each item on its own where the terminal has room for that, and the width of the table."""
-    apart = [[item] for stack in stacks for item in stack]
-    columns = [_Column.of(stack) for stack in apart]
-    least = _total([column.narrowest if column.name else column.width for column in columns])
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    if room <= WIDTH or least > room:
-        return stacks, WIDTH
-    return apart, room
+def parts(columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
+    """The columns, or groups of them that fit: each has the columns that name the rows, and some of the others.
 
-
-def wrapped(text: str, width: int, name: bool) -> list[str]:
-    """Lines of at most `width` characters. They break at blanks, then after separators, and at last anywhere."""
-    lines = [""]
-    for word in text.split(" "):
-        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
-            lines[-1] += f" {word}"
-            continue
-        if lines[-1]:
-            lines.append("")
-        for part in _parts(word, name) if cell_len(word) > width else [word]:
-            if lines[-1] and cell_len(lines[-1]) + cell_len(part) > width:
-                lines.append("")
-            while cell_len(part) > width:
-                lines[-1], part = part[:width], part[width:]
-                lines.append("")
-            lines[-1] += part
-    return lines
-
-
-def _parts(word: str, name: bool) -> list[str]:
-    return BREAKS.split(word) if name else [word]
-
-
-def _rich_table(stacks: Sequence[Sequence[Item]], room: int) -> Table:
-    """The table with wrapped cells, in at most `room` characters."""
-    columns = [_Column.of(stack) for stack in stacks]
-    table = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
-    rows = []
-    for column, width in zip(columns, _widths(columns, room), strict=True):
-        heading, *cells = ["\n".join(column.lines(cell, width)) for cell in column.cells]
-        table.add_column(heading, justify="left" if column.name else "right", no_wrap=True)
-        rows.append(cells)
-    table.leading = int(any("\n" in cell for cells in rows for cell in cells))
-    for row in zip(*rows, strict=True):
-        table.add_row(*row)
-    return table
-
-
-@dataclass(frozen=True)
-class _Column:
-    """The lines of a stack: those of the heading first, then those of each row."""
-
-    cells: list[list[str]]
-    name: bool
-
-    @classmethod
-    def of(cls, stack: Sequence[Item]) -> _Column:
-        rows = zip(*(item.cells for item in stack), strict=True)
-        cells = [[item.heading for item in stack], *([cell for cell in row if cell] for row in rows)]
-        return cls([["-"] if set(lines) == {"-"} else lines for lines in cells], stack[0].name)
-
-    def lines(self, cell: list[str], width: int) -> list[str]:
-        return [line for text in cell for line in wrapped(text, width, self.name)]
-
-    @property
-    def width(self) -> int:
-        """The width without wrapping."""
-        return max(cell_len(text) for cell in self.cells for text in cell)
-
-    @property
-    def narrowest(self) -> int:
-        """The width below which a word would be broken."""
-        words = [word for cell in self.cells for text in cell for word in text.split(" ")]
-        return max(cell_len(part) for word in words for part in _parts(word, self.name))
-
-
-def _total(widths: Sequence[int]) -> int:
-    """The width of a table with columns of these widths."""
-    return sum(widths) + GAP * (len(widths) - 1)
-
-
-def _widths(columns: Sequence[_Column], room: int) -> list[int]:
-    """A width for each column. Names are wrapped first, then numbers. Words are broken as a last resort."""
-    widths, narrowest = [column.width for column in columns], [column.narrowest for column in columns]
-    while _total(widths) > room:
-        slack = [width > least for width, least in zip(widths, narrowest, strict=True)]
-        names = [column.name for column in columns]
-        widest = max(
-            range(len(columns)), key=lambda i: (slack[i] and names[i], slack[i], names[i], widths[i])
-        )
-        widths[widest] -= 1
-    return widths
-
-
-# Tables on stdout: a table wider than the terminal is printed in parts, as in pandas
-
-WIDTH_WITHOUT_TERMINAL = 400
-BESIDE_A_CELL = 3
-"""Two blanks and a line."""
-
-
-def print_table(table: Table) -> None:
-    """Print a table in the width of the terminal, or in 400 characters without one.
-
-    Brackets and colons in cells are printed as they are: overrides may hold them.
+    The names take at most half of the width: longer ones are folded. Numbers are never cut.
     """
-    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-    console = Console(file=sys.stdout, width=width, markup=False, emoji=False, color_system=None)
-    for part in fitting(table, console.width):
-        console.print(part)
+    named, others = [[one for one in columns if one.name is wanted] for wanted in (True, False)]
+    of_names = sum(column.width for column in named)
+    room = width - of_names
+    if sum(column.width for column in others) > room:
+        room = width - min(of_names, width // 2)
+    group: list[Column] = []
+    for column in others:
+        if group and sum(one.width for one in (*group, column)) > room:
+            yield [*named, *group]
+            group = []
+        group.append(column)
+    if group or named:
+        yield [*named, *group]
 
 
 def print_note(text: str) -> None:
-    """Print a line below a table; on a terminal it breaks at 80 columns."""
-    print("\n".join(wrapped(text, WIDTH, name=False)) if sys.stdout.isatty() else text)
+    """Print a line below a table; on a terminal it is folded between words."""
+    _console(10**6).print(text)
 
 
-def fitting(table: Table, width: int) -> Iterator[Table]:
-    """The table, or parts of it that fit: each part has the columns that name the rows, and some of the others.
-
-    The columns before the first column of numbers name the rows. They take at most half of the width: longer names
-    are folded. Numbers are never cut.
-    """
-    names = list(takewhile(lambda column: column.justify != "right", table.columns))
-    if _width(table.columns) <= width or len(names) == len(table.columns):
-        yield _part(table, names, table.columns[len(names) :])
-        return
-    room = width - min(_width(names), width // 2)
-    group: list[Column] = []
-    for column in table.columns[len(names) :]:
-        if group and _width([*group, column]) > room:
-            yield _part(table, names, group)
-            group = []
-        group.append(column)
-    yield _part(table, names, group)
-
-
-def _part(table: Table, names: Sequence[Column], others: Sequence[Column]) -> Table:
-    part = Table(title=table.title and shown(str(table.title)))
-    for column in names:
-        part.add_column(column.header, overflow="fold")
-    for column in others:
-        part.add_column(
-            column.header, justify=column.justify, no_wrap=column.justify == "right", overflow="fold"
-        )
-    for cells in zip(*(column.cells for column in (*names, *others)), strict=True):
-        part.add_row(*(shown(str(cell)) for cell in cells))
-    return part
-
-
-def _width(columns: Sequence[Column]) -> int:
-    texts = ([str(column.header), *map(str, column.cells)] for column in columns)
-    return 1 + sum(max(map(cell_len, column)) + BESIDE_A_CELL for column in texts)
+def _console(without_terminal: int) -> Console:
+    """Prints in the width of the terminal, or in another one without a terminal."""
+    # Brackets and colons in cells are printed as they are: overrides may hold them.
+    # No colours: stdout shows escape sequences instead of sending them.
+    width = None if sys.stdout.isatty() else without_terminal
+    return Console(
+        file=sys.stdout, width=width, markup=False, emoji=False, color_system=None, highlight=False
+    )

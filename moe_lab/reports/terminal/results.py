@@ -9,8 +9,8 @@ from typing import Any
 
 from moe_lab.config.terminal import one_line
 from moe_lab.reports.terminal.layout import (
-    Item,
-    StackedTable,
+    Column,
+    TextTable,
     count,
     interval,
     mebibytes,
@@ -18,9 +18,9 @@ from moe_lab.reports.terminal.layout import (
     number,
     numbers,
     percent,
-    print_stacked,
+    print_text_table,
     seconds,
-    stacked_table,
+    text_table,
 )
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import Family, SeedGroup
@@ -42,7 +42,7 @@ COST_EXPLAINED = {
 }
 
 
-def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTable:
+def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> TextTable:
     """One row per run: time without loading, tokens, peak memory, and the share of routing that the method changed.
 
     `labels` are the settings of each run.
@@ -52,6 +52,7 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTa
         "model": [result.model for result in results],
         "method": [result.method for result in results],
         "settings": labels,
+        "task": [",".join(result.requested) for result in results],
     }
     time = {
         "time": [seconds(cost.seconds) for cost in costs],
@@ -67,20 +68,13 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> StackedTa
     }
     experts = [result.report.get("experts_per_token") for result in results]
     if any(value is not None for value in experts):
-        # a dash, because the line below a blank would move up
-        shown = ["-" if value is None else f"{value:.2f}" for value in experts]
-        routing = {"experts": shown} | routing
-    stacks = [
-        names(run),
-        names({"task": [",".join(result.requested) for result in results]}),
-        numbers(time),
-        numbers(tokens),
-        numbers({"tokens/s": [count(cost.tokens_per_second) for cost in costs]}),
-        numbers({"peak memory": [mebibytes(cost.peak_memory_bytes) for cost in costs]}),
-        [Item(heading="device", cells=[cost.device or "-" for cost in costs], shared=True)],
-        numbers(routing),
-    ]
-    return stacked_table("Cost", stacks)
+        routing = {"experts": ["-" if value is None else f"{value:.2f}" for value in experts]} | routing
+    speed = {
+        "tokens/s": [count(cost.tokens_per_second) for cost in costs],
+        "peak memory": [mebibytes(cost.peak_memory_bytes) for cost in costs],
+    }
+    device = Column(heading="device", cells=[cost.device or "-" for cost in costs], shared=True)
+    return text_table("Cost", [*names(run), *numbers(time | tokens | speed), device, *numbers(routing)])
 
 
 # The tables of results on the terminal, at the end of a run, a grid or a report
@@ -99,17 +93,17 @@ NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
 
 
 def print_outcomes(results: Sequence[RunResult], footnotes: Sequence[str], family: Family) -> None:
-    """Print scores, their differences to the base model and their costs, for one run or a whole grid, in 80 columns.
+    """Print scores, their differences to the base model and their costs, for one run or a whole grid.
 
     `footnotes` are those of the runs' methods, `family` that of the command's comparisons.
     """
     for table, explanations in outcome_tables(results, family):
-        print_stacked(table, explanations)
+        print_text_table(table, explanations)
     for line in notes(results, footnotes):
         print(one_line(line))
 
 
-def outcome_tables(results: Sequence[RunResult], family: Family) -> list[tuple[StackedTable, dict[str, str]]]:
+def outcome_tables(results: Sequence[RunResult], family: Family) -> list[tuple[TextTable, dict[str, str]]]:
     """The tables of scores, of comparisons with other runs than base, and of costs, with explanations of columns."""
     labels = run_labels(results)
     return [
@@ -181,7 +175,7 @@ def explained(other: str, family: Family) -> dict[str, str]:
     }
 
 
-def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Family) -> StackedTable:
+def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Family) -> TextTable:
     """One row per task and run: n, value and interval, paired difference to base and interval, p, and flips.
 
     Flips are the numbers of documents that only the run, and only base, has right. p is corrected by Holm if the
@@ -199,14 +193,14 @@ def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Fam
     value = numbers(
         {"value": [number(row.value) for row in rows], INTERVAL: [interval(row.interval) for row in rows]}
     )
-    n = Item(heading="n", cells=["-" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
-    stacks = [*_names(rows, labels, own), [n], value, *_comparison(rows)]
-    return stacked_table("Results", stacks, [*_lower_is_better(found), *common])
+    n = Column(heading="n", cells=["-" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
+    columns = [*_names(rows, labels, own), n, *value, *_comparison(rows)]
+    return text_table("Results", columns, [*_lower_is_better(found), *common])
 
 
 def compared_table(
     results: Sequence[RunResult], labels: Sequence[str], other: str, family: Family
-) -> StackedTable:
+) -> TextTable:
     """One row per task and run that is compared with another one, as `score_table` compares it with base."""
     found = [
         (result, label, row)
@@ -220,8 +214,8 @@ def compared_table(
     values = numbers(
         {"value": [number(row.value) for row in rows], name: [number(row.baseline) for row in rows]}
     )
-    stacks = [*_names(rows, labels), values, *_comparison(rows)]
-    return stacked_table(f"Compared with {name}", stacks, _lower_is_better(found))
+    columns = [*_names(rows, labels), *values, *_comparison(rows)]
+    return text_table(f"Compared with {name}", columns, _lower_is_better(found))
 
 
 def _lower_is_better(found: Sequence[tuple[RunResult, str, Score]]) -> list[str]:
@@ -240,15 +234,15 @@ def split_marks(marks: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
     return common, [f"({each})" if each else "" for each in own]
 
 
-def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = ()) -> list[list[Item]]:
-    """Two stacks: the run of each row, and its task with the metric."""
+def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = ()) -> list[Column]:
+    """The run of each row, and its task with the metric."""
     run = {"model": [row.model for row in rows], "method": [row.method for row in rows], "settings": labels}
     marked = {"notes": marks} if marks else {}
     task = {"task": [row.task for row in rows], "metric": [row.metric for row in rows]}
-    return [names(run | marked), names(task)]
+    return names(run | marked | task)
 
 
-def _comparison(rows: Sequence[Score]) -> list[list[Item]]:
+def _comparison(rows: Sequence[Score]) -> list[Column]:
     several = any((row.family or 1) > 1 for row in rows)
     flips = ["-" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}" for row in rows]
     difference = {
@@ -256,7 +250,7 @@ def _comparison(rows: Sequence[Score]) -> list[list[Item]]:
         INTERVAL: [interval(row.difference_interval, sign=True) for row in rows],
     }
     test = {HOLM if several else P: [p_text(row) for row in rows], "changed": flips}
-    return [numbers(difference), numbers(test)]
+    return numbers(difference | test)
 
 
 def p_text(score: Score) -> str:
@@ -321,7 +315,7 @@ def print_summaries(groups: Sequence[SeedGroup], files: Sequence[Path], family: 
     for other in [BASE, *compared_names(result for group in groups for result in group.results)]:
         if lines := seed_lines(groups, family, other):
             print()
-            print_stacked(
+            print_text_table(
                 _table(lines, other),
                 EXPLAINED | {HOLM: f"{TEST}; {corrected_for(family)}. Significant below {ALPHA}."},
             )
@@ -351,7 +345,7 @@ def count_seeds(summary: Mapping[str, Any]) -> str:
     return f"{len(summary['seeds'])}{of_studies}"
 
 
-def _table(lines: Sequence[SeedLine], other: str) -> StackedTable:
+def _table(lines: Sequence[SeedLine], other: str) -> TextTable:
     scores = [line.score for line in lines]
     spread = {
         "seeds": [line.seeds for line in lines],
@@ -367,17 +361,16 @@ def _table(lines: Sequence[SeedLine], other: str) -> StackedTable:
         SEEDS: [interval(score.seed_interval) for score in scores],
     }
     common, own = split_marks([score.marks for score in scores])
-    stacks = [
+    columns = [
         *_names(scores, [line.label for line in lines], own),
-        numbers(spread),
-        numbers(mean),
+        *numbers(spread | mean),
         *_difference(scores),
     ]
     title = "Over seeds" if other == BASE else f"Over seeds, compared with {other.replace('_', ' ')}"
-    return stacked_table(title, stacks, common)
+    return text_table(title, columns, common)
 
 
-def _difference(scores: Sequence[Score]) -> list[list[Item]]:
+def _difference(scores: Sequence[Score]) -> list[Column]:
     several = any((score.family or 1) > 1 for score in scores)
     difference = {
         "difference": [number(score.difference, sign=True) for score in scores],
@@ -386,4 +379,4 @@ def _difference(scores: Sequence[Score]) -> list[list[Item]]:
     }
     if any(score.difference_both_interval for score in scores):
         difference[BOTH] = [interval(score.difference_both_interval, sign=True) for score in scores]
-    return [numbers(difference), numbers({HOLM if several else P: list(map(p_text, scores))})]
+    return numbers(difference | {HOLM if several else P: list(map(p_text, scores))})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.terminal.layout import StackedTable, names, number, numbers, print_stacked, stacked_table
+from moe_lab.reports.terminal.layout import TextTable, names, number, numbers, print_text_table, text_table
 from moe_lab.results.stored_files import read_mapping
 
 EXPLAINED = {
@@ -25,13 +25,13 @@ def print_studies(folders: Sequence[Path]) -> None:
     profiles = {file: profile for file in files if (profile := read_mapping(file)) is not None}
     if not profiles:
         return
-    print_stacked(study_table(list(profiles.values())), EXPLAINED)
+    print_text_table(study_table(list(profiles.values())), EXPLAINED)
     for file in profiles:
         print(file)
     print()
 
 
-def study_table(profiles: Sequence[dict[str, Any]]) -> StackedTable:
+def study_table(profiles: Sequence[dict[str, Any]]) -> TextTable:
     """One row per profile (best.yaml)."""
     task = {
         "model": [profile["model"] for profile in profiles],
@@ -60,15 +60,8 @@ def study_table(profiles: Sequence[dict[str, Any]]) -> StackedTable:
     if any(profile.get("settings") for profile in profiles):
         settings = [profile.get("settings") or {} for profile in profiles]
         tuned["settings"] = [", ".join(f"{key}={value}" for key, value in own.items()) for own in settings]
-    stacks = [
-        names(task),
-        numbers({"documents": list(map(_documents, profiles))}),
-        numbers(trials),
-        numbers(scores),
-        numbers(scaled),
-        numbers(tuned),
-    ]
-    return stacked_table("Tuning, on documents that are excluded from the test", stacks)
+    columns = numbers({"documents": list(map(_documents, profiles))} | trials | scores | scaled | tuned)
+    return text_table("Tuning, on documents that are excluded from the test", [*names(task), *columns])
 
 
 def _documents(profile: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from moe_lab.results.model import Block, RunResult
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, read_samples, samples_file, samples_of
 from moe_lab.results.scores import marks_of
-from moe_lab.results.shapes import LM_EVAL_LINE, lm_eval_misfit, misfit, results_misfit
+from moe_lab.results.shapes import LmEvalResults, Results, misfit
 from moe_lab.results.stored_files import damaged, read_lines, read_mapping
 
 # Finds the files of a stored evaluation: a run's folder, or what lm-eval's own tracker writes
@@ -183,7 +183,7 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
             f"{key}={one_line(file)} is no result of lm-eval or moe_lab: it has no results and configs."
         )
     own = RunResult(results, file.parent) if isinstance(results.get("moe_lab"), dict) else None
-    if (problem := results_misfit(results) if own else lm_eval_misfit(results)) is not None:
+    if (problem := misfit(results, Results if own else LmEvalResults)) is not None:
         raise damaged(file, problem, MOVED)
     tasks = [task for task in results["configs"] if task in results["results"]]
     files = {task: samples_file(file.parent, task) if own else lm_eval_samples(file, task) for task in tasks}
@@ -221,6 +221,4 @@ def _lines(file: Path) -> list[Sample]:
         )
     if not lines:
         raise damaged(file, "it is empty", MOVED)
-    if problem := misfit(lines, [LM_EVAL_LINE]):
-        raise damaged(file, problem, MOVED)
     return samples_of(lines, file, MOVED)

@@ -7,7 +7,7 @@ from typing import Any
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.measures import expert
 from moe_lab.reports.measures.expert import expert_table, explained, lost_p_values
-from moe_lab.reports.terminal.layout import print_stacked
+from moe_lab.reports.terminal.layout import print_text_table
 from moe_lab.results.score_table import Family
 
 
@@ -65,7 +65,7 @@ def test_a_loss_is_corrected_for_the_losses_alone():
     alone, beside = ([line[5] for line in lines(found, *others) if line[5]] for others in ((), (0.5, 0.001)))
     assert alone == beside == ["0.0600", "0.5000"]
     table = expert_table([("m", "roe", "", "t", *line) for line in lines(found)], family_of(found))
-    assert "p (Holm)" in {item.heading for stack in table.stacks for item in stack}
+    assert "p (Holm)" in table.headings
     several = family_of(found, 0.5, 0.001)
     assert "(scores: 2, expert metrics: 2)" in explained(several)["p (Holm)"]
     assert several.corrected["1", "t", "acc,none", "base"] == 0.002
@@ -86,15 +86,14 @@ def test_without_a_baseline_there_is_no_difference():
     )
 
 
-def test_the_table_of_several_runs_and_tasks_takes_80_columns(capsys):
+def test_the_table_of_several_runs_and_tasks_has_all_numbers(capsys):
     difference = {"capacity/most/tasks/u/acc,none": {"difference": -0.2, "ci95": [-0.3, -0.1]}}
     found = lines(METRICS | {"differences": {"baseline": difference}})
     runs = [("deepseek-moe", "finetune-freeze", "method.schedule=none-router", "arc_challenge,openbookqa")]
     rows = [(*run, *line) for run in [*runs, ("tiny", "base", "", "toy_choice")] for line in found]
     family = family_of(METRICS)
-    print_stacked(expert_table(rows, family), explained(family))
+    print_text_table(expert_table(rows, family), explained(family))
     out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
     for text in (
         "-0.2000",
         "3.5000",

@@ -21,11 +21,8 @@ def test_two_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     title, _, *table = printed.splitlines()[2:]
     assert title == "Compared with a: task=t metric=acc,none n=15"
-    assert table[3].split() == ["0.0667", "+0.8667", "0.0010", "better"]
-    assert table[4].split()[0] == "0.9333" and table[4].endswith(
-        "+14 -1".ljust(len(table[4]) - table[4].index("+14"))
-    )
-    assert max(map(len, table[:5])) <= 80
+    row = table[2].split()
+    assert row[:3] == ["0.0667", "0.9333", "+0.8667"] and row[-4:] == ["0.0010", "+14", "-1", "better"]
     assert f"a: model, {a.file}" in printed
     assert "b minus a" in printed and "randomization" not in printed
     assert "Only in a, and not compared: u." in printed
@@ -49,7 +46,7 @@ def test_several_evaluations_are_named_in_each_row(tmp_path: Path) -> None:
     values = {"a": [0.5, 0.1], "b1": [0.5, 0.2], "b2": [0.9, 0.2]}
     evaluations = [evaluation(tmp_path, key, {"t": samples_of(f1=each)}) for key, each in values.items()]
     table = comparison_table(compare(evaluations))
-    columns = {item.heading: item.cells for stack in table.stacks for item in stack}
+    columns = {column.heading: column.cells for column in table.columns}
     assert columns["with"] == ["b1", "b2"]
     assert columns["other"] == ["0.3500", "0.5500"]
     assert "p (Holm)" in columns and "p" not in columns

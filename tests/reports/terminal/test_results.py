@@ -60,7 +60,7 @@ def test_the_parts_of_a_group_are_left_to_the_page():
     run.content["results"] = {name: {"acc,none": 0.5} for name in ("g", "a", "b")}
     run.content.update(groups={"g": {}}, group_subtasks={"g": ["a", "b"], "a": [], "b": []})
     table = score_table([run], [""], ScoreTable.of([SeedGroup([run])]).family)
-    assert "task=g" in table.title and all(len(item.cells) == 1 for stack in table.stacks for item in stack)
+    assert "task=g" in table.title and all(len(column.cells) == 1 for column in table.columns)
     assert "Parts of groups are on the page: 2 tasks and groups, without tests of their own." in notes(
         [run], []
     )
@@ -89,7 +89,7 @@ def test_several_comparisons_are_corrected(p_values):
     ]
     family = ScoreTable.of([SeedGroup([run]) for run in runs]).family
     table = score_table([base, *runs], ["", *(f"n={n}" for n in range(len(runs)))], family)
-    columns = {item.heading: item.cells for stack in table.stacks for item in stack}
+    columns = {column.heading: column.cells for column in table.columns}
     shown = {name: cells for name, cells in columns.items() if name.startswith("p")}
     heading = "p (Holm)" if len(p_values) > 1 else "p"
     assert shown == {heading: ["-", *(f"{p:.4f}" for p in holm(p_values))]}
@@ -104,8 +104,8 @@ def test_marks_of_all_runs_stand_in_the_title_and_others_beside_their_run(capsys
     print_outcomes([base, roe], ["A footnote."], NO_COMPARISONS)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Results: model=tiny task=t metric=acc,none n=4 PARTIAL"
-    assert any(line.startswith("(untuned)") for line in lines)
-    assert lines[-1] == "A footnote." and max(map(len, lines)) <= 80
+    assert any(line.startswith("roe") and "(untuned)" in line for line in lines)
+    assert lines[-1] == "A footnote."
 
 
 def test_titles_say_where_lower_is_better():

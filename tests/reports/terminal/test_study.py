@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ import yaml
 from moe_lab.reports.terminal.study import print_studies
 
 
-def test_a_study_of_many_layers_takes_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_of_many_layers_takes_the_width_of_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
     profile = {
         "model": "olmoe",
         "task": "gsm8k",
@@ -29,10 +34,10 @@ def test_a_study_of_many_layers_takes_80_columns(tmp_path: Path, capsys: pytest.
         (tmp_path / name / "best.yaml").write_text(yaml.safe_dump(profile | more))
     print_studies([tmp_path / "a", tmp_path / "b", tmp_path / "none"])
     lines = capsys.readouterr().out.splitlines()
-    assert " ".join(lines[:2]).endswith("model=olmoe metric=perplexity (train)")
+    assert lines[0].endswith("model=olmoe ") and lines[1] == "metric=perplexity (train)"
     shown = lines[: lines.index(str(tmp_path / "a" / "best.yaml"))]
     assert max(map(len, shown)) <= 80
     text = " ".join(shown)
     assert text.count("0.12") == 2 * 48 and "1235" in text.replace(",", "")
-    assert [line.split()[:2] for line in shown if "gsm8k" in line] == [["gsm8k", "3"]]
+    assert next(line.split()[:2] for line in shown if "gsm8k" in line) == ["gsm8k", "3"]
     assert "1,040" in text

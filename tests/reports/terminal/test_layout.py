@@ -1,0 +1,67 @@
+"""Breaks when a table on a narrow terminal loses a letter or a digit, or no longer says whose numbers they are."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from moe_lab.reports.terminal.layout import Column, TextTable, names, numbers, print_text_table, text_table
+
+SETTINGS = "method.schedule=router-experts"
+METRIC = "exact_match,strict-match"
+
+
+def grid(rows: int = 2) -> TextTable:
+    run = names({"model": ["tiny"] * rows, "settings": ["", SETTINGS][:rows], "metric": [METRIC] * rows})
+    n = Column(heading="n", cells=["1,319"] * rows, shared=True)
+    values = numbers({"value": ["0.5900", "0.6000"][:rows], "95% interval": ["[0.5464, 0.6323]"] * rows})
+    differences = numbers(
+        {"difference": ["-", "+0.0100"][:rows], "95% interval": ["-", "[-0.01, +0.03]"][:rows]}
+    )
+    changed = numbers({"changed": ["-", "+112 -98"][:rows]})
+    return text_table("Results", [*run, n, *values, *differences, *changed], ["PARTIAL"])
+
+
+def printed(capsys: pytest.CaptureFixture[str], rows: int = 2) -> list[str]:
+    print_text_table(grid(rows), {"changed": "+ right here.", "n": "documents."})
+    return capsys.readouterr().out.splitlines()
+
+
+def test_what_all_rows_share_stands_in_the_title_alone(capsys):
+    lines = printed(capsys)
+    assert lines[0] == f"Results: model=tiny metric={METRIC} n=1,319 PARTIAL"
+    assert sum(METRIC in line for line in lines) == 1
+    assert lines[-2] == "changed: + right here.", "n has no column, and no explanation"
+    single = printed(capsys, rows=1)
+    assert "0.5900" in single[4] and not any("changed" in line for line in single), (
+        "no row has a changed answer"
+    )
+
+
+def test_numbers_that_are_equal_stay_beside_their_rows():
+    table = text_table("Results", [*names({"method": ["base", "roe"]}), *numbers({"value": ["0.5", "0.5"]})])
+    assert table.title == "Results" and table.headings == ["method", "value"]
+
+
+def test_in_a_pipe_each_run_is_one_line(capsys):
+    [line] = [line for line in printed(capsys) if line.startswith(SETTINGS)]
+    assert line.split() == [
+        *(SETTINGS, "0.6000", "[0.5464,", "0.6323]", "+0.0100", "[-0.01,", "+0.03]", "+112", "-98")
+    ]
+
+
+@pytest.mark.parametrize("width", (40, 60, 80, 200))
+def test_on_a_narrow_terminal_every_cell_is_whole_and_named(capsys, monkeypatch, width):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = printed(capsys)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width and "…" not in text
+    for cell in ("0.5900", "0.6000", "[0.5464, 0.6323]", "[-0.01, +0.03]", "+112 -98"):
+        assert cell in text, cell
+    parts = text.split("settings")[1:]
+    assert (len(parts) > 1) == (width < 100)
+    for part in parts:  # the folded name, put together again, stands beside every part's numbers
+        words = "".join(line.split()[0] for line in part.splitlines() if line[:1].strip() and "─" not in line)
+        assert SETTINGS in words

@@ -351,6 +351,8 @@ def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
         before = set(sys.modules)
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(tasks)
+            # it names a prepared file by path and time, which are those of another content in an earlier session
+            patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
             # lm-eval's own index, which groups are looked up in, takes seconds to read
             patch.setattr(
                 factory, "_full_index", lambda path: TaskManager(include_path=path, include_defaults=False)

@@ -11,7 +11,8 @@ import pytest
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
 from moe_lab.models.memory import ModelPool
-from moe_lab.reports.figures.style import panels, write_figure
+from moe_lab.reports.figures.primitives import panels
+from moe_lab.reports.figures.style import write_figure
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import FIGURES, Experiment, load_experiment
 from moe_lab.reports.papers.files import write_index

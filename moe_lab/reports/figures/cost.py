@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.reports.figures.primitives import curve, legend_below, panel_per, panels
 from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
@@ -16,11 +17,7 @@ from moe_lab.reports.figures.style import (
     MARKERS,
     ORANGE,
     count_axis,
-    error_bars,
-    legend_below,
     log_axis,
-    panel_per,
-    panels,
     write_figure,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, corrected_scores, place_of
@@ -47,7 +44,7 @@ CACHE_LABELS = {"clean": "clean cache", "standard": "standard cache", "none": "n
 def write_overhead(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """One panel per quantity, relative to n=1; one line per cache and temperature."""
     rows = overhead_rows(table.cells)
-    return write_figure(lambda: _overhead_draw(rows, title), rows, folder, stem)
+    return write_figure(lambda: _overhead(rows, title), rows, folder, stem)
 
 
 def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
@@ -96,41 +93,35 @@ def memory_of(cost: Cost) -> int | None:
     return None if weights is None or working is None else weights + working
 
 
-def _overhead_draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    figure, axes = panels(len(QUANTITIES), height=2.5)
+def _overhead(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     first = rows[0]
-    figure.suptitle(
+    heading = (
         f"{title}\n{first['model']} on {first['device']}, {first['task']}, {first['documents']} documents, "
         "batch 1, one run per point"
     )
-    for axis, (name, label) in zip(axes, QUANTITIES.items(), strict=True):
-        _draw_quantity(axis, rows, name, label)
-    legend_below(figure, axes, columns=3)
-    return figure
+    return panel_per(list(QUANTITIES), heading, partial(_quantity, rows=rows), height=2.5)
 
 
-def _draw_quantity(axis: Axes, rows: Sequence[dict[str, Any]], name: str, label: str) -> None:
-    key = f"relative_{name}"
-    single = next((row for row in rows if row["n"] == 1), None)
-    axis.set_title(label)
-    if all(row[key] is None for row in rows):
+def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    from pandas import DataFrame, concat
+
+    key, frame = f"relative_{name}", DataFrame(rows, dtype=object)
+    axis.set_title(QUANTITIES[name])
+    if frame[key].isna().all():
         why = "not measured:\nno power meter on this device" if name == "watts" else "not measured"
         axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, color=GREY)
         axis.set(xticks=[], yticks=[])
         return
-    caches = list(CACHE_LABELS)
-    for cache, temperature in dict.fromkeys((row["cache"], row["temperature"]) for row in rows):
-        line = [row for row in rows if (row["cache"], row["temperature"]) == (cache, temperature)]
-        line = [row for row in [single, *line] if row is not None and row[key] is not None]
-        index = caches.index(cache)
-        axis.plot(
-            [row["n"] for row in line], [row[key] for row in line], marker=MARKERS[index],
-            ls="-" if temperature == "0" else "--", color=COLOURS[index], mfc=None if temperature == "0" else "white",
-            label=f"{CACHE_LABELS[cache]}, temperature {temperature}",
-        )  # fmt: skip
-    counts = sorted({row["n"] for row in rows})
-    count_axis(axis, counts, "n (routing samples per token)")
-    if max(row[key] for row in rows if row[key] is not None) > 8:
+    single = frame[frame["n"] == 1][:1]
+    for (cache, temperature), line in frame.groupby(["cache", "temperature"], sort=False):
+        index = list(CACHE_LABELS).index(str(cache))
+        own = concat([single, line.drop(single.index, errors="ignore")])
+        style = MARKERS[index] + ("-" if temperature == "0" else "--")
+        filled = COLOURS[index] if temperature == "0" else "white"
+        label = f"{CACHE_LABELS[str(cache)]}, temperature {temperature}"
+        curve(axis, own, "n", key, colour=COLOURS[index], style=style, label=label, mfc=filled)
+    count_axis(axis, sorted(frame["n"].unique()), "n (routing samples per token)")
+    if frame[key].max() > 8:
         log_axis(axis)
     axis.set_ylabel("relative to n=1")
 
@@ -138,54 +129,47 @@ def _draw_quantity(axis: Axes, rows: Sequence[dict[str, Any]], name: str, label:
 # Equivalent model size of RoE, and its cost next to a plain model of that size (RoE, Figure 5)
 
 
+PLAIN = ("base", "equivalent")
+"""The models beside the method's."""
+COSTS = {"milliseconds_per_token": "time per generated token", "mebibytes": "memory"}
+
+
 def write_equivalent(rows: Sequence[dict[str, Any]], folder: Path, stem: str, title: str) -> list[Path]:
     """Three panels against n: equivalent size, latency, memory. `rows` has one row per n, as
     `moe_lab/runs/experiments/figures.py: equivalent_rows` measures them."""
-    return write_figure(lambda: _equivalent_draw(rows, title), rows, folder, stem)
+    return write_figure(lambda: _equivalent(rows, title), rows, folder, stem)
 
 
-def _equivalent_draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    from pandas import DataFrame
+
+    frame, first = DataFrame(rows, dtype=object), rows[0]
     figure, axes = panels(3, height=2.5)
-    first = rows[0]
     figure.suptitle(
         f"{title}\n{first['model']} on {first['device']}; {first['task']}, {first['documents']} test documents; "
         f"{first['new_tokens']} new tokens, batch 1"
     )
-    depths = sorted({row["equivalent_layers"] for row in rows})
+    sizes = frame.assign(low=frame["size_ratio_low"], high=frame["size_ratio_high"])
+    curve(axes[0], sizes, "n", "size_ratio", label="RoE")
+    if frame["calibrated_size_ratio"].notna().all():
+        label = "calibration (one logit scale, free)"
+        curve(axes[0], frame, "n", "calibrated_size_ratio", colour=GREEN, style=":", label=label)
+    axes[0].set(title="equivalent size (95% interval)", ylabel="equivalent size / own size")
+    depths = sorted(frame["equivalent_layers"].unique())
     shown = f"{depths[0]}" if len(depths) == 1 else f"{depths[0]} to {depths[-1]}"
     plain = f"plain model of equivalent size ({shown} layers instead of {first['layers']}, random weights)"
-    _draw_size(axes[0], rows)
-    _draw_cost(axes[1], rows, "milliseconds_per_token", "time per generated token", plain)
-    _draw_cost(axes[2], rows, "mebibytes", "memory", plain)
+    # the method and the larger model relative to the base model; all were measured in turns
+    [method] = {key.removesuffix("_mebibytes") for key in first if key.endswith("_mebibytes")} - {*PLAIN}
+    for axis, (name, of) in zip(axes[1:], COSTS.items(), strict=True):
+        for kind, style, colour, label in ((method, "o-", BLUE, "RoE"), ("equivalent", "s-", ORANGE, plain)):
+            relative = frame.assign(value=frame[f"{kind}_{name}"] / frame[f"base_{name}"])
+            curve(axis, relative, "n", colour=colour, style=style, label=label)
+        axis.set(title=of, ylabel="relative to base")
+    for axis in axes:
+        axis.axhline(1, color=GREY, ls="--", lw=1.2, label="base model")
+        count_axis(axis, list(frame["n"]), "n (routing samples per token)")
     legend_below(figure, axes, columns=3)
     return figure
-
-
-def _draw_size(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    counts = [row["n"] for row in rows]
-    sizes = [row["size_ratio"] for row in rows]
-    limits = ([row[f"size_ratio_{side}"] for row in rows] for side in ("low", "high"))
-    bounds = error_bars(sizes, *limits)
-    axis.errorbar(counts, sizes, yerr=bounds, fmt="o-", color=BLUE, capsize=2, elinewidth=0.9, label="RoE")
-    axis.axhline(1, color=GREY, ls="--", lw=1.2, label="base model")
-    if all(row["calibrated_size_ratio"] is not None for row in rows):
-        calibrated = [row["calibrated_size_ratio"] for row in rows]
-        axis.plot(counts, calibrated, ":", color=GREEN, label="calibration (one logit scale, free)")
-    axis.set(title="equivalent size (95% interval)", ylabel="equivalent size / own size")
-    count_axis(axis, counts, "n (routing samples per token)")
-
-
-def _draw_cost(axis: Axes, rows: Sequence[dict[str, Any]], name: str, title: str, plain: str) -> None:
-    """Draw the costs of the method and of the larger model relative to the base model. All were measured in turns."""
-    counts = [row["n"] for row in rows]
-    kinds = [key.removesuffix(f"_{name}") for key in rows[0] if key.endswith(f"_{name}")]
-    [method] = set(kinds) - {"base", "equivalent"}
-    for kind, line, colour, label in ((method, "o-", BLUE, "RoE"), ("equivalent", "s-", ORANGE, plain)):
-        values = [row[f"{kind}_{name}"] / row[f"base_{name}"] for row in rows]
-        axis.plot(counts, values, line, color=colour, label=label)
-    axis.axhline(1, color=GREY, ls="--", lw=1.2, label="base model")
-    axis.set(title=title, ylabel="relative to base")
-    count_axis(axis, counts, "n (routing samples per token)")
 
 
 # Quality against cost: the difference to the base model, by the expert work of an answer
@@ -278,20 +262,15 @@ def _mean_seconds(cell: TableCell) -> float:
 
 
 def _draw_task(axis: Axes, rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
+    from pandas import DataFrame
+
     for row in rows:
         number = labels.index(row["label"])
         colour = COLOURS[number % len(COLOURS)]
         marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # pairs repeat after 49
-        if row["low"] is not None:
-            axis.plot([row["work"]] * 2, [row["low"], row["high"]], "-", color=colour, lw=1.0)
-        axis.plot(
-            row["work"],
-            row["difference"],
-            marker,
-            color=colour,
-            mfc=colour if row["significant"] else "white",
-            label=row["label"],
-        )
+        filled = colour if row["significant"] else "white"
+        point = DataFrame([row], dtype=object)
+        curve(axis, point, "work", "difference", colour=colour, style=marker, label=row["label"], mfc=filled)
     axis.axhline(0, color=GREY, ls=":", lw=1.1)
     first = rows[0]
     better = "lower is better" if first["lower_is_better"] else "higher is better"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.metrics.registry import labels, values_of
+from moe_lab.reports.figures.primitives import curve, curves, panel_per, points, write_panels
 from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
@@ -16,16 +17,8 @@ from moe_lab.reports.figures.style import (
     MARKERS,
     NUMBER_BOX,
     ORANGE,
-    RED,
-    draw_band,
-    draw_row,
-    legend_below,
-    name_rows,
-    panels,
     step_axis,
     write_figure,
-    write_panels,
-    write_panels_of_rows,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, coordinates, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
@@ -82,27 +75,21 @@ def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _draw(trainings: Mapping[str, Sequence[dict[str, Any]]], title: str) -> Figure:
-    figure, axes = panels(len(trainings), height=2.6)
-    figure.suptitle(title)
-    for axis, (name, rows) in zip(axes, trainings.items(), strict=True):
-        _draw_training(axis, rows)
-        axis.set_title(name)
-    legend_below(figure, axes, columns=2)
-    return figure
+    return panel_per(list(trainings.items()), title, _draw_training, height=2.6)
 
 
-def _draw_training(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    epochs = [row["epoch"] for row in rows]
-    for (name, label), colour, marker in zip(labels().items(), COLOURS, MARKERS, strict=False):
-        values = [row[name] for row in rows]
+def _draw_training(axis: Axes, training: tuple[str, Sequence[dict[str, Any]]]) -> None:
+    name, rows = training
+    for (key, label), colour, marker in zip(labels().items(), COLOURS, MARKERS, strict=False):
+        values = [row[key] for row in rows]
         if None in values:
             continue
         low, high = min(values), max(values)
         heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
-        ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f} {unit_of(name)}"
-        axis.plot(epochs, heights, color=colour, marker=marker, label=ends)
+        ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f} {unit_of(key)}"
+        axis.plot([row["epoch"] for row in rows], heights, color=colour, marker=marker, label=ends)
     step_axis(axis, "epoch")
-    axis.set_ylabel("normalized value")
+    axis.set(title=name, ylabel="normalized value")
 
 
 # Accuracy against FLOPs per question, by the number of core experts (C3PO, Figure 4)
@@ -115,7 +102,7 @@ FLOPS_COLUMNS = [
 
 def write_flops(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """One panel per model and task."""
-    return write_panels(flops_rows(table), ["model", "task"], _draw_task, folder, stem, title, height=2.5)
+    return write_panels(flops_rows(table), ["model", "task"], _flops, folder, stem, title, height=2.5)
 
 
 def flops_rows(table: CellTable) -> DataFrame:
@@ -151,12 +138,14 @@ def flops_rows(table: CellTable) -> DataFrame:
     return frame[FLOPS_COLUMNS]
 
 
-def _draw_task(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
+def _flops(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
     (model, task), rows = panel
-    costs = rows["flops"] / 1e9
-    axis.plot(costs, rows["value"], "o-", color=BLUE, label="C3PO, with its core experts (0: base model)")
-    draw_band(axis, costs, list(rows["low"]), list(rows["high"]), "95% interval")
-    for cost, same in rows.groupby(costs.map("{:.3g}".format)):  # cores below the model's top-k cost the same
+    costs = rows.assign(cost=rows["flops"] / 1e9)
+    label = "C3PO, with its core experts (0: base model)"
+    curve(axis, costs, "cost", label=label, band="95% interval")
+    for cost, same in costs.groupby(
+        costs["cost"].map("{:.3g}".format)
+    ):  # cores below the model's top-k cost the same
         axis.annotate(
             ", ".join(map(str, same["core_experts"])), (float(cost), same["value"].max()),
             textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6.5, bbox=NUMBER_BOX,
@@ -182,7 +171,7 @@ LINES_COLUMNS = ["measure", "metric", "line", "x", "value", "low", "high", "docu
 
 def write_lines(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """Points with 95% intervals over documents, joined per line; the axis across is the experiment's first row key."""
-    draw = partial(_lines_draw_panel, across=table.experiment.rows[0])
+    draw = partial(_lines, across=table.experiment.rows[0])
     return write_panels(line_rows(table), "measure", draw, folder, stem, title)
 
 
@@ -208,15 +197,9 @@ def _number(cell: TableCell, key: str) -> float:
     return float(place)
 
 
-def _lines_draw_panel(axis: Axes, panel: tuple[str, DataFrame], across: str) -> None:
+def _lines(axis: Axes, panel: tuple[str, DataFrame], across: str) -> None:
     measure, rows = panel
-    for (line, own), colour, marker in zip(rows.groupby("line", sort=False), COLOURS, MARKERS, strict=False):
-        axis.plot(own["x"], own["value"], f"{marker}-", color=colour, label=line)
-        for row in own.itertuples():
-            if row.low is not None:
-                axis.plot([row.x] * 2, [row.low, row.high], "-", color=colour, lw=0.9)
-            if row.published is not None:
-                axis.plot(row.x, row.published, "D", mfc="none", mec=RED, ms=5, label="published")
+    curves(axis, rows, "x")
     axis.set(title=measure, xlabel=across.rpartition(".")[2], ylabel=quantity(rows.iloc[0]["metric"]))
     if across == ROUTER_LR:
         axis.set_xscale("log")
@@ -244,7 +227,10 @@ SCHEDULES_COLUMNS = [
 
 def write_schedules(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """Points with 95% intervals over documents."""
-    return write_panels_of_rows(schedule_rows(table), "schedule", _schedules_draw_panel, folder, stem, title)
+    rows = schedule_rows(table)
+    names = list(rows["schedule"].unique())
+    size: dict[str, Any] = {"height": 1.0 + 0.17 * len(names), "sharey": True}
+    return write_panels(rows, "panel", partial(_schedules, names=names), folder, stem, title, **size)
 
 
 def schedule_rows(table: CellTable) -> DataFrame:
@@ -270,13 +256,15 @@ def schedule_label(coordinates: dict[str, str]) -> str:
     return label if rate == "-" else f"{label}, router {float(rate):g}"
 
 
-def _schedules_draw_panel(axis: Axes, panel: tuple[str, DataFrame], lines: Sequence[str]) -> None:
+def _schedules(axis: Axes, panel: tuple[str, DataFrame], names: Sequence[str]) -> None:
     name, rows = panel
-    for row in rows.itertuples():
+
+    def look(row: Any) -> dict[str, Any]:
         first, colour = FIRST_HALF.get(row.schedule[0], ("base", GREY))
-        draw_row(axis, row, lines.index(row.schedule), colour, first, 7 if row.schedule == SWEET_POINT else 4)
+        return {"color": colour, "label": first, "ms": 7 if row.schedule == SWEET_POINT else 4}
+
+    points(axis, rows, "schedule", look, names)
     tuned = [row.value for row in rows.itertuples() if row.schedule != "base" and "," not in row.schedule]
     if tuned:
         axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules")
     axis.set(title=name, xlabel=f"{quantity(rows.iloc[0]['metric'])}\n95% intervals")
-    name_rows(axis, lines)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moe_lab.reports.figures.style import BLUE, GREY, RC, stacked_panels
+from moe_lab.reports.figures.primitives import stacked_panels
+from moe_lab.reports.figures.style import BLUE, GREY, RC
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
@@ -90,11 +91,12 @@ def differences_figure(rows: Sequence[Difference], title: str = "") -> Figure:
     with matplotlib.rc_context(RC):
         figure, axes = stacked_panels(sum(heights) + 0.3 * bool(title), heights, title)
         for axis, group in zip(axes, groups, strict=True):
-            _draw_panel(axis, group)
+            draw_differences(axis, group)
     return figure
 
 
-def _draw_panel(axis: Axes, rows: Sequence[Difference]) -> None:
+def draw_differences(axis: Axes, rows: Sequence[Difference]) -> None:
+    """The rows in their order, with p at the right."""
     first, places = rows[0], range(len(rows))
     axis.axvline(0, color=GREY, ls=":", lw=1.1)
     for place, row in zip(places, rows, strict=True):

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.metrics.stored import COUNTS, FOLDER
-from moe_lab.reports.figures.style import BLUE, COLOURS, RED, bare, panels, stacked_panels, write_figure
+from moe_lab.reports.figures.primitives import curve, heatmap, panels, stacked_panels
+from moe_lab.reports.figures.style import BLUE, COLOURS, RED, write_figure
 from moe_lab.reports.figures.traces import StoredTraces, chosen_PLK
 
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
     from pandas import DataFrame
 
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # P = re-routed tokens, L = re-mixed layers, E = experts, K = experts of a token.
 
 STATES = ("before", "after")
-COLOUR_MAP = "cividis"
 
 
 def write_activation(
@@ -70,28 +69,24 @@ def activation_rows(run: StoredTraces) -> list[dict[str, object]]:
 
 
 def _activation_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
-    heights = [0.16 * len(run.layers) + 0.55 for run in runs for _ in STATES]
+    shown = [(run, state, frequency_LE(run, state)) for run in runs for state in STATES]
+    heights = [0.16 * len(run.layers) + 0.55 for run, *_ in shown]
     figure, axes = stacked_panels(sum(heights) + 0.6, heights, title)
-    top = max(frequency_LE(run, state).max() for run in runs for state in STATES)
-    for axis, (run, state) in zip(axes, ((run, state) for run in runs for state in STATES), strict=True):
-        image = _draw_state(axis, run, state, top)
+    top = max(values.max() for *_, values in shown)
+    for axis, (run, state, values) in zip(axes, shown, strict=True):
+        entropy = f"mean entropy {entropy_bits(values):.3f} bits"
+        image = heatmap(
+            axis,
+            values,
+            top,
+            title=f"{run.label}, {state} optimization: {entropy}",
+            xlabel="expert" if state == STATES[-1] else "",
+            ylabel="MoE layer",
+            yticks=range(len(run.layers)),
+            yticklabels=run.layers,
+        )
     figure.colorbar(image, ax=axes, label="share of questions", fraction=0.03, aspect=10 * len(runs))
     return figure
-
-
-def _draw_state(axis: Axes, run: StoredTraces, state: str, top: float) -> AxesImage:
-    values = frequency_LE(run, state)
-    bare(axis)
-    image = axis.imshow(values, cmap=COLOUR_MAP, vmin=0, vmax=top, aspect="auto", interpolation="none")
-    axis.set(
-        title=f"{run.label}, {state} optimization: mean entropy {entropy_bits(values):.3f} bits",
-        xlabel="expert" if state == STATES[-1] else "",
-        ylabel="MoE layer",
-        xticks=range(0, values.shape[-1], 1 if values.shape[-1] <= 24 else 4),
-        yticks=range(len(run.layers)),
-        yticklabels=run.layers,
-    )
-    return image
 
 
 # One question's routing weights before and after, next to those of its neighbours (C3PO, Figure 8)
@@ -168,24 +163,21 @@ def _sample_draw(run: StoredTraces, index: int, rows: DataFrame, title: str) -> 
 
 
 def _draw_weights(axis: Axes, rows: DataFrame, top_k: int) -> None:
-    for number, (name, line) in enumerate(rows.groupby("of", sort=False)):
+    neighbours = iter((COLOURS[1], COLOURS[2], COLOURS[4]))
+    for name, line in rows.groupby("of", sort=False):
         own = name in (BEFORE, AFTER)
-        colour = {BEFORE: RED, AFTER: BLUE}.get(name) or (COLOURS[1], COLOURS[2], COLOURS[4])[number - 2]
-        axis.plot(
-            line["expert"], line["weight"], "-" if own else "--", color=colour, lw=1.5 if own else 0.9,
-            label=name, zorder=3 if own else 2,
-        )  # fmt: skip
-        taken = line[line["taken"]]
-        axis.plot(taken["expert"], taken["weight"], "o" if own else ".", color=colour, ls="none", zorder=4)
-    experts = rows["expert"].max() + 1
+        colour = {BEFORE: RED, AFTER: BLUE}.get(name) or next(neighbours)
+        curve(axis, line, "expert", "weight", colour=colour, style="-" if own else "--", label=str(name))
+        curve(
+            axis, line[line["taken"]], "expert", "weight", colour=colour, style="o" if own else ".", zorder=4
+        )
     axis.set(
         title=f"MoE layer {rows['layer'].iloc[0]}; dots: the {top_k} experts taken",
         xlabel="expert",
         ylabel="routing weight",
         yscale="log",
-        xticks=range(0, experts, 1 if experts <= 24 else 4),
-        xlim=(-0.5, experts - 0.5),
     )
+    axis.locator_params(axis="x", integer=True)
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
@@ -272,36 +264,20 @@ def _shares(counts: np.ndarray) -> np.ndarray:
 
 
 def _draw_pairs(share_LEE: np.ndarray, experts: Sequence[int]) -> Figure:
-    layers = list(range(len(experts)))
-    step = -(-len(layers) // PANELS)
-    figure, axes = panels(len(layers[::step]), height=2.2)
+    shown = range(0, len(experts), -(-len(experts) // PANELS))
+    figure, axes = panels(len(shown), height=2.2)
     figure.suptitle("Experts selected together: P(other | expert)")
     top = share_LEE.max() or 1.0
-    for axis, layer in zip(axes, layers[::step], strict=True):
-        count = experts[layer]
-        image = axis.imshow(
-            share_LEE[layer, :count, :count], cmap=COLOUR_MAP, vmin=0, vmax=top, interpolation="none"
-        )
-        axis.set(title=f"MoE layer {layer}", xlabel="other expert", ylabel="expert")
-        _plain(axis)
+    for axis, layer in zip(axes, shown, strict=True):
+        own = share_LEE[layer, : experts[layer], : experts[layer]]
+        image = heatmap(axis, own, top, title=f"MoE layer {layer}", xlabel="other expert", ylabel="expert")
     figure.colorbar(image, ax=axes, label="probability", fraction=0.03, aspect=30)
     return figure
 
 
 def _draw_selections(share_LE: np.ndarray) -> Figure:
-    figure, [axis] = stacked_panels(
-        0.16 * len(share_LE) + 1.1, [1], "Share of each expert in its layer's selections"
-    )
-    image = axis.imshow(share_LE, cmap=COLOUR_MAP, vmin=0, aspect="auto", interpolation="none")
-    axis.set(xlabel="expert", ylabel="MoE layer")
-    _plain(axis)
+    title = "Share of each expert in its layer's selections"
+    figure, [axis] = stacked_panels(0.16 * len(share_LE) + 1.1, [1], title)
+    image = heatmap(axis, share_LE, None, xlabel="expert", ylabel="MoE layer")
     figure.colorbar(image, ax=axis, label="share", fraction=0.03)
     return figure
-
-
-def _plain(axis: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    bare(axis)
-    for each in (axis.xaxis, axis.yaxis):
-        each.set_major_locator(MaxNLocator(integer=True))

@@ -9,20 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.style import (
-    BLUE,
-    DARK_INK,
-    GREEN,
-    GREY,
-    LIGHT_INK,
-    ORANGE,
-    RED,
-    bare,
-    draw_band,
-    panel_per,
-    stacked_panels,
-    write_figure,
-)
+from moe_lab.reports.figures.primitives import curve, heatmap, panel_per, stacked_panels
+from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, write_figure
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.shapes import typed
 from moe_lab.results.statistics import interval
@@ -202,21 +190,15 @@ def history_rows(study: StoredStudy) -> list[dict[str, Any]]:
 
 
 def _history_draw_study(axis: Axes, study: StoredStudy) -> None:
-    rows = history_rows(study)
-    numbers = [row["trial"] for row in rows]
-    complete = [row for row in rows if row["value"] is not None]
-    axis.plot(
-        [row["trial"] for row in complete], [row["value"] for row in complete], "o", ms=3.2, color=BLUE,
-        alpha=0.75, label="trial",
-    )  # fmt: skip
-    axis.plot(numbers, [row["best"] for row in rows], drawstyle="steps-post", color=RED, label="best so far")
+    from pandas import DataFrame
+
+    rows = DataFrame(history_rows(study), dtype=object)
+    curve(axis, rows, "trial", style="o", ms=3.2, alpha=0.75, label="trial")
+    curve(axis, rows, "trial", "best", style="-", colour=RED, drawstyle="steps-post", label="best so far")
     draw_controls(axis, study, "untuned (trial 0)")
-    pruned = [row for row in rows if row["estimate"] is not None]
-    if pruned:
-        axis.plot(
-            [row["trial"] for row in pruned], [row["estimate"] for row in pruned], "o", ms=3.2, mfc="none",
-            color=ORANGE, label="pruned (of what was scored)",
-        )  # fmt: skip
+    if rows["estimate"].notna().any():
+        label = "pruned (of what was scored)"
+        curve(axis, rows, "trial", "estimate", style="o", colour=ORANGE, ms=3.2, mfc="none", label=label)
     axis.set(title=study.label, xlabel="trial", ylabel=f"validation {study.info.metric}")
     axis.locator_params(axis="x", integer=True)
 
@@ -269,19 +251,18 @@ def best_label(study: StoredStudy) -> str:
 
 
 def _sweep_draw_study(axis: Axes, study: StoredStudy) -> None:
-    rows = sweep_rows(study)
-    temperatures = [row["temperature"] for row in rows]
-    axis.plot(temperatures, [row["value"] for row in rows], "o-", ms=3, color=BLUE, label="RoE")
-    draw_band(axis, temperatures, [row["low"] for row in rows], [row["high"] for row in rows], "95% interval")
+    from pandas import DataFrame
+
+    rows = DataFrame(sweep_rows(study), dtype=object)
+    curve(axis, rows, "temperature", ms=3, label="RoE", band="95% interval")
     draw_controls(axis, study, "temperature 0")
-    best = next(row for row in rows if row["value"] == study.best.value)
+    best = rows[rows["value"] == study.best.value][:1]
     axis.plot(best["temperature"], best["value"], "*", ms=10, color=RED, label=best_label(study))
     axis.set(title=study.label, xlabel="temperature", ylabel=f"validation {study.info.metric}")
 
 
 # Tuned temperature per MoE layer and task, one panel per model (RoE, Figure 10)
 
-COLOURS = "cividis"
 WRITTEN_LAYERS = 16
 """Most layers for which each cell shows its number."""
 
@@ -330,9 +311,16 @@ def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: flo
         for layer, temperature in enumerate(study.temperatures):
             if not _skipped(study, layer):
                 values[row, layer] = temperature
-    bare(axis)
     axis.set_facecolor("#DDDDDD")
-    image = axis.imshow(values, cmap=COLOURS, vmin=0, vmax=top, aspect="auto", interpolation="none")
+    image = heatmap(
+        axis,
+        values,
+        top,
+        title=f"{model} (–: layer without noise; ≥: at the bound of the search)",
+        xlabel="MoE layer",
+        yticks=range(len(studies)),
+        yticklabels=[study.info.task for study in studies],
+    )
     for (row, layer), value in np.ndenumerate(values):
         if np.isnan(value):
             axis.text(layer, row, "–", ha="center", va="center", fontsize=7)
@@ -340,11 +328,4 @@ def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: flo
             colour = LIGHT_INK if value < 0.48 * top else DARK_INK
             bound = "≥" if f"layer_{layer}" in studies[row].at_bound else ""
             axis.text(layer, row, f"{bound}{value:.2f}", ha="center", va="center", color=colour, fontsize=6.5)
-    axis.set(
-        title=f"{model} (–: layer without noise; ≥: at the bound of the search)",
-        xlabel="MoE layer",
-        xticks=range(0, layers, 1 if layers <= 24 else 2),
-        yticks=range(len(studies)),
-        yticklabels=[study.info.task for study in studies],
-    )
     return image

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,10 @@ from moe_lab.reports.csv_rows import write_rows
 from moe_lab.results.atomic import write_atomically, write_file, writing
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
     from matplotlib.text import Text
     from numpy.typing import NDArray
-    from pandas import DataFrame
 
 
 # The common style of figures: size, colours for colour-blind readers, and saving with a CSV
@@ -84,90 +80,6 @@ def write_figure(
         figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
         write_file(png.with_suffix(".svg"), svg_of(figure))
     return [png, table]
-
-
-def panels(
-    count: int, height: float = 2.1, columns: int = MAX_COLUMNS, **options: Any
-) -> tuple[Figure, list[Axes]]:
-    """A page-wide figure with `count` axes in rows of `columns`."""
-    from matplotlib.figure import Figure
-
-    columns = min(count, columns)
-    lines = -(-count // columns)
-    width = PAGE_WIDTH if columns > 1 else 0.72 * PAGE_WIDTH
-    figure = Figure(figsize=(width, height * lines + 0.4), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False, **options).ravel().tolist()
-    for unused in axes[count:]:
-        unused.remove()
-    return figure, axes[:count]
-
-
-def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[Figure, list[Axes]]:
-    """A page-wide figure of `height` inches: panels below each other, whose heights have these ratios."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(PAGE_WIDTH, height), layout="constrained")
-    figure.suptitle(title)
-    return figure, figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios).ravel().tolist()
-
-
-def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None], **options: Any) -> Figure:
-    """One panel for each item, drawn by `draw(axes, item)`, and a legend for all. `options` are those of `panels`."""
-    figure, axes = panels(len(items), **options)
-    figure.suptitle(title)
-    for axis, item in zip(axes, items, strict=True):
-        draw(axis, item)
-    legend_below(figure, axes)
-    return figure
-
-
-def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
-    """One legend below all axes, with every label once, in as many columns as fit."""
-    entries: dict[str, Artist] = {}
-    for each in axes:
-        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    for count in range(min(columns, len(entries)), 0, -1):
-        legend = figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=count)
-        if count == 1 or not too_wide(legend, figure):
-            return
-        legend.remove()
-
-
-def bare(axis: Axes) -> None:
-    """Remove grid, ticks and frame of a heatmap."""
-    axis.grid(False)
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
-
-
-def draw_band(
-    axis: Axes, places: Any, lows: Sequence[Any], highs: Sequence[Any], label: str | None = None
-) -> None:
-    """Shade the 95% intervals of a blue curve, if every point has one."""
-    if not _is_missing(lows):
-        axis.fill_between(places, lows, highs, color=BLUE, alpha=0.15, lw=0, label=label)
-
-
-def _is_missing(lows: Sequence[Any]) -> bool:
-    """Whether a point has no interval: None, or NaN in a column of a data frame."""
-    return any(low is None or low != low for low in lows)
-
-
-def error_bars(values: Sequence[Any], lows: Sequence[Any], highs: Sequence[Any]) -> list[list[float]] | None:
-    """The distances of the limits from the values, as `yerr` of matplotlib takes them; None if one has no limits."""
-    if _is_missing(lows):
-        return None
-    points = list(zip(values, lows, highs, strict=True))
-    return [[value - low for value, low, _ in points], [high - value for value, _, high in points]]
-
-
-def outline(lines: Iterable[Artist]) -> None:
-    """Outline black lines in white, so that they are visible on dark bars, and in dark mode on light ones."""
-    from matplotlib.patheffects import withStroke
-
-    for line in lines:
-        line.set_path_effects([withStroke(linewidth=2.4, foreground="white")])
 
 
 def step_axis(axis: Axes, label: str) -> None:
@@ -270,57 +182,6 @@ def fit(figure: Figure) -> None:
     for axis in figure.axes:
         if axis.get_subplotspec() is not None:
             _wrap(axis.title, _room(axis))
-
-
-def too_wide(legend: Legend, figure: Figure) -> bool:
-    """Whether a legend of the figure is cut at its sides."""
-    return bool(legend.get_window_extent().width > MARGIN * figure.bbox.width)
-
-
-def write_panels(
-    frame: DataFrame,
-    by: str | list[str],
-    draw: Callable[[Axes, Any], None],
-    folder: Path,
-    stem: str,
-    title: str,
-    **options: Any,
-) -> list[Path]:
-    """Save a figure with one panel for each value of the columns `by`, and the frame as CSV.
-
-    `draw(axes, (value, its rows))` draws one panel. `options` are those of `panels`.
-    """
-    groups = list(frame.groupby(by, sort=False))
-    rows = frame.to_dict("records")
-    return write_figure(lambda: panel_per(groups, title, draw, **options), rows, folder, stem)
-
-
-def write_panels_of_rows(
-    frame: DataFrame, names: str, draw: Callable[..., None], folder: Path, stem: str, title: str
-) -> list[Path]:
-    """One panel for each value of the column `panel`. All have a line for each value of the column `names`.
-
-    `draw(axes, (panel, its rows), lines=names)` draws one panel.
-    """
-    lines = list(frame[names].unique())
-    size = {"height": 1.0 + 0.17 * len(lines), "sharey": True}
-    return write_panels(frame, "panel", partial(draw, lines=lines), folder, stem, title, **size)
-
-
-def draw_row(axis: Axes, row: Any, height: int, colour: str, label: str, size: float = 4) -> None:
-    """A row's value with its interval, and the published value."""
-    if row.low is not None:
-        axis.plot([row.low, row.high], [height, height], "-", color=colour, lw=1.1)
-    axis.plot(row.value, height, "o", color=colour, label=label, ms=size)
-    if row.published is not None:
-        axis.plot(row.published, height, "D", mfc="none", mec=RED, ms=5, label="published")
-
-
-def name_rows(axis: Axes, names: Sequence[str]) -> None:
-    """The names of the rows on the vertical axis, the first at the top."""
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.4, -0.6)
-    widen_x(axis)
 
 
 def widen_x(axis: Axes) -> None:

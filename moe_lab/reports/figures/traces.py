@@ -10,19 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ResultsError
-from moe_lab.reports.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    draw_band,
-    legend_below,
-    panel_per,
-    panels,
-    step_axis,
-    write_figure,
-)
+from moe_lab.reports.figures.primitives import curve, legend_below, panel_per, panels
+from moe_lab.reports.figures.style import GREEN, GREY, ORANGE, RED, step_axis, write_figure
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import read_samples
@@ -193,48 +182,33 @@ def _share(flags: list[bool]) -> float | None:
 
 
 def _steps_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
+    from pandas import DataFrame
+
     figure, axes = panels(3 * len(runs), height=2.4)
     figure.suptitle(title)
     for index, run in enumerate(runs):
-        rows = step_rows(run)
-        for axis, draw in zip(axes[3 * index :], (_accuracy, _flips, _loss), strict=False):
-            draw(axis, rows)
+        rows = DataFrame(step_rows(run), dtype=object)
+        accuracy, changed, loss = axes[3 * index : 3 * index + 3]
+        first = rows.iloc[0]
+        curve(accuracy, rows, "step", "accuracy", label="accuracy, 95% interval", band="")
+        accuracy.axhline(first["accuracy"], color=GREY, ls=":", lw=1.2, label="unchanged pathway")
+        accuracy.set(title=run.label.replace(" (", "\n("), ylabel="accuracy")
+        shares = rows.drop(columns=["low", "high"])  # the interval is that of the accuracy
+        for name, colour, style, label in (
+            ("became_right", GREEN, "^-", "wrong at first, right now"),
+            ("became_wrong", RED, "v-", "right at first, wrong now"),
+        ):
+            if first[name] is not None:
+                curve(changed, shares, "step", name, colour=colour, style=style, label=label)
+        right, count = first["right_at_first"], first["questions"]
+        of = f"(of {count - right} wrong, {right} right at first)"
+        changed.set(title=f"changed answers\n{of}", ylabel="share", ylim=(0, None))
+        curve(loss, shares, "step", "loss", colour=ORANGE, style="s-", label="loss")
+        loss.set(title="loss on the neighbours", ylabel="mean loss")
+        for axis in (accuracy, changed, loss):
             step_axis(axis, "step")
-        axes[3 * index].set_title(run.label.replace(" (", "\n("))
     legend_below(figure, axes)
     return figure
-
-
-def _accuracy(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    steps = [row["step"] for row in rows]
-    axis.plot(steps, [row["accuracy"] for row in rows], "o-", color=BLUE, label="accuracy, 95% interval")
-    draw_band(axis, steps, [row["low"] for row in rows], [row["high"] for row in rows])
-    axis.axhline(rows[0]["accuracy"], color=GREY, ls=":", lw=1.2, label="unchanged pathway")
-    axis.set_ylabel("accuracy")
-
-
-def _flips(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    right, count = rows[0]["right_at_first"], rows[0]["questions"]
-    for name, colour, marker, label in (
-        ("became_right", GREEN, "^", "wrong at first, right now"),
-        ("became_wrong", RED, "v", "right at first, wrong now"),
-    ):
-        if rows[0][name] is not None:
-            shares = [row[name] for row in rows]
-            axis.plot([row["step"] for row in rows], shares, f"{marker}-", color=colour, label=label)
-    axis.set(
-        title=f"changed answers\n(of {count - right} wrong, {right} right at first)",
-        ylabel="share",
-        ylim=(0, None),
-    )
-
-
-def _loss(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    measured = [row for row in rows if row["loss"] is not None]
-    axis.plot(
-        [row["step"] for row in measured], [row["loss"] for row in measured], "s-", color=ORANGE, label="loss"
-    )
-    axis.set(title="loss on the neighbours", ylabel="mean loss")
 
 
 # The share of experts selected after optimizing all of them that the router had ranked among its first n (C3PO,
@@ -279,15 +253,9 @@ def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
 
 
 def _retained_draw(axis: Axes, run: StoredTraces) -> None:
-    rows = retained_rows(run)
-    counts = [row["n"] for row in rows]
-    axis.plot(counts, [row["share"] for row in rows], "o-", ms=3, color=BLUE, label="mean")
-    draw_band(axis, counts, [row["low"] for row in rows], [row["high"] for row in rows], "95% interval")
+    from pandas import DataFrame
+
+    curve(axis, DataFrame(retained_rows(run)), "n", "share", ms=3, label="mean", band="95% interval")
     axis.axvline(run.top_k, color=GREY, ls=":", lw=1.2, label=f"the {run.top_k} experts of a token")
-    axis.set(
-        title=run.label,
-        xlabel="n: first experts by the router",
-        ylabel="share among the first n",
-        xticks=[count for count in counts if count % (2 if counts[-1] <= 24 else 8) == 0],
-        ylim=(0, 1.03),
-    )
+    step_axis(axis, "n: first experts by the router")
+    axis.set(title=run.label, ylabel="share among the first n", ylim=(0, 1.03))

@@ -8,20 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.style import (
-    BLUE,
-    COLOURS,
-    GREY,
-    LEAST_SPAN,
-    MARKERS,
-    ORANGE,
-    RED,
-    outline,
-    panels,
-    step_axis,
-    write_figure,
-    write_panels,
-)
+from moe_lab.reports.figures.primitives import bars, curve, curves, panels, write_panels
+from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, step_axis, write_figure
 from moe_lab.reports.papers.cells import CellTable, TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
 from moe_lab.reports.papers.metrics import LOSS, model_folder, quantity
@@ -92,34 +80,18 @@ def _draw_panel(
 ) -> None:
     name, rows = panel
     designs, series = names
-    rate = rows.iloc[0]["metric"].startswith("acc")
-    width = 0.8 / max(1, len(series))
-    for index, (one, colour, marker) in enumerate(zip(series, COLOURS, MARKERS, strict=False)):
-        own = rows[(rows["series"] == one) & (rows["design"] != DENSE)]
-        places = [designs.index(design) + (index - (len(series) - 1) / 2) * width for design in own["design"]]
-        if rate:
-            axis.bar(places, own["value"], width * 0.92, color=colour, label=one)
-        else:
-            axis.plot(places, own["value"], marker, color=colour, label=one)
-        for place, row in zip(places, own.itertuples(), strict=True):
-            if row.low is not None:
-                drawn = axis.plot(
-                    [place] * 2, [row.low, row.high], "-", color="black" if rate else colour, lw=0.9
-                )
-                outline(drawn if rate else [])
-            if row.published is not None:
-                axis.plot(place, row.published, "D", mfc="white", mec=RED, ms=4, label="published")
+    metric = rows.iloc[0]["metric"]
+    rate = metric.startswith("acc")
+    own = rows[rows["design"] != DENSE]
+    bars(axis, own, "design", "series", order=designs, series=series, filled=rate)
     for dense in rows[rows["design"] == DENSE].itertuples():
         axis.axhline(dense.value, color="black", ls="--", lw=1, label="dense")
         if dense.low is not None:
             axis.axhspan(dense.low, dense.high, color="black", alpha=0.08, lw=0)
     if rate and chance is not None:
         axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
-    compared = "\n(intervals: difference to the lowest)" if rows.iloc[0]["metric"] == LOSS else ""
-    axis.set(title=name + compared, ylabel=quantity(rows.iloc[0]["metric"]), xlim=(-0.6, len(designs) - 0.4))
-    slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
-    axis.set_xticks(range(len(designs)), designs, **(slanted if len(designs) > 4 else {}))
-    axis.grid(axis="x", visible=False)
+    compared = "\n(intervals: difference to the lowest)" if metric == LOSS else ""
+    axis.set(title=name + compared, ylabel=quantity(metric))
 
 
 # The training loss of several designs, one column per setting, one line per granularity (MoE-Bench, Figure 3)
@@ -180,26 +152,28 @@ def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 
     frame = DataFrame(rows)
     late = frame[frame["step"] >= FIRST_STEPS * frame["step"].max()]
-    settings = list(frame.groupby("panel", sort=False))
+    # the band is from the least to the largest value over seeds
+    steps = frame.groupby(["panel", "line", "step"], sort=False)
+    settings = list(frame["panel"].unique())
     figure, axes = panels(2 * len(settings), columns=len(settings), height=2.3, sharex=True, sharey="row")
     figure.suptitle(title)
-    for above, below, (name, own) in zip(axes, axes[len(settings) :], settings, strict=False):
-        _draw_lines(above, own, "loss")
-        above.set(title=name, ylim=_limits(late["loss"]))
-        above.legend()
-        _draw_lines(below, own, "difference")
-        below.set(xlabel="optimizer step", ylim=_limits(late["difference"].astype(float)))
-    axes[0].set_ylabel("training loss, nats per token")
-    axes[len(settings)].set_ylabel("difference to the first line,\nnats per token")
+    shown = {
+        "loss": "training loss, nats per token",
+        "difference": "difference to the first line,\nnats per token",
+    }
+    for number, (column, label) in enumerate(shown.items()):
+        means = steps[column].agg(value="mean", low="min", high="max").reset_index()
+        row = axes[number * len(settings) : (number + 1) * len(settings)]
+        for axis, name in zip(row, settings, strict=True):
+            curves(axis, means[means["panel"] == name], "step", band="", ms=2)
+            axis.set(ylim=_limits(late[column].astype(float)))
+        row[0].set_ylabel(label)
+    for axis, name in zip(axes, settings, strict=False):
+        axis.set_title(name)
+        axis.legend()
+    for axis in axes[len(settings) :]:
+        axis.set_xlabel("optimizer step")
     return figure
-
-
-def _draw_lines(axis: Axes, rows: DataFrame, column: str) -> None:
-    for (line, own), colour in zip(rows.groupby("line", sort=False), COLOURS, strict=False):
-        drawn = own.dropna(subset=[column]).astype({column: float}).groupby("step")[column]
-        axis.plot(drawn.mean(), color=colour, label=line, marker="o", ms=2)
-        if own["seed"].nunique() > 1:
-            axis.fill_between(drawn.min().index, drawn.min(), drawn.max(), color=colour, alpha=0.2, lw=0)
 
 
 def _limits(values: Series) -> tuple[float, float]:
@@ -218,12 +192,13 @@ def write_training_loss(folder: Path, held_out: str) -> None:
     rows = [{key: line.get(key) for key in columns} for line in lines]
 
     def draw() -> Any:
+        from pandas import DataFrame
+
         figure, (axis,) = panels(1)
-        for key, color, label in (("loss", BLUE, "training"), (held_out, ORANGE, "validation")):
-            points = [(row["step"], row[key]) for row in rows if row[key] is not None]
-            if points:
-                marker = "o" if key == held_out else ""
-                axis.plot(*zip(*points, strict=True), color=color, label=label, marker=marker)
+        frame = DataFrame(rows)
+        curve(axis, frame, "step", "loss", style="-", label="training")
+        if frame[held_out].notna().any():
+            curve(axis, frame, "step", held_out, colour=ORANGE, label="validation")
         for before, after in pairwise(row for row in lines if row.get("phase") is not None):
             if before["phase"] != after["phase"]:
                 axis.axvline(before["step"], color=GREY, ls="--", lw=1)

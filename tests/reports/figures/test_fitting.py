@@ -7,17 +7,8 @@ from itertools import pairwise
 import matplotlib
 import pytest
 
-from moe_lab.reports.figures.style import (
-    COVERED,
-    LEAST_SPAN,
-    RC,
-    draw_band,
-    error_bars,
-    fit,
-    legend_below,
-    panels,
-    widen_x,
-)
+from moe_lab.reports.figures.primitives import legend_below, panels
+from moe_lab.reports.figures.style import COVERED, LEAST_SPAN, RC, fit, widen_x
 
 LONG = "A long title of a table, with its models, its tasks and its settings (scale tiny, limit=20) " * 2
 
@@ -120,14 +111,3 @@ def test_ticks_are_round_and_those_set_by_hand_stay():
     fit(figure)
     steps = {round(float(b - a), 9) for a, b in pairwise(axes[0].get_xticks())}
     assert steps in ({0.02}, {0.05}) and list(axes[1].get_xticks()) == [0.3, 0.325]
-
-
-@pytest.mark.parametrize("missing", [None, float("nan")])
-def test_a_point_without_limits_has_no_interval(missing):
-    """A column of a data frame holds NaN in the place of None."""
-    figure, [axis] = panels(1)
-    draw_band(axis, [0, 1], [0.1, missing], [0.3, missing], "95% interval")
-    assert not axis.collections and error_bars([0.2, 0.5], [0.1, missing], [0.3, missing]) is None
-    draw_band(axis, [0, 1], [0.1, 0.4], [0.3, 0.6], "95% interval")
-    assert len(axis.collections) == 1
-    assert error_bars([1.0], [0.5], [1.25]) == [[0.5], [0.25]], "below, above"

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 import pytest
 
+from moe_lab.reports.figures.primitives import panels
 from moe_lab.reports.figures.style import (
     COLOURS,
     DARK,
@@ -16,7 +17,6 @@ from moe_lab.reports.figures.style import (
     GREY,
     LIGHT_INK,
     RC,
-    panels,
     svg_of,
 )
 

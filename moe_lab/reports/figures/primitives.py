@@ -1,0 +1,216 @@
+"""The four drawing primitives, on rows of data frames: curves, points, bars beside each other, and heatmaps.
+
+The columns `low` and `high` of a row are its 95% interval, `published` is the paper's value. Missing numbers are None or
+NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.reports.figures.style import (
+    BLUE,
+    COLOURS,
+    MARGIN,
+    MARKERS,
+    PAGE_WIDTH,
+    RED,
+    widen_x,
+    write_figure,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+    from pandas import DataFrame
+
+MAX_COLUMNS = 3
+"""Most panels side by side that are legible at page width."""
+COLOUR_MAP = "cividis"
+
+
+# Panels
+
+
+def panels(
+    count: int, height: float = 2.1, columns: int = MAX_COLUMNS, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` axes in rows of `columns`, page-wide unless it is one of several columns alone."""
+    from matplotlib.figure import Figure
+
+    width = 0.72 * PAGE_WIDTH if count == 1 < columns else PAGE_WIDTH
+    columns = min(count, columns)
+    lines = -(-count // columns)
+    figure = Figure(figsize=(width, height * lines + 0.4), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False, **options).ravel().tolist()
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]
+
+
+def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[Figure, list[Axes]]:
+    """A page-wide figure of `height` inches: panels below each other, whose heights have these ratios."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(PAGE_WIDTH, height), layout="constrained")
+    figure.suptitle(title)
+    return figure, figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios).ravel().tolist()
+
+
+def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None], **options: Any) -> Figure:
+    """One panel for each item, drawn by `draw(axes, item)`, and a legend for all. `options` are those of `panels`."""
+    figure, axes = panels(len(items), **options)
+    figure.suptitle(title)
+    for axis, item in zip(axes, items, strict=True):
+        draw(axis, item)
+    legend_below(figure, axes)
+    return figure
+
+
+def write_panels(
+    frame: DataFrame,
+    by: str | list[str],
+    draw: Callable[[Axes, Any], None],
+    folder: Path,
+    stem: str,
+    title: str,
+    **options: Any,
+) -> list[Path]:
+    """Save a figure with one panel for each value of the columns `by`, and the frame as CSV.
+
+    `draw(axes, (value, its rows))` draws one panel. `options` are those of `panels`.
+    """
+    groups = list(frame.groupby(by, sort=False))
+    rows = frame.to_dict("records")
+    return write_figure(lambda: panel_per(groups, title, draw, **options), rows, folder, stem)
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
+    """One legend below all axes, with every label once, in as many columns as fit."""
+    entries: dict[str, Artist] = {}
+    for each in axes:
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    for count in range(min(columns, len(entries)), 0, -1):
+        legend = figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=count)
+        if count == 1 or legend.get_window_extent().width <= MARGIN * figure.bbox.width:
+            return
+        legend.remove()
+
+
+# Curves
+
+
+def curve(
+    axis: Axes,
+    rows: DataFrame,
+    x: str,
+    y: str = "value",
+    *,
+    colour: str = BLUE,
+    style: str = "o-",
+    label: str | None = None,
+    band: str | None = None,
+    **line: Any,
+) -> None:
+    """A line over the column `x`, with a bar for each interval, or a band with the label `band` over all of them."""
+    known = rows.dropna(subset=[y]).astype({x: float, y: float})
+    axis.plot(known[x], known[y], style, color=colour, label=label, **line)
+    limited = known.reindex(columns=[x, "low", "high"]).dropna().astype(float)
+    if band is None:
+        axis.vlines(limited[x], limited["low"], limited["high"], color=colour, lw=0.9)
+    elif len(limited) == len(known):  # a band over some of the points would hide that others have no interval
+        axis.fill_between(
+            limited[x], limited["low"], limited["high"], color=colour, alpha=0.15, lw=0, label=band
+        )
+    if "published" in known:
+        paper = known.dropna(subset=["published"])
+        if len(paper):
+            axis.plot(paper[x], paper["published"], "D", mfc="none", mec=RED, ms=5, label="published")
+
+
+def curves(axis: Axes, rows: DataFrame, x: str, y: str = "value", by: str = "line", **options: Any) -> None:
+    """A curve for each value of the column `by`. `options` are those of `curve`."""
+    for (name, own), colour, marker in zip(rows.groupby(by, sort=False), COLOURS, MARKERS, strict=False):
+        curve(axis, own, x, y, **{"colour": colour, "style": f"{marker}-", "label": str(name)} | options)
+
+
+# Points with intervals, a line per name
+
+
+def points(
+    axis: Axes, rows: DataFrame, name: str, look: Callable[[Any], dict[str, Any]], names: Sequence[str] = ()
+) -> None:
+    """Each row's value, its interval and the published value, in the line of its column `name`, the first at the top.
+
+    `look(row)` are matplotlib's options of the point; `names` are all lines, where other panels have more of them.
+    """
+    listed = list(names or rows[name].unique())
+    for row in rows.itertuples():
+        height, options = listed.index(getattr(row, name)), look(row)
+        if not _missing(row.low):
+            axis.plot([row.low, row.high], [height, height], "-", color=options["color"], lw=1.1)
+        axis.plot(row.value, height, "o", **options)
+        if not _missing(getattr(row, "published", None)):
+            axis.plot(row.published, height, "D", mfc="none", mec=RED, ms=5, label="published")
+    axis.set_yticks(range(len(listed)), listed)
+    axis.set_ylim(len(listed) - 0.4, -0.6)
+    widen_x(axis)
+
+
+def _missing(number: Any) -> bool:
+    return number is None or number != number
+
+
+# Bars beside each other
+
+
+def bars(
+    axis: Axes,
+    rows: DataFrame,
+    across: str,
+    by: str,
+    *,
+    order: Sequence[str],
+    series: Sequence[str],
+    colours: Sequence[str] = COLOURS,
+    filled: bool = True,
+) -> None:
+    """The values of each series (column `by`) beside each other at each place of `order` (column `across`).
+
+    With `filled=False` they are points: bars begin at 0, which says nothing about a loss.
+    """
+    width = 0.8 / max(1, len(series))
+    for index, (one, colour, marker) in enumerate(zip(series, colours, MARKERS, strict=False)):
+        own = rows[rows[by] == one]
+        shift = (index - (len(series) - 1) / 2) * width
+        placed = own.assign(place=[order.index(name) + shift for name in own[across]])
+        if filled:
+            axis.bar(placed["place"], placed["value"], width * 0.92, color=colour, label=one)
+        curve(axis, placed, "place", colour="black" if filled else colour, style="" if filled else marker,
+              label=None if filled else one)  # fmt: skip
+    slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axis.set_xticks(range(len(order)), order, **(slanted if len(order) > 4 else {}))
+    axis.set_xlim(-0.6, len(order) - 0.4)
+    axis.grid(axis="x", visible=False)
+
+
+# Heatmaps
+
+
+def heatmap(axis: Axes, values: Any, top: float | None, **labels: Any) -> AxesImage:
+    """An array [rows, columns] as colours from 0 to `top`, without grid, ticks and frame. `labels` are the axes'."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.grid(False)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    image = axis.imshow(values, cmap=COLOUR_MAP, vmin=0, vmax=top, aspect="auto", interpolation="none")
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_locator(MaxNLocator(integer=True))
+    axis.set(**labels)
+    return image

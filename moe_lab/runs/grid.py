@@ -21,8 +21,7 @@ from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
 from moe_lab.results.scores import Comparison, shown_scores
-from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all, worker_exit_code
-from moe_lab.runs.board import is_worker
+from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.jobs import Job, by_model, distinct_runs, jobs_of, repeated_studies, seeds_of
 
@@ -51,10 +50,11 @@ def _run(configs: Sequence[Config]) -> int:
     jobs = jobs_of(configs)
     check_uploads(jobs)
     outcomes, failures = run_all(jobs, ModelPool(), wait=configs[0].wait)
-    if is_worker():
-        return worker_exit_code(failures)
-    print_studies([study.folder for job in jobs for study in job.studies])
     alone = len(jobs) == 1 and len(jobs[0].runs) < 2
+    if is_worker():
+        report_failures(failures, alone)
+        return grid_exit_code([failure.error for failure in failures])
+    print_studies([study.folder for job in jobs for study in job.studies])
     if failures and not alone:
         _print_failed(failures)
     if outcomes:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig, ModelConfig, TuningConfig
@@ -66,9 +67,10 @@ class Training:
         return self.method.trained_facts(config, untrained)
 
     @cached_property
-    def name(self) -> str:
-        """The name of the trained model's folder."""
-        return self.method.trained(self.config, self.facts).folder.name
+    def folder(self) -> Path:
+        """The trained model's folder."""
+        folder: Path = self.method.trained(self.config, self.facts).folder
+        return folder
 
     def check(self) -> None:
         """Raise the errors of the run after the training that need no weights."""
@@ -131,9 +133,15 @@ class Job:
         """The folder of the first unfinished study, else of the first run. Used in messages."""
         if self.trainings:
             task = task_label(self.config.task.name)
-            return f"{self.trainings[0].name}, then {self.config.method.name} on {task}"
+            return f"{self.trainings[0].folder.name}, then {self.config.method.name} on {task}"
         open_studies = [study for study in self.studies if study.profile() is None]
         return (open_studies or self.studies)[0].folder.name if self.studies else self.runs[0].folder.name
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of its trainings and studies."""
+        trainings = [training.folder for training in self.trainings]
+        return [*trainings, *(study.folder for study in self.studies)]
 
     @property
     def coming(self) -> int:

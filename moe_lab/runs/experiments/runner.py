@@ -21,8 +21,7 @@ from moe_lab.reports.papers.ranking import p_values
 from moe_lab.results.folder import check_writable
 from moe_lab.results.identity import folder_name
 from moe_lab.results.score_table import Family
-from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all, worker_exit_code
-from moe_lab.runs.board import is_worker
+from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.experiments.cells import (
     PreparedCell,
@@ -96,6 +95,11 @@ def planned_experiments(config: Config, cell: Cell) -> Plan:
     return plan_of(prepared.jobs, prepared.refused)
 
 
+def jobs_of_experiments(config: Config, cell: Cell) -> list[Job]:
+    """The jobs of all cells that can run."""
+    return _prepare(config, cell).jobs
+
+
 def report_experiments(config: Config, cell: Cell) -> int:
     """Write the tables of stored results. Raises ConfigError if there are none."""
     write_tables(_prepare(config, cell, compute=False), config)
@@ -111,9 +115,7 @@ def _run(config: Config, cell: Cell) -> int:
     prepared = _prepare(config, cell)
     refuse_uploads(prepared.jobs)
     failures = _make_tables(prepared, config, compute=True)
-    if is_worker():
-        return worker_exit_code(failures)
-    errors = prepared.errors
+    errors = [] if is_worker() else prepared.errors
     if errors and not prepared.jobs:
         return exit_code(errors[0])
     return grid_exit_code([*errors, *(failure.error for failure in failures)])

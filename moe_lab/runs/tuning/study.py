@@ -62,7 +62,7 @@ class Study:
 
     def profile(self) -> Profile | None:
         """The temperature profile; None before the study and its figures are finished."""
-        finished = (whole_mapping(self.folder / "status.json") or {}).get("trials")
+        finished = (whole_mapping(self.folder / "study.json") or {}).get("finished")
         if not isinstance(finished, int) or finished < self.search.n_trials:
             return None
         try:

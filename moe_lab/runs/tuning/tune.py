@@ -14,6 +14,7 @@ from moe_lab.errors import StudyStoppedError
 from moe_lab.methods.method import Context, StudyStart
 from moe_lab.methods.profile import Profile
 from moe_lab.results.atomic import write_atomically, write_json
+from moe_lab.results.folder import RunFolder
 from moe_lab.runs.execute import memory_errors
 from moe_lab.runs.tuning.objective import Pruned, objective
 
@@ -54,6 +55,7 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
     if (profile := study.profile()) is not None:
         return profile
     with ExitStack() as stack:
+        stack.enter_context(RunFolder(study.folder, study.study_id).status())
         stack.enter_context(memory_errors(study))
         storage = study.config.tuning.storage
         stack.enter_context(storage_errors(study.folder, storage))
@@ -68,7 +70,7 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
         with trials.locked():
             write_trials(study, trials)
             figures = write_study_figures(study.folder)
-            write_json(study.folder / "status.json", {"status": "success", "trials": len(trials.finished())})
+            write_study(study, finished=len(trials.finished()))
         logger.log_study(study.folder)
         for figure in figures:
             logger.log_figure(figure)
@@ -237,8 +239,8 @@ def _show(progress: Progress, trials: Trials) -> None:
     progress.at(len(trials.finished()), note)
 
 
-def write_study(study: Study) -> None:
-    """Write study.json: the search and its documents."""
+def write_study(study: Study, finished: int | None = None) -> None:
+    """Write study.json: the search and its documents; at its end the number of `finished` trials."""
     search, config = study.search, study.config
     content = {
         "study_id": study.study_id,
@@ -260,6 +262,7 @@ def write_study(study: Study) -> None:
         "samples": study.samples,
         "num_samples": sum(map(len, study.samples.values())),
         "text": study.text,
+        "finished": finished,
     }
     write_json(study.folder / "study.json", content)
 

@@ -4,10 +4,9 @@
     torchrun --nproc-per-node 2 -m moe_lab method=roe model=mixtral model.tp_plan=auto task=gsm8k
     torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base method.dataset=lima task=arc_easy
 
-Process 0 alone reads stored files, computes scores and writes. It broadcasts the calls that all processes make: loading
-the model, training it (method=finetune-freeze), and answering requests. Each process answers a part of the requests
-(`evaluation/lms.py`). With `model.tp_plan`, which splits every layer, all processes answer the same requests. If a
-process fails, torchrun ends the others; the same command continues.
+Process 0 alone computes scores and writes results. It broadcasts the calls that all processes make: loading a model,
+training it (method=finetune-freeze), and answering requests (`evaluation/lms.py`). If a process fails, torchrun ends
+the others; the same command continues.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from moe_lab.methods.method import Context, ModelMaker, TrainingMethod
 from moe_lab.models.distributed import broadcast, num_processes, sharded
 
 if TYPE_CHECKING:
-    from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+    from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
     from moe_lab.models.memory import ModelPool
 
@@ -106,22 +105,6 @@ def _check_divided(config: Config) -> None:
         raise ConfigError(f"metrics={config.metrics} takes one process: start it without torchrun.")
 
 
-class LeaderLM:
-    """The `EngineLM` of process 0 with `model.tp_plan`: the other processes answer the same requests."""
-
-    def __init__(self, lm: EngineLM, config: Config):
-        self._lm = lm
-        self._config = config
-
-    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
-        """As `EngineLM.answer`."""
-        broadcast(partial(_answer, self._config, kind, list(requests)))
-        self._lm.answer(kind, requests, on_answer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lm, name)
-
-
 def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:
     """The model of a run, loaded in all processes; with `model.tp_plan` each one has a part of it."""
     import torch.distributed as dist
@@ -195,8 +178,3 @@ def follower_lm(config: Config) -> Iterator[EngineLM]:
     with method.open(_models().get(config), Context(config=config)) as lm:
         lm.progress = False
         yield lm
-
-
-def _answer(config: Config, kind: str, requests: list[Request]) -> None:
-    with follower_lm(config) as lm:
-        lm.answer(kind, requests, lambda index, answer: None)

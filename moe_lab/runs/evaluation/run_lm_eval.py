@@ -16,7 +16,7 @@ from moe_lab.errors import MoeLabError, TaskError, first_line
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.trained import training_folder
 from moe_lab.models.distributed import num_processes
-from moe_lab.runs.distributed import LeaderLM, free_on_all_ranks, load_on_all_ranks
+from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
 from moe_lab.tasks.judges.judging import judging
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def evaluate_answers(
     from moe_lab.engine.forward.observer import observed
     from moe_lab.models.memory import reset_peak_memory, weight_bytes
     from moe_lab.models.tokenizer import prompt_tokenizer
-    from moe_lab.runs.evaluation.lms import DividedLM, RecordedLM
+    from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
 
     config = run.config
     together = num_processes() > 1 and observer is None
@@ -72,9 +72,7 @@ def evaluate_answers(
             log.keep_session_info(lm.session_info)
             if observer is not None:
                 opened.enter_context(observed(lm, observer))
-            if not together:
-                return lm
-            return LeaderLM(lm, trained) if config.model.tp_plan else DividedLM(lm, trained)
+            return SharedLM(lm, trained, log) if together else lm
 
         def free_model() -> None:
             if config.model.tp_plan:

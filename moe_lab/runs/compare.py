@@ -44,35 +44,12 @@ def compared(first: Path, others: Sequence[Path], output_dir: Path) -> tuple[Com
     Raises ConfigError if the results cannot be compared.
     """
     from moe_lab.reports.pages.comparison_page import write_comparison_page
-    from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.results.comparisons.comparison import compare
     from moe_lab.results.comparisons.evaluation import read_evaluation
 
     comparison = compare([read_evaluation(key, path) for key, path in _paths(first, others).items()])
     file = write_comparison(comparison, output_dir)
-    try:
-        page = write_comparison_page(comparison, file.with_suffix(".html"))
-    except UNEXPECTED:
-        _check_answers(comparison)
-        raise
-    return comparison, file, page
-
-
-def _check_answers(comparison: Comparison) -> None:
-    """Raise DamagedError for a sample log with an answer that a page cannot show."""
-    from moe_lab.reports.pages.answers import answer_of
-    from moe_lab.reports.pages.page import UNEXPECTED
-    from moe_lab.results.comparisons.evaluation import MOVED
-    from moe_lab.results.stored_files import damaged
-
-    for evaluation in comparison.evaluations:
-        for task, samples in evaluation.samples.items():
-            for sample in samples:
-                try:
-                    answer_of(sample, "acc")
-                except UNEXPECTED as error:
-                    problem = f"the answer to document {sample.document} cannot be read"
-                    raise damaged(evaluation.samples_files[task], problem, MOVED) from error
+    return comparison, file, write_comparison_page(comparison, file.with_suffix(".html"))
 
 
 def refuse_experiment(config: Config, cell: Cell) -> int:

@@ -13,7 +13,6 @@ import yaml
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import top_level_keys
 from moe_lab.config.schema import GROUP_CONFIGS, Config
-from moe_lab.config.terminal import one_line, shown
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import get_method, methods_with
@@ -102,20 +101,18 @@ def _check_names(values: dict[str, Any]) -> None:
 
 
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
+    """Raise ConfigError for a key without a value, and for one that is too long for a file's name."""
     for key, value in values.items():
         if value == "":
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
-        longest = max(map(len, value.split("/"))) if isinstance(value, str) and key not in TEXTS else 0
-        if longest > LONGEST_NAME or (longest and len(value) > LONGEST_PATH):
-            raise ConfigError(f"{prefix}{key}={value[:40]}...: no file or option has so long a name.")
-        if isinstance(value, str) and key not in TEXTS and one_line(value) != shown(value):
-            raise ConfigError(
-                f"{prefix}{key}={one_line(value)}: a name or path has no line break. Leave it out."
-            )
-        if isinstance(value, int) and abs(value) >= 10**LONGEST_NAME:  # a path may be made of digits
-            raise ConfigError(
-                f"{prefix}{key}: a number of more than {LONGEST_NAME} digits. Give a smaller one."
-            )
+        if isinstance(value, str) and key not in TEXTS:
+            too_long = max(map(len, value.split("/"))) > LONGEST_NAME or len(value) > LONGEST_PATH
+        else:
+            too_long = (
+                isinstance(value, int) and abs(value) >= 10**LONGEST_NAME
+            )  # a path may be made of digits
+        if too_long:
+            raise ConfigError(f"{prefix}{key}: no file or option has so long a name. Give a shorter one.")
         if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
             _check_texts(value, f"{key}.")
 

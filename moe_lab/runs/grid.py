@@ -19,7 +19,7 @@ from moe_lab.reports.measures import View, view_of
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
+from moe_lab.results.score_table import Family, SeedGroup
 from moe_lab.results.scores import Comparison, shown_scores
 from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
@@ -109,7 +109,7 @@ def planned(configs: Sequence[Config]) -> Plan:
         raise ConfigError("\n".join(refused))
     jobs = by_model(jobs)
     if configs[0].pilot is not None:
-        from moe_lab.runs.pilots import run_pilots
+        from moe_lab.runs.speeds import run_pilots
 
         run_pilots(jobs, configs[0].pilot)
     return plan_of(jobs, refused)
@@ -123,7 +123,6 @@ def report_grid(configs: Sequence[Config]) -> int:
     if len(configs) == 1 and _names_no_run(configs[0]):
         return list_stored(Path(configs[0].output_dir))
     from moe_lab.models.memory import ModelPool
-    from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.runs.execute import execute
 
     _check_keys(configs)
@@ -136,32 +135,8 @@ def report_grid(configs: Sequence[Config]) -> int:
     if not stored:
         raise ConfigError(NOTHING_STORED)
     outcomes = [execute(run, ModelPool(), compute=False) for run in stored]
-    try:
-        _show(outcomes, configs, jobs)
-    except UNEXPECTED:
-        shown = [outcome for outcome in outcomes if _can_be_shown(outcome)]
-        if not shown:
-            raise ConfigError("No stored result can be shown.") from None
-        if len(shown) == len(outcomes):
-            raise
-        _show(shown, configs, jobs)
+    _show(outcomes, configs, jobs)
     return 0
-
-
-def _can_be_shown(outcome: Outcome) -> bool:
-    """Whether a page of this stored result alone can be written. If not, prints its name on stderr."""
-    from moe_lab.reports.pages.page import UNEXPECTED, left_out
-    from moe_lab.reports.pages.runs_page import runs_text
-    from moe_lab.reports.terminal.results import outcome_tables
-    from moe_lab.results.stored_files import warn_once
-
-    try:
-        outcome_tables([outcome.results], NO_COMPARISONS)
-        runs_text([outcome.results], NO_COMPARISONS)
-    except UNEXPECTED as error:
-        warn_once(f"{left_out(outcome.path, error)}. It is left out.")
-        return False
-    return True
 
 
 def _log_table(

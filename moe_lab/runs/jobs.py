@@ -298,3 +298,26 @@ def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
         if run.run_id not in distinct or run.config.metrics != "none":
             distinct[run.run_id] = run
     return list(distinct.values())
+
+
+UNKNOWN = 1.0
+"""Placeholder for temperatures that have not been tuned yet."""
+
+
+def run_after(job: Job) -> Run:
+    """A run after a job's studies, with a placeholder for what they are yet to find."""
+    config = job.evaluated or job.studies[0].evaluated
+    method: Any = config.method
+    if job.studies[0].search.tuning not in ("scale", "grid"):
+        method = replace(method, temperature=UNKNOWN)
+    [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
+    return run
+
+
+def with_baselines(runs: Sequence[Run]) -> list[Run]:
+    """The runs, each once, after the runs that it is compared with."""
+    ordered: dict[str, Run] = {}
+    for run in runs:
+        for one in (*run.compared_runs.values(), run):
+            ordered.setdefault(one.run_id, one)
+    return list(ordered.values())

@@ -27,8 +27,8 @@ def check(**gen_kwargs):
     ("settings", "says"),
     [
         ({"temprature": 0.5}, "Did you mean 'temperature'"),
-        ({"min_new_tokens": 3}, "is not a supported generation setting"),
-        ({"stop_strings": ["a"]}, "is not a supported generation setting"),
+        ({"min_new_tokens": 3}, "must be one of max_gen_toks"),
+        ({"stop_strings": ["a"]}, "must be one of max_gen_toks"),
         ({"temperature": -1}, "at least 0"),
         ({"temperature": "hot"}, "must be float"),
         ({"top_k": -5}, "at least 0"),

@@ -33,8 +33,8 @@ from moe_lab.runs.experiments.cells import (
 )
 from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results, refuse_uploads
 from moe_lab.runs.jobs import Job, by_model, digest_of, distinct_runs
-from moe_lab.runs.pilots import run_pilots
 from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
+from moe_lab.runs.speeds import run_pilots
 
 if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool

@@ -56,7 +56,7 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
         return profile
     with ExitStack() as stack:
         stack.enter_context(RunFolder(study.folder, study.study_id).status())
-        stack.enter_context(memory_errors(study))
+        stack.enter_context(memory_errors(study.folder.name))
         storage = study.config.tuning.storage
         stack.enter_context(storage_errors(study.folder, storage))
         trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed, storage))

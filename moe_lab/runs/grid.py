@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, TuningConfig
@@ -120,7 +120,8 @@ def report_grid(configs: Sequence[Config]) -> int:
 
     Raises ConfigError if there are none.
     """
-    if len(configs) == 1 and _names_no_run(configs[0]):
+    typed = {text.lstrip("+").partition("=")[0] for text in configs[0].overrides}
+    if len(configs) == 1 and typed <= {"mode", "output_dir"}:
         return list_stored(Path(configs[0].output_dir))
     from moe_lab.models.memory import ModelPool
     from moe_lab.runs.execute import execute
@@ -181,14 +182,22 @@ def _show(
 
 
 def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:
-    """The results of a command by configuration, and the families of its comparisons."""
+    """The results of a command by configuration, and the families of its comparisons.
+
+    Runs that others are compared with, such as calibration, are groups of their own. Those of a run with several seeds
+    are left out, because a single seed has no test.
+    """
     from moe_lab.results.score_table import ScoreTable
     from moe_lab.runs.summaries import summarize
 
     groups = summarize(outcomes, repeated_studies(jobs))
-    controls = _compared_groups(outcomes, groups)
-    not_asked = {result.run_id for group in controls for result in group.results}
-    return groups, ScoreTable.of([*groups, *controls], measured_p_values(outcomes), not_asked).family
+    single = {group.results[0].run_id for group in groups if group.summary is None}
+    shown = {outcome.run.run_id for outcome in outcomes}
+    runs = [run for one in outcomes if one.run.run_id in single for run in one.run.compared_runs.values()]
+    controls = {run.run_id: run.stored() for run in runs if run.run_id not in shown}
+    others = [SeedGroup([stored]) for stored in controls.values() if stored is not None]
+    not_asked = {result.run_id for group in others for result in group.results}
+    return groups, ScoreTable.of([*groups, *others], measured_p_values(outcomes), not_asked).family
 
 
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[Comparison, float | None]:
@@ -203,23 +212,6 @@ def _measured(outcomes: Sequence[Outcome]) -> list[tuple[View, list[RunResult]]]
     return [(view, shown) for kind in kinds if (view := view_of(kind)) is not None]
 
 
-def _compared_groups(outcomes: Sequence[Outcome], groups: Sequence[SeedGroup]) -> list[SeedGroup]:
-    """The runs that the command's runs are compared with, such as calibration. Each is a group of its own.
-
-    Runs that belong to a run with several seeds are left out, because a single seed has no test.
-    """
-    single = {group.results[0].run_id for group in groups if group.summary is None}
-    shown = {outcome.run.run_id for outcome in outcomes}
-    found = {
-        other.run_id: other.stored()
-        for outcome in outcomes
-        if outcome.run.run_id in single
-        for other in outcome.run.compared_runs.values()
-        if other.run_id not in shown
-    }
-    return [SeedGroup([stored]) for stored in found.values() if stored is not None]
-
-
 def list_stored(output: Path) -> int:
     """Write a page that lists every run, study and training of a folder. Raises ConfigError if there is none."""
     from moe_lab.reports.pages.listing_page import write_listing_page
@@ -231,22 +223,8 @@ def list_stored(output: Path) -> int:
     return 0
 
 
-def _names_no_run(config: Config) -> bool:
-    """Whether only the mode and the output folder were typed."""
-    return {text.lstrip("+").partition("=")[0] for text in config.overrides} <= {"mode", "output_dir"}
-
-
 def _check_keys(configs: Sequence[Config]) -> None:
-    """Raise ConfigError for several headline metrics of one run, and for keys of `tuning` where nothing is tuned."""
-    asked: dict[str, str | None] = {}
-    for config in configs:
-        same = repr(replace(config, task=replace(config.task, metric=None), overrides=[]))
-        first, metric = asked.setdefault(same, config.task.metric), config.task.metric
-        if first != metric:
-            raise ConfigError(
-                f"task.metric={first},{metric}: a run has all metrics of its task, and a table shows one of them. Give "
-                "one; the page and the run's results.json have all."
-            )
+    """Raise ConfigError for keys of `tuning` where nothing is tuned."""
     if any(config.tuning.name != "none" for config in configs):
         return
     defaults = asdict(TuningConfig())
@@ -321,8 +299,7 @@ def train(configs: Sequence[Config]) -> int:
                 f"method={config.method.name} evaluates and others of this grid train. Train first."
             )
     for config in (seeded for each in configs for seeded in seeds_of(each)):
-        maker = get_method(config.method.name)(config.method)
-        assert isinstance(maker, ModelMaker)
+        maker: Any = get_method(config.method.name)(config.method)
         print(maker.train(config))
     return 0
 
@@ -343,21 +320,11 @@ def check_uploads(jobs: Sequence[Job]) -> None:
 
             check_upload(upload, offline=run.config.offline)
             folders.setdefault(upload.repository, set()).add(upload.folder)
-    for repository, several in folders.items():
-        if len(several) > 1:
-            raise ConfigError(
-                f"method.hub_model_id={repository} is one repository, and this command trains {len(several)} models. "
-                "Leave it out: each gets the name of its folder."
-            )
-
-
-def refuse_uploads(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError for an experiment whose models are to be pushed."""
-    if any(_upload_of(run) is not None for run in distinct_runs(jobs)):
-        raise ConfigError(
-            "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push one "
-            "by its own command."
-        )
+            if len(folders[upload.repository]) > 1:
+                raise ConfigError(
+                    f"method.hub_model_id={upload.repository} is one repository, and this command trains several "
+                    "models. Leave it out: each gets the name of its folder."
+                )
 
 
 def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
@@ -371,15 +338,14 @@ def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
             by_folder.setdefault(upload.folder, []).append(outcome)
     failures = []
     for several in by_folder.values():
-        run = several[0].run
-        upload = _upload_of(run)
-        assert upload is not None and isinstance(run.method, TrainingMethod)
         from moe_lab.models.upload import push
 
+        run = several[0].run
+        method: Any = run.method
         scores = [family.correct(score) for outcome in several for score in shown_scores(outcome.results)]
-        card = partial(run.method.card, config=run.config, facts=run.facts, scores=scores)
+        card = partial(method.card, config=run.config, facts=run.facts, scores=scores)
         try:
-            print(f"pushed to {push(upload, card)}", file=sys.stderr)
+            print(f"pushed to {push(method.upload(run.config, run.facts), card)}", file=sys.stderr)
         except MoeLabError as error:
             failures.append(Failure(run.folder.name, run.run_id, error))
     return failures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -87,16 +87,16 @@ class Training:
 
     def made(self) -> Config | None:
         """The configuration with the trained model; None if the training is not finished."""
-        return None if self.left() else self._resolved(lambda: None)
+        return None if self.left() else self.make(lambda: None)
 
-    def make(self, models: ModelPool) -> Config:
+    def make(self, free: Callable[[], None]) -> Config:
         """Finish the training. Returns the configuration with the trained model.
 
         Raises RunHeldError if another process trains it.
-        """
-        return self._resolved(models.free)
 
-    def _resolved(self, free: Any) -> Config:
+        Args:
+            free: removes other models from memory before the training.
+        """
         from moe_lab.runs.evaluation.run_lm_eval import resolve_trained
 
         trained = resolve_trained(self.method, self.config, self.facts, free).model
@@ -153,7 +153,7 @@ class Job:
         from moe_lab.runs.tuning.tune import tune
 
         if self.trainings:
-            self._take([job_of(training.make(models)) for training in self.trainings])
+            self._take([job_of(training.make(models.free)) for training in self.trainings])
             self.trainings = []
             self.check_judges()
         for study in self.studies:
@@ -169,10 +169,8 @@ class Job:
     def _take(self, parts: Sequence[Job]) -> None:
         """Take over the studies and runs of these jobs, one job per trained model."""
         self.studies = [study for part in parts for study in part.studies]
-        whole = all(
-            part.runs for part in parts
-        )  # otherwise a study is unfinished, and runs follow all studies
-        self.runs = [run for part in parts for run in part.runs] if whole else []
+        if all(part.runs for part in parts):  # otherwise a study is unfinished, and runs follow all studies
+            self.runs = [run for part in parts for run in part.runs]
 
     def runs_after(self) -> list[Run]:
         """The runs with the profiles of the finished studies."""
@@ -266,9 +264,7 @@ def consecutive_seeds(config: Config) -> list[Config]:
 def seeds_of(config: Config) -> list[Config]:
     """A configuration per seed; only one for a method without randomness."""
     seeds = consecutive_seeds(config)
-    if len(seeds) > 1 and not get_method(config.method.name)(config.method).random:
-        return seeds[:1]
-    return seeds
+    return seeds if get_method(config.method.name)(config.method).random else seeds[:1]
 
 
 def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:

@@ -14,6 +14,7 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
+from moe_lab.metrics.registry import evaluations
 from moe_lab.reports.terminal.layout import (
     names,
     numbers,
@@ -37,7 +38,6 @@ from moe_lab.runs.budget import (
     study_workload,
     trial_tokens,
 )
-from moe_lab.runs.evaluation import measure_of
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
 from moe_lab.runs.speeds import Speed, label_of, measured_speed
 
@@ -133,8 +133,7 @@ class Plan:
     def add_run(self, run: Run, workload: Workload) -> None:
         state, share = run_state(run, workload)
         missing = state != "done"
-        measure = measure_of(run.config.metrics)
-        again = 0 if measure is None else measure.evaluations(run.method)
+        again = evaluations() if run.config.metrics == "expert" and run.method.interventions else 0
         measured = run.measured and not run.config.rerun
         todo = round(run.method.forward_tokens(workload) * (share + again * (not measured)))
         if missing:

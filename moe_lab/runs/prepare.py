@@ -25,7 +25,6 @@ from moe_lab.runs.checks import (
     check_texts,
     check_votes,
 )
-from moe_lab.runs.evaluation import measure_of
 from moe_lab.runs.run import Run
 from moe_lab.tasks.documents import documents_digest
 from moe_lab.tasks.loading import once
@@ -111,8 +110,10 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     if isinstance(method, TrainingMethod):
         facts = method.trained_facts(config, facts)
     check_router(method, facts)
-    if (measure := measure_of(config.metrics)) is not None:
-        measure.check(method, config, facts, tasks)
+    if config.metrics == "expert":
+        from moe_lab.runs.evaluation.expert import check
+
+        check(method, config, facts, tasks)
     load = partial(load_tokenizer, config.model, offline=config.offline)
     once(f"tokenizer {config.model} {config.offline}", load)
     method.check(facts)

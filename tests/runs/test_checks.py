@@ -14,7 +14,7 @@ from moe_lab.methods import get_method
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.facts import model_facts
 from moe_lab.runs.checks import check_generation, check_router, check_texts, check_votes
-from moe_lab.runs.evaluation import measure_of
+from moe_lab.runs.evaluation import expert
 from tests.support.designs import COMMON
 
 
@@ -103,12 +103,12 @@ def test_methods_on_routers_that_do_not_decide_for_single_tokens(router, tmp_pat
     config = Config(method=get_method("base").Config(), metrics="expert", device="cpu")
     base = get_method("base")(config.method)
     if router == "token":
-        measure_of("expert").check(base, config, facts, {"tasks": {}})
+        expert.check(base, config, facts, {"tasks": {}})
     else:
         with pytest.raises(
             ConfigError, match="metrics=expert reads and changes the routing of single tokens"
         ):
-            measure_of("expert").check(base, config, facts, {"tasks": {}})
+            expert.check(base, config, facts, {"tasks": {}})
 
 
 def test_a_task_of_empty_texts_alone_is_refused():

@@ -131,6 +131,8 @@ class RecordedLM(Framing, LM):
         LM.__init__(self)
         Framing.__init__(self, load_tokenizer, chat_template)
         self.log = log
+        self.answering = False
+        """Whether the model answers now."""
         self._open_model = open_model
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
@@ -169,6 +171,7 @@ class RecordedLM(Framing, LM):
     def _ask(self, kind: str, missing: dict[str, tuple[tuple[Any, ...], int]]) -> None:
         from moe_lab.engine.lm import Request
 
+        self.answering = True
         model = self.model
         keys = list(missing)
         meter = Meter(model)
@@ -178,3 +181,4 @@ class RecordedLM(Framing, LM):
             lambda index, response: self.log.answer(keys[index], response, meter.spent()),
         )
         self.log.spend(meter.spent())
+        self.answering = False

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import MoeLabError, TaskError, first_line
@@ -83,8 +82,16 @@ def evaluate_answers(
 
         lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
         before = len(log)
-        with judging(run.judges, run.folder, config.rerun, free_model), _failures_named(lm):
-            evaluated = evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
+        with judging(run.judges, run.folder, config.rerun, free_model):
+            try:
+                evaluated = evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
+            except Exception as error:
+                if lm.answering or isinstance(error, MoeLabError):
+                    raise
+                raise TaskError(  # of a task's own function or metric
+                    f"Task {', '.join(run.tasks['tasks'])} fails in lm-eval: {first_line(error)}.\n"
+                    "The answers are kept: correct the task, and the same command continues."
+                ) from error
     if config.method.name == "base" and run.facts.dtype != "float32" and len(log) > before and not together:
         log.spend(_rounding(run, models, evaluated["samples"]))
     return evaluated
@@ -122,26 +129,6 @@ def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
 def _likelihood(answer: Any) -> float:
     """Of a continuation (log-likelihood, whether greedy), or of a text."""
     return float(answer[0] if isinstance(answer, tuple | list) else answer)
-
-
-@contextmanager
-def _failures_named(lm: LM) -> Iterator[None]:
-    """Inside the context, what a task's own function or metric raises in lm-eval is a TaskError that names both."""
-    try:
-        yield
-    except MoeLabError:
-        raise
-    except Exception as error:
-        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
-        if any(own.get("self") is lm for own in frames):
-            raise  # while the model answered
-        owners: list[Any] = [owner for own in frames for owner in (own.get("task"), own.get("self"))]
-        tasks = [owner.task_name for owner in owners if hasattr(owner, "task_name")]
-        metrics = [f", metric {own['metric']}" for own in frames if isinstance(own.get("metric"), str)]
-        raise TaskError(
-            f"Task {''.join(tasks[-1:]) or '?'}{''.join(metrics[-1:])} fails in lm-eval: {first_line(error)}.\n"
-            "The answers are kept: correct the task, and the same command continues."
-        ) from error
 
 
 def load_for(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedModel, Context]:

@@ -31,7 +31,7 @@ from moe_lab.runs.experiments.cells import (
     prepare_cells,
     table_cells,
 )
-from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results, refuse_uploads
+from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results
 from moe_lab.runs.jobs import Job, by_model, digest_of, distinct_runs
 from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
 from moe_lab.runs.speeds import run_pilots
@@ -113,7 +113,11 @@ def write_tables(prepared: PreparedExperiments, config: Config) -> None:
 
 def _run(config: Config, cell: Cell) -> int:
     prepared = _prepare(config, cell)
-    refuse_uploads(prepared.jobs)
+    if any(getattr(cell.config.method, "push_to_hub", False) for cell in prepared.cells):
+        raise ConfigError(
+            "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push one "
+            "by its own command."
+        )
     failures = _make_tables(prepared, config, compute=True)
     errors = [] if is_worker() else prepared.errors
     if errors and not prepared.jobs:

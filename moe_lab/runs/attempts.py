@@ -29,27 +29,19 @@ if TYPE_CHECKING:
 def run_state(run: Run, workload: Workload) -> tuple[str, float]:
     """(the state in words, the share of the answers that is left to compute). Only reads the run's folder."""
     if run.done and not run.config.rerun:
-        return ("done" if run.measured else _missing(run)), 0.0
-    held, answered = run.store.is_held(), _answered(run)
+        if run.measured:
+            return "done", 0.0
+        stored = run.stored()
+        if stored is not None and stored.older_intervals:
+            return "intervals to make anew", 0.0
+        return ("verdicts missing" if run.judges else "metrics missing"), 0.0
+    name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
+    held, answered = run.store.is_held(), answers_in(run.folder / name, run.answers_header)
     if not held and not answered:
         return "missing", 1.0
     word = "running" if held else "failed" if (run.folder / "status.json").exists() else "interrupted"
     requests = max(round(workload.requests), answered)
     return f"{word}, {answered:,} of {requests:,} answered", 1 - answered / requests
-
-
-def _missing(run: Run) -> str:
-    """The part of a stored result that the same command would add."""
-    stored = run.stored()
-    if stored is not None and stored.older_intervals:
-        return "intervals to make anew"
-    return "verdicts missing" if run.judges else "metrics missing"
-
-
-def _answered(run: Run) -> int:
-    """The number of stored answers, which would not be computed again."""
-    name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
-    return answers_in(run.folder / name, run.answers_header)
 
 
 # Executes jobs one after the other. A failure is recorded and the other jobs still run
@@ -172,8 +164,11 @@ class _Attempts:
                     continue
                 self._queue.append(step)
                 held += 1
-                if held >= len(self._queue):
-                    self._pause(error)
+                if held >= len(self._queue):  # other processes hold all remaining steps
+                    if str(error) != self._waiting:
+                        self._waiting = str(error)
+                        print(f"Waiting: {error}", file=sys.stderr)
+                    time.sleep(PAUSE)
                     held = 0
                 continue
             held = 0
@@ -182,7 +177,7 @@ class _Attempts:
 
     def _make(self, step: Step) -> None:
         stored = step.stored
-        if (stored and is_worker()) or step.name in self._failed:
+        if (stored and is_worker()) or step.name in {failure.name for failure in self.failures}:
             return
         if not stored and (reason := step.failure()) is not None:
             if not is_worker():
@@ -205,10 +200,6 @@ class _Attempts:
             self._start, self._before = time.monotonic(), len(self._made)
         if outcome is not None:
             self.outcomes[outcome.run.run_id] = outcome
-
-    @property
-    def _failed(self) -> set[str]:
-        return {failure.name for failure in self.failures}
 
     def _check_free(self, step: Step) -> None:
         """Raise RunHeldError if another process works on the run, or still holds something that the run needs.
@@ -233,13 +224,6 @@ class _Attempts:
         known = made > 0 and all(one.run is not None for one in (step, *self._queue))
         note = f", about {duration((time.monotonic() - self._start) / made * left)} left" if known else ""
         print(f"[{len(self._announced)}/{self._total}] {step.name}{note}", file=sys.stderr)
-
-    def _pause(self, error: RunHeldError) -> None:
-        """Wait for PAUSE seconds: other processes hold all remaining steps."""
-        if str(error) != self._waiting:
-            self._waiting = str(error)
-            print(f"Waiting: {error}", file=sys.stderr)
-        time.sleep(PAUSE)
 
 
 def _execute_logged(run: Run, models: ModelPool, job: Job) -> Outcome:

@@ -82,9 +82,12 @@ def evaluate_answers(
 
         lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
         before = len(log)
+        whole = {name: len(task.task_docs) for name, task in run.tasks["tasks"].items()}
+        # None for a task that is evaluated whole, so that lm-eval need not search each document
+        chosen = {name: ids if len(ids) < whole[name] else None for name, ids in run.samples.items()}
         with judging(run.judges, run.folder, config.rerun, free_model):
             try:
-                evaluated = evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
+                evaluated = evaluate_tasks(config, run.tasks, lm, chosen, bootstrap_iters)
             except Exception as error:
                 if lm.answering or isinstance(error, MoeLabError):
                     raise
@@ -156,12 +159,6 @@ def resolve_trained(
 
         write_training_figures(folder, LOSS)
     return resolved
-
-
-def _chosen(run: Run) -> dict[str, Any]:
-    """`samples=` of lm-eval. None for a task that is evaluated whole, so that lm-eval need not search each document."""
-    tasks = run.tasks["tasks"]
-    return {name: ids if len(ids) < len(tasks[name].task_docs) else None for name, ids in run.samples.items()}
 
 
 def evaluate_tasks(

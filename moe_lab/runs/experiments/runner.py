@@ -102,13 +102,8 @@ def jobs_of_experiments(config: Config, cell: Cell) -> list[Job]:
 
 def report_experiments(config: Config, cell: Cell) -> int:
     """Write the tables of stored results. Raises ConfigError if there are none."""
-    write_tables(_prepare(config, cell, compute=False), config)
+    _make_tables(_prepare(config, cell, compute=False), config, compute=False)
     return 0
-
-
-def write_tables(prepared: PreparedExperiments, config: Config) -> None:
-    """Write the tables and figures of stored results. Raises ConfigError if there are none."""
-    _make_tables(prepared, config, compute=False)
 
 
 def _run(config: Config, cell: Cell) -> int:
@@ -237,17 +232,11 @@ def _write(filled: Filled, config: Config, models: ModelPool, family: Family, *,
             print(f"experiment={experiment.name}: {reason}", file=sys.stderr)
         else:
             _write_one(experiment, cells, config, models, folder, family, compute)
-    if not all(kept.values()):
-        _write_index(filled, kept, config.scale, folder, family)
-
-
-def _write_index(
-    filled: Filled, kept: Mapping[str, str | None], scale: str, folder: Path, family: Family
-) -> None:
-    """Write the records of the tables, and the indices of the folder. A kept table keeps a record with numbers."""
-    for experiment, cells in filled:
-        if not kept[experiment.name] or not has_numbers(record_path(experiment, scale, folder)):
-            write_record(experiment, scale, cells, folder, family)
+    if all(kept.values()):
+        return
+    for experiment, cells in filled:  # a kept table keeps a record with numbers
+        if not kept[experiment.name] or not has_numbers(record_path(experiment, config.scale, folder)):
+            write_record(experiment, config.scale, cells, folder, family)
     print(write_index(folder))
     print(write_tables_page(folder))
 

@@ -30,10 +30,8 @@ from moe_lab.runs.tuning.search import Search
 from moe_lab.runs.tuning.storage_url import shown_url
 
 STARTUP, STARTUP_TRIALS = "startup_trials", 10
-"""User attribute of a study: the random trials before its sampler learns; and their largest number.
-
-No trial is pruned before this number of complete ones.
-"""
+"""User attribute of a study: the random trials before its sampler learns, a third of the first `n_trials`; and their
+largest number. No trial is pruned before this number of complete ones."""
 STORAGE = "storage.db"
 TABLE = "trials.csv"
 """Written from the storage after every trial."""
@@ -89,7 +87,9 @@ class Trials:
             self.study = self._opened()
             if self.storage is not None:
                 self._own()
-            self.startup = self._startup()
+            if STARTUP not in self.study.user_attrs:
+                self.study.set_user_attr(STARTUP, max(1, min(STARTUP_TRIALS, self.search.n_trials // 3)))
+            self.startup = int(self.study.user_attrs[STARTUP])
         return self
 
     def _opened(self) -> optuna.Study:
@@ -162,15 +162,6 @@ class Trials:
         if len(values) < self.startup:
             return None
         return max(values) if self.search.direction == "minimize" else min(values)
-
-    def _startup(self) -> int:
-        """The number of trials before the sampler learns: a third of the budget, at most `STARTUP_TRIALS`.
-
-        A study keeps the number that it began with, so that trials do not depend on a later, larger budget.
-        """
-        if STARTUP not in self.study.user_attrs:
-            self.study.set_user_attr(STARTUP, max(1, min(STARTUP_TRIALS, self.search.n_trials // 3)))
-        return int(self.study.user_attrs[STARTUP])
 
     def _check_place(self) -> None:
         """Raise ConfigError if the study was begun in a database and goes on in a file, or the other way round."""

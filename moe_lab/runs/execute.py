@@ -109,18 +109,26 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
 def _comparison(run: Run, models: ModelPool) -> dict[str, Any]:
     """The scores and samples of a run to compare with, read or computed."""
 
-    def stored() -> RunResult | None:
+    def stored() -> tuple[RunResult, dict[str, Any]] | None:
         results = run.stored()
-        return results if results is not None and run.measured and _has_samples(results) else None
+        if results is None or not run.measured:
+            return None
+        try:
+            return results, read_samples(results)
+        except DamagedError as error:
+            warn_once(f"{error.problem}. It is written again from the stored answers.")
+            return None
 
-    if (results := stored()) is None:
+    if (found := stored()) is None:
         with run.store.held():
-            if (results := stored()) is None:
+            if (found := stored()) is None:
                 with run.store.status():
                     results = evaluate_run(run, models, _compared_results(run, models))
+                found = results, read_samples(results)
+    results, samples = found
     return {
         "run_id": run.run_id,
         "results": results["results"],
-        "samples": read_samples(results),
+        "samples": samples,
         "rounding": results.rounding.measured,
     }

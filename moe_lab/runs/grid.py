@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,7 +224,15 @@ def list_stored(output: Path) -> int:
 
 
 def _check_keys(configs: Sequence[Config]) -> None:
-    """Raise ConfigError for keys of `tuning` where nothing is tuned."""
+    """Raise ConfigError for several headline metrics of one run, and for keys of `tuning` where nothing is tuned."""
+    asked: dict[str, str | None] = {}
+    for config in configs:
+        same = repr(replace(config, task=replace(config.task, metric=None), overrides=[]))
+        if asked.setdefault(same, config.task.metric) != config.task.metric:
+            raise ConfigError(
+                f"task.metric={asked[same]},{config.task.metric}: a run has all metrics of its task, and a table shows "
+                "one of them. Give one; the page and the run's results.json have all."
+            )
     if any(config.tuning.name != "none" for config in configs):
         return
     defaults = asdict(TuningConfig())

@@ -264,7 +264,8 @@ def consecutive_seeds(config: Config) -> list[Config]:
 def seeds_of(config: Config) -> list[Config]:
     """A configuration per seed; only one for a method without randomness."""
     seeds = consecutive_seeds(config)
-    return seeds if get_method(config.method.name)(config.method).random else seeds[:1]
+    one = len(seeds) == 1 or not get_method(config.method.name)(config.method).random
+    return seeds[:1] if one else seeds
 
 
 def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:

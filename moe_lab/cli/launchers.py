@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def launched(
         words += _spread([job.config for job in jobs])
     os.environ[ATTEMPT] = attempt
     try:
-        codes = LAUNCHERS[config.launcher.name](folder, config, words, _Waiting(jobs))
+        codes = LAUNCHERS[config.launcher.name](folder, config, words, partial(wait_for, jobs))
         print_failed(folder, codes)
         yield words
     finally:
@@ -72,32 +73,25 @@ def launched(
         shutil.rmtree(folder)
 
 
-class _Waiting:
-    """Waits for workers. Shows how many runs of their command are stored."""
+def wait_for(jobs: Sequence[Job], workers: int, alive: Callable[[], object]) -> None:
+    """Return when no worker is alive. Shows how many runs of the jobs are stored."""
+    jobs = [job for job in jobs if not job.timed]
+    total = len(distinct_runs(jobs)) + sum(job.coming for job in jobs if not job.runs)
+    done: set[str] = set()
 
-    def __init__(self, jobs: list[Job]):
-        self.jobs = [job for job in jobs if not job.timed]
-        self._stored: set[str] = set()
-
-    def __call__(self, workers: int, alive: Callable[[], object]) -> None:
-        """Return when no worker is alive."""
-        with Progress(self.total, f"{workers} workers", "run", initial=self.stored()) as progress:
-            while alive():
-                progress.at(self.stored(), None)
-                time.sleep(PAUSE)
-
-    @property
-    def total(self) -> int:
-        return len(distinct_runs(self.jobs)) + sum(job.coming for job in self.jobs if not job.runs)
-
-    def stored(self) -> int:
-        """The number of stored runs. Those after a study are known when it is finished."""
-        for job in self.jobs:
+    def stored() -> int:
+        for job in jobs:  # runs after a study are known when it is finished
             if not job.runs and not job.trainings and all(study.profile() for study in job.studies):
                 job.runs = job.runs_after()
-        steps = [step for job in self.jobs for step in steps_of(job)]
-        self._stored |= {step.name for step in steps if step.name not in self._stored and step.stored}
-        return len(self._stored)
+        done.update(
+            step.name for job in jobs for step in steps_of(job) if step.name not in done and step.stored
+        )
+        return len(done)
+
+    with Progress(total, f"{workers} workers", "run", initial=stored()) as progress:
+        while alive():
+            progress.at(stored(), None)
+            time.sleep(PAUSE)
 
 
 def print_failed(folder: Path, codes: Sequence[int]) -> None:

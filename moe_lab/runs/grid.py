@@ -58,7 +58,7 @@ def _run(configs: Sequence[Config]) -> int:
     if failures and not alone:
         _print_failed(failures)
     if outcomes:
-        groups, family = _show(outcomes, configs, jobs)
+        groups, family = _show(outcomes, jobs)
         _log_table(outcomes, jobs, groups, family)
         failures += push_all(outcomes, family)
     report_failures(failures, alone)
@@ -136,7 +136,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     if not stored:
         raise ConfigError(NOTHING_STORED)
     outcomes = [execute(run, ModelPool(), compute=False) for run in stored]
-    _show(outcomes, configs, jobs)
+    _show(outcomes, jobs)
     return 0
 
 
@@ -158,9 +158,7 @@ def _log_table(
         logger.log_table("scores", score_frame(results, configs, asked, groups, family))
 
 
-def _show(
-    outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence[Job]
-) -> tuple[list[SeedGroup], Family]:
+def _show(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:
     """Write the summaries over seeds and the page, then print the tables and the paths of all files.
 
     Returns the results by configuration, and the families of the command's comparisons.

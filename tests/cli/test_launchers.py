@@ -280,7 +280,7 @@ def test_stored_runs_of_the_command_are_counted(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(launchers, "PAUSE", 0.0)
     monkeypatch.setattr(launchers, "Progress", Shown)
-    launchers._Waiting(jobs)(2, end_one)
+    launchers.wait_for(jobs, 2, end_one)
     assert shown == [(3, "2 workers", "run", 1), (1, None), (2, None)]
 
 

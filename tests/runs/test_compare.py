@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest
 
-from moe_lab.cli.main import main
 from moe_lab.config.catalog import resource_folder
 from tests.support.command import run_command
 from tests.support.lm_eval_logs import LATER, samples_of, write_log
@@ -194,13 +192,3 @@ def test_a_damaged_log_is_one_message_that_names_it(
     other = {"a": "b", "b": "a"}[place]
     ended = run_command(capsys, "mode=compare", f"{place}=theirs", f"{other}=mine")
     assert ended.code == 2 and file.name in ended.err and len(ended.err.splitlines()) <= 3, ended.err
-
-
-def test_a_closed_stdout_loses_no_comparison(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    monkeypatch.setattr(sys, "stdout", Closed())
-    assert main(["mode=compare", "a=mine", "b=theirs"]) == 0
-    assert list((logs / "outputs" / "comparisons").glob("*/comparison.html"))

@@ -123,18 +123,6 @@ def check_code_execution(config: Config, tasks: TaskDict) -> None:
         check_sandbox()
 
 
-def check_texts(tasks: TaskDict, samples: dict[str, list[int]]) -> None:
-    """Raise TaskError for a perplexity task whose selected documents are all empty, so that it has no score."""
-    for name, task in tasks["tasks"].items():
-        if task.get_config("output_type") != "loglikelihood_rolling":
-            continue
-        if not any(task.doc_to_target(task.task_docs[number]) for number in samples[name]):
-            raise TaskError(
-                f"{name}: all {len(samples[name])} selected documents are empty texts, which have no perplexity.\n"
-                "Choose others with limit= or samples=."
-            )
-
-
 def check_metric(config: Config, tasks: TaskDict) -> None:
     """Raise TaskError for a headline metric that no task reports."""
     metric = config.task.metric

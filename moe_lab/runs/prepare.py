@@ -22,7 +22,6 @@ from moe_lab.runs.checks import (
     check_generation,
     check_metric,
     check_router,
-    check_texts,
     check_votes,
 )
 from moe_lab.runs.run import Run
@@ -104,7 +103,6 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     check_metric(config, tasks)
     check_code_execution(config, tasks)
     samples = select_documents(config, tasks, method.tuned_on)
-    check_texts(tasks, samples)
     where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
     facts = facts or once(f"facts {config.model} {where}", partial(model_facts, config.model, **where))
     if isinstance(method, TrainingMethod):

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
-from moe_lab.errors import ConfigError, ModelError, TaskError
+from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import get_method
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.facts import model_facts
-from moe_lab.runs.checks import check_generation, check_router, check_texts, check_votes
+from moe_lab.runs.checks import check_generation, check_router, check_votes
 from moe_lab.runs.evaluation import expert
 from tests.support.designs import COMMON
 
@@ -109,15 +109,3 @@ def test_methods_on_routers_that_do_not_decide_for_single_tokens(router, tmp_pat
             ConfigError, match="metrics=expert reads and changes the routing of single tokens"
         ):
             expert.check(base, config, facts, {"tasks": {}})
-
-
-def test_a_task_of_empty_texts_alone_is_refused():
-    task = SimpleNamespace(
-        task_docs=["", "text", ""],
-        doc_to_target=lambda text: text,
-        get_config=lambda key: "loglikelihood_rolling",
-    )
-    tasks = {"tasks": {"pages": task}}
-    check_texts(tasks, {"pages": [0, 1]})
-    with pytest.raises(TaskError, match="pages: all 2 selected documents are empty"):
-        check_texts(tasks, {"pages": [0, 2]})

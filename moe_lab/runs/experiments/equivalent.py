@@ -21,7 +21,7 @@ from moe_lab.models.memory import memory_bytes, peak_memory_bytes, reset_peak_me
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.identity import folder_name, versions
 from moe_lab.results.lock import lock_on
-from moe_lab.results.stored_files import DamagedError, read_mapping, set_aside
+from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.evaluation.result_block import energy_joules
 
 if TYPE_CHECKING:
@@ -164,11 +164,7 @@ def measured(
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
     name = folder_name(config.model.name, f"n{config.method.n}", digest=digest)
     path = Path(config.output_dir) / "measurements" / f"{name}.json"
-    try:
-        stored = read_mapping(path)
-    except DamagedError as error:
-        set_aside(path, error.problem)
-        stored = None
+    stored = whole_mapping(path)
     if stored is not None or not compute:
         return stored
     layers = key["equivalent_layers"]

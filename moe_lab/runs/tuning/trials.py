@@ -69,7 +69,8 @@ class Trials:
 
     def __init__(self, folder: Path, search: Search, seed: int, storage: str | None = None):
         self.folder, self.search, self.seed, self.storage = folder, search, seed, storage
-        self._lock = lock_on(folder / ".lock")
+        self.lock = lock_on(folder / ".lock")
+        """The study's lock: one process at a time."""
         self._mine: BaseFileLock | None = None
         """The lock on this process's trial."""
 
@@ -77,7 +78,7 @@ class Trials:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with writing(self.folder):
             (self.folder / ".trials").mkdir(parents=True, exist_ok=True)
-        with self.locked():
+        with self.lock:
             with writing(self.folder):
                 tidy(self.folder)
             self._check_place()
@@ -113,19 +114,13 @@ class Trials:
     def __exit__(self, *exception: Any) -> None:
         self._release()
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the study's lock: one process at a time."""
-        with self._lock:
-            yield
-
     def claim(self) -> tuple[Trial, list[float]] | None:
         """The next trial and its temperatures; None after all trials, including those of other processes.
 
         With tuning=grid the temperatures are empty.
         """
         while True:
-            with self.locked():
+            with self.lock:
                 trial = self._abandoned() or self._next()
                 if trial is not None:
                     return trial, self._temperatures(trial)
@@ -138,7 +133,7 @@ class Trials:
 
         Raises LeaseLostError if the trial may be another process's by now.
         """
-        with self.locked():
+        with self.lock:
             check_lease_on(self._lock_of(trial.number))
             for name, number in measured.items():
                 trial.set_user_attr(name, number)

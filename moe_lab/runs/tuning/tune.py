@@ -63,11 +63,11 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
         logger = stack.enter_context(
             open_logger(study.config, kind="study", name=study.folder.name, group=group or study.folder.name)
         )
-        with trials.locked():
+        with trials.lock:
             write_study(study)
         with naming(study.folder.name):
             _run_trials(study, trials, models, logger)
-        with trials.locked():
+        with trials.lock:
             write_trials(study, trials)
             figures = write_study_figures(study.folder)
             write_study(study, finished=len(trials.finished()))
@@ -93,7 +93,7 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
             trial, temperatures = claimed
             value, measured = run(trial, temperatures, trials)
             trials.tell(trial, value, **measured)
-            with trials.locked():
+            with trials.lock:
                 write_trials(study, trials)
             logger.log_trial(trial.number, value, temperatures, "PRUNED" if value is None else "COMPLETE")
             finished, best = len(trials.finished()), trials.best()

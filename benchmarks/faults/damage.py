@@ -14,7 +14,7 @@ from benchmarks.faults.kinds import Kind, clear, results_in, scratch
 WHOLE = (".lock", ".png", ".svg", ".pdf", ".log")
 """Suffixes of files that nobody reads."""
 TENSORS = (".safetensors", ".pt")
-MARKERS = ("results.json", "status.json", "training.json", "references.json", "best.yaml")
+MARKERS = ("results.json", "study.json", "training.json", "references.json", "best.yaml")
 """Files that say that something is finished: without them, what lies beside them is read."""
 
 
@@ -95,8 +95,8 @@ class Damage:
 
 
 def _possible(how: str, path: Path) -> bool:
-    """A flipped bit among a tensor's numbers is no damage that a reader could see."""
-    return not (how == "one bit flipped" and path.suffix in TENSORS)
+    """A flipped bit among the numbers of a tensor or a database is no damage that a reader could see."""
+    return not (how == "one bit flipped" and path.suffix in (*TENSORS, ".db"))
 
 
 def _remove(marker: str, files: Sequence[Path]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from textwrap import TextWrapper, indent
+from textwrap import indent
 
 from moe_lab.config.catalog import (
     experiment_files,
@@ -88,18 +86,23 @@ def help_text(argv: list[str]) -> str:
     Raises ConfigError for an unknown option.
     """
     config_dirs = _config_dirs(argv)
-    named = named_options(argv, [*GROUPS, "experiment"])
-    texts = [_explained(group, option, config_dirs) for group, option in dict.fromkeys(named)]
+    overrides = [argument.lstrip("+").partition("=") for argument in argv]
+    named = [(group, name) for group, sign, names in overrides if sign for name in names.split(",")]
+    known = [one for one in dict.fromkeys(named) if one[0] in (*GROUPS, "experiment")]
+    texts = [_explained(group, option, config_dirs) for group, option in known]
     return "\n\n".join([*texts, FOOT]) if texts else _overview(config_dirs)
 
 
 def _explained(group: str, option: str, config_dirs: list[Path]) -> str:
-    """The text for an option, or for `group=` the list of its options."""
+    """An option's YAML, whose comments explain its keys; for `group=` the list of its options."""
     if not option:
         return _group(group, config_dirs)
     if group == "experiment":
-        return explain_experiment(option, config_dirs)
-    return explain_option(group, option, _files(group, config_dirs))
+        return _explained_experiment(option, config_dirs)
+    files = _files(group, config_dirs)
+    if option not in files:
+        raise ConfigError(unknown_option(group, option, sorted(files)))
+    return f"{group}={option}\n\n{indent(files[option].read_text(encoding='utf-8').rstrip(), '  ')}"
 
 
 def _overview(config_dirs: list[Path]) -> str:
@@ -146,30 +149,10 @@ def _config_dirs(argv: list[str]) -> list[Path]:
     return [Path(folder) for folder in joined + apart]
 
 
-# `--help method=roe`: the YAML of the named options
-
 FOOT = "python -m moe_lab --help alone is the overview: all groups, their options, and every other key."
 
 
-def named_options(argv: Sequence[str], groups: Sequence[str]) -> list[tuple[str, str]]:
-    """(group, option) of every option in a command line, including all values of a grid."""
-    overrides = [argument.lstrip("+").partition("=") for argument in argv]
-    named = [(group, names) for group, sign, names in overrides if sign and group in groups]
-    return [(group, option) for group, options in named for option in options.split(",")]
-
-
-def explain_option(group: str, option: str, files: dict[str, Path]) -> str:
-    """An option's YAML, whose comments explain its keys (`method.<key>=` of a method).
-
-    `files` has the group's options by name. Raises ConfigError for an unknown option.
-    """
-    if option not in files:
-        raise ConfigError(unknown_option(group, option, sorted(files)))
-    text = files[option].read_text(encoding="utf-8").rstrip()
-    return "\n".join([f"{group}={option}", "", indent(text, "  "), *_left_out(group, files[option])])
-
-
-def explain_experiment(name: str, config_dirs: Sequence[Path]) -> str:
+def _explained_experiment(name: str, config_dirs: list[Path]) -> str:
     """The text for an experiment, with the number of cells of each scale. Raises ConfigError for an unknown one."""
     from moe_lab.reports.papers.experiment import find_experiments
 
@@ -178,36 +161,6 @@ def explain_experiment(name: str, config_dirs: Sequence[Path]) -> str:
         scales = [
             f"  scale={scale:<8} {len(cells.overrides())} cells" for scale, cells in experiment.scales.items()
         ]
-        about = [*_wrapped(experiment.title, 2), *_wrapped(experiment.source, 2)]
-        texts.append("\n".join([f"experiment={experiment.name}", *about, "", *scales]))
+        about = (f"  {experiment.title}", f"  {experiment.source}", "")
+        texts.append("\n".join([f"experiment={experiment.name}", *about, *scales]))
     return "\n\n".join(texts)
-
-
-def _left_out(group: str, file: Path) -> list[str]:
-    """The line with the keys of a group's schema that an option's YAML does not set."""
-    if group not in GROUP_CONFIGS:
-        return []
-    given = {key.name for key in read_option(file).keys} | {"name"}
-    left = [
-        f"{group}.{field.name}={_written(field.default)}"
-        for field in fields(GROUP_CONFIGS[group])
-        if field.name not in given
-    ]
-    return ["", *_wrapped("also: " + " ".join(left), 2)] if left else []
-
-
-def _written(default: object) -> str:
-    """A default as in YAML; a default factory is an empty list."""
-    return "[]" if default is MISSING else "null" if default is None else str(default).lower()
-
-
-def _wrapped(text: str, margin_width: int) -> list[str]:
-    width = min(max(shutil.get_terminal_size((110, 24)).columns, 80), 120)
-    margin = " " * margin_width
-    return TextWrapper(
-        width,
-        initial_indent=margin,
-        subsequent_indent=margin,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ).wrap(text)

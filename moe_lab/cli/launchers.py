@@ -1,8 +1,6 @@
-"""`launcher=`: workers that share the runs of one command, which waits for them and then writes its tables.
+"""`launcher=`: processes that run the same command line without `launcher`, and share its runs by their locks.
 
-A worker is the same command line in another process. It writes no tables:
-
-    python -m moe_lab.cli.launchers <folder of the board> <number> method=roe ...
+The command waits for them, and then runs that command line itself: it finds the runs stored, and writes the tables.
 """
 
 from __future__ import annotations
@@ -10,104 +8,136 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.cli.main import main
 from moe_lab.config.progress import Progress
-from moe_lab.config.schema import Config, LauncherConfig
-from moe_lab.errors import ConfigError
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError, RunHeldError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.models.distributed import num_processes
-from moe_lab.results.folder import check_writable
-from moe_lab.runs.board import Board, log_file, on_board
+from moe_lab.results.folder import ATTEMPT, check_writable
+from moe_lab.runs.attempts import STARTER, steps_of
 from moe_lab.runs.budget import GIGABYTE, gpu_memory, gpus_for
-
-if TYPE_CHECKING:
-    from moe_lab.runs.plan import Plan
-
-# Progress and failures of workers
+from moe_lab.runs.jobs import Job, distinct_runs
+from moe_lab.runs.plan import Plan, plan_of
 
 PAUSE = 1.0
-"""Seconds between two reads of the board."""
+"""Seconds between two looks at the workers."""
 LAST_LINES = 5
 WORKERS = 2
 """Their number where none is given and there is no GPU."""
+OURS = re.compile(r"\+*launcher[.=]")
+"""An override that the workers do not get."""
 
 
-def watch(board: Board, workers: int, alive: Callable[[], object]) -> None:
-    """Show how many runs are done for as long as workers are alive."""
-    while board.total() is None and alive():
-        time.sleep(PAUSE)
-    stored = len(board.stored())
-    with Progress(board.total() or 0, f"{workers} workers", "run", initial=stored) as progress:
+@contextmanager
+def launched(
+    configs: Sequence[Config], argv: list[str], prepare: Callable[[], list[Job]]
+) -> Iterator[list[str]]:
+    """Let workers compute the jobs of a command line. Yields the command line that they have run.
+
+    What failed in a worker is not tried again inside the context; what workers left because they died is. The folder
+    with their output is kept if one failed. Raises ConfigError for a command that workers cannot share.
+    """
+    _check(configs)
+    jobs, config = prepare(), configs[0]
+    if config.launcher.name == "local":
+        each = placed(config, lambda: plan_of(jobs))
+        config = replace(config, launcher=replace(config.launcher, gpus_per_worker=each))
+    check_writable(config.output_dir)
+    attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder = Path(config.output_dir).absolute() / "workers" / attempt
+    folder.mkdir(parents=True)
+    words = [word for word in argv if not OURS.match(word)]
+    if (config.launcher.gpus_per_worker or 1) > 1:
+        words += _spread([job.config for job in jobs])
+    os.environ[ATTEMPT] = attempt
+    try:
+        codes = LAUNCHERS[config.launcher.name](folder, config, words, partial(wait_for, jobs))
+        print_failed(folder, codes)
+        yield words
+    finally:
+        del os.environ[ATTEMPT]
+    if not any(map(_failed, codes)):
+        shutil.rmtree(folder)
+
+
+def wait_for(jobs: Sequence[Job], workers: int, alive: Callable[[], object]) -> None:
+    """Return when no worker is alive. Shows how many runs of the jobs are stored."""
+    jobs = [job for job in jobs if not job.timed]
+    total = len(distinct_runs(jobs)) + sum(job.coming for job in jobs if not job.runs)
+    done: set[str] = set()
+
+    def stored() -> int:
+        for job in jobs:  # runs after a study are known when it is finished
+            if not job.runs and not job.trainings and all(study.profile() for study in job.studies):
+                job.runs = job.runs_after()
+        done.update(
+            step.name for job in jobs for step in steps_of(job) if step.name not in done and step.stored
+        )
+        return len(done)
+
+    with Progress(total, f"{workers} workers", "run", initial=stored()) as progress:
         while alive():
-            failed = len(board.failures())
-            progress.at(len(board.stored() | board.made()), f"{failed} failed" if failed else None)
+            progress.at(stored(), None)
             time.sleep(PAUSE)
 
 
-def print_failed(board: Board, codes: Sequence[int]) -> None:
-    """Name the workers with an exit code other than 0, each with the last lines that it printed."""
+def print_failed(folder: Path, codes: Sequence[int]) -> None:
+    """Name the workers that failed, each with the last lines that it printed."""
     for number, code in enumerate(codes):
-        if code:
-            log = log_file(board.folder, number)
+        if _failed(code):
+            log = log_file(folder, number)
             text = log.read_text(errors="replace") if log.exists() else "It printed nothing."
             print(f"Worker {number} ended with exit code {code} ({log}):", file=sys.stderr)
             print("\n".join(text.splitlines()[-LAST_LINES:]), file=sys.stderr)
 
 
-# A worker
+def _failed(code: int) -> bool:
+    """Whether it is the exit code of a failure: with wait=false, workers leave what others hold."""
+    return code not in (0, RunHeldError.exit_code)
 
 
-def work(folder: Path, number: int, argv: list[str]) -> int:
-    """Run the runs of a command line that no other worker holds. Returns the exit code."""
-    with on_board(Board(folder, number)):
+def log_file(folder: Path, worker: int) -> Path:
+    """The file with a worker's output."""
+    return folder / f"worker-{worker}.log"
+
+
+def work_logged(log: Path, argv: list[str], attempt: str) -> int:
+    """The command line as a worker in this process, which another machine may have. Its output goes to `log`."""
+    os.environ |= {ATTEMPT: attempt, STARTER: ""}
+    with log.open("a") as file, redirect_stdout(file), redirect_stderr(file):
         return main(argv)
-
-
-def work_logged(folder: Path, number: int, argv: list[str]) -> int:
-    """`work`, with its output in the worker's log file."""
-    with log_file(folder, number).open("a") as log, redirect_stdout(log), redirect_stderr(log):
-        return work(folder, number, argv)
-
-
-def end_with_starter() -> None:
-    """Terminate this process when the command that started it ends: its pipe to stdin closes, even after SIGKILL."""
-
-    def wait() -> None:
-        os.read(sys.stdin.fileno(), 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 # launcher=local: workers on this machine, each with some GPUs or a share of the CPU cores
 
-Worker = subprocess.Popen[bytes]
+Wait = Callable[[int, Callable[[], object]], None]
+"""(number of workers, whether one is alive): waits until none is."""
 
 
-def run_local(board: Board, config: Config, argv: list[str]) -> list[int]:
-    """Start the workers, show how far they are, and wait for them. Returns their exit codes.
-
-    An interruption also ends them, and is raised.
-    """
+def run_local(folder: Path, config: Config, argv: list[str], wait: Wait) -> list[int]:
+    """Start the workers and wait for them. Returns their exit codes. An interruption also ends them, and is raised."""
     gpus = 0 if config.device == "cpu" else len(gpu_memory())
     each = config.launcher.gpus_per_worker or 1
     count = config.launcher.workers or gpus // each or WORKERS
-    workers = [start(board, number, argv, environment(number, count, gpus, each)) for number in range(count)]
+    workers = [
+        start(log_file(folder, number), argv, environment(number, count, gpus, each))
+        for number in range(count)
+    ]
     try:
-        watch(board, count, lambda: any(worker.poll() is None for worker in workers))
+        wait(count, lambda: any(worker.poll() is None for worker in workers))
     finally:
         for worker in workers:
             worker.terminate()
@@ -154,15 +184,15 @@ def environment(number: int, count: int, gpus: int, each: int = 1) -> dict[str, 
     return {"OMP_NUM_THREADS": str(threads), **os.environ}
 
 
-def start(board: Board, number: int, argv: list[str], variables: dict[str, str]) -> Worker:
-    """Start a worker that writes its output into its log file, and ends when this process does."""
-    command = [sys.executable, "-m", "moe_lab.cli.launchers", str(board.folder), str(number), *argv]
-    with log_file(board.folder, number).open("wb") as log:
+def start(log: Path, argv: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a worker that writes its output into `log`, and ends when this process does."""
+    command = [sys.executable, "-m", "moe_lab", *argv]
+    with log.open("wb") as file:
         return subprocess.Popen(
             command,
-            env=variables,
-            stdin=subprocess.PIPE,
-            stdout=log,
+            env=variables | {STARTER: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process, which ends them
         )
@@ -171,46 +201,40 @@ def start(board: Board, number: int, argv: list[str], variables: dict[str, str])
 # launcher=ray: workers are tasks of a Ray cluster, which gives each its GPUs and restarts one that has died
 
 
-def run_ray(board: Board, config: Config, argv: list[str]) -> list[int]:
-    """Start the workers, show how far they are, and wait for them. Returns their exit codes.
+def run_ray(folder: Path, config: Config, argv: list[str], wait: Wait) -> list[int]:
+    """As `run_local`. Raises ConfigError where Ray has no cluster at the address, or refuses a parameter."""
+    import ray
 
-    An interruption cancels them, and is raised. Raises ConfigError where Ray has no cluster at the address, or refuses
-    a parameter.
-    """
     launcher = config.launcher
-    ray = _connected(launcher)
+    with _parameters(f"launcher.address={launcher.address}"):
+        ray.init(address=launcher.address, log_to_driver=False, include_dashboard=False)
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         each = launcher.gpus_per_worker or 1
         count = launcher.workers or gpus // each or WORKERS
-        worker = _remote(ray, ({"num_gpus": each} if gpus else {}) | launcher.parameters)
-        tasks = [worker.remote(os.getcwd(), board.folder, number, argv) for number in range(count)]
-        watch(board, count, lambda: ray.wait(tasks, num_returns=count, timeout=0)[1])
+        asked = ({"num_gpus": each} if gpus else {}) | launcher.parameters
+        with _parameters(f"launcher.parameters={asked}"):
+            worker = ray.remote(**asked)(_work) if asked else ray.remote(_work)
+        logs = [log_file(folder, number) for number in range(count)]
+        tasks = [worker.remote(os.getcwd(), log, argv, folder.name) for log in logs]
+        wait(count, lambda: ray.wait(tasks, num_returns=count, timeout=0)[1])
         return [_exit_code_of_task(ray, task) for task in tasks]
     finally:
         ray.shutdown()  # ends the tasks of this command
 
 
-def _remote(ray: Any, asked: dict[str, Any]) -> Any:
+@contextmanager
+def _parameters(given: str) -> Iterator[None]:
+    """Turn a launcher's errors about its parameters into ConfigErrors that name them."""
     try:
-        return ray.remote(**asked)(_work) if asked else ray.remote(_work)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"launcher.parameters={asked}: {error}") from error
+        yield
+    except (ConnectionError, NameError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{given}: {error}") from error
 
 
-def _work(place: str, folder: Path, number: int, argv: list[str]) -> int:
+def _work(place: str, log: Path, argv: list[str], attempt: str) -> int:
     os.chdir(place)  # paths of the command line are relative to it
-    return work_logged(folder, number, argv)
-
-
-def _connected(launcher: LauncherConfig) -> Any:
-    import ray
-
-    try:
-        ray.init(address=launcher.address, log_to_driver=False, include_dashboard=False)
-    except (ConnectionError, ValueError) as error:
-        raise ConfigError(f"launcher.address={launcher.address}: {error}") from error
-    return ray
+    return work_logged(log, argv, attempt)
 
 
 def _exit_code_of_task(ray: Any, task: Any) -> int:
@@ -237,7 +261,7 @@ class Requeued:
         self.folder, self.argv = folder, argv
 
     def __call__(self, number: int) -> int:
-        return work_logged(self.folder, number, self.argv)
+        return work_logged(log_file(self.folder, number), self.argv, self.folder.name)
 
     def checkpoint(self, number: int) -> Any:
         """Called by submitit in a job that is preempted or has used its time."""
@@ -246,35 +270,23 @@ class Requeued:
         return DelayedSubmission(self, number)
 
 
-def run_submitit(board: Board, config: Config, argv: list[str]) -> list[int]:
-    """Queue the workers, show how far they are, and wait for them. Returns their exit codes.
+def run_submitit(folder: Path, config: Config, argv: list[str], wait: Wait) -> list[int]:
+    """As `run_local`, with queued jobs. Raises ConfigError where submitit refuses a parameter."""
+    import submitit
 
-    An interruption cancels them, and is raised. Raises ConfigError where submitit refuses a parameter.
-    """
-    executor = _executor(board, config.launcher)
-    jobs = executor.map_array(Requeued(board.folder, argv), range(config.launcher.workers or WORKERS))
+    launcher = config.launcher
+    gpus = {} if launcher.gpus_per_worker is None else {"gpus_per_node": launcher.gpus_per_worker}
+    with _parameters("launcher=submitit"):
+        executor = submitit.AutoExecutor(folder / "jobs", launcher.cluster, slurm_max_num_timeout=REQUEUES)
+        executor.update_parameters(name="moe_lab", **(launcher.parameters | gpus))
+    jobs = executor.map_array(Requeued(folder, argv), range(launcher.workers or WORKERS))
     try:
-        watch(board, len(jobs), lambda: not all(job.done() for job in jobs))
+        wait(len(jobs), lambda: not all(job.done() for job in jobs))
     except BaseException:
         for job in jobs:
             job.cancel()
         raise
     return [_exit_code_of_job(job) for job in jobs]
-
-
-def _executor(board: Board, launcher: LauncherConfig) -> Any:
-    import submitit
-
-    try:
-        executor = submitit.AutoExecutor(
-            board.folder / "jobs", launcher.cluster, slurm_max_num_timeout=REQUEUES
-        )
-        each = launcher.gpus_per_worker
-        gpus = {} if each is None else {"gpus_per_node": each}
-        executor.update_parameters(name="moe_lab", **(launcher.parameters | gpus))
-    except (NameError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"launcher=submitit: {error}") from error
-    return executor
 
 
 def _exit_code_of_job(job: Any) -> int:
@@ -287,42 +299,11 @@ def _exit_code_of_job(job: Any) -> int:
         return 1
 
 
-# The command
-
-OURS = re.compile(r"\+*launcher[.=]")
-"""An override that the workers do not get."""
+# What workers cannot share
 
 
-@contextmanager
-def launched(configs: Sequence[Config], argv: list[str], plan: Callable[[], Plan]) -> Iterator[None]:
-    """Let workers compute the runs of a command line. Inside the context, their board is this process's.
-
-    This process runs whatever is unfinished when the workers end, for example because they crashed. The folder with
-    their output is kept if one failed. Raises ConfigError for a command that workers cannot share.
-    """
-    _check(configs)
-    config = configs[0]
-    if config.launcher.name == "local":
-        config = replace(config, launcher=replace(config.launcher, gpus_per_worker=placed(config, plan)))
-    check_writable(config.output_dir)
-    folder = (
-        Path(config.output_dir).absolute() / "workers" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    )
-    folder.mkdir(parents=True)
-    board = Board(folder)
-    words = [word for word in argv if not OURS.match(word)]
-    if (config.launcher.gpus_per_worker or 1) > 1:
-        words = _spread(configs, words)
-    codes = LAUNCHERS[config.launcher.name](board, config, words)
-    print_failed(board, codes)
-    with on_board(board):
-        yield
-    if not any(codes) and not board.failures():
-        shutil.rmtree(folder)
-
-
-def _spread(configs: Sequence[Config], words: list[str]) -> list[str]:
-    """The words of workers with several GPUs. This process spreads its models, too: it runs what workers leave.
+def _spread(configs: Sequence[Config]) -> list[str]:
+    """What spreads the models of a command line over the GPUs of a worker.
 
     Raises ConfigError for a device of one's own, and for trainings, which take one.
     """
@@ -337,11 +318,7 @@ def _spread(configs: Sequence[Config], words: list[str]) -> list[str]:
                 f"method={config.method.name} trains on one GPU, and a worker has several (launcher.gpus_per_worker).\n"
                 "Give trainings a command of their own; torchrun splits a larger one (docs/finetuning.md)."
             )
-    if any(config.model.device_map for config in configs):
-        return words
-    for config in configs:
-        config.model.device_map = "auto"
-    return [*words, "model.device_map=auto"]
+    return [] if any(config.model.device_map for config in configs) else ["model.device_map=auto"]
 
 
 def check_package(launcher: str) -> None:
@@ -375,8 +352,4 @@ def _check(configs: Sequence[Config]) -> None:
 
 
 LAUNCHERS = {"local": run_local, "ray": run_ray, "submitit": run_submitit}
-"""Each starts the workers, shows how far they are, and returns their exit codes."""
-
-if __name__ == "__main__":
-    end_with_starter()
-    sys.exit(work(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))
+"""Each starts the workers, waits for them, and returns their exit codes."""

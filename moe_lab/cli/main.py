@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
+import time
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -21,7 +21,6 @@ from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code, print_
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
     from moe_lab.config.schema import Config
-    from moe_lab.runs.plan import Plan
 
 MODES = {
     "run": ("moe_lab.runs.grid:run_grid", "moe_lab.runs.experiments.runner:run_experiments"),
@@ -72,6 +71,10 @@ def _main(argv: list[str]) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     if not cells:
         return 0
+    from moe_lab.runs.attempts import STARTER
+
+    if starter := os.environ.get(STARTER):
+        threading.Thread(target=_end_with, args=(int(starter),), daemon=True).start()
     handled = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # by submitit, in its job
     if threading.current_thread() is threading.main_thread() and not handled:
         signal.signal(signal.SIGTERM, _terminate)
@@ -81,6 +84,13 @@ def _main(argv: list[str]) -> int:
 def _terminate(number: int, frame: FrameType | None) -> None:
     """Let SIGTERM unwind, so that a run's status says `interrupted`."""
     raise Terminated
+
+
+def _end_with(starter: int) -> None:
+    """Terminate this worker when the command that started it has ended, even by SIGKILL."""
+    while os.getppid() == starter:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def compose_or_explain(argv: list[str]) -> list[Cell]:
@@ -118,10 +128,13 @@ def dispatch(cells: list[Cell], argv: list[str]) -> int:
         experiments = any(config.experiment for config in configs)
         if experiments and len(configs) > 1:
             raise ConfigError(OWN_GRID)
-        with _workers(configs, cells, argv):
-            if experiments:
-                return _function(of_experiments)(configs[0], cells[0])
-            return _function(of_grid)(configs)
+        if configs[0].launcher.name != "none" and mode in ("run", "plan"):
+            _function("moe_lab.cli.launchers:check_package")(configs[0].launcher.name)
+            if mode == "run":
+                return _launched(configs, cells, argv)
+        if experiments:
+            return _function(of_experiments)(configs[0], cells[0])
+        return _function(of_grid)(configs)
 
 
 def _check_agent(configs: list[Config]) -> None:
@@ -136,19 +149,16 @@ def _check_agent(configs: list[Config]) -> None:
         )
 
 
-def _workers(configs: list[Config], cells: list[Cell], argv: list[str]) -> AbstractContextManager[None]:
-    """With `launcher=`, workers make the runs first."""
-    if configs[0].mode == "plan" and configs[0].launcher.name != "none":
-        _function("moe_lab.cli.launchers:check_package")(configs[0].launcher.name)
-    if configs[0].mode != "run" or configs[0].launcher.name == "none":
-        return nullcontext()
+def _launched(configs: list[Config], cells: list[Cell], argv: list[str]) -> int:
+    """Let the workers of `launcher=` make the runs, then run the same command line without it."""
 
-    def plan() -> Plan:
+    def jobs() -> Any:
         if configs[0].experiment:
-            return _function("moe_lab.runs.experiments.runner:planned_experiments")(configs[0], cells[0])
-        return _function("moe_lab.runs.grid:planned")(configs)
+            return _function("moe_lab.runs.experiments.runner:jobs_of_experiments")(configs[0], cells[0])
+        return _function("moe_lab.runs.jobs:jobs_of")(configs)
 
-    return _function("moe_lab.cli.launchers:launched")(configs, argv, plan)
+    with _function("moe_lab.cli.launchers:launched")(configs, argv, jobs) as words:
+        return dispatch(compose_or_explain(words), words)
 
 
 def _function(place: str) -> Any:

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,13 +14,18 @@ from typing import Any
 
 from moe_lab.config.progress import naming
 from moe_lab.config.terminal import without_passwords
-from moe_lab.errors import ConfigError, LeaseLostError, ResultsError, RunHeldError
+from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.model import RunResult, read_run
 from moe_lab.results.stored_files import DamagedError, tidy, warn_once, whole_mapping
 
 LEAST_FREE_BYTES = 64 * 2**20
+ATTEMPT = "MOE_LAB_ATTEMPT"
+"""Environment variable that a command with `launcher=` and its workers share: what failed in one of them is not tried
+in another. The same command again has another value, and tries it again."""
+HOLDER = ".holder"
+"""The file that names the process that holds a folder, or has held it."""
 
 
 class RunFolder:
@@ -62,6 +67,10 @@ class RunFolder:
         try:
             with writing(self.path):
                 tidy(self.path)
+                since = datetime.now(UTC).isoformat(timespec="seconds")
+                (self.path / HOLDER).write_text(
+                    f"process {os.getpid()} on {socket.gethostname()} since {since}"
+                )
             yield
         finally:
             lock.release()
@@ -77,57 +86,35 @@ class RunFolder:
 
     @contextmanager
     def status(self) -> Iterator[None]:
-        """Write status.json: started, then success, error or interrupted.
-
-        The file is removed if another process holds what the run needs: nothing was begun.
-        """
-        started = _now()
-        self._write_status("started", started, None)
+        """Write status.json if the block fails: the reason, and the command that it failed in (`ATTEMPT`)."""
+        file = self.path / "status.json"
+        file.unlink(missing_ok=True)
         try:
             yield
-        except (KeyboardInterrupt, SystemExit) as stop:
-            self._write_status("interrupted", started, type(stop).__name__)
-            raise
-        except LeaseLostError:
-            raise  # the file is another process's now
         except RunHeldError:
-            (self.path / "status.json").unlink()
+            raise  # another process holds what the run needs, or has taken the folder over
+        except Exception as error:
+            reason = without_passwords(f"{type(error).__name__}: {error}")
+            with suppress(Exception):  # the error that ended the block is the one to report
+                write_json(file, {"reason": reason, "attempt": os.environ.get(ATTEMPT)})
             raise
-        except BaseException as error:
-            self._write_status("error", started, without_passwords(f"{type(error).__name__}: {error}"))
-            raise
-        self._write_status("success", started, None)
 
-    def _write_status(self, status: str, started: str, error: str | None) -> None:
-        ended = None if status == "started" else _now()
-        content = {"status": status, "run_id": self.run_id, "pid": os.getpid(), "host": socket.gethostname()}
-        try:
-            write_json(
-                self.path / "status.json", content | {"started": started, "ended": ended, "error": error}
-            )
-        except Exception:
-            if status in ("started", "success"):
-                raise
-            # the error that ended the block is the one to report
+    def failure(self, attempt: str) -> str | None:
+        """Why it failed in this `ATTEMPT`; None if it did not."""
+        status = whole_mapping(self.path / "status.json") or {}
+        return status["reason"] if status.get("attempt") == attempt else None
 
     def _held_error(self) -> RunHeldError:
+        holder = self.path / HOLDER
+        by = holder.read_text() if holder.exists() else "another process"
         return RunHeldError(
-            f"{self.path.name} is held by {self._holder()}.\n"
-            "Wait for it, or stop it; the same command then continues.",
+            f"{self.path.name} is held by {by}.\nWait for it, or stop it; the same command then continues.",
             self.path,
         )
-
-    def _holder(self) -> str:
-        status = whole_mapping(self.path / "status.json") or {}
-        if not {"pid", "host", "started"} <= status.keys():
-            return "another process"
-        return f"process {status['pid']} on {status['host']} since {status['started']}"
 
 
 def check_writable(output_dir: str) -> None:
     """Raise ConfigError if results cannot be written there. Makes no folder."""
-    import shutil
-
     folder = Path(output_dir).absolute()
     while not folder.exists():
         folder = folder.parent
@@ -141,10 +128,6 @@ def check_writable(output_dir: str) -> None:
             f"output_dir={output_dir}: {free / 2**20:.0f} MiB are free on its disk, "
             f"{LEAST_FREE_BYTES / 2**20:.0f} MiB are needed. Free some, or choose another output_dir=."
         )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 # Artifacts that runs share: a trained model, an adapter, a set of references, a profile

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -64,7 +65,7 @@ class ResponseLog:
     """Answers by request key, stored in `path`. `header` identifies the run (`Run.answers_header`)."""
 
     def __init__(self, path: Path, header: Header):
-        self.path = path
+        self.path, self.header = path, header
         self.cost: dict[str, float] = {}
         """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
         self.environment: dict[str, object] = {}
@@ -85,9 +86,21 @@ class ResponseLog:
             self._file = path.open("ab", buffering=0)
             if not is_own:
                 self._file.truncate(0)
-                self._write(Line(dict(header)))
+                self._write([Line(dict(header))])
         for line in lines[1:] if is_own else []:
             self._add(line)
+        self.absorb()
+
+    def absorb(self) -> None:
+        """Move the lines of the logs of other processes of torchrun, `responses.<rank>.jsonl`, into this one."""
+        for path in logs_of_ranks(self.path):
+            lines = _whole_lines(path)
+            if lines and lines[0].header == self.header:
+                with writing(self.path):
+                    self._write(lines[1:])
+                    path.unlink()
+                for line in lines[1:]:
+                    self._add(line)
 
     def __contains__(self, key: str) -> bool:
         return key in self._answers
@@ -119,11 +132,11 @@ class ResponseLog:
 
     def _append(self, line: Line) -> None:
         with writing(self.path):
-            self._write(line)
+            self._write([line])
         self._add(line)
 
-    def _write(self, line: Line) -> None:
-        content = line.encode()
+    def _write(self, lines: Iterable[Line]) -> None:
+        content = b"".join(line.encode() for line in lines)
         if self._file.write(content) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -136,10 +149,17 @@ class ResponseLog:
             self.cost[name] = max(before, amount) if name.startswith("peak") else before + amount
 
 
+def logs_of_ranks(path: Path) -> list[Path]:
+    """The logs of other processes of torchrun next to that of process 0."""
+    name = re.compile(rf"{re.escape(path.stem)}\.\d+")
+    return [other for other in path.parent.glob("*.jsonl") if name.fullmatch(other.stem)]
+
+
 def answers_in(path: Path, header: Header) -> int:
-    """The number of answers in a log with this header; 0 without one."""
-    lines = _readable(path.read_bytes()) if path.is_file() else []
-    return len(_answers(lines)) if lines and lines[0].header == header else 0
+    """The number of answers in a log with this header, and in those of other processes of torchrun."""
+    logs = [path, *logs_of_ranks(path)]
+    read = [_readable(log.read_bytes()) for log in logs if log.is_file()]
+    return len(_answers(line for lines in read if lines and lines[0].header == header for line in lines))
 
 
 def adopt_answers(folder: Path, header: Header) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -12,10 +13,8 @@ from typing import TYPE_CHECKING
 
 from moe_lab.config.progress import duration
 from moe_lab.errors import CONTINUES, MoeLabError, RunHeldError, exit_code, print_error
-from moe_lab.results.folder import RunFolder
+from moe_lab.results.folder import ATTEMPT, RunFolder
 from moe_lab.results.logs import answers_in
-from moe_lab.results.stored_files import whole_mapping
-from moe_lab.runs.board import current, is_worker
 from moe_lab.runs.jobs import Job, distinct_runs
 
 if TYPE_CHECKING:
@@ -30,40 +29,29 @@ if TYPE_CHECKING:
 def run_state(run: Run, workload: Workload) -> tuple[str, float]:
     """(the state in words, the share of the answers that is left to compute). Only reads the run's folder."""
     if run.done and not run.config.rerun:
-        return ("done" if run.measured else _missing(run)), 0.0
-    held, answered = run.store.is_held(), _answered(run)
+        if run.measured:
+            return "done", 0.0
+        stored = run.stored()
+        if stored is not None and stored.older_intervals:
+            return "intervals to make anew", 0.0
+        return ("verdicts missing" if run.judges else "metrics missing"), 0.0
+    name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
+    held, answered = run.store.is_held(), answers_in(run.folder / name, run.answers_header)
     if not held and not answered:
         return "missing", 1.0
-    word = "running" if held else _ended(run)
+    word = "running" if held else "failed" if (run.folder / "status.json").exists() else "interrupted"
     requests = max(round(workload.requests), answered)
     return f"{word}, {answered:,} of {requests:,} answered", 1 - answered / requests
-
-
-def _missing(run: Run) -> str:
-    """The part of a stored result that the same command would add."""
-    stored = run.stored()
-    if stored is not None and stored.older_intervals:
-        return "intervals to make anew"
-    return "verdicts missing" if run.judges else "metrics missing"
-
-
-def _answered(run: Run) -> int:
-    """The number of stored answers, which would not be computed again."""
-    name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
-    return answers_in(run.folder / name, run.answers_header)
-
-
-def _ended(run: Run) -> str:
-    """`failed` after an error, else `interrupted`."""
-    status = whole_mapping(run.folder / "status.json") or {}
-    return "failed" if status.get("status") == "error" else "interrupted"
 
 
 # Executes jobs one after the other. A failure is recorded and the other jobs still run
 #
 # Several identical commands may run at once. Each skips runs that another one holds a lock on, and comes back to them
-# when nothing else is left. It takes over the runs of a command that has died.
+# when nothing else is left. It takes over the runs of a command that has died. The workers of `launcher=` are such
+# commands; they only write no tables.
 
+STARTER = "MOE_LAB_STARTER"
+"""Environment variable of workers: the process that has started them, if it is on the same machine."""
 PAUSE = 1.0
 """Seconds between two attempts at runs that other processes hold."""
 
@@ -79,7 +67,12 @@ class Failure:
 
 
 class FailedInWorkerError(MoeLabError):
-    """A run failed in another worker of the same command."""
+    """A run failed in a worker of the same command."""
+
+
+def is_worker() -> bool:
+    """Whether this process is a worker. The command that started it writes the tables."""
+    return STARTER in os.environ
 
 
 def run_all(
@@ -99,12 +92,12 @@ def run_all(
 
 
 @dataclass(frozen=True)
-class _Step:
-    """A run of a job, or its studies."""
+class Step:
+    """A run of a job, or its trainings and studies."""
 
     job: Job
     run: Run | None = None
-    """None: the studies."""
+    """None: the trainings and studies."""
 
     @property
     def name(self) -> str:
@@ -115,17 +108,23 @@ class _Step:
         run = self.run
         return run is not None and run.done and run.measured and not run.config.rerun
 
-    def make(self, models: ModelPool, logged: bool) -> Outcome | None:
-        from moe_lab.runs.execute import execute
+    def failure(self) -> str | None:
+        """Why it failed in another worker of the same command."""
+        attempt = os.environ.get(ATTEMPT)
+        folders = [self.run.folder] if self.run is not None else self.job.folders
+        reasons = (RunFolder(folder, "").failure(attempt) for folder in folders if attempt)
+        return next(filter(None, reasons), None)
 
+    def make(self, models: ModelPool) -> Outcome | None:
         if self.run is None:
             self.job.tune(models)
             return None
-        return _execute_logged(self.run, models, self.job) if logged else execute(self.run, models)
+        return _execute_logged(self.run, models, self.job)
 
 
-def _steps(job: Job) -> list[_Step]:
-    return [_Step(job, run) for run in job.runs] or [_Step(job)]
+def steps_of(job: Job) -> list[Step]:
+    """The runs of a job; before they are known, the step that leads to them."""
+    return [Step(job, run) for run in job.runs] or [Step(job)]
 
 
 class _Attempts:
@@ -135,22 +134,19 @@ class _Attempts:
     """
 
     def __init__(self, jobs: Sequence[Job], models: ModelPool, wait: bool):
-        self.models, self.wait, self.board = models, wait, current()
+        self.models, self.wait = models, wait
         self.outcomes: dict[str, Outcome] = {}
         self.failures: list[Failure] = []
         jobs = [job for job in jobs if not (job.timed and is_worker())]
-        self._queue = deque(step for job in jobs for step in _steps(job))
+        self._queue = deque(step for job in jobs for step in steps_of(job))
         tuned = sum(job.coming for job in jobs if not job.runs)
         self._total = len({step.name for step in self._queue}) + tuned
-        stored = list({step.name for step in self._queue if step.stored})
-        self._unmade = self._total - len(stored)
+        self._unmade = self._total - len({step.name for step in self._queue if step.stored})
         self._start, self._before = time.monotonic(), 0
         self._made: set[str] = set()
         self._announced: set[str] = set()
         self._blocked: dict[str, RunHeldError] = {}
         self._waiting = ""
-        if self.board is not None:
-            self.board.begin(self._total, stored)
 
     def make_all(self) -> None:
         """Make every step. Steps that another process holds are tried again after the others."""
@@ -168,27 +164,29 @@ class _Attempts:
                     continue
                 self._queue.append(step)
                 held += 1
-                if held >= len(self._queue):
-                    self._pause(error)
+                if held >= len(self._queue):  # other processes hold all remaining steps
+                    if str(error) != self._waiting:
+                        self._waiting = str(error)
+                        print(f"Waiting: {error}", file=sys.stderr)
+                    time.sleep(PAUSE)
                     held = 0
                 continue
             held = 0
             if step.run is None and step.job.runs:
-                self._queue.extendleft(reversed(_steps(step.job)))
+                self._queue.extendleft(reversed(steps_of(step.job)))
 
-    def _make(self, step: _Step) -> None:
+    def _make(self, step: Step) -> None:
         stored = step.stored
-        if (stored and is_worker()) or step.name in self._failed:
+        if (stored and is_worker()) or step.name in {failure.name for failure in self.failures}:
             return
-        if not stored and self.board is not None and (message := self.board.failures().get(step.name)):
-            self._fail(step, FailedInWorkerError(message))
+        if not stored and (reason := step.failure()) is not None:
+            if not is_worker():
+                self._fail(step, FailedInWorkerError(reason))
             return
         self._check_free(step)
-        if not (stored and self.board is not None):  # the workers have reported it
-            self._announce(step)
+        self._announce(step)
         try:
-            logged = not stored or self.board is None or step.name not in self.board.made()
-            outcome = step.make(self.models, logged)
+            outcome = step.make(self.models)
         except RunHeldError:
             raise
         except (Exception, KeyboardInterrupt) as error:
@@ -202,14 +200,8 @@ class _Attempts:
             self._start, self._before = time.monotonic(), len(self._made)
         if outcome is not None:
             self.outcomes[outcome.run.run_id] = outcome
-        if self.board is not None:
-            self.board.end(step.name)
 
-    @property
-    def _failed(self) -> set[str]:
-        return {failure.name for failure in self.failures}
-
-    def _check_free(self, step: _Step) -> None:
+    def _check_free(self, step: Step) -> None:
         """Raise RunHeldError if another process works on the run, or still holds something that the run needs.
 
         A held training, for example, is found only when the run begins. The next attempt checks it first.
@@ -220,14 +212,11 @@ class _Attempts:
         if step.run is not None:
             step.run.check_free()
 
-    def _fail(self, step: _Step, error: BaseException) -> None:
+    def _fail(self, step: Step, error: BaseException) -> None:
         self._made.add(step.name)
         self.failures.append(Failure(step.name, step.run.run_id if step.run else None, error))
-        known = isinstance(error, KeyboardInterrupt | RunHeldError | FailedInWorkerError)
-        if self.board is not None and not known:
-            self.board.end(step.name, str(error) or type(error).__name__)
 
-    def _announce(self, step: _Step) -> None:
+    def _announce(self, step: Step) -> None:
         if self._total < 2 or step.name in self._announced:
             return
         self._announced.add(step.name)
@@ -235,13 +224,6 @@ class _Attempts:
         known = made > 0 and all(one.run is not None for one in (step, *self._queue))
         note = f", about {duration((time.monotonic() - self._start) / made * left)} left" if known else ""
         print(f"[{len(self._announced)}/{self._total}] {step.name}{note}", file=sys.stderr)
-
-    def _pause(self, error: RunHeldError) -> None:
-        """Wait for PAUSE seconds: other processes hold all remaining steps."""
-        if str(error) != self._waiting:
-            self._waiting = str(error)
-            print(f"Waiting: {error}", file=sys.stderr)
-        time.sleep(PAUSE)
 
 
 def _execute_logged(run: Run, models: ModelPool, job: Job) -> Outcome:
@@ -270,12 +252,6 @@ def report_failures(failures: Sequence[Failure], alone: bool) -> None:
             print(CONTINUES, file=sys.stderr)
         else:
             print_error(failure.error)
-
-
-def worker_exit_code(failures: Sequence[Failure]) -> int:
-    """130 or 143 if interrupted, else 0, because the command that started the worker reports the failures."""
-    stops = [failure.error for failure in failures if isinstance(failure.error, KeyboardInterrupt)]
-    return exit_code(stops[0]) if stops else 0
 
 
 def grid_exit_code(errors: Sequence[BaseException]) -> int:

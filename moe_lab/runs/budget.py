@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import ceil, prod
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.engine.planned import Asked
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def estimates(runs: Sequence[Run]) -> list[Workload]:
-    """The workload of every run. Runs of a grid that send the same requests to the same model are estimated once."""
+    """The workload of every run, without its baseline. Runs that send the same requests are estimated once."""
     known: dict[tuple[Any, ...], Workload] = {}
     workloads = []
     for run in runs:
         config = run.config
         settings = repr([getattr(config, name) for name in sorted(HASHED)])
-        designed = repr(config.method) if type(run.method).architecture is not Method.architecture else ""
+        designed = repr(config.method) if _has_own_design(run) else ""
         key = (id(run.tasks), str(run.samples), repr(config.model), config.offline, settings, designed)
         if key not in known:
             known[key] = workload_of(run)
@@ -41,19 +41,32 @@ def estimates(runs: Sequence[Run]) -> list[Workload]:
 
 def workload_of(run: Run) -> Workload:
     """The workload of a run without its baseline."""
+    from moe_lab.engine.forward.layers import runs_on_kv_cache
+
     config = run.method.architecture(run.config)
     workload = workload_of_tasks(run.tasks["tasks"], run.samples, run.config, config)
-    embedded = run.facts.path is None and type(run.method).architecture is Method.architecture
-    by_engine = embedded or _has_kv_engine(config.__class__, config.to_json_string(use_diff=False))
-    return replace(workload, one_by_one=not by_engine)
+    return replace(workload, one_by_one=not (_is_embedded(run) or runs_on_kv_cache(_without_weights(config))))
+
+
+def _has_own_design(of: Run | Study | Training) -> bool:
+    """Whether the method says which model it makes."""
+    return type(of.method).architecture is not Method.architecture
+
+
+def _is_embedded(of: Run | Study | Training) -> bool:
+    return of.facts.path is None and not _has_own_design(of)
+
+
+def _without_weights(config: Any) -> Any:
+    """A model of a configuration of transformers, on the meta device."""
+    return _empty(config.__class__, config.to_json_string(use_diff=False))
 
 
 @lru_cache(maxsize=64)
-def _has_kv_engine(kind: Any, text: str) -> bool:
-    from moe_lab.engine.forward.layers import runs_on_kv_cache
+def _empty(kind: Any, text: str) -> Any:
     from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
 
-    return runs_on_kv_cache(empty_model(kind.from_dict(json.loads(text))))
+    return empty_model(kind.from_dict(json.loads(text)))
 
 
 GIGABYTE = 1e9
@@ -95,7 +108,7 @@ def planned_memory(of: Run | Study, workload: Workload, reuse: bool = False) -> 
         reuse: whether it caches clean activations, as a study of temperatures does.
     """
     config, method = of.config, of.method
-    if of.facts.path is None and type(method).architecture is Method.architecture:
+    if _is_embedded(of):
         return None
     whole = Asked()
     for _, each in workload.asked:
@@ -151,11 +164,17 @@ class Budget:
 
     def add(self, of: Run | Study | Training, trains: bool = False) -> None:
         """Count the weights that a run, study or training reads, and the model that it writes if it `trains`."""
-        total, dtype = _architecture(of)
-        if of.facts.path is not None and of.method.reads_weights:
-            self.weights[of.facts.path] = total * _bytes(dtype)
+        architecture = of.method.architecture(of.config)
         method: Any = of.method
-        for name in method.training_left(of.config, of.facts) if trains else ():
+        path, dtype = of.facts.path, str(architecture.dtype or "float32")
+        left = method.training_left(of.config, of.facts) if trains else {}
+        downloads = path is not None and method.reads_weights
+        if not (downloads or left):
+            return
+        total = sum(own.numel() for own in _without_weights(architecture).parameters())
+        if path is not None and downloads:
+            self.weights[path] = total * _bytes(dtype)
+        for name in left:
             adapter = method.adapter_parameters(of.config)
             written = total if adapter is None else adapter
             self.trained[name] = written * _bytes(of.facts.dtype if adapter is None else "float32")
@@ -192,38 +211,6 @@ def study_workload(study: Study) -> Workload:
     return workload_of_tasks(tasks, documents, study.config)
 
 
-def _architecture(of: Run | Study | Training) -> tuple[int, str]:
-    """The parameters and the dtype of the model that answers. Runs of a grid that share a model read them once."""
-    own = type(of.method).architecture is not Method.architecture
-    design = of.config.method if own else None
-
-    def read() -> tuple[int, str]:
-        config = of.method.architecture(of.config)
-        if of.facts.path is None and not own:  # transformers' modeling code takes seconds to import
-            from moe_lab.models.files import read_header
-            from moe_lab.models.source import model_folder
-
-            weights = read_header(model_folder(of.config.model, offline=True) / "model.safetensors")
-            total = sum(prod(weight["shape"]) for weight in weights.values())
-        else:
-            total = parameters_of(config)
-        return total, str(config.dtype or "float32")
-
-    return once(f"architecture {of.config.model} {of.config.offline} {design}", read)
-
-
-def parameters_of(config: Any) -> int:
-    """The number of parameters of a model of this configuration, counted on a model without weights."""
-    return _counted(config.__class__, config.to_json_string(use_diff=False))
-
-
-@lru_cache(maxsize=64)
-def _counted(kind: Any, text: str) -> int:
-    from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
-
-    return sum(own.numel() for own in empty_model(kind.from_dict(json.loads(text))).parameters())
-
-
 def hours_text(hours: float) -> str:
     """`1,234`, `12.3`, `0.0045`; a dash for none."""
     if not hours:
@@ -239,10 +226,3 @@ def _bytes(dtype: str) -> int:
 
 def _gigabytes(size: float) -> str:
     return f"{size / GIGABYTE:,.3g} GB" if size < 100 * GIGABYTE else f"{size / GIGABYTE:,.0f} GB"
-
-
-def model_name(of: Run | Study | Training) -> str:
-    """The hub id, folder or name of the model whose parameters are counted. A pre-training design has its own name."""
-    if not of.method.reads_weights:
-        return f"{of.method.config.name} {of.method.config.label}"
-    return of.facts.path or of.facts.name

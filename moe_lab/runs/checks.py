@@ -45,41 +45,40 @@ def check_chat_template(config: Config) -> None:
 
 
 NUMBERS = {
-    "temperature": (float, 0, None),
-    "top_p": (float, 0, 1),
-    "min_p": (float, 0, 1),
-    "typical_p": (float, 0, 1),
-    "epsilon_cutoff": (float, 0, 1),
-    "eta_cutoff": (float, 0, 1),
-    "repetition_penalty": (float, 0, None),
-    "top_k": (int, 0, None),
-    "no_repeat_ngram_size": (int, 0, None),
+    "temperature": (float, None),
+    "top_p": (float, 1),
+    "min_p": (float, 1),
+    "typical_p": (float, 1),
+    "epsilon_cutoff": (float, 1),
+    "eta_cutoff": (float, 1),
+    "repetition_penalty": (float, None),
+    "top_k": (int, None),
+    "no_repeat_ngram_size": (int, None),
 }
-"""Supported numeric generation settings: type, least and greatest value."""
+"""Supported numeric generation settings: type, and greatest value. The least is 0."""
 
 
 def _check_setting(key: str, value: Any) -> None:
     """Raise ConfigError for an unsupported generation setting, or an impossible value of one."""
     known = (*MAX_NEW_TOKENS, "until", "do_sample", "num_beams", *NUMBERS)
+    expected = None
     if key not in known:
-        raise ConfigError(
-            f"gen_kwargs: {key} is not a supported generation setting.{did_you_mean(key, known)}\n"
-            f"Settings: {', '.join(known)}."
-        )
-    if key in NUMBERS:
-        kind, least, most = NUMBERS[key]
+        expected = f"one of {', '.join(known)}.{did_you_mean(key, known)}"
+    elif key in NUMBERS:
+        kind, most = NUMBERS[key]
         is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-        if not is_number or value < least or (most is not None and value > most):
-            upto = "" if most is None else f" and at most {most}"
-            raise ConfigError(f"gen_kwargs: {key}={value} must be {kind.__name__}, at least {least}{upto}.")
+        if not is_number or value < 0 or (most is not None and value > most):
+            expected = f"{kind.__name__}, at least 0" + ("" if most is None else f" and at most {most}")
     elif key == "do_sample" and not isinstance(value, bool):
-        raise ConfigError(f"gen_kwargs: do_sample={value} must be true or false.")
+        expected = "true or false"
     elif key == "num_beams" and value != 1:
-        raise ConfigError("gen_kwargs: beam search is not supported; leave num_beams out.")
+        expected = "1, because beam search is not supported"
     elif key == "until" and not all(
         isinstance(x, str) for x in (value if isinstance(value, list) else [value])
     ):
-        raise ConfigError(f"gen_kwargs: until={value} must be a text or a list of texts.")
+        expected = "a text or a list of texts"
+    if expected is not None:
+        raise ConfigError(f"gen_kwargs: {key}={value} must be {expected}")
 
 
 def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
@@ -122,18 +121,6 @@ def check_code_execution(config: Config, tasks: TaskDict) -> None:
     unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in tasks["tasks"].values())
     if unsafe and not config.predict_only and not config.task.confirm_run_unsafe_code:
         check_sandbox()
-
-
-def check_texts(tasks: TaskDict, samples: dict[str, list[int]]) -> None:
-    """Raise TaskError for a perplexity task whose selected documents are all empty, so that it has no score."""
-    for name, task in tasks["tasks"].items():
-        if task.get_config("output_type") != "loglikelihood_rolling":
-            continue
-        if not any(task.doc_to_target(task.task_docs[number]) for number in samples[name]):
-            raise TaskError(
-                f"{name}: all {len(samples[name])} selected documents are empty texts, which have no perplexity.\n"
-                "Choose others with limit= or samples=."
-            )
 
 
 def check_metric(config: Config, tasks: TaskDict) -> None:

@@ -28,7 +28,9 @@ def compare_results(configs: Sequence[Config]) -> int:
     if len(configs) > 1:
         raise ConfigError("mode=compare takes no grid. Leave out -m; b= takes several, separated by commas.")
     [config] = configs
-    _check_keys(config)
+    for override in config.overrides:
+        if override.partition("=")[0].lstrip("+") not in KEYS:
+            raise ConfigError(f"mode=compare reads stored results; {override} changes nothing. Leave it out.")
     assert config.a is not None and config.b is not None
     others = [Path(path.strip()) for path in config.b.split(",")]
     comparison, file, page = compared(Path(config.a), others, Path(config.output_dir))
@@ -44,35 +46,16 @@ def compared(first: Path, others: Sequence[Path], output_dir: Path) -> tuple[Com
     Raises ConfigError if the results cannot be compared.
     """
     from moe_lab.reports.pages.comparison_page import write_comparison_page
-    from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.results.comparisons.comparison import compare
     from moe_lab.results.comparisons.evaluation import read_evaluation
 
-    comparison = compare([read_evaluation(key, path) for key, path in _paths(first, others).items()])
+    keys = ["b"] if len(others) == 1 else [f"b{number}" for number in range(1, len(others) + 1)]
+    paths = {key: path.expanduser() for key, path in zip(["a", *keys], [first, *others], strict=True)}
+    if len({path.resolve() for path in paths.values()}) < len(paths):
+        raise ConfigError("a= and b= name the same result twice. Give different ones.")
+    comparison = compare([read_evaluation(key, path) for key, path in paths.items()])
     file = write_comparison(comparison, output_dir)
-    try:
-        page = write_comparison_page(comparison, file.with_suffix(".html"))
-    except UNEXPECTED:
-        _check_answers(comparison)
-        raise
-    return comparison, file, page
-
-
-def _check_answers(comparison: Comparison) -> None:
-    """Raise DamagedError for a sample log with an answer that a page cannot show."""
-    from moe_lab.reports.pages.answers import answer_of
-    from moe_lab.reports.pages.page import UNEXPECTED
-    from moe_lab.results.comparisons.evaluation import MOVED
-    from moe_lab.results.stored_files import damaged
-
-    for evaluation in comparison.evaluations:
-        for task, samples in evaluation.samples.items():
-            for sample in samples:
-                try:
-                    answer_of(sample, "acc")
-                except UNEXPECTED as error:
-                    problem = f"the answer to document {sample.document} cannot be read"
-                    raise damaged(evaluation.samples_files[task], problem, MOVED) from error
+    return comparison, file, write_comparison_page(comparison, file.with_suffix(".html"))
 
 
 def refuse_experiment(config: Config, cell: Cell) -> int:
@@ -96,20 +79,3 @@ def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
     labels = task_label([evaluation.label for evaluation in comparison.evaluations])
     path = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest()) / "comparison.json"
     return write_file(path, json_text(comparison))
-
-
-def _check_keys(config: Config) -> None:
-    """Raise ConfigError for an override that a comparison does not read."""
-    for override in config.overrides:
-        key = override.partition("=")[0].lstrip("+")
-        if key not in KEYS:
-            raise ConfigError(f"mode=compare reads stored results; {override} changes nothing. Leave it out.")
-
-
-def _paths(first: Path, others: Sequence[Path]) -> dict[str, Path]:
-    """{key: path}: `a`, then `b`, or `b1`, `b2`, ... for several."""
-    keys = ["b"] if len(others) == 1 else [f"b{number}" for number in range(1, len(others) + 1)]
-    paths = {key: path.expanduser() for key, path in zip(["a", *keys], [first, *others], strict=True)}
-    if len({path.resolve() for path in paths.values()}) < len(paths):
-        raise ConfigError("a= and b= name the same result twice. Give different ones.")
-    return paths

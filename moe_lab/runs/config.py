@@ -13,7 +13,6 @@ import yaml
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import top_level_keys
 from moe_lab.config.schema import GROUP_CONFIGS, Config
-from moe_lab.config.terminal import one_line, shown
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import get_method, methods_with
@@ -31,7 +30,11 @@ def to_configs(cells: list[Cell]) -> list[Config]:
     """The typed configurations of a grid. An error names its cell."""
     configs = []
     for cell in cells:
-        _check_storage(cell)
+        storage = cell.interpolated.get("tuning", {}).get("storage") or cell.values["tuning"].get("storage")
+        if isinstance(storage, str):  # outside of in_cell, whose message prints the overrides
+            from moe_lab.runs.tuning.storage_url import refuse_typed_password
+
+            refuse_typed_password(storage)
         with in_cell(cell.overrides, alone=len(cells) == 1):
             config = to_config(cell)
             if config.mode not in STORED_ONLY and not Path(config.data_dir or ".").is_dir():
@@ -53,29 +56,26 @@ def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
         raise type(error)(f"In the cell {' '.join(overrides)}:\n{error}") from error
 
 
-def _check_storage(cell: Cell) -> None:
-    """`refuse_typed_password` of `tuning.storage`.
-
-    Call this outside of `in_cell`, whose message prints the overrides.
-    """
-    typed = cell.interpolated.get("tuning", {}).get("storage") or cell.values["tuning"].get("storage")
-    if isinstance(typed, str):
-        from moe_lab.runs.tuning.storage_url import refuse_typed_password
-
-        refuse_typed_password(typed)
-
-
 def to_config(cell: Cell) -> Config:
     """The typed configuration of a cell. Raises ConfigError with the key, and the expected values or closest key."""
     values = dict(cell.values)
-    _check_names(values)
+    known = top_level_keys()
+    for key in values:
+        if key not in known:
+            others = {group: one for group, one in values.items() if isinstance(one, dict) and group != key}
+            raise unknown_key(
+                key, known + [f"{group}.{name}" for group, one in others.items() for name in one]
+            )
     _check_texts(values)
     sections: dict[str, Any] = {}
     for group in GROUP_CONFIGS:
         section = _section(values, group)
         named = section.get("name") is not None
         sections[group] = section if named else {**section, "name": cell.choices[group]}
-    _name_model(sections["model"], cell.overrides)
+    typed_keys = {override.partition("=")[0].lstrip("+") for override in cell.overrides}
+    model = sections["model"]
+    if model.get("path") and "model.path" in typed_keys and "model.name" not in typed_keys:
+        model["name"] = PurePath(str(model["path"])).name
     typed = {
         group: build(GROUP_CONFIGS[group], section, prefix=f"{group}.", texts=True)
         for group, section in sections.items()
@@ -91,31 +91,19 @@ def to_config(cell: Cell) -> Config:
     return build(Config, whole, prefix="", texts=True)
 
 
-def _check_names(values: dict[str, Any]) -> None:
-    known = top_level_keys()
-    nested = [
-        f"{group}.{key}" for group, section in values.items() if isinstance(section, dict) for key in section
-    ]
-    for key in values:
-        if key not in known:
-            raise unknown_key(key, known + [name for name in nested if not name.startswith(f"{key}.")])
-
-
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
+    """Raise ConfigError for a key without a value, and for one that is too long for a file's name."""
     for key, value in values.items():
         if value == "":
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
-        longest = max(map(len, value.split("/"))) if isinstance(value, str) and key not in TEXTS else 0
-        if longest > LONGEST_NAME or (longest and len(value) > LONGEST_PATH):
-            raise ConfigError(f"{prefix}{key}={value[:40]}...: no file or option has so long a name.")
-        if isinstance(value, str) and key not in TEXTS and one_line(value) != shown(value):
-            raise ConfigError(
-                f"{prefix}{key}={one_line(value)}: a name or path has no line break. Leave it out."
-            )
-        if isinstance(value, int) and abs(value) >= 10**LONGEST_NAME:  # a path may be made of digits
-            raise ConfigError(
-                f"{prefix}{key}: a number of more than {LONGEST_NAME} digits. Give a smaller one."
-            )
+        if isinstance(value, str) and key not in TEXTS:
+            too_long = max(map(len, value.split("/"))) > LONGEST_NAME or len(value) > LONGEST_PATH
+        else:
+            too_long = (
+                isinstance(value, int) and abs(value) >= 10**LONGEST_NAME
+            )  # a path may be made of digits
+        if too_long:
+            raise ConfigError(f"{prefix}{key}: no file or option has so long a name. Give a shorter one.")
         if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
             _check_texts(value, f"{key}.")
 
@@ -125,13 +113,6 @@ def _section(values: dict[str, Any], group: str) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise ConfigError(f"{group}={section}: choose an option of conf/{group}/ (see --help).")
     return section
-
-
-def _name_model(section: dict[str, Any], overrides: list[str]) -> None:
-    """Name a model after the last part of `model.path=`, unless `model.name=` is given."""
-    keys = {override.partition("=")[0].lstrip("+") for override in overrides}
-    if section.get("path") and "model.path" in keys and "model.name" not in keys:
-        section["name"] = PurePath(str(section["path"])).name
 
 
 def _gen_kwargs(value: Any) -> Any:

@@ -4,10 +4,9 @@
     torchrun --nproc-per-node 2 -m moe_lab method=roe model=mixtral model.tp_plan=auto task=gsm8k
     torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base method.dataset=lima task=arc_easy
 
-Process 0 alone reads stored files, computes scores and writes. It broadcasts the calls that all processes make: loading
-the model, training it (method=finetune-freeze), and answering requests. Each process answers a part of the requests
-(`evaluation/lms.py`). With `model.tp_plan`, which splits every layer, all processes answer the same requests. If a
-process fails, torchrun ends the others; the same command continues.
+Process 0 alone computes scores and writes results. It broadcasts the calls that all processes make: loading a model,
+training it (method=finetune-freeze), and answering requests (`evaluation/lms.py`). If a process fails, torchrun ends
+the others; the same command continues.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from moe_lab.methods.method import Context, ModelMaker, TrainingMethod
 from moe_lab.models.distributed import broadcast, num_processes, sharded
 
 if TYPE_CHECKING:
-    from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+    from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
     from moe_lab.models.memory import ModelPool
 
@@ -63,63 +62,39 @@ def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
 
 
 def _check(configs: Sequence[Config]) -> None:
-    for config in configs if num_processes() > 1 else ():
-        _check_devices(config)
-    if any(config.model.tp_plan for config in configs):
-        _check_split(configs)
-    elif num_processes() > 1 and not configs[0].experiment:
-        for config in configs:
-            _check_divided(config)
-
-
-def _check_devices(config: Config) -> None:
-    if config.model.device_map or config.device.startswith("cuda:"):
-        raise ConfigError(
-            "Each process of torchrun has one GPU: leave device=cuda:<index> and model.device_map out. "
-            "CUDA_VISIBLE_DEVICES says which GPUs they share."
-        )
-
-
-def _check_split(configs: Sequence[Config]) -> None:
-    one = configs[0]
-    if num_processes() < 2:
-        raise ConfigError(
-            "model.tp_plan splits a model over several processes: torchrun --nproc-per-node 2 -m moe_lab ... "
-            "model.device_map=auto uses several GPUs in one process."
-        )
-    if len(configs) > 1 or one.num_seeds > 1 or one.tuning.name != "none" or one.experiment:
-        raise ConfigError("model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.")
-    if issubclass(get_method(one.method.name), ModelMaker):
-        raise ConfigError("model.tp_plan splits models that are evaluated; training takes one process.")
-
-
-def _check_divided(config: Config) -> None:
-    method = get_method(config.method.name)
-    if issubclass(method, ModelMaker):
-        raise ConfigError(f"method={config.method.name} trains in one process: start it without torchrun.")
-    if config.tuning.name != "none":
-        raise ConfigError(
-            "Processes of torchrun divide one evaluation, and no study. tuning= with launcher=, or the same command in "
-            "several terminals, shares its trials."
-        )
-    if config.metrics != "none" and not issubclass(method, TrainingMethod):
-        raise ConfigError(f"metrics={config.metrics} takes one process: start it without torchrun.")
-
-
-class LeaderLM:
-    """The `EngineLM` of process 0 with `model.tp_plan`: the other processes answer the same requests."""
-
-    def __init__(self, lm: EngineLM, config: Config):
-        self._lm = lm
-        self._config = config
-
-    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
-        """As `EngineLM.answer`."""
-        broadcast(partial(_answer, self._config, kind, list(requests)))
-        self._lm.answer(kind, requests, on_answer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lm, name)
+    one, several = configs[0], num_processes() > 1
+    for config in configs:
+        method = get_method(config.method.name)
+        if several and (config.model.device_map or config.device.startswith("cuda:")):
+            raise ConfigError(
+                "Each process of torchrun has one GPU: leave device=cuda:<index> and model.device_map out. "
+                "CUDA_VISIBLE_DEVICES says which GPUs they share."
+            )
+        if issubclass(method, ModelMaker) and (several or config.model.tp_plan):
+            raise ConfigError(
+                f"method={config.method.name} trains in one process: start it without torchrun."
+            )
+        if config.model.tp_plan and not several:
+            raise ConfigError(
+                "model.tp_plan splits a model over several processes: torchrun --nproc-per-node 2 -m moe_lab ... "
+                "model.device_map=auto uses several GPUs in one process."
+            )
+        if config.model.tp_plan and (
+            len(configs) > 1 or one.num_seeds > 1 or one.tuning.name != "none" or one.experiment
+        ):
+            raise ConfigError("model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.")
+        if several and not one.experiment and config.tuning.name != "none":
+            raise ConfigError(
+                "Processes of torchrun divide one evaluation, and no study. tuning= with launcher=, or the same "
+                "command in several terminals, shares its trials."
+            )
+        if (
+            several
+            and not one.experiment
+            and config.metrics != "none"
+            and not issubclass(method, TrainingMethod)
+        ):
+            raise ConfigError(f"metrics={config.metrics} takes one process: start it without torchrun.")
 
 
 def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:
@@ -195,8 +170,3 @@ def follower_lm(config: Config) -> Iterator[EngineLM]:
     with method.open(_models().get(config), Context(config=config)) as lm:
         lm.progress = False
         yield lm
-
-
-def _answer(config: Config, kind: str, requests: list[Request]) -> None:
-    with follower_lm(config) as lm:
-        lm.answer(kind, requests, lambda index, answer: None)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from moe_lab.config.schema import Config
-from moe_lab.errors import ModelError, MoeLabError, ResultsError, RunHeldError
+from moe_lab.errors import ModelError, MoeLabError, ResultsError, RunHeldError, first_line
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import check_samples, read_samples
@@ -16,57 +14,25 @@ from moe_lab.results.stored_files import DamagedError, warn_once
 from moe_lab.runs.evaluation.evaluate import evaluate_run
 from moe_lab.runs.run import Outcome, Run
 
-# The error for a run or a study that is out of memory
-
-
-class Work(Protocol):
-    """A run or a study."""
-
-    @property
-    def config(self) -> Config: ...
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def method(self) -> Any: ...
-
 
 @contextmanager
-def memory_errors(run: Work) -> Iterator[None]:
-    """Turn "out of memory", of the device or the machine, into a MoeLabError that names settings which need less."""
+def memory_errors(name: str) -> Iterator[None]:
+    """Turn "out of memory", of the device or the machine, into a MoeLabError that names the run or study."""
+    import torch
+
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
+        of_cpu = "DefaultCPUAllocator" in str(error)  # a plain RuntimeError
+        if not of_cpu and not isinstance(error, MemoryError | torch.OutOfMemoryError):
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise MoeLabError(f"{run.folder.name}: out of memory: {reason[:300]}\n{_less_memory(run)}") from error
-
-
-def _less_memory(run: Work) -> str:
-    """The settings that need less memory."""
-    n = getattr(run.method.config, "n", None)
-    if run.config.batch_size == 1 and n is not None and n > 1:
-        return (
-            f"method.n={n}: the routing samples of one request do not fit together. Give a lower method.n=.\n"
-            "max_length= and dtype= also need less memory. Each makes another run."
-        )
-    smaller = "" if n is None else f", method.n= (now {n})"
-    return (
-        f"Stored answers are kept: the same command with a lower batch_size= (now {run.config.batch_size}) continues.\n"
-        f"max_length={smaller} and dtype= also need less memory, but make another run."
-    )
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Devices raise PyTorch's OutOfMemoryError, the CPU allocator a plain RuntimeError."""
-    import torch
-
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+        raise MoeLabError(
+            f"{name}: out of memory: {first_line(error)}.\nStored answers are kept: the same command with a lower "
+            "batch_size= continues. A lower max_length=, dtype= or method.n= makes another run."
+        ) from error
 
 
 # Whether a stored result is returned, or the run has to be computed (again)
-
-FROM_ANSWERS = "It is written again from the stored answers."
 
 
 def stored_result(run: Run, *, compute: bool = True) -> Outcome | None:
@@ -92,21 +58,9 @@ def _has_samples(result: RunResult) -> bool:
     try:
         check_samples(result)
     except DamagedError as error:
-        warn_once(f"{error.problem}. {FROM_ANSWERS}")
+        warn_once(f"{error.problem}. It is written again from the stored answers.")
         return False
     return True
-
-
-def stored_with_samples(run: Run) -> tuple[RunResult, dict[str, Any]] | None:
-    """The stored result and its sample logs; None if the run has to be evaluated."""
-    results = run.stored()
-    if results is None or not run.measured:
-        return None
-    try:
-        return results, read_samples(results)
-    except DamagedError as error:
-        warn_once(f"{error.problem}. {FROM_ANSWERS}")
-        return None
 
 
 # The order of a computation: first the runs that the run is compared with, then the requests without an answer, then
@@ -130,7 +84,7 @@ def execute(
         return stored
     if not compute:
         raise ResultsError(f"{run.folder.name} has no stored result any more. mode=run computes it.")
-    with run.store.held(), run.store.status(), memory_errors(run):
+    with run.store.held(), run.store.status(), memory_errors(run.folder.name):
         begin()
         results = evaluate_run(run, models, _compared_results(run, models))
     return Outcome(run=run, results=results, stored=False, path=run.folder / "results.json")
@@ -154,15 +108,24 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
 
 def _comparison(run: Run, models: ModelPool) -> dict[str, Any]:
     """The scores and samples of a run to compare with, read or computed."""
-    stored = stored_with_samples(run)
-    if stored is None:
+
+    def stored() -> tuple[RunResult, dict[str, Any]] | None:
+        results = run.stored()
+        if results is None or not run.measured:
+            return None
+        try:
+            return results, read_samples(results)
+        except DamagedError as error:
+            warn_once(f"{error.problem}. It is written again from the stored answers.")
+            return None
+
+    if (found := stored()) is None:
         with run.store.held():
-            stored = stored_with_samples(run)
-            if stored is None:
+            if (found := stored()) is None:
                 with run.store.status():
                     results = evaluate_run(run, models, _compared_results(run, models))
-                stored = results, read_samples(results)
-    results, samples = stored
+                found = results, read_samples(results)
+    results, samples = found
     return {
         "run_id": run.run_id,
         "results": results["results"],

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, TuningConfig
@@ -19,10 +19,9 @@ from moe_lab.reports.measures import View, view_of
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
+from moe_lab.results.score_table import Family, SeedGroup
 from moe_lab.results.scores import Comparison, shown_scores
-from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all, worker_exit_code
-from moe_lab.runs.board import is_worker
+from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.jobs import Job, by_model, distinct_runs, jobs_of, repeated_studies, seeds_of
 
@@ -51,14 +50,15 @@ def _run(configs: Sequence[Config]) -> int:
     jobs = jobs_of(configs)
     check_uploads(jobs)
     outcomes, failures = run_all(jobs, ModelPool(), wait=configs[0].wait)
-    if is_worker():
-        return worker_exit_code(failures)
-    print_studies([study.folder for job in jobs for study in job.studies])
     alone = len(jobs) == 1 and len(jobs[0].runs) < 2
+    if is_worker():
+        report_failures(failures, alone)
+        return grid_exit_code([failure.error for failure in failures])
+    print_studies([study.folder for job in jobs for study in job.studies])
     if failures and not alone:
         _print_failed(failures)
     if outcomes:
-        groups, family = _show(outcomes, configs, jobs)
+        groups, family = _show(outcomes, jobs)
         _log_table(outcomes, jobs, groups, family)
         failures += push_all(outcomes, family)
     report_failures(failures, alone)
@@ -115,7 +115,7 @@ def planned(configs: Sequence[Config]) -> Plan:
         raise ConfigError("\n".join(refused))
     jobs = by_model(jobs)
     if configs[0].pilot is not None:
-        from moe_lab.runs.pilots import run_pilots
+        from moe_lab.runs.speeds import run_pilots
 
         run_pilots(jobs, configs[0].pilot)
     return plan_of(jobs, refused)
@@ -126,10 +126,10 @@ def report_grid(configs: Sequence[Config]) -> int:
 
     Raises ConfigError if there are none.
     """
-    if len(configs) == 1 and _names_no_run(configs[0]):
+    typed = {text.lstrip("+").partition("=")[0] for text in configs[0].overrides}
+    if len(configs) == 1 and typed <= {"mode", "output_dir"}:
         return list_stored(Path(configs[0].output_dir))
     from moe_lab.models.memory import ModelPool
-    from moe_lab.reports.pages.page import UNEXPECTED
     from moe_lab.runs.execute import execute
 
     _check_keys(configs)
@@ -142,32 +142,8 @@ def report_grid(configs: Sequence[Config]) -> int:
     if not stored:
         raise ConfigError(NOTHING_STORED)
     outcomes = [execute(run, ModelPool(), compute=False) for run in stored]
-    try:
-        _show(outcomes, configs, jobs)
-    except UNEXPECTED:
-        shown = [outcome for outcome in outcomes if _can_be_shown(outcome)]
-        if not shown:
-            raise ConfigError("No stored result can be shown.") from None
-        if len(shown) == len(outcomes):
-            raise
-        _show(shown, configs, jobs)
+    _show(outcomes, jobs)
     return 0
-
-
-def _can_be_shown(outcome: Outcome) -> bool:
-    """Whether a page of this stored result alone can be written. If not, prints its name on stderr."""
-    from moe_lab.reports.pages.page import UNEXPECTED, left_out
-    from moe_lab.reports.pages.runs_page import runs_text
-    from moe_lab.reports.terminal.results import outcome_tables
-    from moe_lab.results.stored_files import warn_once
-
-    try:
-        outcome_tables([outcome.results], NO_COMPARISONS)
-        runs_text([outcome.results], NO_COMPARISONS)
-    except UNEXPECTED as error:
-        warn_once(f"{left_out(outcome.path, error)}. It is left out.")
-        return False
-    return True
 
 
 def _log_table(
@@ -188,9 +164,7 @@ def _log_table(
         logger.log_table("scores", score_frame(results, configs, asked, groups, family))
 
 
-def _show(
-    outcomes: Sequence[Outcome], configs: Sequence[Config], jobs: Sequence[Job]
-) -> tuple[list[SeedGroup], Family]:
+def _show(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:
     """Write the summaries over seeds and the page, then print the tables and the paths of all files.
 
     Returns the results by configuration, and the families of the command's comparisons.
@@ -212,14 +186,22 @@ def _show(
 
 
 def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:
-    """The results of a command by configuration, and the families of its comparisons."""
+    """The results of a command by configuration, and the families of its comparisons.
+
+    Runs that others are compared with, such as calibration, are groups of their own. Those of a run with several seeds
+    are left out, because a single seed has no test.
+    """
     from moe_lab.results.score_table import ScoreTable
     from moe_lab.runs.summaries import summarize
 
     groups = summarize(outcomes, repeated_studies(jobs))
-    controls = _compared_groups(outcomes, groups)
-    not_asked = {result.run_id for group in controls for result in group.results}
-    return groups, ScoreTable.of([*groups, *controls], measured_p_values(outcomes), not_asked).family
+    single = {group.results[0].run_id for group in groups if group.summary is None}
+    shown = {outcome.run.run_id for outcome in outcomes}
+    runs = [run for one in outcomes if one.run.run_id in single for run in one.run.compared_runs.values()]
+    controls = {run.run_id: run.stored() for run in runs if run.run_id not in shown}
+    others = [SeedGroup([stored]) for stored in controls.values() if stored is not None]
+    not_asked = {result.run_id for group in others for result in group.results}
+    return groups, ScoreTable.of([*groups, *others], measured_p_values(outcomes), not_asked).family
 
 
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[Comparison, float | None]:
@@ -234,23 +216,6 @@ def _measured(outcomes: Sequence[Outcome]) -> list[tuple[View, list[RunResult]]]
     return [(view, shown) for kind in kinds if (view := view_of(kind)) is not None]
 
 
-def _compared_groups(outcomes: Sequence[Outcome], groups: Sequence[SeedGroup]) -> list[SeedGroup]:
-    """The runs that the command's runs are compared with, such as calibration. Each is a group of its own.
-
-    Runs that belong to a run with several seeds are left out, because a single seed has no test.
-    """
-    single = {group.results[0].run_id for group in groups if group.summary is None}
-    shown = {outcome.run.run_id for outcome in outcomes}
-    found = {
-        other.run_id: other.stored()
-        for outcome in outcomes
-        if outcome.run.run_id in single
-        for other in outcome.run.compared_runs.values()
-        if other.run_id not in shown
-    }
-    return [SeedGroup([stored]) for stored in found.values() if stored is not None]
-
-
 def list_stored(output: Path) -> int:
     """Write a page that lists every run, study and training of a folder. Raises ConfigError if there is none."""
     from moe_lab.reports.pages.listing_page import write_listing_page
@@ -262,21 +227,15 @@ def list_stored(output: Path) -> int:
     return 0
 
 
-def _names_no_run(config: Config) -> bool:
-    """Whether only the mode and the output folder were typed."""
-    return {text.lstrip("+").partition("=")[0] for text in config.overrides} <= {"mode", "output_dir"}
-
-
 def _check_keys(configs: Sequence[Config]) -> None:
     """Raise ConfigError for several headline metrics of one run, and for keys of `tuning` where nothing is tuned."""
     asked: dict[str, str | None] = {}
     for config in configs:
         same = repr(replace(config, task=replace(config.task, metric=None), overrides=[]))
-        first, metric = asked.setdefault(same, config.task.metric), config.task.metric
-        if first != metric:
+        if asked.setdefault(same, config.task.metric) != config.task.metric:
             raise ConfigError(
-                f"task.metric={first},{metric}: a run has all metrics of its task, and a table shows one of them. Give "
-                "one; the page and the run's results.json have all."
+                f"task.metric={asked[same]},{config.task.metric}: a run has all metrics of its task, and a table shows "
+                "one of them. Give one; the page and the run's results.json have all."
             )
     if any(config.tuning.name != "none" for config in configs):
         return
@@ -352,8 +311,7 @@ def train(configs: Sequence[Config]) -> int:
                 f"method={config.method.name} evaluates and others of this grid train. Train first."
             )
     for config in (seeded for each in configs for seeded in seeds_of(each)):
-        maker = get_method(config.method.name)(config.method)
-        assert isinstance(maker, ModelMaker)
+        maker: Any = get_method(config.method.name)(config.method)
         print(maker.train(config))
     return 0
 
@@ -374,21 +332,11 @@ def check_uploads(jobs: Sequence[Job]) -> None:
 
             check_upload(upload, offline=run.config.offline)
             folders.setdefault(upload.repository, set()).add(upload.folder)
-    for repository, several in folders.items():
-        if len(several) > 1:
-            raise ConfigError(
-                f"method.hub_model_id={repository} is one repository, and this command trains {len(several)} models. "
-                "Leave it out: each gets the name of its folder."
-            )
-
-
-def refuse_uploads(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError for an experiment whose models are to be pushed."""
-    if any(_upload_of(run) is not None for run in distinct_runs(jobs)):
-        raise ConfigError(
-            "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push one "
-            "by its own command."
-        )
+            if len(folders[upload.repository]) > 1:
+                raise ConfigError(
+                    f"method.hub_model_id={upload.repository} is one repository, and this command trains several "
+                    "models. Leave it out: each gets the name of its folder."
+                )
 
 
 def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
@@ -402,15 +350,14 @@ def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
             by_folder.setdefault(upload.folder, []).append(outcome)
     failures = []
     for several in by_folder.values():
-        run = several[0].run
-        upload = _upload_of(run)
-        assert upload is not None and isinstance(run.method, TrainingMethod)
         from moe_lab.models.upload import push
 
+        run = several[0].run
+        method: Any = run.method
         scores = [family.correct(score) for outcome in several for score in shown_scores(outcome.results)]
-        card = partial(run.method.card, config=run.config, facts=run.facts, scores=scores)
+        card = partial(method.card, config=run.config, facts=run.facts, scores=scores)
         try:
-            print(f"pushed to {push(upload, card)}", file=sys.stderr)
+            print(f"pushed to {push(method.upload(run.config, run.facts), card)}", file=sys.stderr)
         except MoeLabError as error:
             failures.append(Failure(run.folder.name, run.run_id, error))
     return failures

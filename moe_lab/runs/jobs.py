@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig, ModelConfig, TuningConfig
@@ -66,9 +67,10 @@ class Training:
         return self.method.trained_facts(config, untrained)
 
     @cached_property
-    def name(self) -> str:
-        """The name of the trained model's folder."""
-        return self.method.trained(self.config, self.facts).folder.name
+    def folder(self) -> Path:
+        """The trained model's folder."""
+        folder: Path = self.method.trained(self.config, self.facts).folder
+        return folder
 
     def check(self) -> None:
         """Raise the errors of the run after the training that need no weights."""
@@ -85,16 +87,16 @@ class Training:
 
     def made(self) -> Config | None:
         """The configuration with the trained model; None if the training is not finished."""
-        return None if self.left() else self._resolved(lambda: None)
+        return None if self.left() else self.make(lambda: None)
 
-    def make(self, models: ModelPool) -> Config:
+    def make(self, free: Callable[[], None]) -> Config:
         """Finish the training. Returns the configuration with the trained model.
 
         Raises RunHeldError if another process trains it.
-        """
-        return self._resolved(models.free)
 
-    def _resolved(self, free: Any) -> Config:
+        Args:
+            free: removes other models from memory before the training.
+        """
         from moe_lab.runs.evaluation.run_lm_eval import resolve_trained
 
         trained = resolve_trained(self.method, self.config, self.facts, free).model
@@ -131,9 +133,15 @@ class Job:
         """The folder of the first unfinished study, else of the first run. Used in messages."""
         if self.trainings:
             task = task_label(self.config.task.name)
-            return f"{self.trainings[0].name}, then {self.config.method.name} on {task}"
+            return f"{self.trainings[0].folder.name}, then {self.config.method.name} on {task}"
         open_studies = [study for study in self.studies if study.profile() is None]
         return (open_studies or self.studies)[0].folder.name if self.studies else self.runs[0].folder.name
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of its trainings and studies."""
+        trainings = [training.folder for training in self.trainings]
+        return [*trainings, *(study.folder for study in self.studies)]
 
     @property
     def coming(self) -> int:
@@ -145,7 +153,7 @@ class Job:
         from moe_lab.runs.tuning.tune import tune
 
         if self.trainings:
-            self._take([job_of(training.make(models)) for training in self.trainings])
+            self._take([job_of(training.make(models.free)) for training in self.trainings])
             self.trainings = []
             self.check_judges()
         for study in self.studies:
@@ -161,10 +169,8 @@ class Job:
     def _take(self, parts: Sequence[Job]) -> None:
         """Take over the studies and runs of these jobs, one job per trained model."""
         self.studies = [study for part in parts for study in part.studies]
-        whole = all(
-            part.runs for part in parts
-        )  # otherwise a study is unfinished, and runs follow all studies
-        self.runs = [run for part in parts for run in part.runs] if whole else []
+        if all(part.runs for part in parts):  # otherwise a study is unfinished, and runs follow all studies
+            self.runs = [run for part in parts for run in part.runs]
 
     def runs_after(self) -> list[Run]:
         """The runs with the profiles of the finished studies."""
@@ -258,9 +264,8 @@ def consecutive_seeds(config: Config) -> list[Config]:
 def seeds_of(config: Config) -> list[Config]:
     """A configuration per seed; only one for a method without randomness."""
     seeds = consecutive_seeds(config)
-    if len(seeds) > 1 and not get_method(config.method.name)(config.method).random:
-        return seeds[:1]
-    return seeds
+    one = len(seeds) == 1 or not get_method(config.method.name)(config.method).random
+    return seeds[:1] if one else seeds
 
 
 def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:
@@ -290,3 +295,26 @@ def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
         if run.run_id not in distinct or run.config.metrics != "none":
             distinct[run.run_id] = run
     return list(distinct.values())
+
+
+UNKNOWN = 1.0
+"""Placeholder for temperatures that have not been tuned yet."""
+
+
+def run_after(job: Job) -> Run:
+    """A run after a job's studies, with a placeholder for what they are yet to find."""
+    config = job.evaluated or job.studies[0].evaluated
+    method: Any = config.method
+    if job.studies[0].search.tuning not in ("scale", "grid"):
+        method = replace(method, temperature=UNKNOWN)
+    [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
+    return run
+
+
+def with_baselines(runs: Sequence[Run]) -> list[Run]:
+    """The runs, each once, after the runs that it is compared with."""
+    ordered: dict[str, Run] = {}
+    for run in runs:
+        for one in (*run.compared_runs.values(), run):
+            ordered.setdefault(one.run_id, one)
+    return list(ordered.values())

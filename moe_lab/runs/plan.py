@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.schema import Config, TuningConfig
+from moe_lab.config.schema import Config
 from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
+from moe_lab.metrics.registry import evaluations
 from moe_lab.reports.terminal.layout import (
     names,
     numbers,
@@ -33,8 +34,7 @@ from moe_lab.runs.budget import (
     study_workload,
     trial_tokens,
 )
-from moe_lab.runs.evaluation import measure_of
-from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of
+from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
 from moe_lab.runs.speeds import Speed, label_of, measured_speed
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from moe_lab.runs.tuning.study import Study
     from moe_lab.tasks.requests import Workload
 
-UNKNOWN = 1.0
-"""Placeholder for temperatures that have not been tuned yet."""
 Refused = Mapping[str, Sequence[Config]]
 """Configurations that cannot run, by reason."""
 
@@ -131,8 +129,7 @@ class Plan:
     def add_run(self, run: Run, workload: Workload) -> None:
         state, share = run_state(run, workload)
         missing = state != "done"
-        measure = measure_of(run.config.metrics)
-        again = 0 if measure is None else measure.evaluations(run.method)
+        again = evaluations() if run.config.metrics == "expert" and run.method.interventions else 0
         measured = run.measured and not run.config.rerun
         todo = round(run.method.forward_tokens(workload) * (share + again * (not measured)))
         if missing:
@@ -154,7 +151,7 @@ class Plan:
         if label not in self.speeds:
             self.speeds[label] = measured_speed(Path(run.config.output_dir), *label)
         speed = self.speeds[label]
-        return None if speed is None else speed.hours(tokens)
+        return None if speed is None else tokens / speed.tokens_per_second / 3600
 
     def add_refused(self) -> None:
         for number, configs in enumerate(self.refused.values(), start=1):
@@ -263,18 +260,6 @@ def _memory(plan: Plan) -> list[str]:
     ]
     if gpus_for(largest.memory, gpu) > 1 and largest.names[1] == "finetune-freeze":
         lines.append("What takes less memory in a training, and FSDP, which splits it: docs/finetuning.md.")
-    models: dict[str, int] = {}
-    for row in plan.rows:
-        models[row.names[0]] = max(models.get(row.names[0], 1), gpus_for(row.memory or 0, gpu))
-    by_count = {
-        count: [name for name in models if models[name] == count] for count in sorted(models.values())
-    }
-    if len(by_count) > 1:
-        commands = " and ".join(
-            f"model={','.join(names)} launcher=local launcher.gpus_per_worker={count}"
-            for count, names in by_count.items()
-        )
-        lines.append(f"Commands of models that take the same number of GPUs share them better: {commands}.")
     return lines
 
 
@@ -320,26 +305,6 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 def _count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
-
-
-def run_after(job: Job) -> Run:
-    """A run after a job's studies, with a placeholder for what they are yet to find."""
-    config = job.evaluated or job.studies[0].evaluated
-    method: Any = config.method
-    if job.studies[0].search.tuning not in ("scale", "grid"):
-        method = replace(method, temperature=UNKNOWN)
-    [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
-    return run
-
-
-def with_baselines(runs: Sequence[Run]) -> list[Run]:
-    """The runs, each once, after the runs that it is compared with."""
-    ordered: dict[str, Run] = {}
-    for run in runs:
-        for other in run.compared_runs.values():
-            ordered.setdefault(other.run_id, other)
-        ordered.setdefault(run.run_id, run)
-    return list(ordered.values())
 
 
 def task_name(config: Config) -> str:

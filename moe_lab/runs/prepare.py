@@ -22,10 +22,8 @@ from moe_lab.runs.checks import (
     check_generation,
     check_metric,
     check_router,
-    check_texts,
     check_votes,
 )
-from moe_lab.runs.evaluation import measure_of
 from moe_lab.runs.run import Run
 from moe_lab.tasks.documents import documents_digest
 from moe_lab.tasks.loading import once
@@ -105,14 +103,15 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     check_metric(config, tasks)
     check_code_execution(config, tasks)
     samples = select_documents(config, tasks, method.tuned_on)
-    check_texts(tasks, samples)
     where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
     facts = facts or once(f"facts {config.model} {where}", partial(model_facts, config.model, **where))
     if isinstance(method, TrainingMethod):
         facts = method.trained_facts(config, facts)
     check_router(method, facts)
-    if (measure := measure_of(config.metrics)) is not None:
-        measure.check(method, config, facts, tasks)
+    if config.metrics == "expert":
+        from moe_lab.runs.evaluation.expert import check
+
+        check(method, config, facts, tasks)
     load = partial(load_tokenizer, config.model, offline=config.offline)
     once(f"tokenizer {config.model} {config.offline}", load)
     method.check(facts)

@@ -14,10 +14,6 @@ CONF = resource_folder("conf")
 OPTIONS = [(group, name) for group in GROUPS for name in option_files(group, [CONF])]
 
 
-def words(text):
-    return " ".join(text.split())
-
-
 @pytest.mark.parametrize(("group", "name"), OPTIONS)
 def test_an_options_yaml_is_shown(group, name, capsys):
     ended = run_command(capsys, "--help", f"{group}={name}")
@@ -25,13 +21,6 @@ def test_an_options_yaml_is_shown(group, name, capsys):
     shown = "\n".join(f"  {line}".rstrip() if line else "" for line in lines)
     assert ended.code == 0 and f"{group}={name}\n\n{shown}\n" in ended.out
     assert ended.out.splitlines()[-1] == FOOT and "Exit codes" not in ended.out
-
-
-def test_keys_that_an_option_leaves_out_are_named(capsys):
-    out = words(run_command(capsys, "--help", "model=tiny").out)
-    assert "model.device_map=null" in out
-    assert "logger.tags=[]" in words(run_command(capsys, "-h", "logger=none").out)
-    assert "task.confirm_run_unsafe_code=false" in words(run_command(capsys, "--help", "task=toy_choice").out)
 
 
 def test_several_options_are_explained_at_once_and_each_once(capsys):

@@ -8,37 +8,38 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from moe_lab.cli import launchers
-from moe_lab.cli.launchers import Requeued
+from moe_lab.cli.launchers import Requeued, log_file
 from moe_lab.config.schema import Config, LauncherConfig, ModelConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.base import Base
-from moe_lab.runs.board import Board, log_file
+from moe_lab.runs.jobs import Job
 from moe_lab.runs.plan import Plan, Row
-from tests.support.command import Forked, run_command
+from tests.support.command import FakeRun, Forked, run_command
 
 CONFIG = Config(launcher=LauncherConfig(name="local", workers=2))
 GRID = ("-m", "method=roe", "method.n=2", "seed=0,1,2,3", "task=toy_choice", "limit=3")
 
 
 def started(folder: Path) -> tuple[Forked, list[int], Path]:
-    """The command with two workers that have begun, the workers' processes, and the folder of their board."""
+    """The command with two workers that have begun, the workers' processes, and the folder of their output."""
     folder.mkdir()
     command = Forked(
         folder, (*GRID, "launcher=local", "launcher.workers=2", f"output_dir={folder / 'outputs'}")
     )
     workers = wait_until(lambda: len(found := workers_of(command)) == 2 and found)
-    [board] = (folder / "outputs" / "workers").iterdir()
-    wait_until(Board(board).total)
-    return command, workers, board
+    [output] = (folder / "outputs" / "workers").iterdir()
+    wait_until(lambda: list(folder.glob("outputs/runs/*/.holder")))
+    return command, workers, output
 
 
 def workers_of(command: Forked) -> list[int]:
@@ -63,11 +64,11 @@ def scores(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_its_runs_to_the_others(capsys, tmp_path):
-    command, workers, board = started(tmp_path / "shared")
+    command, workers, output = started(tmp_path / "shared")
     os.kill(workers[0], signal.SIGKILL)
     shared = command.ended()
     assert shared.code == 0 and "Worker 0 ended with exit code -9" in shared.err
-    assert (board / "worker-0.log").exists(), "what it wrote is kept"
+    assert (output / "worker-0.log").exists(), "what it wrote is kept"
     plain = run_command(capsys, *GRID, f"output_dir={tmp_path / 'plain'}")
     assert scores(tmp_path / "shared" / "outputs") == scores(tmp_path / "plain")
     assert len(scores(tmp_path / "plain")) == 5
@@ -105,35 +106,27 @@ class FakeWorker:
         return self.code
 
 
-def fake_workers(monkeypatch: pytest.MonkeyPatch, codes: list[int | None]) -> list[FakeWorker]:
-    workers = [FakeWorker(code) for code in codes]
-
-    def start(board: Board, number: int, argv: list[str], variables: dict[str, str]) -> FakeWorker:
-        return workers[number]
-
-    monkeypatch.setattr(launchers, "start", start)
-    monkeypatch.setattr("moe_lab.cli.launchers.PAUSE", 0.01)
-    return workers
-
-
-def run_two(folder: Path) -> list[int]:
-    return launchers.run_local(Board(folder), CONFIG, [])
+def run_two(monkeypatch: pytest.MonkeyPatch, codes: Sequence[int | None], wait: Any) -> list[int]:
+    """`run_local` with workers that end with these codes."""
+    started = [FakeWorker(code) for code in codes]
+    left = iter(started)
+    monkeypatch.setattr(launchers, "start", lambda *_: next(left))
+    try:
+        return launchers.run_local(Path(), CONFIG, [], wait)
+    finally:
+        assert all(worker.code is not None for worker in started)
 
 
-def test_an_interruption_ends_the_workers(monkeypatch, tmp_path):
-    def interrupted(board: Board, workers: int, alive: Any) -> None:
+def test_an_interruption_ends_the_workers(monkeypatch):
+    def interrupted(workers: int, alive: Any) -> None:
         raise KeyboardInterrupt
 
-    workers = fake_workers(monkeypatch, [None, 0])
-    monkeypatch.setattr(launchers, "watch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_two(tmp_path)
-    assert [worker.code for worker in workers] == [-signal.SIGTERM, 0]
+        run_two(monkeypatch, [None, 0], interrupted)
 
 
-def test_the_exit_codes_are_those_of_the_workers(monkeypatch, tmp_path):
-    fake_workers(monkeypatch, [0, 1])
-    assert run_two(tmp_path) == [0, 1]
+def test_the_exit_codes_are_those_of_the_workers(monkeypatch):
+    assert run_two(monkeypatch, [0, 1], lambda count, alive: count) == [0, 1]
 
 
 def test_each_worker_has_a_gpu_or_a_share_of_the_threads(monkeypatch):
@@ -192,7 +185,7 @@ def test_what_fits_nowhere_is_refused_with_the_number_of_gpus(monkeypatch):
 def test_models_of_several_gpus_are_spread_over_them(monkeypatch, tmp_path, given):
     started = []
 
-    def start(board: Board, config: Config, argv: list[str]) -> list[int]:
+    def start(folder: Path, config: Config, argv: list[str], wait: Any) -> list[int]:
         started.append((config.launcher.gpus_per_worker, argv))
         return [0]
 
@@ -204,9 +197,10 @@ def test_models_of_several_gpus_are_spread_over_them(monkeypatch, tmp_path, give
         model=ModelConfig(device_map="auto" if given else None),
         output_dir=str(tmp_path),
     )
-    with launchers.launched([config], ["launcher=local", *given], plan_of(mixtral=95 * 10**9)):
-        assert config.model.device_map == "auto", "this process runs what the workers leave"
-    assert started == [(2, ["model.device_map=auto"])]
+    monkeypatch.setattr(launchers, "plan_of", lambda jobs: plan_of(mixtral=95 * 10**9)())
+    with launchers.launched([config], ["launcher=local", *given], lambda: [Job(config)]) as words:
+        assert words == ["model.device_map=auto"], "this process runs what the workers leave"
+    assert started == [(2, words)]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +222,7 @@ def test_what_workers_with_several_gpus_cannot_take_is_refused_before_they_start
     config = replace(
         Config(method=Base.Config(name="base"), launcher=launcher, output_dir=str(tmp_path)), **keys
     )
-    with pytest.raises(ConfigError, match=says), launchers.launched([config], [], plan_of(olmoe=1)):
+    with pytest.raises(ConfigError, match=says), launchers.launched([config], [], lambda: [Job(config)]):
         pass
 
 
@@ -236,11 +230,6 @@ def test_each_worker_has_gpus_of_its_own(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     seen = [launchers.environment(i, 3, gpus=5, each=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)]
     assert seen == ["0,1", "2,3", "0,1"]
-    monkeypatch.setattr(launchers, "gpu_memory", lambda: [80 * 10**9] * 5)
-    monkeypatch.setattr(launchers, "watch", lambda *_: None)
-    workers = fake_workers(monkeypatch, [0, 0])
-    config = Config(launcher=LauncherConfig(name="local", gpus_per_worker=2))
-    assert launchers.run_local(Board(Path()), config, []) == [0, 0] and len(workers) == 2
 
 
 # What the command shows of its workers
@@ -248,18 +237,17 @@ def test_each_worker_has_gpus_of_its_own(monkeypatch):
 
 def test_workers_that_failed_are_named_with_their_last_lines(capsys: Any, tmp_path: Path) -> None:
     log_file(tmp_path, 1).write_text("".join(f"line {i}\n" for i in range(9)))
-    launchers.print_failed(Board(tmp_path), [0, 3, 1])
+    launchers.print_failed(tmp_path, [0, 1, 2, 3])
     err = capsys.readouterr().err
     log = tmp_path / "worker-1.log"
     assert (
-        f"Worker 1 ended with exit code 3 ({log}):\nline 4\nline 5\nline 6\nline 7\nline 8\nWorker 2" in err
+        f"Worker 1 ended with exit code 1 ({log}):\nline 4\nline 5\nline 6\nline 7\nline 8\nWorker 2" in err
     )
-    assert "Worker 0" not in err and err.endswith("It printed nothing.\n")
+    assert "Worker 0" not in err and err.endswith("It printed nothing.\n"), "3: another worker holds a run"
 
 
-def test_progress_counts_what_workers_made_beside_what_was_stored(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_stored_runs_of_the_command_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs after a study are known when it is finished. Runs whose time is measured are not the workers'."""
     shown: list[tuple[Any, ...]] = []
 
     class Shown:
@@ -274,26 +262,26 @@ def test_progress_counts_what_workers_made_beside_what_was_stored(
         def at(self, done: int, note: str | None) -> None:
             shown.append((done, note))
 
-    worker = Board(tmp_path, 0)
-    steps = [
-        lambda: worker.begin(5, ["a", "b"]),
-        lambda: worker.end("c"),
-        lambda: Board(tmp_path, 1).end("d", "full"),
-    ]
+    config = Config(method=get_method("roe").Config(name="roe"), seeds=2)
+    runs = [FakeRun(replace(config, seed=seed)) for seed in range(4)]
+    runs[0].done = True
+    finished: list[Any] = []
+    study: Any = SimpleNamespace(profile=lambda: finished, folder=Path("study"))
+    tuned = Job(config, studies=[study])
+    monkeypatch.setattr(Job, "runs_after", lambda job: runs[1:3])
+    jobs = [Job(config, runs=runs[:1]), tuned, Job(config, runs=runs[3:], timed=True)]
 
-    def alive() -> bool:
-        if steps:
-            steps.pop(0)()
-        return bool(steps)
+    def end_one() -> bool:
+        if not finished:
+            finished.append("profile")
+        else:
+            next(run for run in runs if not run.done).done = True
+        return not all(run.done for run in runs[:3])
 
-    monkeypatch.setattr(launchers, "Progress", Shown)
     monkeypatch.setattr(launchers, "PAUSE", 0.0)
-    launchers.watch(Board(tmp_path), 2, alive)
-    assert shown == [(5, "2 workers", "run", 2), (3, None)]
-
-
-def test_workers_that_end_at_once_are_not_waited_for(tmp_path: Path) -> None:
-    launchers.watch(Board(tmp_path), 2, lambda: False)
+    monkeypatch.setattr(launchers, "Progress", Shown)
+    launchers.wait_for(jobs, 2, end_one)
+    assert shown == [(3, "2 workers", "run", 1), (1, None), (2, None)]
 
 
 # submitit and Ray

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from moe_lab.errors import ConfigError, RunHeldError
-from moe_lab.results.folder import RunFolder, check_writable
+from moe_lab.results.folder import ATTEMPT, RunFolder, check_writable
 from moe_lab.results.identity import versions
 from moe_lab.results.model import BLOCKS, RunResult
 
@@ -88,26 +88,26 @@ def test_a_held_run_names_its_holder_and_a_dead_holder_is_taken_over(tmp_path: P
         pass
     process.kill()
     process.join()
-    assert json.loads((folder / "status.json").read_text())["status"] == "started"
-    with RunFolder(folder, "a").held(), RunFolder(folder, "a").status():
-        pass
-    status = json.loads((folder / "status.json").read_text())
-    assert status["status"] == "success" and status["pid"] == os.getpid() and status["ended"]
+    with RunFolder(folder, "a").held():
+        assert f"process {os.getpid()} on " in (folder / ".holder").read_text()
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(KeyboardInterrupt(), "interrupted"), (ValueError("why"), "error"), (None, "success")],
-)
-def test_status_tells_the_ending(tmp_path: Path, error: BaseException | None, status: str) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RunHeldError("elsewhere"), ValueError("why"), None])
+def test_only_a_failure_has_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    monkeypatch.setenv(ATTEMPT, "7")
+    store = RunFolder(tmp_path, "a")
+    (tmp_path / "status.json").write_text("{}")
     try:
-        with RunFolder(tmp_path, "a").status():
+        with store.status():
             if error:
                 raise error
     except BaseException as raised:
         assert raised is error
-    content = json.loads((tmp_path / "status.json").read_text())
-    assert content["status"] == status and (status != "error" or content["error"] == "ValueError: why")
+    failed = isinstance(error, ValueError)
+    assert (tmp_path / "status.json").exists() == failed
+    assert store.failure("7") == ("ValueError: why" if failed else None) and store.failure("8") is None
 
 
 def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:

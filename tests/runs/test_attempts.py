@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,8 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import ResultsError, RunHeldError
 from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
-from moe_lab.results.folder import RunFolder
+from moe_lab.results.folder import ATTEMPT, RunFolder
 from moe_lab.runs import attempts
-from moe_lab.runs.board import Board, on_board
 from moe_lab.runs.jobs import Job
 from tests.support.command import FakeRun, FakeRuns, install, run_command
 
@@ -86,35 +86,53 @@ def test_what_a_run_needs_may_be_held_while_it_is_executed(capsys: Any, runs: Fa
     assert ended.err.count(HELD) == 1, "it is announced once"
 
 
+def fail(folder: Path, error: Exception) -> None:
+    """A run that fails in this process."""
+    folder.mkdir(parents=True)
+    with suppress(type(error)), RunFolder(folder, "x").status():
+        raise error
+
+
+@pytest.fixture
+def attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process belongs to a command with workers."""
+    monkeypatch.setenv(ATTEMPT, "1")
+
+
 def test_a_worker_leaves_out_what_others_made_and_failed_at(
-    capsys: Any, runs: FakeRuns, tmp_path: Path
+    capsys: Any, runs: FakeRuns, attempt: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Board(tmp_path, 1).end("tiny-roe-toy_math-0", "full")
+    monkeypatch.setenv(attempts.STARTER, "")
+    fail(Path("outputs/runs/tiny-roe-toy_math-0"), ResultsError("full"))
     runs.done.add(HELD)
-    with on_board(Board(tmp_path, 0)):
-        ended = run_command(capsys, *GRID)
+    ended = run_command(capsys, *GRID)
     assert runs.executed == ["tiny-roe-toy_math-2"] and not runs.summarized
     assert ended.code == 0 and ended.out == "", "its command writes the tables and tells of failures"
-    assert Board(tmp_path).made() == {"tiny-roe-toy_math-0", "tiny-roe-toy_math-2"}
-    assert Board(tmp_path).stored() == {HELD} and Board(tmp_path).total() == 3
 
 
-def test_a_worker_tells_its_failures(capsys: Any, runs: FakeRuns, tmp_path: Path) -> None:
+def test_what_failed_in_a_worker_is_a_row_of_the_table_and_is_tried_by_the_next_command(
+    capsys: Any, runs: FakeRuns, attempt: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(Path("outputs/runs") / HELD, ResultsError("the disk is full"))
+    ended = run_command(capsys, *GRID)
+    assert ended.code == 1 and f"{HELD}:\nError: ResultsError: the disk is full\n" in ended.err
+    assert "failed" in ended.out and runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
+    for other in ("2", None):  # another command with workers, and one without
+        if other:
+            monkeypatch.setenv(ATTEMPT, other)
+        else:
+            monkeypatch.delenv(ATTEMPT)
+        runs.done.discard(HELD)
+        assert run_command(capsys, *GRID).code == 0 and runs.executed.pop() == HELD
+
+
+def test_a_worker_ends_with_its_failures(
+    capsys: Any, runs: FakeRuns, attempt: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(attempts.STARTER, "")
     runs.errors[HELD] = ResultsError("the disk is full")
-    with on_board(Board(tmp_path, 0)):
-        run_command(capsys, *GRID)
-    with on_board(Board(tmp_path)):
-        ended = run_command(capsys, *GRID)
-    assert ended.code == 1 and f"{HELD}:\nError: the disk is full\n(worker 0: " in ended.err
-    assert runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"] and "seed=2" in ended.out
-
-
-def test_a_worker_that_tries_again_takes_its_failure_back(tmp_path: Path) -> None:
-    worker = Board(tmp_path, 0)
-    worker.end(HELD, "preempted")
-    assert HELD in Board(tmp_path).failures()
-    worker.end(HELD)
-    assert not Board(tmp_path).failures()
+    ended = run_command(capsys, *GRID)
+    assert ended.code == 1 and "Error: the disk is full" in ended.err and len(runs.executed) == 2
 
 
 def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(
@@ -139,13 +157,15 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(
     assert ended.code == 0 and len(tries) == 2 and next(looks, None) is None
 
 
-def test_workers_leave_what_is_timed_to_their_command(runs: FakeRuns, tmp_path: Path) -> None:
+def test_workers_leave_what_is_timed_to_their_command(
+    runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = [Job(run.config, runs=[run], timed=timed) for run, timed in made_runs(runs)]
-    with on_board(Board(tmp_path, 0)):
+    with monkeypatch.context() as patch:
+        patch.setenv(attempts.STARTER, "")
         attempts.run_all(jobs, ModelPool())
-    assert runs.executed == ["tiny-roe-toy_math-0"] and Board(tmp_path).total() == 1
-    with on_board(Board(tmp_path)):
-        outcomes, failures = attempts.run_all(jobs, ModelPool())
+    assert runs.executed == ["tiny-roe-toy_math-0"]
+    outcomes, failures = attempts.run_all(jobs, ModelPool())
     assert len(outcomes) == 2 and not failures and runs.executed[1:] == ["tiny-roe-toy_math-1"]
 
 

@@ -14,12 +14,11 @@ import pytest
 from transformers import AutoModelForCausalLM, OlmoeConfig
 
 import moe_lab
-from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.config.schema import Config
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.models.memory import weight_bytes
-from moe_lab.runs import budget as budget_module
-from moe_lab.runs.budget import Budget, hours_text, parameters_of
+from moe_lab.runs.budget import Budget, hours_text
 from tests.support.models import make_model
 
 SHAPE: dict[str, Any] = {
@@ -34,18 +33,6 @@ SHAPE: dict[str, Any] = {
 
 def olmoe(**more: Any) -> OlmoeConfig:
     return OlmoeConfig(**(SHAPE | {"num_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16"} | more))
-
-
-@pytest.mark.parametrize("name", ["tiny", "tiny-noisy"])
-def test_the_embedded_models_are_counted_without_transformers_models(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = Config(model=ModelConfig(name=name))
-    method = Base(Base.Config(name="base"))
-    run: Any = SimpleNamespace(config=config, method=method, facts=SimpleNamespace(path=None))
-    expected = parameters_of(method.architecture(config))
-    monkeypatch.setattr(budget_module, "parameters_of", lambda config: pytest.fail("counted"))
-    assert budget_module._architecture(run)[0] == expected
 
 
 class Trained(TrainingMethod):

@@ -45,7 +45,7 @@ def test_a_single_process_does_as_ever():
         ("2", [config(model=SPLIT, seeds=2)], "one run at a time"),
         ("2", [config(model=SPLIT, tuning=TuningConfig(name="tpe"))], "one run at a time"),
         ("2", [config(model=SPLIT, experiment="roe/figure3")], "one run at a time"),
-        ("2", [config("pretrain-tiny", model=SPLIT)], "training takes one process"),
+        ("2", [config("pretrain-tiny", model=SPLIT)], "without torchrun"),
     ],
 )
 def test_what_processes_cannot_share_is_refused(processes, configs, says, monkeypatch):

@@ -14,7 +14,7 @@ import torch
 from moe_lab.config.schema import Config
 from moe_lab.errors import ModelError, MoeLabError
 from moe_lab.models.memory import ModelPool
-from moe_lab.runs.execute import execute, memory_errors
+from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.runs import config, small_data
 
@@ -90,15 +90,6 @@ def test_too_little_memory_says_what_needs_less_and_keeps_answers(
     answers = [line for line in (run.folder / "responses.jsonl").read_text().splitlines() if '"key"' in line]
     assert len(answers) == 2
     assert not execute(run, ModelPool()).stored
-
-
-def test_routing_samples_that_do_not_fit_together_are_said(roe: Config) -> None:
-    """A lower batch size cannot help: each pass has one request."""
-    run = prepare(replace(roe, method=replace(roe.method, n=8), batch_size=1, baseline=False))
-    expected = pytest.raises(MoeLabError, match="method.n=8: the routing samples of one request")
-    with expected as told, memory_errors(run):
-        raise MemoryError
-    assert "lower batch_size" not in str(told.value) and len(str(told.value).splitlines()) == 3
 
 
 @pytest.mark.slow

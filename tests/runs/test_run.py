@@ -86,7 +86,7 @@ def test_a_run_writes_what_the_contract_says(roe: Config) -> None:
     assert folder.parent == Path(roe.output_dir) / "runs"
     assert folder.name == f"small-roe-arc_easy-{outcome.run.run_id[:8]}"
     assert json.loads(outcome.path.read_text()) == outcome.results
-    assert json.loads((folder / "status.json").read_text())["status"] == "success"
+    assert not (folder / "status.json").exists()
     assert yaml.safe_load((folder / "overrides.yaml").read_text()) == ["method=roe"]
     assert yaml.safe_load((folder / "config.yaml").read_text())["method"]["n"] == 2
     lines = [json.loads(line) for line in (folder / "samples_arc_easy.jsonl").read_text().splitlines()]
@@ -269,16 +269,15 @@ def test_a_model_is_loaded_once_and_freed_for_the_next(
     assert len(loads) == 2
 
 
-KILLS = ["before 3", "after 12", "samples", "results", "after 2", "before 28", "samples", "results", "status"]
-"""Before or after the n-th answer of a process is logged, and when samples, result or final status are written: the
-first four meet the baseline, the others the run. "before 28" leaves its last answer but one computed and not logged."""
+KILLS = ["before 3", "after 12", "samples", "results", "after 2", "before 28", "samples", "results"]
+"""Before or after the n-th answer of a process is logged, and when samples or the result are written: the first
+four meet the baseline, the others the run. "before 28" leaves its last answer but one computed and not logged."""
 
 
 def _killed(one: Config, kill: str, file: Path) -> None:
     """In a child: execute, and end by SIGKILL at the given moment."""
     from moe_lab.engine.lm import EngineLM
     from moe_lab.results import samples
-    from moe_lab.results.folder import RunFolder
     from moe_lab.runs.evaluation import evaluate as evaluation
 
     def die() -> None:
@@ -306,9 +305,6 @@ def _killed(one: Config, kill: str, file: Path) -> None:
         evaluation.write_json = lambda path, content: (
             die() if path.name == "results.json" else write_json(path, content)
         )
-    if moment == "status":
-        status = RunFolder._write_status
-        RunFolder._write_status = lambda self, *a: die() if a[0] == "success" else status(self, *a)  # type: ignore
     run(one)
 
 
@@ -384,8 +380,7 @@ def test_ctrl_c_leaves_interrupted_and_continues(roe: Config, monkeypatch: pytes
         patch.setattr(EngineLM, "answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(roe)
-    status = json.loads((prepare(roe).folder / "status.json").read_text())
-    assert status["status"] == "interrupted" and not prepare(roe).done
+    assert not (prepare(roe).folder / "status.json").exists() and not prepare(roe).done
     assert not run(roe).stored
 
 

@@ -1,21 +1,128 @@
-"""Measured speeds. Broken by the speed of another model, method or task, of an older run, of a damaged file, or of a
-pilot where a run is stored."""
+"""Measured speeds, and pilots of a plan: a few documents answered for their speed.
+
+Broken by: the speed of another model, method or task, of an older run, of a damaged file; a pilot that is repeated, stored as a run, or of other documents than asked; one that trains a model or makes a
+whole reference set; a failure that ends the plan.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
-from moe_lab.runs.speeds import Speed, measured_speed, store_pilot
+from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.methods import get_method
+from moe_lab.runs import speeds
+from moe_lab.runs.prepare import prepare
+from moe_lab.runs.speeds import Speed, _requests, measured_speed, store_pilot
+from tests.support.command import run_command
 from tests.support.stored_runs import generated_line, stored_run
+
+ROE = ["mode=plan", "method=roe", "method.n=2", "method.temperature=0.1", "model=tiny", "task=toy_choice"]
+
+
+def test_each_method_answers_once_and_the_plan_has_its_hours(tmp_path, capsys):
+    command = [*ROE, "pilot=3", f"output_dir={tmp_path}"]
+    first = run_command(capsys, *command)
+    assert first.code == 0, first.err
+    assert first.err.count("Pilot: 3 documents") == 2 and "tiny, base, toy_choice" in first.err
+    assert "for 2 of 2 rows" in first.out
+    speed = measured_speed(tmp_path, "tiny", "roe", "toy_choice")
+    assert speed is not None and speed.tokens_per_second > 0 and speed.device == "cpu"
+    again = run_command(capsys, *command)
+    assert "Pilot" not in again.err and "for 2 of 2 rows" in again.out
+    assert [file.name for file in tmp_path.iterdir()] == ["pilots"], "no run, no answers"
+    assert {file.suffix for file in (tmp_path / "pilots").iterdir()} == {".json"}
+
+
+def test_documents_are_spread_over_all_tasks(tmp_path):
+    config = Config(
+        method=get_method("base").Config(),
+        task=TaskConfig(name=["toy_choice", "toy_math", "toy_text"]),
+        output_dir=str(tmp_path),
+        limit=10,
+    )
+    requests = _requests(prepare(config), 6)
+    assert [(kind, len({one.args[0] for one in own})) for kind, own in requests.items()] == [
+        ("loglikelihood", 2),
+        ("generate_until", 2),
+        ("loglikelihood_rolling", 2),
+    ]
+
+
+def test_every_answer_of_a_vote_is_asked(tmp_path):
+    task = TaskConfig(name="toy_math", self_consistency=3)
+    run = prepare(Config(method=get_method("base").Config(), task=task, output_dir=str(tmp_path), limit=4))
+    assert [one.repeat for one in _requests(run, 2)["generate_until"]] == [0, 1, 2] * 2
+
+
+def test_a_pilot_that_fails_leaves_the_plan(tmp_path, capsys, monkeypatch):
+    def refused(run, count, models):
+        raise ModelError("no weights here.\nGive others.")
+
+    monkeypatch.setattr(speeds, "_speed", refused)
+    ended = run_command(capsys, *ROE, "seeds=2", "pilot=3", f"output_dir={tmp_path}")
+    assert ended.code == 0 and ended.err.count("It has no speed: no weights here") == 2
+    assert "Hours here: add pilot=8" in ended.out
+
+
+def test_models_that_are_yet_to_be_trained_are_left_out(tmp_path, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(speeds, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
+    given = ["mode=plan", "pilot=2", "model=tiny", "task=toy_choice", f"output_dir={tmp_path}"]
+    assert run_command(capsys, *given, "method=finetune-freeze").code == 0
+    assert [run.config.method.name for run in asked] == ["base"]
+
+
+def test_runs_after_a_study_have_a_pilot(tmp_path, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(speeds, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
+    given = ["mode=plan", "pilot=2", "model=tiny", "task=toy_text", f"output_dir={tmp_path}", "limit=2"]
+    ended = run_command(capsys, *given, "method=roe", "method.n=2", "tuning=uniform", "tuning.step=2")
+    assert ended.code == 0, ended.err
+    assert [run.config.method.name for run in asked] == ["roe"]
+
+
+def test_cells_of_an_experiment_have_pilots(tmp_path, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(speeds, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
+    few = ["experiment=c3po/table14", "mode=plan", "pilot=2", "limit=2", f"output_dir={tmp_path}"]
+    ended = run_command(capsys, *few)
+    assert ended.code == 0, ended.err
+    assert [run.config.method.name for run in asked] == ["base", "c3po"], "one for all kernels"
+
+
+@pytest.mark.slow
+def test_references_of_a_pilot_are_few_and_its_own(tmp_path, capsys):
+    command = [
+        "mode=plan",
+        "pilot=3",
+        "method=c3po",
+        "model=tiny",
+        "task=toy_choice",
+        f"output_dir={tmp_path}",
+    ]
+    ended = run_command(capsys, *command)
+    assert ended.code == 0, ended.err
+    assert not (tmp_path / "references").exists()
+    [record] = (tmp_path / "pilots" / "references").glob("*/references.json")
+    assert json.loads(record.read_text())["asked"] == speeds.REFERENCES
+    assert measured_speed(tmp_path, "tiny", "c3po", "toy_choice") is not None
+
+
+def test_a_pilot_belongs_to_a_plan():
+    with pytest.raises(ConfigError, match="pilot=8 belongs to mode=plan"):
+        Config(pilot=8)
+    assert Config(pilot=8, mode="plan").pilot == 8
 
 
 def store(output, run_id: str, method: str, speed: float | None, written: int, task: str = "t") -> None:
     cost = {"tokens_per_second": speed, "device": "cpu"}
     run = stored_run(output, run_id * 64, [generated_line(0, ("a", 1.0))], method, task=task, cost=cost)
     folder = run.stored_in.rename(run.stored_in.parent / f"tiny-{method}-{task}-{run_id * 8}")
-    os.utime(folder, (written, written))
+    os.utime(folder / "results.json", (written, written))
 
 
 def test_the_newest_run_of_the_same_model_method_and_task_counts(tmp_path):
@@ -30,13 +137,12 @@ def test_the_newest_run_of_the_same_model_method_and_task_counts(tmp_path):
     (tmp_path / "runs" / "tiny-roe-t-00000000").symlink_to(tmp_path / "gone")
     speed = measured_speed(tmp_path, "tiny", "roe", "t")
     assert speed is not None and (speed.tokens_per_second, speed.device) == (50.0, "cpu")
-    assert speed.hours(50 * 3600 * 2) == pytest.approx(2.0)
     assert measured_speed(tmp_path, "tiny", "c3po", "t") is None
     assert measured_speed(tmp_path / "none", "tiny", "roe", "t") is None
 
 
 def test_a_pilot_counts_where_no_run_is_stored(tmp_path):
-    store_pilot(tmp_path, "tiny", "roe", "t", Speed(5.0, "cuda:0"))
+    store_pilot(tmp_path, "tiny", "roe", "t", speed=Speed(5.0, "cuda:0"))
     assert measured_speed(tmp_path, "tiny", "roe", "t") == Speed(5.0, "cuda:0")
     assert measured_speed(tmp_path, "tiny", "base", "t") is None
     store(tmp_path, "a", "roe", 100.0, written=1)

@@ -51,7 +51,7 @@ def test_an_interrupted_run_says_how_far_it_came(run: Run) -> None:
     with run.store.held():
         pass
     assert run_state(run, ASKED)[0] == "interrupted, 2 of 4 answered", "its lock file is free"
-    write_json(run.folder / "status.json", {"status": "error"})
+    write_json(run.folder / "status.json", {"reason": "full"})
     assert run_state(run, ASKED) == ("failed, 2 of 4 answered", 0.5)
     again = replace(run, config=replace(run.config, rerun=True))
     assert run_state(again, ASKED) == ("missing", 1.0), "a rerun has a log of its own"

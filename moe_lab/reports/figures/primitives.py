@@ -1,7 +1,7 @@
 """The four drawing primitives, on rows of data frames: curves, points, bars beside each other, and heatmaps.
 
-The columns `low` and `high` of a row are its 95% interval, `published` is the paper's value. Missing numbers are None or
-NaN.
+The columns `low` and `high` of a row are its 95% interval, `published` is the paper's value. A missing number is
+None or NaN.
 """
 
 from __future__ import annotations

@@ -162,7 +162,6 @@ def _study(folder: Path) -> Entry | None:
     if study is None:
         return None
     best = read_mapping(folder / "best.yaml") or {}
-    status = whole_mapping(folder / "status.json") or {}
     shown = ("n", "skip_layers", "max_temperature", "cache", "n_trials", "num_samples")
     return Entry(
         kind=STUDY,
@@ -176,7 +175,7 @@ def _study(folder: Path) -> Entry | None:
         metric=f"{study['metric']} on tuning documents",
         score=best.get("score"),
         changed=_changed(folder),
-        state=DONE if status.get("status") == "success" else _state(folder),
+        state=DONE if study.get("finished") else _state(folder),
     )
 
 
@@ -204,20 +203,20 @@ def _training(folder: Path) -> Entry | None:
 
 def _state(folder: Path) -> str:
     """The state of a folder without a result."""
-    status = whole_mapping(folder / "status.json") or {}
     if RunFolder(folder, "").is_held():
         return RUNNING
-    return str(status.get("error")) if status.get("status") == "error" else STOPPED
+    return str((whole_mapping(folder / "status.json") or {}).get("reason", STOPPED))
+
+
+def _record(folder: Path) -> Path:
+    """The file that was written when it ended; the folder if it has not."""
+    names = ("results.json", "training.json", "study.json", "status.json")
+    return next((folder / name for name in names if (folder / name).is_file()), folder)
 
 
 def _changed(folder: Path) -> str:
-    """The time at which it ended, else at which its status was written."""
-    status = folder / "status.json"
-    ended = (whole_mapping(status) or {}).get("ended")
-    if ended is None:
-        place = status if status.is_file() else folder
-        ended = datetime.fromtimestamp(place.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    return str(ended)[:16].replace("T", " ")
+    """The time at which it ended or was begun."""
+    return datetime.fromtimestamp(_record(folder).stat().st_mtime, UTC).isoformat(" ", "minutes")[:16]
 
 
 def _settings(method: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
@@ -321,10 +320,10 @@ def _page_problem(folder: Path, entry: Entry) -> str | None:
 def _write_entry_page(folder: Path, entry: Entry) -> None:
     """Write the page of a run and its baseline, or of a study or training.
 
-    A page that is newer than the status of its folder is kept.
+    A page that is newer than what it shows is kept.
     """
-    page, status = folder / "report.html", folder / "status.json"
-    if page.is_file() and status.is_file() and page.stat().st_mtime > status.stat().st_mtime:
+    page = folder / "report.html"
+    if page.is_file() and page.stat().st_mtime > _record(folder).stat().st_mtime:
         return
     if entry.kind != RUN:
         write_origin_page(folder)

@@ -104,7 +104,7 @@ def _bars(temperatures: Sequence[float]) -> list[tuple[float, float]]:
 
 HIDDEN = ("id", "study_id", "study", "data")
 """Keys whose values do not help a reader."""
-OPTUNAS_OWN = ("datetime_", "system_attrs_", "user_attrs_worker")
+OPTUNAS_OWN = ("datetime_", "system_attrs_")
 """Columns of trials.csv that begin so are left out of a page."""
 DECIMAL = re.compile(r"-?\d+\.\d+(e-?\d+)?")
 

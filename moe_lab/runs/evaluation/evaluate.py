@@ -14,10 +14,10 @@ import yaml
 from moe_lab.config.progress import naming
 from moe_lab.config.recorded import recorded, without_values
 from moe_lab.errors import RunHeldError
+from moe_lab.metrics.counts import Routes
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
 from moe_lab.results.model import RunResult
-from moe_lab.runs.evaluation import measure_of
 from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_lab_block
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
 from moe_lab.tasks.judges.judging import JUDGEMENTS, judgements_file
@@ -60,10 +60,9 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     template = template_block(run.config)
     if template and template["chat_template"]["plain"]:
         print("The tokenizer has no chat template; a plain one is used.", file=sys.stderr)
-    measure = measure_of(run.config.metrics)
-    observer = None if measure is None else measure.observer()
+    routes = Routes() if run.config.metrics == "expert" else None
     try:
-        evaluated = evaluate_answers(run, models, log, observer)
+        evaluated = evaluate_answers(run, models, log, routes)
     finally:
         log.close()
     counters = {name: int(amount) for name, amount in log.cost.items()}
@@ -80,8 +79,10 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     content = without_values(plain(evaluated | {"moe_lab": block}), run.config)
     results = RunResult(content, run.folder)
     write_json(run.folder / "results.json", content)
-    if measure is not None:
-        measure.measure(run, models, samples, observer)
+    if routes is not None:
+        from moe_lab.runs.evaluation.expert import measure
+
+        measure(run, models, samples, routes)
     return results
 
 

@@ -19,7 +19,6 @@ from moe_lab.metrics.intervals import differences, entropies_of, losses
 from moe_lab.metrics.registry import (
     Selections,
     counted_metrics,
-    evaluations,
     intervention_metrics,
     metrics,
     plugin_sources,
@@ -38,7 +37,6 @@ from moe_lab.metrics.stored import (
 from moe_lab.results.atomic import write_file, write_json
 from moe_lab.results.identity import versions
 from moe_lab.results.logs import ResponseLog
-from moe_lab.runs.evaluation import Measure
 from moe_lab.runs.evaluation.result_block import cost_block
 from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
 
@@ -58,56 +56,51 @@ if TYPE_CHECKING:
 logger = logging.getLogger("moe_lab")
 
 
-class ExpertMetrics(Measure):
-    """Counts the experts of all answers, and evaluates the examples again under changed routing."""
+def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
+    """Raise ConfigError for a method that mixes routings or without an accuracy, ModelError for a dense model."""
+    from moe_lab.tasks.judges import is_judged
 
-    def check(self, method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-        """Expert metrics are not defined for a method that mixes routings, or without an accuracy."""
-        from moe_lab.tasks.judges import is_judged
+    if not method.own_routing:
+        raise ConfigError(
+            f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or "
+            "reads other texts.\n"
+            "Use method=base (with model.path= for a model of your own), finetune-freeze or c2r."
+        )
+    if facts.fixed_routing:
+        raise ConfigError(
+            f"metrics=expert reads and changes the routing of single tokens, which {facts.path or facts.name} does "
+            f"not allow: {facts.fixed_routing}.\nLeave metrics=expert out."
+        )
+    if config.predict_only:
+        raise ConfigError(
+            "metrics=expert compares scores, and predict_only=true computes none. Leave one out."
+        )
+    if judged := [name for name, task in tasks["tasks"].items() if is_judged(task)]:
+        raise ConfigError(
+            f"metrics=expert compares accuracies, and {judged[0]} has none: its answers are judged.\n"
+            "Leave metrics=expert out, or take a task with right answers."
+        )
+    if config.model.tp_plan is not None:
+        raise ConfigError("metrics=expert takes one process. Use model.device_map=auto for a large model.")
+    if not facts.moe_layers:
+        from moe_lab.routing.hook import no_router_message
 
-        if not method.own_routing:
-            raise ConfigError(
-                f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or "
-                "reads other texts.\n"
-                "Use method=base (with model.path= for a model of your own), finetune-freeze or c2r."
-            )
-        if facts.fixed_routing:
-            raise ConfigError(
-                f"metrics=expert reads and changes the routing of single tokens, which {facts.path or facts.name} does "
-                f"not allow: {facts.fixed_routing}.\nLeave metrics=expert out."
-            )
-        if config.predict_only:
-            raise ConfigError(
-                "metrics=expert compares scores, and predict_only=true computes none. Leave one out."
-            )
-        if judged := [name for name, task in tasks["tasks"].items() if is_judged(task)]:
-            raise ConfigError(
-                f"metrics=expert compares accuracies, and {judged[0]} has none: its answers are judged.\n"
-                "Leave metrics=expert out, or take a task with right answers."
-            )
-        if config.model.tp_plan is not None:
-            raise ConfigError(
-                "metrics=expert takes one process. Use model.device_map=auto for a large model."
-            )
-        if not facts.moe_layers:
-            from moe_lab.routing.hook import no_router_message
+        raise ModelError(no_router_message(facts.path or facts.name, facts.family))
+    if facts.top_k >= facts.experts:
+        raise ConfigError(
+            f"metrics=expert masks an expert, and this model takes all of its {facts.experts} for every token."
+        )
 
-            raise ModelError(no_router_message(facts.path or facts.name, facts.family))
-        if facts.top_k >= facts.experts:
-            raise ConfigError(
-                f"metrics=expert masks an expert, and this model takes all of its {facts.experts} for every token."
-            )
 
-    def evaluations(self, method: Method) -> int:
-        return evaluations() if method.interventions else 0
+def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
+    """Measure the run and write its files.
 
-    def observer(self) -> Routes:
-        return Routes()
-
-    def measure(self, run: Run, models: ModelPool, samples: Log, observer: Observer | None) -> None:
-        assert isinstance(observer, Routes)
-        evaluate, ask = partial(_evaluate_policy, run, models), partial(ask_again, run, models)
-        write_expert_metrics(run, observer, samples, evaluate, ask)
+    Args:
+        samples: the samples of the run.
+        routes: have seen the run's answers, but not those stored before.
+    """
+    evaluate, ask = partial(_evaluate_policy, run, models), partial(ask_again, run, models)
+    write_expert_metrics(run, routes, samples, evaluate, ask)
 
 
 def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tuple[dict[str, Any], dict]:
@@ -229,6 +222,3 @@ def write_counts(path: Path, counts: Counts) -> None:
         tensors[f"selections.{phase}"] = np.ascontiguousarray(selections_LE)
         tensors[f"pairs.{phase}"] = np.ascontiguousarray(pairs_LEE * off)
     write_file(path, save(tensors))
-
-
-MEASURE = ExpertMetrics()

@@ -28,7 +28,6 @@ from moe_lab.results.statistics import VERSION, interval
 from moe_lab.results.stored_files import whole_mapping
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
     from moe_lab.engine.lm import EngineLM
     from moe_lab.results.logs import ResponseLog
     from moe_lab.runs.run import Run
@@ -135,20 +134,18 @@ def judges_block(judges: Sequence[Judge], samples: Log) -> dict[str, Any]:
         return {}
     from moe_lab.tasks.judges.toy import ToyJudge
 
+    judged = {
+        task: lines for task, lines in samples.items() if isinstance(lines[0]["filtered_resps"][0], dict)
+    }
     block = {}
     for judge in judges:
-        tasks = {task: _counts(judge.name, lines) for task, lines in samples.items() if _judged(lines)}
         block[judge.name] = {
             "identity": judge.identity,
             "toy": isinstance(judge, ToyJudge),
             "metrics": [f"{metric},none" for metric in judge.metrics],
-            "tasks": tasks,
+            "tasks": {task: _counts(judge.name, lines) for task, lines in judged.items()},
         }
     return {"judges": block}
-
-
-def _judged(lines: Sequence[Mapping[str, Any]]) -> bool:
-    return isinstance(lines[0]["filtered_resps"][0], dict)
 
 
 def _counts(judge: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -185,6 +182,7 @@ def moe_lab_block(
     own = cost.pop("rounding")
     measured = before["baseline"]["rounding"] if "baseline" in before else own
     rounding = Rounding(facts.dtype, measured)
+    trained = whole_mapping(training_folder(config) / "training.json") or {}
     block: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,
@@ -209,7 +207,7 @@ def moe_lab_block(
             "data": {name: task.data_source for name, task in tasks.items()},
             "metric": headline_of(config.task.metric, evaluated["results"].get(next(iter(tasks)), {})),
         },
-        "seed": config.seed if run.method.random else _trained_seed(config),
+        "seed": config.seed if run.method.random else trained.get("seed"),
         "overrides": list(config.overrides),
         "versions": versions(),
         "statistics": VERSION,
@@ -218,7 +216,17 @@ def moe_lab_block(
         "cost": cost,
         "intervals": {name: _intervals(task, values[name]) for name, task in tasks.items()},
     }
-    compared = {name: _compared(tasks, values, other, rounding) for name, other in before.items()}
+    compared: dict[str, dict[str, Any]] = {}
+    for key, other in before.items():
+        scores = {name: other["results"][name] for name in tasks if name in other["results"]}
+        compared[key] = {
+            "run_id": other["run_id"],
+            "results": {name: {metric: of[metric] for metric in reported(of)} for name, of in scores.items()},
+            "paired": {
+                name: _paired(task, values[name], other["samples"][name], rounding)
+                for name, task in tasks.items()
+            },
+        }
     if "baseline" in compared:
         block["paired"] = compared["baseline"].pop("paired")
         block["baseline"] = compared.pop("baseline")
@@ -227,23 +235,6 @@ def moe_lab_block(
     if compared:
         block["compared"] = compared
     return block | report
-
-
-def _trained_seed(config: Config) -> int | None:
-    """The seed of the training that made the model; None for any other model."""
-    return (whole_mapping(training_folder(config) / "training.json") or {}).get("seed")
-
-
-def _compared(
-    tasks: dict[str, Any], values: dict[str, Values], other: dict[str, Any], rounding: Rounding
-) -> dict[str, Any]:
-    """{"run_id", "results", "paired"}: another run's scores, and the paired difference to them."""
-    before = other["samples"]
-    return {
-        "run_id": other["run_id"],
-        "results": _scores(other["results"], list(tasks)),
-        "paired": {name: _paired(task, values[name], before[name], rounding) for name, task in tasks.items()},
-    }
 
 
 def _flips(compared: dict[str, dict[str, Any]], metric: str | None) -> dict[str, int | None]:
@@ -284,12 +275,3 @@ def _paired(task: Any, values: Values, samples: Sequence[Sample], rounding: Roun
             )
             compared[metric] = difference.to_json()
     return compared
-
-
-def _scores(results: dict[str, Any], tasks: list[str]) -> dict[str, dict[str, Any]]:
-    """lm-eval's scores per task by `metric,filter`, without standard errors and counts."""
-    return {
-        name: {key: results[name][key] for key in reported(results[name])}
-        for name in tasks
-        if name in results
-    }

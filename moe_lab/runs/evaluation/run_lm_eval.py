@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import MoeLabError, TaskError, first_line
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.trained import training_folder
 from moe_lab.models.distributed import num_processes
-from moe_lab.runs.distributed import LeaderLM, free_on_all_ranks, load_on_all_ranks
+from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
 from moe_lab.tasks.judges.judging import judging
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def evaluate_answers(
     from moe_lab.engine.forward.observer import observed
     from moe_lab.models.memory import reset_peak_memory, weight_bytes
     from moe_lab.models.tokenizer import prompt_tokenizer
-    from moe_lab.runs.evaluation.lms import DividedLM, RecordedLM
+    from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
 
     config = run.config
     together = num_processes() > 1 and observer is None
@@ -72,9 +71,7 @@ def evaluate_answers(
             log.keep_session_info(lm.session_info)
             if observer is not None:
                 opened.enter_context(observed(lm, observer))
-            if not together:
-                return lm
-            return LeaderLM(lm, trained) if config.model.tp_plan else DividedLM(lm, trained)
+            return SharedLM(lm, trained, log) if together else lm
 
         def free_model() -> None:
             if config.model.tp_plan:
@@ -85,8 +82,19 @@ def evaluate_answers(
 
         lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
         before = len(log)
-        with judging(run.judges, run.folder, config.rerun, free_model), _failures_named(lm):
-            evaluated = evaluate_tasks(config, run.tasks, lm, _chosen(run), bootstrap_iters)
+        whole = {name: len(task.task_docs) for name, task in run.tasks["tasks"].items()}
+        # None for a task that is evaluated whole, so that lm-eval need not search each document
+        chosen = {name: ids if len(ids) < whole[name] else None for name, ids in run.samples.items()}
+        with judging(run.judges, run.folder, config.rerun, free_model):
+            try:
+                evaluated = evaluate_tasks(config, run.tasks, lm, chosen, bootstrap_iters)
+            except Exception as error:
+                if lm.answering or isinstance(error, MoeLabError):
+                    raise
+                raise TaskError(  # of a task's own function or metric
+                    f"Task {', '.join(run.tasks['tasks'])} fails in lm-eval: {first_line(error)}.\n"
+                    "The answers are kept: correct the task, and the same command continues."
+                ) from error
     if config.method.name == "base" and run.facts.dtype != "float32" and len(log) > before and not together:
         log.spend(_rounding(run, models, evaluated["samples"]))
     return evaluated
@@ -126,26 +134,6 @@ def _likelihood(answer: Any) -> float:
     return float(answer[0] if isinstance(answer, tuple | list) else answer)
 
 
-@contextmanager
-def _failures_named(lm: LM) -> Iterator[None]:
-    """Inside the context, what a task's own function or metric raises in lm-eval is a TaskError that names both."""
-    try:
-        yield
-    except MoeLabError:
-        raise
-    except Exception as error:
-        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
-        if any(own.get("self") is lm for own in frames):
-            raise  # while the model answered
-        owners: list[Any] = [owner for own in frames for owner in (own.get("task"), own.get("self"))]
-        tasks = [owner.task_name for owner in owners if hasattr(owner, "task_name")]
-        metrics = [f", metric {own['metric']}" for own in frames if isinstance(own.get("metric"), str)]
-        raise TaskError(
-            f"Task {''.join(tasks[-1:]) or '?'}{''.join(metrics[-1:])} fails in lm-eval: {first_line(error)}.\n"
-            "The answers are kept: correct the task, and the same command continues."
-        ) from error
-
-
 def load_for(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedModel, Context]:
     """The run's model, trained first if necessary, and the context to open the method with."""
     config = trained_config(run, models)
@@ -171,12 +159,6 @@ def resolve_trained(
 
         write_training_figures(folder, LOSS)
     return resolved
-
-
-def _chosen(run: Run) -> dict[str, Any]:
-    """`samples=` of lm-eval. None for a task that is evaluated whole, so that lm-eval need not search each document."""
-    tasks = run.tasks["tasks"]
-    return {name: ids if len(ids) < len(tasks[name].task_docs) else None for name, ids in run.samples.items()}
 
 
 def evaluate_tasks(

@@ -16,7 +16,7 @@ from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
 from moe_lab.methods import get_method, methods_with
 from moe_lab.methods.method import TrainingMethod
-from moe_lab.metrics.stored import StoredMetrics, stored_metrics
+from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
 from moe_lab.reports.papers.files import typed_settings
@@ -27,7 +27,7 @@ from moe_lab.runs.jobs import PROFILE, Job, job_after, job_of
 from moe_lab.runs.summaries import summary
 
 if TYPE_CHECKING:
-    from moe_lab.runs.run import Outcome, Run
+    from moe_lab.runs.run import Outcome
     from moe_lab.runs.tuning.study import Study
 
 
@@ -66,10 +66,18 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
     assert config.experiment is not None
     experiments = find_experiments(config.experiment, list(map(Path, base.config_dirs)))
     scales = [each.scale(config.scale) for each in experiments]
+    pairs = list(zip(experiments, scales, strict=True))
     if base.method_keys:
-        pairs = zip(experiments, scales, strict=True)
         methods = [_method(each, cell, base) for each, scale in pairs for cell in scale.overrides()]
-        _check_method_keys(config.experiment, methods, base)
+        known = dict.fromkeys(key for method in methods for key in method)
+        there = ", ".join(dict.fromkeys(str(method["name"]) for method in methods))
+        for key in map(_method_key, base.method_keys):
+            if key not in known:
+                raise ConfigError(
+                    f"Unknown key 'method.{key}': no cell of experiment={config.experiment} has {key!r}."
+                    f"{did_you_mean(key, known)}\n"
+                    + (f"Methods of its cells: {there}." if there else "It has no cells.")
+                )
     typed = typed_settings([*_typed(base), *base.method_keys])
     composed = [
         Composed(
@@ -77,7 +85,7 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
             [_compose(experiment, overrides, base) for overrides in scale.overrides()],
             _compose(experiment, scale.profile, base)[1] if scale.profile else None,
         )
-        for experiment, scale in zip(experiments, scales, strict=True)
+        for experiment, scale in pairs
     ]
     for each in composed:
         _check_metrics(each, config.scale)
@@ -93,17 +101,6 @@ def _check_metrics(composed: Composed, scale: str) -> None:
             f"experiment={experiment.name} shows expert metrics ({', '.join(shown)}), which "
             f"metrics={configs[0].metrics} does not measure. Leave it out."
         )
-
-
-def _check_method_keys(names: str, methods: list[dict[str, Any]], base: Cell) -> None:
-    known = dict.fromkeys(key for method in methods for key in method)
-    there = ", ".join(dict.fromkeys(str(method["name"]) for method in methods))
-    for key in map(_method_key, base.method_keys):
-        if key not in known:
-            raise ConfigError(
-                f"Unknown key 'method.{key}': no cell of experiment={names} has {key!r}.{did_you_mean(key, known)}\n"
-                + (f"Methods of its cells: {there}." if there else "It has no cells.")
-            )
 
 
 def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[Cell, Config]:
@@ -301,7 +298,12 @@ def table_cells(
         coordinates=place,
         run_id=ids[0] if ids else None,
         results=[outcome.results for outcome in done],
-        expert=[_expert_metrics(outcome.run) for outcome in done],
+        expert=[
+            stored_metrics(run.folder, run.run_id, run.facts.commit)
+            if run.config.metrics == "expert"
+            else None
+            for run in (outcome.run for outcome in done)
+        ],
         summary=summary(done) if len(done) > 1 else None,
         studies=[folder for folder in studies if (folder / "best.yaml").exists()],
         problem=None if error is None else " ".join(str(error).split()),
@@ -329,9 +331,3 @@ def each_training_once(cells: Sequence[TableCell]) -> list[TableCell]:
         if key not in kept or len(cell.results) > len(kept[key].results):
             kept[key] = cell
     return list(kept.values())
-
-
-def _expert_metrics(run: Run) -> StoredMetrics | None:
-    if run.config.metrics != "expert":
-        return None
-    return stored_metrics(run.folder, run.run_id, run.facts.commit)

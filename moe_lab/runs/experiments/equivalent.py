@@ -21,12 +21,10 @@ from moe_lab.models.memory import memory_bytes, peak_memory_bytes, reset_peak_me
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.identity import folder_name, versions
 from moe_lab.results.lock import lock_on
-from moe_lab.results.stored_files import DamagedError, read_mapping, set_aside
+from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.evaluation.result_block import energy_joules
 
 if TYPE_CHECKING:
-    import torch
-
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.method import Method
     from moe_lab.models.load import LoadedModel
@@ -163,12 +161,10 @@ def measured(
     """
     method = get_method(config.method.name)(config.method)
     key = _key(config, method, ratio)
-    path = Path(config.output_dir) / "measurements" / _file_name(config, key)
-    try:
-        stored = read_mapping(path)
-    except DamagedError as error:
-        set_aside(path, error.problem)
-        stored = None
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
+    name = folder_name(config.model.name, f"n{config.method.n}", digest=digest)
+    path = Path(config.output_dir) / "measurements" / f"{name}.json"
+    stored = whole_mapping(path)
     if stored is not None or not compute:
         return stored
     layers = key["equivalent_layers"]
@@ -183,12 +179,16 @@ def measured(
 
 def _key(config: Config, method: Method, ratio: float) -> dict[str, object]:
     """All that determines a measurement. Loads no weights."""
+    import torch
+
     from moe_lab.models.facts import model_facts, resolve_device
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import load_config, model_source
 
     facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
     layers = load_config(config.model, offline=config.offline).num_hidden_layers
+    device = resolve_device(config.device)
+    on_cpu = f"{device.type} (threads: {torch.get_num_threads()})"
     return {
         "model": model_identity(model_source(config.model), config.model),
         "dtype": facts.dtype,
@@ -198,7 +198,7 @@ def _key(config: Config, method: Method, ratio: float) -> dict[str, object]:
         "new_tokens": NEW_TOKENS,
         "repetitions": REPETITIONS,
         "prompt": PROMPT,
-        "device": _device_name(resolve_device(config.device)),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu,
         "versions": versions(),
     }
 
@@ -220,16 +220,3 @@ def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -
         "equivalent_non_embedding_parameters": sizes[1],
         **{name: asdict(one) for name, one in generations.items()},
     }
-
-
-def _device_name(device: torch.device) -> str:
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} (threads: {torch.get_num_threads()})"
-
-
-def _file_name(config: Config, key: dict[str, object]) -> str:
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
-    return f"{folder_name(config.model.name, f'n{config.method.n}', digest=digest)}.json"

@@ -13,7 +13,7 @@ from moe_lab.config.schema import Config
 from moe_lab.reports.figures.studies import studies_of
 from moe_lab.reports.figures.traces import traces_of
 from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment
+from moe_lab.reports.papers.experiment import FIGURES, Experiment
 from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.settings import write_recipe, write_references, write_setup
 from moe_lab.results.score_table import Family
@@ -179,28 +179,19 @@ def make_figure(
     kind = experiment.figure
     if kind is None:
         return []
-    if kind in TABLES:
-        return _write_table(experiment, scale, cells, folder)
-    name, module = FIGURES[kind]
-    write = getattr(import_module(f"moe_lab.reports.figures.{module}"), f"write_{kind}")
-    data = _data(name, CellTable(experiment, cells, family), models, compute)
-    return write(data, folder, f"{file_stem(experiment, scale)}-{kind}", title(experiment, scale))
-
-
-def _data(name: str, table: CellTable, models: ModelPool, compute: bool) -> Any:
-    """The data of a figure, by its name in FIGURES."""
-    if name == "cells":
-        return table
-    if name == "studies":
-        return studies_of(table.cells)
-    if name == "traces":
-        return traces_of(table.cells)
-    return equivalent_rows(table.cells, models, compute=compute)
-
-
-def _write_table(experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path) -> list[Path]:
-    if experiment.figure == "references":
+    if kind == "references":
         return write_references(experiment, cells, folder, scale)
-    if experiment.figure == "setup":
+    if kind == "setup":
         return write_setup(experiment, setup_rows(experiment), folder, scale)
-    return write_recipe(experiment, recipe_rows(experiment), folder, scale)
+    if kind == "recipe":
+        return write_recipe(experiment, recipe_rows(experiment), folder, scale)
+    name, module = FIGURES[kind]
+    data: Any = CellTable(experiment, cells, family)
+    if name == "studies":
+        data = studies_of(data.cells)
+    elif name == "traces":
+        data = traces_of(data.cells)
+    elif name != "cells":
+        data = equivalent_rows(data.cells, models, compute=compute)
+    write = getattr(import_module(f"moe_lab.reports.figures.{module}"), f"write_{kind}")
+    return write(data, folder, f"{file_stem(experiment, scale)}-{kind}", title(experiment, scale))

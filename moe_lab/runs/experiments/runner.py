@@ -21,8 +21,7 @@ from moe_lab.reports.papers.ranking import p_values
 from moe_lab.results.folder import check_writable
 from moe_lab.results.identity import folder_name
 from moe_lab.results.score_table import Family
-from moe_lab.runs.attempts import Failure, grid_exit_code, report_failures, run_all, worker_exit_code
-from moe_lab.runs.board import is_worker
+from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.experiments.cells import (
     PreparedCell,
@@ -32,10 +31,10 @@ from moe_lab.runs.experiments.cells import (
     prepare_cells,
     table_cells,
 )
-from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results, refuse_uploads
+from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results
 from moe_lab.runs.jobs import Job, by_model, digest_of, distinct_runs
-from moe_lab.runs.pilots import run_pilots
 from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
+from moe_lab.runs.speeds import run_pilots
 
 if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool
@@ -96,24 +95,26 @@ def planned_experiments(config: Config, cell: Cell) -> Plan:
     return plan_of(prepared.jobs, prepared.refused)
 
 
+def jobs_of_experiments(config: Config, cell: Cell) -> list[Job]:
+    """The jobs of all cells that can run."""
+    return _prepare(config, cell).jobs
+
+
 def report_experiments(config: Config, cell: Cell) -> int:
     """Write the tables of stored results. Raises ConfigError if there are none."""
-    write_tables(_prepare(config, cell, compute=False), config)
+    _make_tables(_prepare(config, cell, compute=False), config, compute=False)
     return 0
-
-
-def write_tables(prepared: PreparedExperiments, config: Config) -> None:
-    """Write the tables and figures of stored results. Raises ConfigError if there are none."""
-    _make_tables(prepared, config, compute=False)
 
 
 def _run(config: Config, cell: Cell) -> int:
     prepared = _prepare(config, cell)
-    refuse_uploads(prepared.jobs)
+    if any(getattr(cell.config.method, "push_to_hub", False) for cell in prepared.cells):
+        raise ConfigError(
+            "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push one "
+            "by its own command."
+        )
     failures = _make_tables(prepared, config, compute=True)
-    if is_worker():
-        return worker_exit_code(failures)
-    errors = prepared.errors
+    errors = [] if is_worker() else prepared.errors
     if errors and not prepared.jobs:
         return exit_code(errors[0])
     return grid_exit_code([*errors, *(failure.error for failure in failures)])
@@ -231,17 +232,11 @@ def _write(filled: Filled, config: Config, models: ModelPool, family: Family, *,
             print(f"experiment={experiment.name}: {reason}", file=sys.stderr)
         else:
             _write_one(experiment, cells, config, models, folder, family, compute)
-    if not all(kept.values()):
-        _write_index(filled, kept, config.scale, folder, family)
-
-
-def _write_index(
-    filled: Filled, kept: Mapping[str, str | None], scale: str, folder: Path, family: Family
-) -> None:
-    """Write the records of the tables, and the indices of the folder. A kept table keeps a record with numbers."""
-    for experiment, cells in filled:
-        if not kept[experiment.name] or not has_numbers(record_path(experiment, scale, folder)):
-            write_record(experiment, scale, cells, folder, family)
+    if all(kept.values()):
+        return
+    for experiment, cells in filled:  # a kept table keeps a record with numbers
+        if not kept[experiment.name] or not has_numbers(record_path(experiment, config.scale, folder)):
+            write_record(experiment, config.scale, cells, folder, family)
     print(write_index(folder))
     print(write_tables_page(folder))
 

@@ -35,7 +35,12 @@ class Perplexity:
         kinds = {"loglikelihood_rolling": "loglikelihood_rolling"}
         self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
         self.lm = lm
-        self.requests = [Request(_right(study, group)) for group in _instances(study, lm)]
+        right = [
+            (group[0].doc, right_request(study.config, study.task, group)) for group in _instances(study, lm)
+        ]
+        if study.text == EQUATIONS:
+            right = [(doc, (prompt, with_equation(doc, answer))) for doc, (prompt, answer) in right]
+        self.requests = [Request(request) for _, request in right]
         self.tokens = [lm.count_tokens(self.kind, request) for request in self.requests]
 
     def __call__(self, worst: float | None, report: Report) -> float:
@@ -88,15 +93,6 @@ class Accuracy:
 def objective(study: Study, lm: EngineLM) -> Perplexity | Accuracy:
     """The study's metric over its tuning documents."""
     return Accuracy(study, lm) if study.search.metric == "accuracy" else Perplexity(study, lm)
-
-
-def _right(study: Study, instances: list[Instance]) -> tuple:
-    """(prompt, right answer) of a document, with its equation if the study scores equations."""
-    request = right_request(study.config, study.task, instances)
-    if study.text != EQUATIONS:
-        return request
-    prompt, answer = request
-    return prompt, with_equation(instances[0].doc, answer)
 
 
 def _instances(study: Study, lm: EngineLM) -> list[list[Instance]]:

@@ -199,11 +199,15 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
     given = config.tuning
     if given.logit_scale and (given.metric or usual.metric) != "perplexity":
         raise ConfigError("tuning.logit_scale=true is searched by perplexity: add tuning.metric=perplexity.")
+    if uniform and given.n_trials is not None:
+        raise ConfigError(
+            f"tuning=uniform tries every step of {given.step} up to tuning.max_temperature: leave tuning.n_trials out."
+        )
     last = given.max_temperature or (1.0 if uniform else usual.max_temperature)
     search = Search(
         tuning=given.name,
         metric=given.metric or usual.metric,
-        n_trials=_uniform_trials(config, last) if uniform else given.n_trials or usual.n_trials,
+        n_trials=int(last / given.step + 1e-6) + 1 if uniform else given.n_trials or usual.n_trials,
         num_samples=given.num_samples or usual.num_samples,
         max_temperature=last,
         skip_layers=skip,
@@ -222,15 +226,6 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
         raise ConfigError("method.n=1 has no noisy routing sample, so there is nothing to tune. Raise it.")
     method: Any = replace(config.method, n=n, cache=chosen("cache"), temperature=0.0, skip_layers=skip)
     return replace(config, method=method), search
-
-
-def _uniform_trials(config: Config, last: float) -> int:
-    if config.tuning.n_trials is not None:
-        raise ConfigError(
-            f"tuning=uniform tries every step of {config.tuning.step} up to tuning.max_temperature: "
-            "leave tuning.n_trials out."
-        )
-    return int(last / config.tuning.step + 1e-6) + 1
 
 
 def resolve_scale(config: Config, facts: ModelFacts, method: Any) -> Search:

@@ -62,7 +62,7 @@ class Study:
 
     def profile(self) -> Profile | None:
         """The temperature profile; None before the study and its figures are finished."""
-        finished = (whole_mapping(self.folder / "status.json") or {}).get("trials")
+        finished = (whole_mapping(self.folder / "study.json") or {}).get("finished")
         if not isinstance(finished, int) or finished < self.search.n_trials:
             return None
         try:
@@ -87,7 +87,7 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
     from moe_lab.models.facts import model_facts
-    from moe_lab.results.identity import run_id
+    from moe_lab.results.identity import folder_name, run_id, task_label
     from moe_lab.runs.prepare import identity, prepare
     from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
     from moe_lab.tasks.loading import load_tasks
@@ -106,7 +106,10 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     holdout = Holdout(num_samples=search.num_samples, seed=config.sample_seed)
     tasks = load_tasks(config, holdout)
     name, task = _only(tasks)
-    _check_task(search, task)
+    if search.metric == "accuracy" and task.get_config("output_type") == "loglikelihood_rolling":
+        raise ConfigError(f"{name} has no accuracy: tuning.metric=perplexity.")
+    if search.metric == "perplexity" and task.get_config("unsafe_code"):
+        raise ConfigError(f"{name} has no reference answers to score: tuning.metric=accuracy.")
     text = text_of(config, search.metric, task)
     evaluated = config
     if text == GSM8K:
@@ -130,7 +133,9 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
         evaluated=evaluated,
         search=search,
         study_id=digest,
-        folder=_folder(config, "studies", name, search.metric, digest),
+        folder=Path(config.output_dir)
+        / "studies"
+        / folder_name(config.model.name, task_label(name), search.metric, digest=digest),
         facts=facts,
         method=evaluation.method,
         tasks=tasks,
@@ -162,19 +167,3 @@ def _only(tasks: TaskDict) -> tuple[str, Any]:
             f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. Tune each: -m task=<one>,<other>."
         )
     return next(iter(tasks["tasks"].items()))
-
-
-def _check_task(search: Search, task: Any) -> None:
-    kind = task.get_config("output_type")
-    if search.metric == "accuracy" and kind == "loglikelihood_rolling":
-        raise ConfigError(f"{task.task_name} has no accuracy: tuning.metric=perplexity.")
-    if search.metric == "perplexity" and task.get_config("unsafe_code"):
-        raise ConfigError(f"{task.task_name} has no reference answers to score: tuning.metric=accuracy.")
-
-
-def _folder(config: Config, kind: str, task: str, what: str, digest: str) -> Path:
-    from moe_lab.results.identity import folder_name, task_label
-
-    return (
-        Path(config.output_dir) / kind / folder_name(config.model.name, task_label(task), what, digest=digest)
-    )

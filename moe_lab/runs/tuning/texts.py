@@ -23,14 +23,12 @@ def has_bare_answers(task: Any) -> bool:
     if task.get_config("output_type") != "generate_until":
         return False
     filters = [one["function"] for each in task.config.filter_list or [] for one in each["filter"]]
-    return not TRIMMING.issuperset(filters) and all(_is_bare(task, document) for document in task.task_docs)
-
-
-def _is_bare(task: Any, document: dict[str, Any]) -> bool:
-    """Whether a document's answer is one word, apart from marks such as `####`."""
-    target = task.doc_to_target(document)
-    answers = target if isinstance(target, list) else [target]
-    return all(sum(any(map(str.isalnum, word)) for word in str(answer).split()) <= 1 for answer in answers)
+    targets = map(task.doc_to_target, () if TRIMMING.issuperset(filters) else task.task_docs)
+    answers = [str(one) for target in targets for one in (target if isinstance(target, list) else [target])]
+    # bare: one word, apart from marks such as `####`
+    return bool(answers) and all(
+        sum(any(map(str.isalnum, word)) for word in answer.split()) <= 1 for answer in answers
+    )
 
 
 # The answers whose perplexity a study measures (`tuning.text`)

@@ -1,18 +1,16 @@
-"""The trials of a study on disk, shared by several processes. No trial is lost or computed twice.
+"""The trials of a study in Optuna's storage, shared by several processes. No trial is lost or computed twice.
 
-A process claims one trial at a time, and holds a lock of its own until it ends. Another process takes over the trials
-of an ended process, with their parameters.
+A process holds a lock on the trial that it computes. A running trial whose lock is free has lost its process: the next
+process that asks for a trial computes it, with the same parameters.
 """
 
 from __future__ import annotations
 
-import csv
-import sqlite3
 import time
 import uuid
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +19,26 @@ import optuna
 from filelock import BaseFileLock
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from moe_lab.errors import ConfigError, ResultsError, reading
 from moe_lab.results.atomic import write_atomically, writing
-from moe_lab.results.lock import acquire, check_lease_on, is_locked, lock_on
-from moe_lab.results.stored_files import damaged, read_csv, tidy
+from moe_lab.results.lock import acquire, check_lease_on, lock_on
+from moe_lab.results.stored_files import tidy
 from moe_lab.runs.tuning.search import Search
 from moe_lab.runs.tuning.storage_url import shown_url
 
-WORKER = "worker"
-"""User attribute of a trial: the number of its process."""
 STARTUP, STARTUP_TRIALS = "startup_trials", 10
-"""User attribute of a study: the random trials before its sampler learns; and their largest number.
-
-No trial is pruned before this number of complete ones.
-"""
+"""User attribute of a study: the random trials before its sampler learns, a third of the first `n_trials`; and their
+largest number. No trial is pruned before this number of complete ones."""
 STORAGE = "storage.db"
 TABLE = "trials.csv"
-"""Written from the storage after every trial. If a value differs between the two, the storage is damaged."""
-ANEW = "Move the study's folder away; the same command starts it again."
+"""Written from the storage after every trial."""
+REMEDY = "Move the study's folder away; the same command starts it again."
+URL_REMEDY = "Correct the URL, or use the version of Optuna that wrote it."
 OWNER, OWNER_FILE = "folder", ".storage"
 """A study in a database belongs to one output folder, whose file locks coordinate its processes. Both have a token."""
-MAX_WORKERS = 256
 POLL_SECONDS = 0.5
 
 
@@ -61,12 +56,12 @@ def storage_errors(folder: Path, storage: str | None = None) -> Iterator[None]:
             ) from error
         raise ResultsError(
             f"{folder / STORAGE} could not be read or written: {reason}\n"
-            f"Free some disk space, and the same command continues. A damaged file: {ANEW[0].lower()}{ANEW[1:]}"
+            f"Free some disk space, and the same command continues. If the file is damaged: {REMEDY}"
         ) from error
 
 
 class Trials:
-    """The trials of the study in `folder`. As a context manager it registers this process as a worker.
+    """The trials of the study in `folder`, inside its context.
 
     Args:
         storage: URL of the database with the trials; None: a file in `folder`.
@@ -74,54 +69,50 @@ class Trials:
 
     def __init__(self, folder: Path, search: Search, seed: int, storage: str | None = None):
         self.folder, self.search, self.seed, self.storage = folder, search, seed, storage
-        self._lock = lock_on(folder / ".lock")
+        self.lock = lock_on(folder / ".lock")
+        """The study's lock: one process at a time."""
+        self._mine: BaseFileLock | None = None
+        """The lock on this process's trial."""
 
     def __enter__(self) -> Trials:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with writing(self.folder):
-            (self.folder / ".workers").mkdir(parents=True, exist_ok=True)
-        with self.locked():
+            (self.folder / ".trials").mkdir(parents=True, exist_ok=True)
+        with self.lock:
             with writing(self.folder):
                 tidy(self.folder)
             self._check_place()
-            known = check_storage(self.folder / STORAGE) or self.storage
             if self.storage is None:
                 with writing(self.folder):
                     (self.folder / STORAGE).touch()  # SQLite would make it 0644, whatever the umask
-            self.worker, self._mine = self._register()
-            self.study = optuna.create_study(
-                storage=self._opened(),
+            self.study = self._opened()
+            if self.storage is not None:
+                self._own()
+            if STARTUP not in self.study.user_attrs:
+                self.study.set_user_attr(STARTUP, max(1, min(STARTUP_TRIALS, self.search.n_trials // 3)))
+            self.startup = int(self.study.user_attrs[STARTUP])
+        return self
+
+    def _opened(self) -> optuna.Study:
+        """Optuna's study. Raises ConfigError for a storage that Optuna cannot use."""
+        with (
+            reading(self._place, REMEDY if self.storage is None else URL_REMEDY, says="cannot be used"),
+            storage_errors(self.folder, self.storage),
+        ):
+            file = URL.create("sqlite", database=str(self.folder / STORAGE)).render_as_string()
+            study = optuna.create_study(
+                storage=optuna.storages.RDBStorage(self.storage or file),
                 study_name=self.folder.name,
                 direction=self.search.direction,
                 load_if_exists=True,
             )
             with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-                self.study.set_metric_names([self.search.metric])
-            if self.storage is not None:
-                self._own()
-            self._check(_values(self.folder / TABLE) if known else {})
-            self.startup = self._startup()
-        return self
-
-    def _opened(self) -> optuna.storages.RDBStorage:
-        """The storage. Raises ConfigError for one of a later Optuna, or for options that its driver does not have."""
-        remedy = (
-            ANEW if self.storage is None else "Correct the URL, or use the version of Optuna that wrote it."
-        )
-        with (
-            reading(self._place, remedy, says="cannot be used"),
-            storage_errors(self.folder, self.storage),
-        ):
-            return optuna.storages.RDBStorage(self.storage or _sqlite(self.folder / STORAGE))
+                study.set_metric_names([self.search.metric])
+            study.get_trials(deepcopy=False)  # Optuna fails in many ways on a damaged row
+            return study
 
     def __exit__(self, *exception: Any) -> None:
-        self._mine.release()
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the study's lock: one process at a time."""
-        with self._lock:
-            yield
+        self._release()
 
     def claim(self) -> tuple[Trial, list[float]] | None:
         """The next trial and its temperatures; None after all trials, including those of other processes.
@@ -129,28 +120,26 @@ class Trials:
         With tuning=grid the temperatures are empty.
         """
         while True:
-            with self.locked():
-                self._check_mine()
+            with self.lock:
                 trial = self._abandoned() or self._next()
                 if trial is not None:
-                    trial.set_user_attr(WORKER, self.worker)
                     return trial, self._temperatures(trial)
                 if not self._of(TrialState.RUNNING):
                     return None
             time.sleep(POLL_SECONDS)
 
     def tell(self, trial: Trial, value: float | None, **measured: float) -> None:
-        """Store a trial's value (None: pruned), and other measurements as user attributes."""
-        with self.locked():
-            self._check_mine()
+        """Store a trial's value (None: pruned), and other measurements as user attributes.
+
+        Raises LeaseLostError if the trial may be another process's by now.
+        """
+        with self.lock:
+            check_lease_on(self._lock_of(trial.number))
             for name, number in measured.items():
                 trial.set_user_attr(name, number)
             state = TrialState.PRUNED if value is None else TrialState.COMPLETE
             self.study.tell(trial, value, state=state)
-
-    def _check_mine(self) -> None:
-        """Raise LeaseLostError if this worker's trials may be another process's by now."""
-        check_lease_on(self._worker_file(self.worker))
+            self._release()
 
     def finished(self) -> list[FrozenTrial]:
         """Complete and pruned trials, by number."""
@@ -168,17 +157,6 @@ class Trials:
         if len(values) < self.startup:
             return None
         return max(values) if self.search.direction == "minimize" else min(values)
-
-    def _startup(self) -> int:
-        """The number of trials before the sampler learns: a third of the budget, at most `STARTUP_TRIALS`.
-
-        A study keeps the number that it began with, so that trials do not depend on a later, larger budget.
-        """
-        if STARTUP not in self.study.user_attrs:
-            begun = bool(self.study.get_trials(deepcopy=False))  # earlier studies always had ten
-            most = STARTUP_TRIALS if begun else self.search.n_trials // 3
-            self.study.set_user_attr(STARTUP, max(1, min(STARTUP_TRIALS, most)))
-        return int(self.study.user_attrs[STARTUP])
 
     def _check_place(self) -> None:
         """Raise ConfigError if the study was begun in a database and goes on in a file, or the other way round."""
@@ -206,16 +184,6 @@ class Trials:
                 f"{self.folder.name} --storage <URL>."
             )
 
-    def _check(self, known: dict[int, float]) -> None:
-        """Raise DamagedError for a stored trial that cannot be read, or with another value than in `known`."""
-        try:
-            values = {trial.number: trial.value for trial in self._of(TrialState.COMPLETE)}
-        except Exception as error:  # Optuna fails in many ways on a damaged row
-            raise damaged(self._place, repr(error), ANEW) from error
-        for number, value in known.items():
-            if values.get(number) != value:
-                raise damaged(self._place, f"trial {number} is not the one of {TABLE}", ANEW)
-
     @property
     def _place(self) -> Path:
         """For messages: where the trials are."""
@@ -225,12 +193,24 @@ class Trials:
         return self.study.get_trials(deepcopy=False, states=states)
 
     def _abandoned(self) -> Trial | None:
+        """A running trial whose process is gone; this process holds it then."""
         for frozen in self._of(TrialState.RUNNING):
-            worker = frozen.user_attrs.get(WORKER)
-            if worker is None or worker == self.worker or not self._alive(worker):
+            if self._hold(frozen.number):
                 self._seed([frozen.number])
                 return Trial(self.study, frozen._trial_id)
         return None
+
+    def _hold(self, number: int) -> bool:
+        """Lock a trial for this process; False if another one holds it."""
+        self._mine = acquire(self._lock_of(number))
+        return self._mine is not None
+
+    def _release(self) -> None:
+        if self._mine is not None:
+            self._mine.release()
+
+    def _lock_of(self, number: int) -> Path:
+        return self.folder / ".trials" / f"{number}.lock"
 
     def _next(self) -> Trial | None:
         waiting = self._of(TrialState.WAITING)
@@ -241,7 +221,9 @@ class Trials:
             if (fixed := self.search.fixed(number)) is not None:
                 self.study.enqueue_trial(fixed)
         self._seed([number])
-        return self.study.ask()
+        trial = self.study.ask()
+        self._hold(trial.number)
+        return trial
 
     def _temperatures(self, trial: Trial) -> list[float]:
         """Draw the missing parameters of a trial. Returns one temperature per MoE layer."""
@@ -255,7 +237,7 @@ class Trials:
 
         An interrupted study therefore draws the same values as an unbroken one.
         """
-        others = any(self._alive(worker) for worker in self._workers() if worker != self.worker)
+        others = any(trial.number != place[0] for trial in self._of(TrialState.RUNNING))
         self.study.sampler = self._sampler([self.seed, *place], others)
 
     def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:
@@ -276,49 +258,3 @@ class Trials:
             constant_liar=others,
             seed=one,
         )
-
-    def _register(self) -> tuple[int, BaseFileLock]:
-        for worker in range(MAX_WORKERS):
-            lock = acquire(self._worker_file(worker))
-            if lock is not None:
-                return worker, lock
-        raise RuntimeError(f"{self.folder}: more than {MAX_WORKERS} processes share this study.")
-
-    def _workers(self) -> list[int]:
-        files = (self.folder / ".workers").glob("*.lock*")
-        return sorted({int(file.name.partition(".")[0]) for file in files})
-
-    def _alive(self, worker: int) -> bool:
-        return is_locked(self._worker_file(worker))
-
-    def _worker_file(self, worker: int) -> Path:
-        return self.folder / ".workers" / f"{worker}.lock"
-
-
-def check_storage(path: Path) -> bool:
-    """Whether there is a storage. Raises DamagedError for a damaged SQLite database."""
-    if not path.exists():
-        return False
-    try:
-        with closing(sqlite3.connect(path)) as connection:
-            [(result,), *_] = connection.execute("PRAGMA integrity_check").fetchall()
-    except sqlite3.Error as error:
-        raise damaged(path, error, ANEW) from error
-    if result != "ok":
-        raise damaged(path, result, ANEW)
-    return True
-
-
-def _values(table: Path) -> dict[int, float]:
-    """{number: value} of the complete trials in trials.csv; empty if it is absent or damaged, as it can be derived."""
-    try:
-        rows = [row for row in read_csv(table) if row["state"] == TrialState.COMPLETE.name]
-        return {int(row["number"]): float(row["value"]) for row in rows}
-    except (OSError, ValueError, KeyError, TypeError, csv.Error):
-        return {}
-
-
-def _sqlite(path: Path) -> str:
-    from sqlalchemy.engine import URL
-
-    return URL.create("sqlite", database=str(path)).render_as_string()

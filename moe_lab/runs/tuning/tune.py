@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from moe_lab.config.progress import Progress, naming
 from moe_lab.errors import StudyStoppedError
 from moe_lab.methods.method import Context, StudyStart
 from moe_lab.methods.profile import Profile
 from moe_lab.results.atomic import write_atomically, write_json
+from moe_lab.results.folder import RunFolder
 from moe_lab.runs.execute import memory_errors
 from moe_lab.runs.tuning.objective import Pruned, objective
 
@@ -54,21 +55,22 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
     if (profile := study.profile()) is not None:
         return profile
     with ExitStack() as stack:
-        stack.enter_context(memory_errors(study))
+        stack.enter_context(RunFolder(study.folder, study.study_id).status())
+        stack.enter_context(memory_errors(study.folder.name))
         storage = study.config.tuning.storage
         stack.enter_context(storage_errors(study.folder, storage))
         trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed, storage))
         logger = stack.enter_context(
             open_logger(study.config, kind="study", name=study.folder.name, group=group or study.folder.name)
         )
-        with trials.locked():
+        with trials.lock:
             write_study(study)
         with naming(study.folder.name):
             _run_trials(study, trials, models, logger)
-        with trials.locked():
+        with trials.lock:
             write_trials(study, trials)
             figures = write_study_figures(study.folder)
-            write_json(study.folder / "status.json", {"status": "success", "trials": len(trials.finished())})
+            write_study(study, finished=len(trials.finished()))
         logger.log_study(study.folder)
         for figure in figures:
             logger.log_figure(figure)
@@ -79,9 +81,9 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
 
 def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger) -> None:
     run: RunTrial | None = None
-    initial = len(trials.finished())
-    deadline = time.monotonic() + (study.config.tuning.timeout or math.inf)
-    bar = Progress(study.search.n_trials, "tuning", "trial", initial=initial)
+    total, timeout = study.search.n_trials, study.config.tuning.timeout
+    deadline = time.monotonic() + (timeout or math.inf)
+    bar = Progress(total, "tuning", "trial", initial=len(trials.finished()))
     with ExitStack() as opened, bar as progress:
         while (claimed := trials.claim()) is not None:
             if run is None:
@@ -91,12 +93,17 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
             trial, temperatures = claimed
             value, measured = run(trial, temperatures, trials)
             trials.tell(trial, value, **measured)
-            with trials.locked():
+            with trials.lock:
                 write_trials(study, trials)
             logger.log_trial(trial.number, value, temperatures, "PRUNED" if value is None else "COMPLETE")
-            _show(progress, trials)
-            if time.monotonic() >= deadline:
-                _check_finished(study, len(trials.finished()))
+            finished, best = len(trials.finished()), trials.best()
+            progress.at(finished, best and f"best={best.value:.5g} in trial {best.number}")
+            if time.monotonic() >= deadline and finished < total:
+                key = "profile" if study.search.grid else "temperature"
+                raise StudyStoppedError(
+                    f"tuning.timeout={timeout:g} stopped the study after {finished} of {total} trials. The same "
+                    f"command continues.\nThe best so far: method.{key}={study.folder / 'best.yaml'}"
+                )
 
 
 def _trials(study: Study, loaded: LoadedModel, opened: ExitStack) -> RunTrial:
@@ -155,37 +162,14 @@ def _set_template(study: Study, lm: EngineLM) -> None:
         lm.tokenizer.chat_template = dated(lm.chat_template(study.config.apply_chat_template))
 
 
-def _check_finished(study: Study, finished: int) -> None:
-    """Raise StudyStoppedError if trials are missing when the time is over."""
-    total = study.search.n_trials
-    key = "profile" if study.search.grid else "temperature"
-    if finished < total:
-        raise StudyStoppedError(
-            f"tuning.timeout={study.config.tuning.timeout:g} stopped the study after {finished} of {total} trials. "
-            f"The same command continues.\nThe best so far: method.{key}={study.folder / 'best.yaml'}"
-        )
-
-
-def _settings(study: Study, best: FrozenTrial) -> dict[str, Any] | None:
-    """All keys of the method with the best values of the grid; None for studies of temperatures."""
-    method: Any = study.method
-    return method.settings(study.search.grid[best.number]) if study.search.grid else None
-
-
 def _ensemble(study: Study, temperatures: list[float]) -> Any:
     from moe_lab.engine.forward.ensemble import ScaleSweep
 
-    method: Any = study.method
-    ensemble = method.ensemble(temperatures, study.search.skip_layers, study.config.seed)
-    return replace(ensemble, sweep=ScaleSweep()) if _sweeps(study, temperatures) else ensemble
-
-
-def _sweeps(study: Study, temperatures: list[float]) -> bool:
-    """Whether a trial finds its best logit scale.
-
-    All trials do if the study searches scales. Otherwise temperature 0 does in studies of perplexity.
-    """
-    return study.search.logit_scale or (study.search.metric == "perplexity" and not any(temperatures))
+    search, method = study.search, cast(Any, study.method)
+    ensemble = method.ensemble(temperatures, search.skip_layers, study.config.seed)
+    # every trial of a study that searches scales finds its best one; else temperature 0 does, as the control
+    sweeps = search.logit_scale or (search.metric == "perplexity" and not any(temperatures))
+    return replace(ensemble, sweep=ScaleSweep()) if sweeps else ensemble
 
 
 def _scaled(study: Study, value: float | None, sweep: ScaleSweep | None) -> Measured:
@@ -231,14 +215,8 @@ def _measure(measure: Any, trial: Trial, limit: float | None) -> float | None:
         return None
 
 
-def _show(progress: Progress, trials: Trials) -> None:
-    best = trials.best()
-    note = None if best is None else f"best={best.value:.5g} in trial {best.number}"
-    progress.at(len(trials.finished()), note)
-
-
-def write_study(study: Study) -> None:
-    """Write study.json: the search and its documents."""
+def write_study(study: Study, finished: int | None = None) -> None:
+    """Write study.json: the search and its documents; at its end the number of `finished` trials."""
     search, config = study.search, study.config
     content = {
         "study_id": study.study_id,
@@ -260,6 +238,7 @@ def write_study(study: Study) -> None:
         "samples": study.samples,
         "num_samples": sum(map(len, study.samples.values())),
         "text": study.text,
+        "finished": finished,
     }
     write_json(study.folder / "study.json", content)
 
@@ -296,6 +275,6 @@ def write_trials(study: Study, trials: Trials) -> None:
         documents=study.documents,
         answers=study.text,
         temperature=study.search.temperatures(best.params),
-        settings=_settings(study, best),
+        settings=cast(Any, study.method).settings(grid[best.number]) if (grid := study.search.grid) else None,
     )
     write_atomically(study.folder / "best.yaml", profile.text())

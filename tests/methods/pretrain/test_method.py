@@ -71,7 +71,7 @@ def test_it_trains_saves_and_evaluates_once_for_all_tasks(tmp_path, capsys, monk
     assert "baseline" not in block and "paired" not in block, "there is nothing to compare it with"
     assert (block["model"]["moe_layers"], block["model"]["experts"], block["model"]["top_k"]) == (2, 8, 2)
     folder = tmp_path / "models" / own["model"]
-    assert json.loads((folder / "status.json").read_text())["status"] == "success"
+    assert not (folder / "status.json").exists()
     assert not (folder / "checkpoints").exists() and (folder / "figures" / "loss.png").stat().st_size > 1000
     record = json.loads((folder / "training.json").read_text())
     assert record["validation"] == own["training"]["validation"] and record["corpus_rows"] == 8

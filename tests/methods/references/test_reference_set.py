@@ -4,7 +4,6 @@ is built twice, an answer lost to `kill -9`, a set of another model or prompt th
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -289,8 +288,7 @@ def test_kill_9_loses_at_most_the_portion_under_way(config, asked, tmp_path):
     whole, _ = build(replace(config, output_dir=str(tmp_path / "whole")))
     assert found.prompts == whole.prompts and found.golds == whole.golds
     assert torch.allclose(found.pathway_RWME, whole.pathway_RWME, atol=1e-6)
-    status = json.loads((found.folder / "status.json").read_text())
-    assert status["status"] == "success"
+    assert not (found.folder / "status.json").exists()
 
 
 def _build_and_count(config: Config, log: Any) -> None:

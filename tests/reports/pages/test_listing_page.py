@@ -34,12 +34,12 @@ def test_every_run_has_a_row_with_what_filters_it(tmp_path):
 
 def test_every_finished_entry_has_its_page(tmp_path):
     """Broken by a page without the baseline's answers, and by pages that are made again for nothing."""
-    for run in pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)]):
-        (run.folder / "status.json").write_text("{}")
+    pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
     study = tmp_path / "studies" / "s"
     study.mkdir(parents=True)
-    (study / "study.json").write_text('{"model": "tiny", "task": "t", "tuning": "tpe", "metric": "accuracy"}')
-    (study / "status.json").write_text('{"status": "success"}')
+    (study / "study.json").write_text(
+        '{"model": "tiny", "task": "t", "tuning": "tpe", "metric": "accuracy", "finished": 1}'
+    )
     root = tree(write_listing_page(tmp_path))
     links = root.xpath("//tr[@data-row]/td[2]/a/@href")
     assert len(links) == 3 and all((tmp_path / link).is_file() for link in links)
@@ -48,8 +48,7 @@ def test_every_finished_entry_has_its_page(tmp_path):
     before = own.stat().st_mtime_ns
     write_listing_page(tmp_path)
     assert own.stat().st_mtime_ns == before
-    status = own.parent / "status.json"
-    os.utime(status, (own.stat().st_mtime + 10,) * 2)
+    os.utime(own.parent / "results.json", (own.stat().st_mtime + 10,) * 2)
     write_listing_page(tmp_path)
     assert own.stat().st_mtime_ns != before, "the run was made again"
 

@@ -4,6 +4,7 @@ wrong state."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import yaml
@@ -34,7 +35,9 @@ def started(output: Path, name: str, **status) -> Path:
         "task": {"name": ["t", "u"]},
         "seed": 1,
     }
-    write(folder / "status.json", {"run_id": "x", "ended": "2026-01-02T03:04:05+00:00"} | status)
+    folder.mkdir(parents=True)
+    if status:
+        write(folder / "status.json", status)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "overrides.yaml").write_text(yaml.safe_dump(["method=c3po", "task=t,u"]))
     return folder
@@ -58,9 +61,9 @@ def test_runs_differ_by_the_settings_that_are_shown(tmp_path):
 
 
 def test_what_has_no_result_says_why(tmp_path):
-    started(tmp_path, "broken", status="error", error="RuntimeError: the disk is full")
-    started(tmp_path, "killed", status="started")
-    folder = started(tmp_path, "alive", status="started")
+    started(tmp_path, "broken", reason="RuntimeError: the disk is full")
+    os.utime(started(tmp_path, "killed"), (1767323045,) * 2)
+    folder = started(tmp_path, "alive")
     (tmp_path / "runs" / "empty").mkdir()
     with RunFolder(folder, "x").held():
         found = {entry.folder: entry for entry in stored_entries(tmp_path)[0]}
@@ -75,8 +78,7 @@ def test_what_has_no_result_says_why(tmp_path):
 
 def test_studies_and_trainings_are_listed(tmp_path):
     study = {"model": "tiny", "task": "t", "tuning": "tpe", "metric": "perplexity", "n": 8, "seed": 0}
-    write(tmp_path / "studies" / "s" / "study.json", study)
-    write(tmp_path / "studies" / "s" / "status.json", {"status": "success", "trials": 12})
+    write(tmp_path / "studies" / "s" / "study.json", study | {"finished": 12})
     (tmp_path / "studies" / "s" / "best.yaml").write_text("{trials: 12, score: 1.5}")
     training = {
         "method": "pretrain",

@@ -1,8 +1,8 @@
 """The requests of an evaluation, divided among processes.
 
 Broken by: a request that nobody or two answer, an answer that gets to another request, choices of one question in two
-processes, a part that is much larger than the others, a cost that is counted twice, an interruption that loses what
-had arrived, numbers that depend on the number of processes.
+processes, a part that is much larger than the others, a cost that is counted twice, a kill that loses what
+was answered, numbers that depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ import json
 import os
 import random
 import signal
-import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import closing, contextmanager
+from contextlib import nullcontext
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from lm_eval.api.instance import Instance
 
 from moe_lab.cli.main import main
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.engine.hf import Request
-from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.methods import get_method
-from moe_lab.results.logs import ResponseLog
-from moe_lab.runs.evaluation import lms as divided_lm
-from moe_lab.runs.evaluation.lms import DividedLM, divide
+from moe_lab.results.logs import ResponseLog, answers_in
+from moe_lab.runs.evaluation import lms
+from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM, divide
 from tests.support.ranks import fork_ranks
 
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
@@ -109,123 +108,66 @@ class StubLM:
         self.cost["tokens_in"] += 1
 
 
+HEADER = {"run_id": "a"}
+
+
 @pytest.fixture
-def by_thread(monkeypatch):
-    """Another process as a thread that has ended before process 0 begins."""
-    other = StubLM()
-
-    @contextmanager
-    def follower_lm(config):
-        yield other
-
-    def broadcast(call):
-        thread = Thread(target=call)
-        thread.start()
-        thread.join()
-
+def other(monkeypatch) -> StubLM:
+    """The LM of another process, which answers its part before process 0 begins."""
+    lm = StubLM()
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr(divided_lm, "follower_lm", follower_lm)
-    monkeypatch.setattr(divided_lm, "broadcast", broadcast)
+    monkeypatch.setattr(lms, "follower_lm", lambda config: nullcontext(lm))
+    monkeypatch.setattr(lms, "broadcast", lambda call: call())
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    divided_lm._own_store.cache_clear()
-    return other
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    return lm
 
 
-def base_config() -> Config:
-    return Config(method=get_method("base").Config(name="base"))
+def recorded(folder: Path, lm: StubLM, **model: Any) -> RecordedLM:
+    """What lm-eval calls in process 0."""
+    config = Config(method=get_method("base").Config(name="base"), model=ModelConfig(**model))
+    log = ResponseLog(folder / "responses.jsonl", HEADER)
+    return RecordedLM(log, lambda: SharedLM(lm, config, log), lambda: pytest.fail("a tokenizer was loaded"))
+
+
+def ask(lm: RecordedLM, texts: list[str]) -> list[Any]:
+    made = (Instance("generate_until", {}, (text, {}), 0) for text in texts)
+    return lm.generate_until([instance for instance in made for _ in range(2)])
 
 
 @pytest.mark.parametrize("texts", [["a", "bb", "ccc", "dddd", "bb"], ["alone"], []])
-def test_answers_and_costs_of_all_processes_come_together(texts, by_thread):
-    own = StubLM()
-    lm = DividedLM(own, base_config())
-    for _ in range(2):  # messages of two calls do not meet
-        before, found = Counter(lm.cost), {}
-        lm.answer("generate_until", [Request((text, {}), 3) for text in texts], found.__setitem__)
-        assert found == {index: (text, 3) for index, text in enumerate(texts)}
-        ends = min(2, len(set(texts)))
-        assert lm.cost["tokens_in"] - before["tokens_in"] == sum(map(len, texts)) + ends
-    assert bool(by_thread.cost["tokens_in"]) == (len(texts) > 1), "the other process has its part"
+def test_answers_and_costs_of_all_processes_come_together(texts, other, tmp_path):
+    lm = recorded(tmp_path, StubLM())
+    assert ask(lm, texts) == [(text, repeat) for text in texts for repeat in range(2)]
+    ends = min(2, len(set(texts)))
+    assert lm.log.cost.get("tokens_in", 0) == 2 * sum(map(len, set(texts))) + ends
+    assert bool(other.cost["tokens_in"]) == (len(texts) > 1), "the other process has its part"
+    assert ask(lm, [*texts, "another"])[-1] == ("another", 1), "a second call of the same run"
+    assert [path.name for path in tmp_path.iterdir()] == ["responses.jsonl"]
 
 
-def test_an_interruption_keeps_what_has_arrived(by_thread):
-    lm, found = DividedLM(StubLM(fails_at="ccc"), base_config()), {}
-    requests = [Request((text, {})) for text in ("a", "bb", "ccc", "dddd")]
+def test_with_tp_plan_all_processes_answer_all_and_one_writes(other, tmp_path):
+    lm = recorded(tmp_path, StubLM(), path="some/model", tp_plan="auto")
+    assert ask(lm, ["a", "bb"]) == [("a", 0), ("a", 1), ("bb", 0), ("bb", 1)]
+    assert other.cost == lm.model.cost and lm.log.cost["tokens_in"] == 7
+
+
+def test_a_kill_keeps_what_all_processes_have_answered(other, tmp_path):
+    """Any number of processes goes on: one reads the logs of all others."""
+    lm = recorded(tmp_path, StubLM(fails_at="ccc"))
     with pytest.raises(KeyboardInterrupt):
-        lm.answer("generate_until", requests, found.__setitem__)
-    assert found == {1: ("bb", 0), 3: ("dddd", 0)}
-
-
-def test_answers_of_others_are_stored_while_process_0_is_busy(by_thread):
-    found, arrived = {}, Event()
-
-    def on_answer(index: int, answer: Any) -> None:
-        found[index] = answer
-        arrived.set()
-
-    class Busy(StubLM):
-        def answer(self, *parts: Any) -> None:
-            assert arrived.wait(10)
-
-    DividedLM(Busy(), base_config()).answer("generate_until", [Request(("a",)), Request(("b",))], on_answer)
-    assert found == {1: ("b", 0)}
-
-
-def test_an_answer_that_cannot_be_stored_ends_the_evaluation(by_thread):
-    def on_answer(index: int, answer: Any) -> None:
-        if index == 1:
-            raise ResultsError("no space left")
-
-    with pytest.raises(ResultsError):
-        DividedLM(StubLM(), base_config()).answer(
-            "generate_until", [Request(("a",)), Request(("b",))], on_answer
-        )
-
-
-def test_the_store_listens_on_the_address_of_the_rendezvous_alone(by_thread):
-    port = divided_lm._own_store().port
-    with closing(socket.create_connection(("127.0.0.1", port), timeout=5)):
-        pass
-    with pytest.raises(ConnectionRefusedError):  # another address of the same machine
-        socket.create_connection(("127.0.0.2", port), timeout=5)
-
-
-def test_an_address_of_another_machine_is_refused(by_thread, monkeypatch):
-    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")  # reserved for documentation
-    with pytest.raises(ConfigError, match=r"MASTER_ADDR=192\.0\.2\.1"):
-        divided_lm._own_store()
-
-
-@pytest.mark.parametrize(
-    "forged", [b"", b"x" * 200, bytes(32) + b'[1, "forged", {}]'], ids=["empty", "noise", "unsigned"]
-)
-def test_an_answer_of_another_program_is_refused(forged, by_thread, monkeypatch):
-    """The other program reads the names of the messages in the store, and overwrites the answer to request 1."""
-
-    def overwrite(store, keys):
-        for key in store.list_keys():
-            if key.endswith("/1/0"):
-                store.set(key, forged)
-        return check(store, keys)
-
-    check = dist.TCPStore.check
-    monkeypatch.setattr(dist.TCPStore, "check", overwrite)
-    found: dict[int, Any] = {}
-    with pytest.raises(ResultsError, match="no process of this run"):
-        DividedLM(StubLM(), base_config()).answer(
-            "generate_until", [Request(("a",)), Request(("b",))], found.__setitem__
-        )
-    assert 1 not in found
-
-
-def test_a_signature_holds_for_its_own_key_alone():
-    channel = divided_lm.Channel("0", bytes(32))
-    sealed = channel.sealed("0/1/0", [1, "answer", {}])
-    assert channel.opened("0/1/0", sealed) == [1, "answer", {}]
-    for key, other in (("0/1/1", channel), ("0/1/0", divided_lm.Channel("0", b"1" * 32))):
-        with pytest.raises(ResultsError):
-            other.opened(key, sealed)
+        ask(lm, ["a", "bb", "ccc", "dddd"])
+    lm.log.close()
+    assert len(lm.log) == 0 and answers_in(tmp_path / "responses.jsonl", HEADER) == 4
+    tokens = other.cost["tokens_in"]
+    foreign = ResponseLog(tmp_path / "responses.3.jsonl", {"run_id": "another"})
+    foreign.answer("x", "y", {})
+    foreign.close()
+    log = ResponseLog(tmp_path / "responses.jsonl", HEADER)
+    assert len(log) == 4 and log.cost["tokens_in"] == tokens
+    log.close()
+    assert answers_in(log.path, HEADER) == 4, "stored once"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["responses.3.jsonl", "responses.jsonl"]
 
 
 COMMAND = ["-m", "method=roe", "method.n=4", "task=toy_math,toy_choice", "limit=4", "device=cpu"]
@@ -235,7 +177,7 @@ def results_in(output: Path) -> dict[str, dict]:
     return {file.parent.name: json.loads(file.read_text()) for file in output.glob("runs/*/results.json")}
 
 
-def answers_in(log: Path) -> dict[str, Any]:
+def answers_of(log: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     return {line["key"]: line["response"] for line in lines if "key" in line}
 
@@ -250,7 +192,7 @@ def assert_equal_runs(output: Path, expected: Path) -> None:
         for count in ("tokens_in", "tokens_out"):
             assert one["cost"][count] == other["cost"][count], (name, count)
         assert one.get("roe") == other.get("roe")
-        answers = [answers_in(folder / "runs" / name / "responses.jsonl") for folder in (output, expected)]
+        answers = [answers_of(folder / "runs" / name / "responses.jsonl") for folder in (output, expected)]
         assert answers[0].keys() == answers[1].keys()
         for key, answer in answers[0].items():
             if isinstance(answer, str):
@@ -261,12 +203,14 @@ def assert_equal_runs(output: Path, expected: Path) -> None:
 
 
 def killed_after_three_answers(arguments: list[str]) -> int:
-    """The command, of which process 0 is killed when it has stored three answers of RoE."""
-    store = ResponseLog.answer
+    """The command, of which process 0 is killed when it has stored three answers of RoE, and the others all of theirs."""
+    store, rank = ResponseLog.answer, os.environ["RANK"]
 
     def answer(log: ResponseLog, *parts: Any) -> None:
         store(log, *parts)
-        if "-roe-" in log.path.parent.name and len(log) == 3:
+        if "-roe-" in log.path.parent.name and len(log) == 3 and rank == "0":
+            while not list(log.path.parent.glob("responses.1.jsonl")):
+                time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
 
     ResponseLog.answer = answer  # type: ignore[method-assign]
@@ -284,11 +228,15 @@ def test_two_processes_give_the_results_of_one(tmp_path):
 
     codes = fork_ranks(killed_after_three_answers, [*COMMAND, f"output_dir={killed}"], log=log)
     assert codes[0] == -signal.SIGKILL and codes[1] != 0
-    (left,) = (file for file in killed.glob("runs/*-roe-*/responses.jsonl") if answers_in(file))
-    kept = answers_in(left)
-    assert len(kept) == 3
+    (left,) = (
+        file
+        for file in killed.glob("runs/*-roe-*/responses.jsonl")
+        if not file.with_name("results.json").exists()
+    )
+    kept = answers_of(left) | answers_of(left.with_name("responses.1.jsonl"))
+    assert len(answers_of(left)) == 3
     assert main([*COMMAND, f"output_dir={killed}"]) == 0, "one process continues what two have begun"
-    assert kept.items() <= answers_in(left).items()
+    assert kept.items() <= answers_of(left).items() and not left.with_name("responses.1.jsonl").exists()
     lines = [json.loads(line) for line in left.read_text().splitlines()]
-    assert len([line for line in lines if "key" in line]) == len(answers_in(left)), "no answer is asked twice"
+    assert len([line for line in lines if "key" in line]) == len(answers_of(left)), "no answer is asked twice"
     assert results_in(killed).keys() == asked.keys()

@@ -207,19 +207,6 @@ def test_what_failed_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_damaged_table_is_named_or_listed_by_its_file(runs, tables, capsys):
-    assert run_command(capsys, "experiment=table_t").code == 0
-    (tables / "damaged.md").write_bytes(b"")
-    assert run_command(capsys, "experiment=table_t").code == 0
-    assert "- [damaged](damaged.md)" in (tables / "index.md").read_text()
-    (tables / "paper-table_t-tiny.csv").write_bytes(b"model,value\n\xff\xfe,1\n")
-    runs.errors["tiny-base-toy_math-0"] = ResultsError("the disk is full")
-    runs.done.discard("tiny-base-toy_math-0")
-    ended = run_command(capsys, "experiment=table_t")
-    assert ended.code == 2 and "paper-table_t-tiny.csv is damaged" in ended.err
-
-
-@pytest.mark.slow
 def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, monkeypatch):
     """Broken by rerun=true, whose failure leaves the stored result and takes it out of the table."""
     assert run_command(capsys, "experiment=table_t").code == 0
@@ -555,11 +542,6 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     assert row["run_id"].split() == list(values)
 
 
-def test_one_seed_can_be_chosen(runs, capsys):
-    assert run_command(capsys, "experiment=table_t", "seed=7").code == 0
-    assert "tiny-roe-toy_math-7" in runs.executed
-
-
 OTHER = EXPERIMENT.replace("method: [base, roe]", "method: [base, c3po]").replace("Table T", "Table U")
 
 
@@ -639,14 +621,6 @@ def test_cells_that_a_setting_makes_equal_are_one(runs, capsys):
 def test_without_an_experiment_a_setting_is_the_runs_own(runs, capsys):
     assert run_command(capsys, "experiment=null", "method.n=4").code == 0
     assert [config.method.n for config in runs.asked] == [4]
-
-
-def test_an_output_folder_that_cannot_be_written_is_a_wrong_request(runs, tmp_path, capsys):
-    (tmp_path / "a_file").touch()
-    ended = run_command(capsys, "experiment=table_t", f"output_dir={tmp_path}/a_file/x")
-    assert ended.code == 2
-    assert "Traceback" not in ended.err
-    assert not runs.executed
 
 
 @pytest.mark.slow

@@ -130,7 +130,9 @@ def test_seeds_that_are_not_those_of_the_studies_are_refused(command, capsys):
 def test_a_study_killed_before_its_figures_draws_them_next_time(command, capsys, loads, tmp_path):
     run_command(capsys, *command)
     [folder] = (tmp_path / "outputs" / "studies").iterdir()
-    for file in [folder / "status.json", *(folder / "figures").iterdir()]:
+    record = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(record | {"finished": None}))
+    for file in (folder / "figures").iterdir():
         file.unlink()
     loads.clear()
     again = run_command(capsys, *command)

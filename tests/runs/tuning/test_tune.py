@@ -17,7 +17,7 @@ import pytest
 from moe_lab.config.schema import Config
 from moe_lab.methods.tuned_settings import Settings, TunedSettings
 from moe_lab.runs.tuning import tune
-from moe_lab.runs.tuning.tune import _grid_trials, _limit, _settings
+from moe_lab.runs.tuning.tune import _grid_trials, _limit
 
 POWERS = [0.0, 2.0, 0.5]
 
@@ -78,4 +78,4 @@ def test_each_trial_of_a_grid_measures_its_own_settings_and_the_best_ones_are_ke
         SimpleNamespace(number=number, report=None) for number in (2, 0, 1)
     ]  # workers take them in any order
     assert [run(trial, [], None)[0] for trial in trials] == [0.5, 0.0, 2.0]
-    assert _settings(study, trials[2]) == {"power": 2.0, "fixed": 3}
+    assert own.settings(search.grid[1]) == {"power": 2.0, "fixed": 3}

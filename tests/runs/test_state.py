@@ -98,7 +98,7 @@ def test_more_answers_than_estimated_leave_nothing(run: Run) -> None:
 def test_c3po_reads_its_neighbours_and_their_tails(keys: dict, expected: float) -> None:
     """Broken by C3PO at the tokens of base: 2 questions of 50 tokens, answers of 5."""
     method = get_method("c3po")
-    assert method(method.Config(name="c3po", **keys)).forward_tokens(ASKED) == expected
+    assert method(method.Config(name="c3po", **keys)).forward_tokens(ASKED, None, None) == expected
 
 
 def test_a_reference_set_is_counted_until_it_is_there(

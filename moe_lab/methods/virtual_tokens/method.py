@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.validators import above_zero, at_least
@@ -93,12 +93,15 @@ class VirtualTokens(Method):
                 f"{reason}."
             )
 
-    def forward_tokens(self, workload: Workload) -> float:
-        """Every answer with its prompt, without the virtual tokens.
-
-        A prompt that the model cuts is counted as if the virtual tokens took no room.
-        """
-        return super().forward_tokens(replace(workload, one_by_one=True))
+    def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
+        """Every answer with its prompt, without the virtual tokens, for which longer prompts are cut."""
+        room = (config.max_length or facts.max_length) - self.config.virtual_tokens
+        return sum(
+            weight * min(len(context) + len(ids) - 1, room)
+            for weight, asked in workload.asked
+            for context, continuations in asked.scored.items()
+            for ids in continuations
+        )
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[VirtualTokensLM]:

@@ -91,7 +91,7 @@ def test_planned_tokens_are_those_that_are_read(method, tmp_path, capsys):
     keys = [f"method={method}", f"output_dir={tmp_path}", *SHORT, "task=toy_rules", "task.answer=text"]
     run = prepare(to_config(compose_cell(keys, [])))
     block = block_of(command(capsys, method, tmp_path, *keys[1:]))
-    assert block["cost"]["tokens_in"] == run.method.forward_tokens(workload_of(run))
+    assert block["cost"]["tokens_in"] == run.method.forward_tokens(workload_of(run), run.config, run.facts)
 
 
 @pytest.mark.slow

@@ -118,15 +118,6 @@ LINE = {
 }
 """A line of a sample log."""
 LM_EVAL_LINE = LINE | {"doc_hash": TEXT, "prompt_hash": TEXT, "target_hash": TEXT}
-REFERENCE = {
-    "task": TEXT,
-    "text": TEXT,
-    "answer": TEXT,
-    "prompt_ids": [WHOLE],
-    "answer_ids": [WHOLE],
-    "correct": Kind("true or false", lambda value: isinstance(value, bool)),
-}
-"""A line of references.jsonl."""
 STUDY = {"model": NAME, "task": NAME, "tuning": NAME, "metric": NAME, "seed?": or_null(WHOLE)}
 PROFILE = {"trials?": or_null(WHOLE), "score?": or_null(NUMBER)}
 TRAINING = {

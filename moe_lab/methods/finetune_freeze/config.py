@@ -157,8 +157,6 @@ def phase_at(ends: Sequence[int], step: int) -> int:
     return next((number for number, end in enumerate(ends) if step < end), len(ends) - 1)
 
 
-ALL_LINEAR = "all-linear"
-"""peft's name for every linear module but the output head."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 """The names of attention's linear modules in most families."""
 
@@ -176,7 +174,7 @@ class Lora:
     """The update of a weight is lora_alpha / r times B A."""
     lora_dropout: float = 0.0
     target_modules: str | list[str] = field(default_factory=lambda: list(ATTENTION))
-    """Names of modules, or the ends of their names; a text other than `ALL_LINEAR` is a regular expression."""
+    """Names of modules, or the ends of their names; `all-linear`, or a regular expression."""
     target_parameters: list[str] | None = None
     """Names of parameters, or the ends of their names: experts and routers that are no linear modules."""
     use_rslora: bool = False

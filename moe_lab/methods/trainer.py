@@ -24,7 +24,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress
 from moe_lab.errors import ResultsError, TrainingError
-from moe_lab.methods.trained import last_checkpoint, mark_complete
+from moe_lab.methods.trained import COMPLETE, last_checkpoint
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.files import NO_CODE
 from moe_lab.results.atomic import write_atomically, writing
@@ -97,7 +97,7 @@ class Log(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._wait(args)
         if state.is_world_process_zero:
-            mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
         self._wait(args)
 
     def _wait(self, args: Any) -> None:

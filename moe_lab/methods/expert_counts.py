@@ -19,7 +19,7 @@ from moe_lab.methods.method import Context
 from moe_lab.methods.tuned_settings import Settings, TunedSettings
 
 if TYPE_CHECKING:
-    from moe_lab.methods.policy_lm import CountingLM
+    from moe_lab.methods.policy_lm import PolicyLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -58,17 +58,17 @@ class ExpertCount(TunedSettings):
         """With the number of experts instead of null."""
         return super().identity(facts) | {self.most_key: self.most(facts)}
 
-    def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[CountingLM]:
-        from moe_lab.methods.policy_lm import with_experts
+    def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[PolicyLM]:
+        from moe_lab.methods.policy_lm import with_policy
         from moe_lab.routing.dynamic import TopP as Policy
 
-        return with_experts(model, Policy(self.p, self.most(model.facts)), context.config)
+        return with_policy(model, Policy(self.p, self.most(model.facts)), context.config)
 
     def counts(self, counters: Mapping[str, int]) -> dict[str, float | None]:
         """The mean number of experts of a token in a layer; None without a routing decision.
 
         Args:
-            counters: `CountingLM.cost`.
+            counters: `PolicyLM.cost`.
         """
         decisions = counters.get("routing_decisions", 0)
         return {"experts_per_token": counters.get("chosen_experts", 0) / decisions if decisions else None}

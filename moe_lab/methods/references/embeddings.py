@@ -47,13 +47,18 @@ def embed(
 
     Raises ConfigError if there are no vectors.
     """
+    if not texts:
+        return torch.zeros(0, 0)
     if how is None:
         assert model is not None, "hidden states need the model"
         vectors_RX = hidden_states(texts, model)
     elif Path(how).suffix == ".safetensors":
         vectors_RX = read_vectors(texts, Path(how).expanduser())
     else:
-        vectors_RX = _sentence_transformer(str(Path(how).expanduser()), texts, model)
+        device = None if model is None else str(model.device)
+        encoder = _encoder(str(Path(how).expanduser()), device, is_offline())
+        shown = len(texts) >= SHOWN
+        vectors_RX = encoder.encode(list(texts), convert_to_tensor=True, show_progress_bar=shown)
     return normalized(vectors_RX.float().cpu(), mean_X)
 
 
@@ -178,19 +183,11 @@ def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
     return vectors[[rows[text_key(text)] for text in texts]]
 
 
-def _sentence_transformer(name: str, texts: Sequence[str], model: LoadedModel | None) -> Tensor:
-    encoder = _encoder(name, None if model is None else str(model.device), is_offline())
-    if not texts:
-        return torch.zeros(0, 0)
-    return encoder.encode(list(texts), convert_to_tensor=True, show_progress_bar=len(texts) >= SHOWN)
-
-
 @lru_cache(maxsize=1)
 def _encoder(name: str, device: str | None, offline: bool) -> Any:
     from sentence_transformers import SentenceTransformer
 
-    says = f"cannot be loaded by sentence-transformers{' offline' if offline else ''}"
-    with reading(f"method.embeddings={name}", DEFAULT, says=says):
+    with reading(f"method.embeddings={name}", DEFAULT, says="cannot be loaded by sentence-transformers"):
         return SentenceTransformer(name, device=device, trust_remote_code=False, local_files_only=offline)
 
 

@@ -256,7 +256,7 @@ def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
     [
         (["method.schedule=gates"], "method.schedule=gates is unknown"),
         (["method.phases=[{frozen:[router],until:0.4}]"], "end at 0.4"),
-        (["method.phases=[{frozen:[gate],until:1}]"], "gate is not a group"),
+        (["method.phases=[{frozen:[gate],until:1}]"], "gate: expected router | experts"),
         (["method.schedule=none-router", "method.max_steps=1"], "phase 1 has no step"),
         (["method.dataset=lima"], "mode=prefetch offline=false"),
         (["method.early_stop_patience=1", "method.validation_size=0"], "method.validation_size=100"),

@@ -114,7 +114,7 @@ def test_what_is_not_there_is_told_before_anything_is_computed(tmp_path, monkeyp
 
 def test_a_model_that_is_not_there_offline_is_named():
     pytest.importorskip("sentence_transformers")
-    with pytest.raises(ConfigError, match=r"no-such-model cannot be loaded by sentence-transformers offline"):
+    with pytest.raises(ConfigError, match=r"no-such-model cannot be loaded by sentence-transformers"):
         embed(TEXTS, "no-such-model", None)
 
 

@@ -14,7 +14,7 @@ from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.references.documents import check_choice_questions, check_choices, reference_documents
+from moe_lab.methods.references.documents import check_choice_questions, reference_documents
 from moe_lab.tasks.loading import once, task_key
 
 if TYPE_CHECKING:
@@ -52,9 +52,8 @@ class ICL(Method):
         """The reference documents. Raises ConfigError or TaskError if they are missing."""
         from moe_lab.methods.references.reference_set import references_identity
 
-        check_choice_questions(config)
         _check_prompts(config)
-        check_choices(config, reference_documents(config, self.config).tasks)
+        check_choice_questions(config, self.config)
         return references_identity(config, self.config, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:

@@ -100,26 +100,19 @@ def with_lora(model: Any, lora: Lora, config: Config, commit: str | None) -> Any
     path = model_source(config.model)
     settings.base_model_name_or_path = str(Path(path).resolve()) if Path(path).is_dir() else path
     settings.revision = commit
-    _check_runs(adapted)
-    return adapted
-
-
-def _check_runs(adapted: Any) -> None:
-    """Raise ModelError for a model whose code does not work on peft's wrappers: one pass, without a step."""
     ids = torch.zeros(1, 2, dtype=torch.long, device=adapted.device)
     try:
         logits = adapted(input_ids=ids).logits
+        reason = None if logits.requires_grad else "its output does not depend on them"
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the model's code may read any attribute that peft's wrapper lacks
         reason = first_line(error)
-    else:
-        if logits.requires_grad:
-            return
-        reason = "its output does not depend on them"
-    raise ModelError(
-        f"method.lora: this model does not run with peft's adapters there: {reason}. Leave these targets out."
-    )
+    if reason:
+        raise ModelError(
+            f"method.lora: this model does not run with peft's adapters there: {reason}. Leave these targets out."
+        )
+    return adapted
 
 
 def save_lora(adapted: Any, tokenizer: Any, folder: Path) -> None:

@@ -270,10 +270,13 @@ def _choose(
     }
 
 
-def check_choice_questions(config: Config) -> None:
-    """Raise ConfigError for a task without choices, and for several processes."""
+def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:
+    """The run's references. Raises ConfigError for tasks or references without choices, and for several processes."""
     check_one_process(config)
     check_choices(config, load_tasks(config)["tasks"])
+    documents = reference_documents(config, settings)
+    check_choices(config, documents.tasks)
+    return documents
 
 
 def check_one_process(config: Config) -> None:

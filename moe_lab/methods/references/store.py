@@ -71,10 +71,10 @@ class Choice:
         return self.requests[self.gold][1]
 
     def graded(self, scores: Sequence[tuple[float, bool]]) -> Graded:
-        """Takes the choice with the highest log-likelihood as the answer, the first one of equal choices."""
+        """The choice with the highest log-likelihood, the first one of equal choices."""
         values = [score for score, _ in scores]
         best = values.index(max(values))
-        return Graded(self, self.requests[best][1], best == self.gold)
+        return self.requests[best][1], best == self.gold
 
 
 @dataclass(frozen=True)
@@ -109,19 +109,14 @@ class Generation:
                 ensemble.apply([self.instance])
         filtered = [self.instance.filtered_resps[filter_name]]
         scores = self.lm_eval_task.process_results(self.instance.doc, filtered)
-        return Graded(self, texts[0], bool(texts[0]) and float(scores[metric]) == 1)
+        return texts[0], bool(texts[0]) and float(scores[metric]) == 1
 
 
 Question = Choice | Generation
 
 
-@dataclass(frozen=True)
-class Graded:
-    """The base model's answer to a question."""
-
-    question: Question
-    text: str
-    correct: bool
+Graded = tuple[str, bool]
+"""The base model's answer to a question, and whether it is right."""
 
 
 def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Question]:
@@ -207,7 +202,11 @@ def build(
     with Progress(len(questions), "references", "question") as progress:
         for first in range(0, len(questions), PORTION):
             portion = questions[first : first + PORTION]
-            own = [_line(graded, lm) for graded in answered(portion, lm) if graded.text]
+            own = [
+                _line(question, *graded, lm)
+                for question, graded in zip(portion, answered(portion, lm), strict=True)
+                if graded[0]
+            ]
             texts, prompts = [line["text"] for line in own], [line["prompt_ids"] for line in own]
             parts.append(pathways(texts, prompts, tokens, model, lm.budget))
             lines += own
@@ -248,15 +247,14 @@ def pathways(
     return torch.stack([suffix.pathway_WME for suffix in read])
 
 
-def _line(graded: Graded, lm: EngineLM) -> dict[str, Any]:
-    question = graded.question
-    prompt, answer = lm.encode_pair(question.prompt, graded.text)
+def _line(question: Question, text: str, correct: bool, lm: EngineLM) -> dict[str, Any]:
+    prompt, answer = lm.encode_pair(question.prompt, text)
     return {
         "task": question.task,
         "document": question.number,
         "text": question.prompt,
-        "answer": graded.text,
-        "correct": graded.correct,
+        "answer": text,
+        "correct": correct,
         "prompt_ids": list(prompt),
         "answer_ids": list(answer[:ANSWER_TOKENS]),
     }

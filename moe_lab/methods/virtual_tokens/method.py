@@ -14,7 +14,7 @@ from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.references.documents import check_choice_questions, check_choices, reference_documents
+from moe_lab.methods.references.documents import check_choice_questions, reference_documents
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
@@ -67,10 +67,8 @@ class VirtualTokens(Method):
         """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
         from moe_lab.methods.references.reference_set import questions_content
 
-        check_choice_questions(config)
+        documents = check_choice_questions(config, self.config)
         self._check_model(config, facts)
-        documents = reference_documents(config, self.config)
-        check_choices(config, documents.tasks)
         return questions_content(config, documents, facts)
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:

@@ -273,7 +273,8 @@ def _tokens(outcome: Any) -> tuple[int, int]:
             lengths.append(-(-left // answers))
             left, answers = left - lengths[-1], answers - 1
         parts.append((weight, asked.with_lengths(lengths)))
-    return round(run.method.forward_tokens(replace(workload, asked=tuple(parts)))), cost.tokens_in
+    whole = replace(workload, asked=tuple(parts))
+    return round(run.method.forward_tokens(whole, run.config, run.facts)), cost.tokens_in
 
 
 def _summary(rows: Sequence[dict[str, Any]], seconds: float, cells: int) -> int:

@@ -33,8 +33,6 @@ TRAIN = re.compile(
 """Files of a train split: train.jsonl, data/train-00000-of-00002.parquet, or the latter with a hash."""
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 """Endings of files with rows; all but parquet also with .gz after them."""
-CSV_BLOCK = 2**26
-"""Bytes of a csv file that are read together. A row must be shorter."""
 Conversation = list[dict[str, str]]
 """Messages with `role` and `content`."""
 TOY_SIZES = {"toy": 1000, "toy_subtract": 5940, "toy_safe": 200, "toy_unsafe": 200}
@@ -148,58 +146,39 @@ def opened(path: Path) -> IO[str]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """The rows of a file in one of the `FORMATS`, each with its file and line for messages.
+    """The rows of a file in one of the `FORMATS`, each with its file and line or row for messages.
 
-    Raises TaskError for a file that cannot be read.
+    Cells of a csv file are texts, and conversations in it are JSON. Raises TaskError for a file that cannot be read.
     """
-    read = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}
+    rows: Iterable[Any]
     with reading(path, raises=TaskError):
-        yield from read[format_of(path)](path)
+        if format_of(path) == ".parquet":
+            from pyarrow.parquet import ParquetFile
 
+            batches = ParquetFile(path).iter_batches(batch_size=1000)
+            rows = (row for batch in batches for row in batch.to_pylist())
+        elif format_of(path) == ".csv":
+            from pandas import read_csv
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    with opened(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _parsed(line, place := f"{path}, line {number}"), place
-
-
-def _json_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    with opened(path) as file:
-        content = _parsed(file.read(), str(path))
-    return _numbered(content if isinstance(content, list) else [content], path)
-
-
-def _numbered(rows: Iterable[Any], path: Path) -> Iterator[tuple[Any, str]]:
-    return ((row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path) as file:
-        batches = file.iter_batches(batch_size=1000)
-        yield from _numbered((row for batch in batches for row in batch.to_pylist()), path)
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """Texts stay texts, also those that look like numbers. Messages are JSON in their cell."""
-    from pyarrow import csv, string
-
-    texts = csv.ConvertOptions(column_types=dict.fromkeys(("text", *LISTS), string()))
-    lines, blocks = csv.ParseOptions(newlines_in_values=True), csv.ReadOptions(block_size=CSV_BLOCK)
-    with csv.open_csv(path, blocks, lines, texts) as reader:
-        rows = _numbered((row for batch in reader for row in batch.to_pylist()), path)
-        for row, place in rows:
-            yield row | {key: _parsed(row[key], place) for key in LISTS if row.get(key)}, place
-
-
-def _parsed(text: str, place: str) -> Any:
-    with reading(place, raises=TaskError, says="is not JSON"):
-        row = json.loads(text)
-        if "\\ud" in text.lower():
-            json.dumps(row, ensure_ascii=False).encode()  # fails for half a pair, which no tokenizer accepts
-        return row
+            chunks = read_csv(path, dtype=str, keep_default_na=False, chunksize=1000)
+            rows = (
+                row | {key: json.loads(row[key]) for key in LISTS if row.get(key)}
+                for chunk in chunks
+                for row in chunk.to_dict("records")
+            )
+        elif format_of(path) == ".json":
+            with opened(path) as file:
+                content = json.load(file)
+            rows = content if isinstance(content, list) else [content]
+        else:
+            with opened(path) as lines:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        with reading(place := f"{path}, line {number}", raises=TaskError, says="is not JSON"):
+                            row = json.loads(line)
+                        yield row, place
+            return
+        yield from ((row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
 
 
 @dataclass(frozen=True, kw_only=True)

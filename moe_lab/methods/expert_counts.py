@@ -19,7 +19,7 @@ from moe_lab.methods.method import Context
 from moe_lab.methods.tuned_settings import Settings, TunedSettings
 
 if TYPE_CHECKING:
-    from moe_lab.methods.policy_lm import CountingLM
+    from moe_lab.methods.policy_lm import PolicyLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -58,20 +58,23 @@ class ExpertCount(TunedSettings):
         """With the number of experts instead of null."""
         return super().identity(facts) | {self.most_key: self.most(facts)}
 
-    def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[CountingLM]:
-        from moe_lab.methods.policy_lm import with_experts
+    def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[PolicyLM]:
+        from moe_lab.methods.policy_lm import with_policy
         from moe_lab.routing.dynamic import TopP as Policy
 
-        return with_experts(model, Policy(self.p, self.most(model.facts)), context.config)
+        return with_policy(model, Policy(self.p, self.most(model.facts)), context.config)
 
-    def counts(self, counters: Mapping[str, int]) -> dict[str, float | None]:
-        """The mean number of experts of a token in a layer; None without a routing decision.
-
-        Args:
-            counters: `CountingLM.cost`.
-        """
+    def report(
+        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """With the mean number of experts of a token in a layer; None without a routing decision."""
         decisions = counters.get("routing_decisions", 0)
-        return {"experts_per_token": counters.get("chosen_experts", 0) / decisions if decisions else None}
+        block = {key: getattr(self.config, key) for key in ("p",) if hasattr(self.config, key)}
+        block |= {
+            self.most_key: self.most(facts),
+            "experts_per_token": counters.get("chosen_experts", 0) / decisions if decisions else None,
+        }
+        return self.tuning_block | {self.config.name.replace("-", "_"): block}
 
 
 def most_experts(facts: ModelFacts) -> int:
@@ -103,11 +106,6 @@ class TopK(ExpertCount):
         """The base model, then every other number up to twice the model's own."""
         others = [count for count in range(1, _doubled(facts) + 1) if count != facts.top_k]
         return [{"k": count} for count in (facts.top_k, *others)]
-
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        return self.tuning_block | {"top_k": {"k": self.most(facts), **self.counts(counters)}}
 
 
 def _doubled(facts: ModelFacts) -> int:
@@ -144,9 +142,3 @@ class TopP(ExpertCount):
         """The base model, then p from 0.1 to 0.9."""
         most = self.most(facts)
         return [{"p": 1.0, "k_max": facts.top_k}, *({"p": tenth / 10, "k_max": most} for tenth in TENTHS)]
-
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        block = {"p": self.p, "k_max": self.most(facts), **self.counts(counters)}
-        return self.tuning_block | {"top_p": block}

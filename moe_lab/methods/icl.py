@@ -14,7 +14,8 @@ from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.references.documents import check_choice_questions, check_choices, reference_documents
+from moe_lab.methods.references.documents import check_choice_questions, reference_documents
+from moe_lab.tasks.loading import once, task_key
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
@@ -51,14 +52,33 @@ class ICL(Method):
         """The reference documents. Raises ConfigError or TaskError if they are missing."""
         from moe_lab.methods.references.reference_set import references_identity
 
-        check_choice_questions(config)
         _check_prompts(config)
-        check_choices(config, reference_documents(config, self.config).tasks)
+        check_choice_questions(config, self.config)
         return references_identity(config, self.config, facts)
 
-    def forward_tokens(self, workload: Workload) -> float:
-        """Estimated with k demonstrations before every prompt, each as long as the question."""
-        return super().forward_tokens(workload) + self.config.k * workload.prompts
+    def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
+        """An upper bound: k times the longest reference before every prompt, as far as the model's input has room."""
+        most = config.max_length or facts.max_length
+        before = self.config.k * self._longest_demonstration(config)
+        return sum(
+            weight * (min(len(context) + before, most) + sum(map(len, continuations)))
+            for weight, asked in workload.asked
+            for context, continuations in asked.scored.items()
+        )
+
+    def _longest_demonstration(self, config: RunConfig) -> int:
+        """Tokens of the longest reference with its answer, and of lm-eval's delimiter after it."""
+        from moe_lab.methods.references.store import reference_questions
+        from moe_lab.models.tokenizer import load_tokenizer
+
+        def longest() -> int:
+            questions = reference_questions(config, reference_documents(config, self.config))
+            texts = [f"{each.prompt}{each.right_answer}\n\n" for each in questions]
+            tokenizer = load_tokenizer(config.model, offline=config.offline)
+            return max(map(len, tokenizer(texts).input_ids))
+
+        key = f"demonstration {task_key(config)} {config.sample_seed} {config.model} {config.offline} {self.config}"
+        return once(key, longest)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         from moe_lab.methods.references.reference_set import references_left

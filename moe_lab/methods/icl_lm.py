@@ -115,14 +115,14 @@ class DemonstrationLM(EngineLM):
         """The prompt after its demonstrations, the nearest last. The farthest are left out if not all of them fit."""
         scored, references = self._prompts[prompt], self._references
         shown = [references.texts[r] + references.answers[r] for r in reversed(nearest)]
-        while shown and not self._fits(scored.delimiter.join([*shown, prompt]), scored.continuations):
+        while True:
+            asked = scored.delimiter.join([*shown, prompt])
+            pairs = (self._encode_pair(asked, continuation) for continuation in scored.continuations)
+            longest = max(len(context) + len(ids) for context, ids in pairs)
+            if not shown or longest <= self.max_length + 1:  # the last token is not read
+                return asked
             del shown[0]
             self._of_references["demonstrations_dropped"] += 1
-        return scored.delimiter.join([*shown, prompt])
-
-    def _fits(self, prompt: str, continuations: set[str]) -> bool:
-        lengths = [sum(map(len, self._encode_pair(prompt, continuation))) for continuation in continuations]
-        return max(lengths) <= self.max_length + 1  # the last token is not read
 
     def _write(self, prompts: list[str]) -> None:
         if self._folder is None:

@@ -153,7 +153,7 @@ class Method(ABC):
         """
         return {}
 
-    def forward_tokens(self, workload: Workload) -> float:
+    def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
         """Tokens that it puts through the model in a run; exact for ensembles, for answers of the planned lengths."""
         return workload.tokens(self.planned_ensemble())
 

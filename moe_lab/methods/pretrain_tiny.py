@@ -7,7 +7,6 @@ The embedded model is the result of `method=pretrain-tiny model=tiny`. The archi
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method, ModelMaker
 from moe_lab.methods.trained import Trained
-from moe_lab.results.identity import folder_name
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config as RunConfig
@@ -75,19 +73,9 @@ class PretrainTiny(ModelMaker):
         ResultsError if the folder cannot be written.
         """
         identity = self._identity(config)
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        name = Path(config.model.path).name if config.model.path else config.model.name
-        folder = Path(config.output_dir) / "models" / folder_name(name, self.config.name, digest=digest)
-        trained = Trained(
-            folder=folder,
-            id=digest,
-            record="training.json",
-            scratch="checkpoints",
-            made="model",
-            content=identity,
-        )
-        trained.load_or_make(lambda: identity | self._train(config, folder))
-        return folder
+        trained = Trained.of(config, identity, "model")
+        trained.load_or_make(lambda: identity | self._train(config, trained.folder))
+        return trained.folder
 
     def _identity(self, config: RunConfig) -> dict[str, Any]:
         """All that determines the weights."""

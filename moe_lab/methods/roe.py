@@ -95,8 +95,12 @@ class RoE(Method):
 
     def check(self, facts: ModelFacts) -> None:
         self.temperatures(facts.moe_layers)
-        if self.config.weights == "perturbed":
-            _check_noise_on_logits(facts)
+        family = facts.routers
+        if self.config.weights == "perturbed" and family and not family.chooses_by_logits:
+            raise ConfigError(
+                f"method.weights=perturbed: routers of {family.name} choose by a {family.chosen_by}, which gets the "
+                "noise; their weights are computed from logits without noise.\nLeave it out (method.weights=clean)."
+            )
 
     def temperatures(self, moe_layers: int) -> list[float]:
         """One temperature per MoE layer. Raises ConfigError if the list or L does not fit the model."""
@@ -217,16 +221,6 @@ def _noise_footnote(n: int, temperatures: Sequence[float]) -> str:
     total, clean = len(temperatures), len(temperatures) - len(noisy)
     layers = f"{len(noisy)} of {total} MoE layers, 0 in the others" if clean else f"all {total} MoE layers"
     return f"roe: {n} routing samples; temperature {values} in {layers}."
-
-
-def _check_noise_on_logits(facts: ModelFacts) -> None:
-    """Raise ConfigError for a family that does not add the noise to the logits, from which weights are computed."""
-    family = facts.routers
-    if family and not family.chooses_by_logits:
-        raise ConfigError(
-            f"method.weights=perturbed: routers of {family.name} choose by a {family.chosen_by}, which gets the noise; "
-            "their weights are computed from logits without noise.\nLeave it out (method.weights=clean)."
-        )
 
 
 def _check_temperatures(given: Any) -> None:

@@ -18,6 +18,7 @@ from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods.data_files import Conversation, Data
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.tokenizer import load_tokenizer, with_template
+from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -168,11 +169,6 @@ class Prepared:
     """Whether the tokenizer had no chat template and got the plain one."""
 
 
-RECENT = 4
-_recent: dict[Any, tuple[Encoded, Encoded | None]] = {}
-"""The last RECENT encoded data sets, by all that determines them: the runs of a grid often share a data set."""
-
-
 def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Prepared:
     """Encode the training and the validation conversations.
 
@@ -181,19 +177,15 @@ def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Pr
     """
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     plain = with_template(tokenizer)
-    train, held_out = _encoded(tokenizer, data, min(recipe.length, facts.max_length))
+    length = min(recipe.length, facts.max_length)
+    vocabulary, special = tokenizer.backend_tokenizer.to_str(), str(tokenizer.special_tokens_map)
+
+    def encoded() -> tuple[Encoded, Encoded | None]:
+        held_out = encode_all(tokenizer, data.validation, length) if data.validation else None
+        return encode_all(tokenizer, data.train, length), held_out
+
+    # the runs of a grid often share a data set
+    key = f"encoded {vocabulary} {special} {tokenizer.chat_template} {data.digest} {length}"
+    train, held_out = once(key, encoded)
     recipe.ends(len(train.rows))
     return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, plain_template=plain)
-
-
-def _encoded(tokenizer: Any, data: Data, length: int) -> tuple[Encoded, Encoded | None]:
-    """The training set and the optional validation set."""
-    vocabulary, special = tokenizer.backend_tokenizer.to_str(), str(tokenizer.special_tokens_map)
-    key = (vocabulary, special, tokenizer.chat_template, data.digest, length)
-    if key not in _recent:
-        train = encode_all(tokenizer, data.train, length)
-        held_out = encode_all(tokenizer, data.validation, length) if data.validation else None
-        if len(_recent) >= RECENT:
-            del _recent[next(iter(_recent))]
-        _recent[key] = train, held_out
-    return _recent[key]

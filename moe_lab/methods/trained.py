@@ -1,7 +1,6 @@
 """Models and adapters that are trained once and shared by runs (outputs/models/<model>-<method>-<id8>/).
 
-Checkpoints are the folders `checkpoints/checkpoint-<step>`. The last file that is written into one lists the others
-with their sizes.
+Checkpoints are the folders `checkpoints/checkpoint-<step>`.
 """
 
 from __future__ import annotations
@@ -16,40 +15,26 @@ from typing import Any
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TrainingError
 from moe_lab.models.distributed import num_processes, sharded
-from moe_lab.results.atomic import obey_umask, write_atomically, write_json
+from moe_lab.results.atomic import obey_umask, write_json
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import folder_name, run_id
 from moe_lab.results.stored_files import read_mapping, whole_mapping
 
 COMPLETE = "complete"
-"""The file that lists a checkpoint's other files."""
-
-
-def mark_complete(checkpoint: Path) -> None:
-    """Write the list of a checkpoint's files."""
-    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != COMPLETE]
-    lines = [f"{path.stat().st_size} {path.relative_to(checkpoint).as_posix()}\n" for path in files]
-    write_atomically(checkpoint / COMPLETE, "".join(lines))
+"""An empty file that is written into a checkpoint last."""
 
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint in a folder, or None.
 
-    A checkpoint without the list is incomplete; one with a file that is missing or has another size is damaged. A
-    training resumes from neither, because the Trainer starts a new optimizer if the file of the old one is missing.
+    A kill may leave an incomplete one, from which the Trainer would continue with a new optimizer.
     """
-    whole = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}") if _is_whole(path)]
-    return max(whole, key=_step, default=None)
+    complete = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
+    return max(complete, key=_step, default=None)
 
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
-
-
-def _is_whole(marker: Path) -> bool:
-    listed = (line.split(" ", 1) for line in marker.read_text().splitlines())
-    files = [(int(size), marker.parent / name) for size, name in listed]
-    return all(path.is_file() and path.stat().st_size == size for size, path in files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +67,6 @@ class Trained(Artifact):
             train: trains or continues in the folder, and returns the rest of the record.
             free: for a training on all processes, removes the model in memory before it.
 
-        Raises ConfigError for a folder of another training.
         """
 
         def record() -> dict[str, Any]:
@@ -112,20 +96,11 @@ class Trained(Artifact):
 
 
 def claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Write identity.json, which says to which training the folder's checkpoints belong.
-
-    Raises ConfigError for a folder with checkpoints of another training or process count.
-    """
-    owner = whole_mapping(folder / "identity.json")
+    """Write identity.json. Raises ConfigError for checkpoints of a training with another number of processes."""
+    owner = whole_mapping(folder / "identity.json") or {}
     begun = last_checkpoint(folder / "checkpoints") is not None
-    others = begun if owner is None else owner.get("id") != identity["id"]
-    if others:
-        raise ConfigError(
-            f"{folder} holds the checkpoints of another model, schedule or recipe. Move it away, or choose another "
-            "output_dir=."
-        )
     for key in ("processes", "sharded"):
-        if begun and owner is not None and owner.get(key) != identity[key]:
+        if begun and owner.get(key) != identity[key]:
             raise ConfigError(
                 f"{folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now it is "
                 f"{identity[key]}. Continue as it began, or remove its checkpoints/."

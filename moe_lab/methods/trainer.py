@@ -24,7 +24,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress
 from moe_lab.errors import ResultsError, TrainingError
-from moe_lab.methods.trained import last_checkpoint, mark_complete
+from moe_lab.methods.trained import COMPLETE, last_checkpoint
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.files import NO_CODE
 from moe_lab.results.atomic import write_atomically, writing
@@ -97,7 +97,7 @@ class Log(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._wait(args)
         if state.is_world_process_zero:
-            mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
         self._wait(args)
 
     def _wait(self, args: Any) -> None:
@@ -159,13 +159,19 @@ class MoeTrainer(Trainer):
     convert the former to the latter: it warns, and continues with random experts. Checkpoints of a PeftModel have only
     the adapter.
 
+    Raises TrainingError before an optimizer step whose loss or gradient is NaN or infinite, in all processes.
+
     Args:
         schedule: the factor of the learning rate as a function of the step; a list: that of each parameter group.
     """
 
+    control: Any
+
     def __init__(self, *, schedule: LearningRate | list[LearningRate], **options: Any):
         super().__init__(**options)
         self.schedule = schedule
+        self.losses: list[Tensor] = []
+        """Losses of this optimizer step's passes so far."""
         self._steps = Steps()
         self.remove_callback(ProgressCallback)
         self.add_callback(self._steps)
@@ -212,24 +218,10 @@ class MoeTrainer(Trainer):
         saved = own_checkpoint(resume_from_checkpoint, **options)
         (model or self.model).load_state_dict(saved.state_dict())
 
-
-def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
-    """The model of a training's checkpoint, in the dtype of the trained weights."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **NO_CODE, **options)
-
-
-class CheckedTrainer(MoeTrainer):
-    """Raises TrainingError before an optimizer step whose loss or gradient is NaN or infinite, in all processes.
-
-    A subclass appends the loss of every pass to `losses`.
-    """
-
-    control: Any
-
-    def __init__(self, **options: Any):
-        self.losses: list[Tensor] = []
-        """Losses of this optimizer step's passes so far."""
-        super().__init__(**options)
+    def training_step(self, *args: Any, **options: Any) -> Tensor:
+        loss = super().training_step(*args, **options)
+        self.losses.append(loss)
+        return loss
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         step = self.state.global_step + 1  # the current one
@@ -256,6 +248,11 @@ class CheckedTrainer(MoeTrainer):
                 f"The {what} of training step {step} is {value.item()}. {kept}"
                 "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
             )
+
+
+def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
+    """The model of a training's checkpoint, in the dtype of the trained weights."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **NO_CODE, **options)
 
 
 class Temperatures:

@@ -117,7 +117,7 @@ class Plan:
         """The runs after a study, which have no id until the study has found its temperatures."""
         run = run_after(job)
         [workload] = estimates([run])
-        tokens = round(job.coming * run.method.forward_tokens(workload))
+        tokens = round(job.coming * run.method.forward_tokens(workload, run.config, run.facts))
         self.missing += job.coming
         self.tokens += tokens
         self.budget.add(run)
@@ -131,7 +131,8 @@ class Plan:
         missing = state != "done"
         again = evaluations() if run.config.metrics == "expert" and run.method.interventions else 0
         measured = run.measured and not run.config.rerun
-        todo = round(run.method.forward_tokens(workload) * (share + again * (not measured)))
+        tokens = run.method.forward_tokens(workload, run.config, run.facts)
+        todo = round(tokens * (share + again * (not measured)))
         if missing:
             if isinstance(run.method, TrainingMethod):
                 self.trainings |= run.method.training_left(run.config, run.facts)

@@ -371,7 +371,11 @@ def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
     estimates(rows)
     assert looked_at[1:] == rows[:1], "they ask the same"
     with_answers = generating(10, prompt=100, new=5)
-    assert [run.method.forward_tokens(with_answers) for run in rows] == [1090, 1390, 1090]
+    assert [run.method.forward_tokens(with_answers, run.config, run.facts) for run in rows] == [
+        1090,
+        1390,
+        1090,
+    ]
 
 
 def test_report_alone_lists_what_is_stored(capsys, runs, tmp_path):

@@ -112,7 +112,7 @@ def test_what_is_no_json_is_named_by_its_line(tmp_path):
     with pytest.raises(TaskError, match="a.jsonl, line 3 is not JSON"):
         list(read_rows(tmp_path / "a.jsonl"))
     (tmp_path / "a.json").write_text("[")
-    with pytest.raises(TaskError, match="a.json is not JSON"):
+    with pytest.raises(TaskError, match="a.json cannot be read"):
         list(read_rows(tmp_path / "a.json"))
 
 

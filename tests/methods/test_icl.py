@@ -145,6 +145,26 @@ def test_the_reference_set_is_c3pos(tmp_path, capsys):
     assert len(list((tmp_path / "references").iterdir())) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [[], ["max_length=60"]], ids=["all fit", "cut"])
+def test_planned_tokens_are_an_upper_bound(keys, tmp_path, capsys):
+    """Short questions after long references, and demonstrations that do not fit."""
+    from moe_lab.config.compose import compose_cell
+    from moe_lab.runs.budget import workload_of
+    from moe_lab.runs.config import to_config
+    from moe_lab.runs.prepare import prepare
+
+    rows = [row | {"question": "Long " * 20 + row["question"]} for row in choices(60)[12:]]
+    write_jsonl(arc(tmp_path, "ABCABC") / "arc_easy" / "train.jsonl", rows)
+    keys = [f"data_dir={tmp_path}", "task=arc_easy", "method.reference=arc_easy:train", *keys]
+    run = prepare(to_config(compose_cell(["method=icl", f"output_dir={tmp_path}", *keys], [])))
+    planned = run.method.forward_tokens(workload_of(run), run.config, run.facts)
+    ended = command(capsys, tmp_path, *keys)
+    assert ended.code == 0, ended.err
+    read = json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]["cost"]["tokens_in"]
+    assert read <= planned
+
+
 def test_fewer_correct_references_than_demonstrations_are_told(tmp_path, capsys):
     ended = command(capsys, tmp_path, "task=toy_choice", "limit=2", "method.reference_size=4", "method.k=5")
     assert ended.code == 2

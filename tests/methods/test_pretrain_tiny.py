@@ -89,7 +89,7 @@ def test_what_is_written_is_a_plain_model_with_its_record(architecture, tmp_path
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = train(architecture, tmp_path)
-    assert folder.name.startswith(f"{architecture.name.replace(' ', '-')}-pretrain-tiny-")
+    assert folder.name.startswith("mini-pretrain-tiny-")
     assert not (folder / "status.json").exists()
     assert json.loads((folder / "training.json").read_text())["recipe"]["steps"] == 6
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)

@@ -240,7 +240,7 @@ def test_the_report_and_the_cost() -> None:
     expected = {"beta": BETA, "alpha": ALPHA, "weak": "rank", "rank": 3, "cache": "clean"}
     assert blocks == {"untuned": True, "scmoe": expected}
     workload = generating(1, prompt=100, new=10)
-    assert [scmoe(**keys).forward_tokens(workload) for keys in ({}, {"cache": "standard"}, {"beta": 0})] == [
+    assert [scmoe(**keys).forward_tokens(workload, None, FACTS) for keys in ({}, {"cache": "standard"}, {"beta": 0})] == [
         100 + 2 * 10 - 1, 2 * (100 + 9), 100 + 9,
     ]  # fmt: skip
 

@@ -17,6 +17,7 @@ from moe_lab.methods.data_files import Data, read_data
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Pad, Row, Rows, encode, encode_all
 from moe_lab.models.tokenizer import load_tokenizer, with_template
+from moe_lab.tasks.loading import task_cache
 from tests.support.models import make_tokenizer
 
 
@@ -191,13 +192,13 @@ def made(monkeypatch, tmp_path):
         return encode_all(tokenizer, conversations, length)
 
     monkeypatch.setattr(prepared, "encode_all", encode)
-    monkeypatch.setattr(prepared, "_recent", {})
 
     def prepare(data: Data = DATA, model: ModelConfig | None = None, **settings):
         config = Config(model=model or ModelConfig(), offline=True)
         return prepared.prepare(config, FinetuneConfig(**settings).recipe(), data, FACTS), calls
 
-    return prepare
+    with task_cache():
+        yield prepare
 
 
 def test_the_same_is_encoded_once_and_keeps_its_own_source(made):

@@ -10,8 +10,8 @@ import pytest
 
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
-from moe_lab.methods.references.store import References
 from moe_lab.results.atomic import write_json
+from moe_lab.results.folder import Artifact
 from moe_lab.results.logs import ResponseLog
 from moe_lab.runs.attempts import run_state
 from moe_lab.runs.budget import workload_of
@@ -98,7 +98,7 @@ def test_more_answers_than_estimated_leave_nothing(run: Run) -> None:
 def test_c3po_reads_its_neighbours_and_their_tails(keys: dict, expected: float) -> None:
     """Broken by C3PO at the tokens of base: 2 questions of 50 tokens, answers of 5."""
     method = get_method("c3po")
-    assert method(method.Config(name="c3po", **keys)).forward_tokens(ASKED) == expected
+    assert method(method.Config(name="c3po", **keys)).forward_tokens(ASKED, None, None) == expected
 
 
 def test_a_reference_set_is_counted_until_it_is_there(
@@ -113,11 +113,11 @@ def test_a_reference_set_is_counted_until_it_is_there(
     assert 20 * per_question / 2 < tokens < 20 * per_question * 3
     expected = _references(run)
     assert expected.folder == tmp_path / "references" / name
-    monkeypatch.setattr(References, "stored", lambda self: {} if self == expected else None)
+    monkeypatch.setattr(Artifact, "stored", lambda self: {} if self == expected else None)
     assert run.method.references_left(run.config, run.facts) == {}
 
 
-def _references(run: Run) -> References:
+def _references(run: Run) -> Artifact:
     from moe_lab.methods.references.documents import reference_documents
     from moe_lab.methods.references.reference_set import references_of
 

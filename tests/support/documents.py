@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 PROBLEMS: list[dict[str, Any]] = [
@@ -72,3 +75,13 @@ BIGBENCH = {
     "multiple_choice_targets": ["Yes", "No"],
     "multiple_choice_scores": [1, 0],
 }
+
+
+def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path: Path) -> None:
+    """A file for `method.embeddings=`, as docs/c3po.md describes it; `embed` gives the rows of all texts."""
+    import torch
+    from safetensors.torch import save_file
+
+    keys = [list(hashlib.sha256(text.encode()).digest()) for text in texts]
+    vectors = torch.as_tensor(embed(list(texts))).float()
+    save_file({"vectors": vectors, "sha256": torch.tensor(keys, dtype=torch.uint8)}, path)

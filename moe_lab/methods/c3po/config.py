@@ -86,7 +86,18 @@ class C3POConfig(Method.Config):
                 f"method.learning_rate={self.learning_rate}: give the first and the last, both above 0, e.g. "
                 "[0.1,0.0001]."
             )
-        self._check_combinations()
+        if self.bandwidth is not None and self.kernel in ("linear", "polynomial"):
+            raise ConfigError(
+                f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it out, or use "
+                "method.kernel=gaussian or matern."
+            )
+        by_embeddings = self.optimizer in ("ngd", "kernel_regression")
+        if by_embeddings and self.epsilon is not None and self.epsilon <= 1 - self.most_similar:
+            raise ConfigError(
+                f"method.epsilon={self.epsilon} finds no neighbour: it is a cosine distance (1 - cos), and references "
+                f"nearer than {1 - self.most_similar:.4g} are dropped as near duplicates "
+                f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the paper's 0.5."
+            )
 
     @property
     def unread(self) -> set[str]:
@@ -106,21 +117,3 @@ class C3POConfig(Method.Config):
             return 2 if self.alpha is not None else 2 + len(ALPHAS)
         steps = self.shifts if self.optimizer == "mode_finding" else self.steps
         return steps + 1
-
-    def _check_combinations(self) -> None:
-        if self.optimizer in ("ngd", "kernel_regression"):
-            self._check_radius()
-        if self.bandwidth is not None and self.kernel in ("linear", "polynomial"):
-            raise ConfigError(
-                f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it out, or use "
-                "method.kernel=gaussian or matern."
-            )
-
-    def _check_radius(self) -> None:
-        """Raise ConfigError for a radius that contains only near duplicates, which are dropped."""
-        if self.epsilon is not None and self.epsilon <= 1 - self.most_similar:
-            raise ConfigError(
-                f"method.epsilon={self.epsilon} finds no neighbour: it is a cosine distance (1 - cos), and references "
-                f"nearer than {1 - self.most_similar:.4g} are dropped as near duplicates "
-                f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the paper's 0.5."
-            )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,17 +37,13 @@ EPS = 1e-6
 outside the top-k of families that renormalize)."""
 
 
-def _cross_entropy(logits_AV: Tensor, target_A: Tensor) -> Tensor:
-    return F.cross_entropy(logits_AV, target_A, reduction="none")
-
-
 def _l2(logits_AV: Tensor, target_A: Tensor) -> Tensor:
     """Squared distance between the predicted distribution and the answer's token."""
     return (logits_AV.softmax(dim=-1) - F.one_hot(target_A, logits_AV.shape[-1])).square().sum(dim=-1)
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cross_entropy": _cross_entropy,
+    "cross_entropy": partial(F.cross_entropy, reduction="none"),
     "l2": _l2,
 }
 """Losses of single tokens, [A]. An answer's loss is their mean."""
@@ -208,7 +205,11 @@ def ngd(
     Raises RoutingError if the loss of a question with neighbours is NaN.
     """
     changed = pathways.copy(settings.parameters)
-    optimizer = _optimizer(settings.update, changed.theta)
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.Adam([changed.theta], lr=0.0, eps=EPS)
+        if settings.update == "adam"
+        else torch.optim.SGD([changed.theta], lr=0.0)
+    )
     losses = []
     first, last = settings.learning_rate
     for rate in learning_rates(settings.schedule, first, last, settings.steps):
@@ -223,9 +224,3 @@ def ngd(
     losses.append(loss.value(changed, settings.relax))
     check_losses(torch.stack(losses), loss.found_N)
     return changed, torch.stack(losses)
-
-
-def _optimizer(update: str, theta: Tensor) -> torch.optim.Optimizer:
-    if update == "adam":
-        return torch.optim.Adam([theta], lr=0.0, eps=EPS)
-    return torch.optim.SGD([theta], lr=0.0)

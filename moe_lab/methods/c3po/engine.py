@@ -105,13 +105,13 @@ def _neighbours(n: int, found: Optimized, references: ReferenceSet | None) -> li
 
 def numbers(tensor: Tensor) -> Any:
     """A number, or nested lists of them; NaN as None."""
-    return _rounded(tensor.detach().cpu().double().tolist())
 
+    def rounded(value: Any) -> Any:
+        if isinstance(value, list):
+            return [rounded(each) for each in value]
+        return None if value != value else float(f"{value:.{DIGITS}g}")
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return None if value != value else float(f"{value:.{DIGITS}g}")
+    return rounded(tensor.detach().cpu().double().tolist())
 
 
 class PathwayEngine(Engine):
@@ -147,8 +147,14 @@ class PathwayEngine(Engine):
 
     def score(self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]) -> None:
         for start in range(0, len(requests), AT_ONCE):
-            scored = self._scored if self.counted["flops_questions"] else self._scored_and_counted
-            for i, scores in enumerate(scored(requests[start : start + AT_ONCE]), start):
+            batch = requests[start : start + AT_ONCE]
+            if self.counted["flops_questions"]:
+                found = self._scored(batch)
+            else:
+                with FlopCount() as flops:
+                    found = self._scored(batch, flops)
+                self.counted.update(flops=flops.total, flops_questions=len(batch))
+            for i, scores in enumerate(found, start):
                 on_scores(i, scores)
 
     def generate(
@@ -167,12 +173,6 @@ class PathwayEngine(Engine):
         own = self._with_right_answers(prompts, [(text, None) for text in texts])
         probs = self.optimize(texts, suffixes, own).pathways.probs()
         return ReroutedForward(self.replay.model, states, probs, self.replay.span, self.settings.persistence)
-
-    def _scored_and_counted(self, requests: list[ScoringRequest]) -> list[Scores]:
-        with FlopCount() as flops:
-            scores = self._scored(requests, flops)
-        self.counted.update(flops=flops.total, flops_questions=len(requests))
-        return scores
 
     def _scored(self, requests: list[ScoringRequest], flops: FlopCount | None = None) -> list[Scores]:
         contexts, texts = [request.context for request in requests], [request.text for request in requests]

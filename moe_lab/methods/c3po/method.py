@@ -107,7 +107,7 @@ class C3PO(Method):
         named = asdict(self.config) | {"layers": named_layers(self.config.layers, facts.moe_layers)}
         return {key: value for key, value in named.items() if key not in self.config.unread}
 
-    def forward_tokens(self, workload: Workload) -> float:
+    def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
         """The tokens of the answers, of the neighbours (read once), and of their prompts' suffixes in every pass.
 
         With `epsilon` the number of neighbours is not known yet; k is assumed.
@@ -122,7 +122,7 @@ class C3PO(Method):
         length = max(round(workload.prompt), span.size)
         suffix = length - span.start(length) + answer - 1
         passed = neighbours * settings.passes * suffix
-        return super().forward_tokens(workload) + workload.documents * (read + passed)
+        return super().forward_tokens(workload, config, facts) + workload.documents * (read + passed)
 
     def rehearse(self, model: LoadedModel, asked: Asked, sequences: int | None, reuse: bool = False) -> None:
         """The neighbours are the longest questions."""

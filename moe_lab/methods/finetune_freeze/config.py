@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from moe_lab.config.validators import LARGEST, above_zero, at_least, did_you_mean, one_of
+from moe_lab.config.validators import above_zero, at_least, coerce, did_you_mean, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
 from moe_lab.methods.method import Method
 from moe_lab.models.distributed import num_processes
 
-GROUPS = ("router", "experts", "shared_experts")
-"""Groups of parameters that can be frozen."""
-SCHEDULES = {
+SCHEDULES: dict[str, tuple[Any, ...]] = {
     "none": ("none",),
     "router": ("router",),
     "experts": ("experts",),
@@ -27,7 +25,6 @@ SCHEDULES = {
     "experts-router": ("experts", "router"),
 }
 """The paper's nine pairs: the group frozen in the first and in the second half, or in the whole training."""
-PHASE_KEYS = ("frozen", "until", "lr")
 AT_LEAST = {
     **dict.fromkeys(("epochs", "max_steps", "batch_size", "gradient_accumulation", "length"), 1),
     **dict.fromkeys(("dataset_size", "early_stop_patience", "save_steps"), 1),
@@ -59,10 +56,14 @@ are short, all in one pass."""
 class Phase:
     """A part of a training, up to the share `until` of its optimizer steps."""
 
-    frozen: tuple[str, ...]
-    until: float
+    frozen: tuple[Literal["router", "experts", "shared_experts"], ...] = ()
+    until: float = 1.0
     lr: float | None = None
     """Peak learning rate in this phase, instead of the recipe's."""
+
+    def __post_init__(self) -> None:
+        above_zero("method.phases: until", self.until)
+        above_zero("method.phases: lr", self.lr)
 
 
 def with_shared_experts(phases: Sequence[Phase]) -> tuple[Phase, ...]:
@@ -92,42 +93,14 @@ def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
 
 
 def _listed(phases: Any) -> tuple[Phase, ...]:
-    if not isinstance(phases, list) or not phases:
-        raise ConfigError(
-            "method.phases must list phases: [{frozen:[router],until:0.5},{frozen:[],until:1.0}]."
-        )
-    found = tuple(_phase(phase) for phase in phases)
+    found: list[Phase] = coerce(phases, list[Phase], "method.phases")
     ends = [phase.until for phase in found]
-    if ends != sorted(set(ends)) or ends[0] <= 0 or ends[-1] != 1:
+    if not found or ends != sorted(set(ends)) or ends[-1] != 1:
         raise ConfigError(
             f"method.phases: the phases end at {', '.join(f'{end:g}' for end in ends)}. `until` is the share of the "
             "steps at which a phase ends: above 0, increasing, and 1 for the last phase."
         )
-    return found
-
-
-def _phase(phase: Any) -> Phase:
-    if not isinstance(phase, dict) or not {"frozen", "until"} <= set(phase) <= set(PHASE_KEYS):
-        raise ConfigError(f"method.phases: {phase} must have the keys frozen and until, and may have lr.")
-    frozen, until, rate = phase["frozen"], phase["until"], phase.get("lr")
-    if not isinstance(frozen, list) or len(set(map(str, frozen))) != len(frozen):
-        raise ConfigError(
-            f"method.phases: frozen={frozen} must list groups, none twice: [], [router], [experts]."
-        )
-    for group in frozen:
-        if group not in GROUPS:
-            raise ConfigError(
-                f"method.phases: {group} is not a group that can be frozen. Groups: {', '.join(GROUPS)}."
-                f"{did_you_mean(str(group), GROUPS)}"
-            )
-    for key, value in (("until", until), ("lr", rate)):
-        if not _above_zero(value) and not (key == "lr" and value is None):
-            raise ConfigError(f"method.phases: {key}={value} must be a number above 0.")
-    return Phase(frozen=tuple(sorted(frozen)), until=float(until), lr=None if rate is None else float(rate))
-
-
-def _above_zero(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST
+    return tuple(replace(phase, frozen=tuple(sorted(set(phase.frozen)))) for phase in found)
 
 
 def label(phases: Sequence[Phase]) -> str:
@@ -157,8 +130,6 @@ def phase_at(ends: Sequence[int], step: int) -> int:
     return next((number for number, end in enumerate(ends) if step < end), len(ends) - 1)
 
 
-ALL_LINEAR = "all-linear"
-"""peft's name for every linear module but the output head."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 """The names of attention's linear modules in most families."""
 
@@ -176,7 +147,7 @@ class Lora:
     """The update of a weight is lora_alpha / r times B A."""
     lora_dropout: float = 0.0
     target_modules: str | list[str] = field(default_factory=lambda: list(ATTENTION))
-    """Names of modules, or the ends of their names; a text other than `ALL_LINEAR` is a regular expression."""
+    """Names of modules, or the ends of their names; `all-linear`, or a regular expression."""
     target_parameters: list[str] | None = None
     """Names of parameters, or the ends of their names: experts and routers that are no linear modules."""
     use_rslora: bool = False

@@ -74,11 +74,6 @@ def counts(groups: Groups) -> dict[str, int]:
     return {name: sum(parameter.numel() for parameter in group) for name, group in groups.items()}
 
 
-def counts_of(config: Any) -> dict[str, int]:
-    """`counts` from a model's configuration alone. Raises ModelError as `parameter_groups` does."""
-    return counts(parameter_groups(empty_model(config)))
-
-
 def empty_model(config: Any) -> Any:
     """A model of this configuration without weights."""
     with torch.device("meta"):

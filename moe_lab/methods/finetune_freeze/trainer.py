@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from moe_lab.methods.finetune_freeze.config import Phase, Recipe, phase_at
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups, trainable
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Rows
-from moe_lab.methods.trainer import LOSS, CheckedTrainer, RoutingNoise, Temperatures
+from moe_lab.methods.trainer import LOSS, MoeTrainer, RoutingNoise, Temperatures
 from moe_lab.routing.passes import transformers_model
 
 OPTIMIZER = "optimizer_{rank}.pt"
@@ -179,7 +179,7 @@ class Order(Sampler[int]):
         yield from [EMPTY] * self.missing
 
 
-class FreezeTrainer(CheckedTrainer):
+class FreezeTrainer(MoeTrainer):
     """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN.
 
     With `phase` it runs only the steps of that phase, for a model that several processes share.
@@ -273,7 +273,6 @@ class FreezeTrainer(CheckedTrainer):
             loss = loss + self.auxiliary * weight * outputs.aux_loss
             aux_loss = outputs.aux_loss.detach().float()
             self.seen.append(torch.stack([aux_loss * counts, torch.full_like(aux_loss, counts)]))
-        self.losses.append(loss.detach())
         return (loss, outputs) if return_outputs else loss
 
     def _noise(self, ids_BS: Tensor) -> AbstractContextManager[None]:

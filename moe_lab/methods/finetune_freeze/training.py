@@ -18,7 +18,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from moe_lab.methods.finetune_freeze.memory import full_bytes, memory
 from moe_lab.methods.finetune_freeze.parameter_groups import (
     Groups,
     counts,
-    counts_of,
+    empty_model,
     parameter_groups,
     trainable,
 )
@@ -95,7 +95,7 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
     cached = model.config.use_cache  # the Trainer turns it off
     checkpoint = last_checkpoint(training.checkpoints)
     _print_resumed(training, checkpoint)
-    with _constrained(model, training), _noise(model, training) as noise:
+    with _routing(model, training) as noise:
         trainer = _trainer(model, training, noise)
         if checkpoint and is_done(training, checkpoint):
             trainer.state = state_of(checkpoint)
@@ -138,7 +138,7 @@ def train_phases(training: Training) -> None:
         if checkpoint is not None and is_done(training, checkpoint, phase):
             continue
         loaded = load_to_train(training, shard=sharded())
-        with _noise(loaded.model, training) as noise:
+        with _routing(loaded.model, training) as noise:
             trainer = _trainer(loaded.model, training, noise, phase)
             trainer.train_from_last()
         del loaded, trainer
@@ -156,21 +156,12 @@ def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
 
 
 @contextmanager
-def _noise(model: Any, training: Training) -> Iterator[RoutingNoise | None]:
-    """The noise on the routers' choice, installed on the model; None for a training without."""
-    if not training.recipe.routing_noise:
-        yield None
-        return
-    noise = RoutingNoise(training.config.seed)
-    with routed(model, noise, repeats=True):
+def _routing(model: Any, training: Training) -> Iterator[RoutingNoise | None]:
+    """Install C2R's constraint for all passes, or noise on the routers' choice, which the context then yields."""
+    noise = RoutingNoise(training.config.seed) if training.recipe.routing_noise else None
+    policy = noise if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
+    with nullcontext() if policy is None else routed(model, policy, repeats=True):
         yield noise
-
-
-def _constrained(model: Any, training: Training) -> AbstractContextManager[Any]:
-    """C2R's constraint, installed for all passes of the training and of its validation."""
-    if training.allowed_LEE is None:
-        return nullcontext()
-    return routed(model, PartnersOnly(training.allowed_LEE), repeats=True)
 
 
 def _trainer(
@@ -274,7 +265,12 @@ def train(
     """Fine-tune the run's model and write it, or its adapter. Returns the rest of training.json."""
     encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
-    numbers = _parameters(config, recipe)
+    empty = (
+        empty_model(load_config(config.model, offline=config.offline))
+        if recipe.lora is None
+        else empty_adapted(config, recipe.lora)
+    )
+    numbers = counts(trainable(parameter_groups(empty)) if recipe.lora else parameter_groups(empty))
     parameters = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
     print(
         f"{folder.name}: {recipe.label}, {_described(encoded)}, {steps:,} steps; parameters: {parameters}",
@@ -304,7 +300,11 @@ def train(
             profile = write_profile(folder, config, prepared.data, loaded)
             training = replace(training, allowed_LEE=partners_in(folder, recipe.partners))
         course = finetune(model, training)
-    _save(model, tokenizer, folder / recipe.made, recipe, facts)
+    with writing(folder / recipe.made):
+        if recipe.lora is None:
+            save_model(model, tokenizer, folder / recipe.made, facts.dtype)
+        else:
+            save_lora(model, tokenizer, folder / recipe.made)
     return {
         "schedule": recipe.label,
         "steps": steps,
@@ -320,21 +320,6 @@ def train(
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),
     }
-
-
-def _parameters(config: Config, recipe: Recipe) -> dict[str, int]:
-    """The number of parameters of each group; with an adapter, the number of those that it adds."""
-    if recipe.lora is not None:
-        return counts(trainable(parameter_groups(empty_adapted(config, recipe.lora))))
-    return counts_of(load_config(config.model, offline=config.offline))
-
-
-def _save(model: Any, tokenizer: Any, folder: Path, recipe: Recipe, facts: ModelFacts) -> None:
-    with writing(folder):
-        if recipe.lora is None:
-            save_model(model, tokenizer, folder, facts.dtype)
-        else:
-            save_lora(model, tokenizer, folder)
 
 
 def _counts(encoded: Encoded) -> dict[str, int]:

@@ -118,15 +118,11 @@ class PretrainConfig(Method.Config):
             )
 
     def _check_balance(self) -> None:
-        if self.router == "expert" and (self.aux_loss or self.bias_rate or self.device_loss):
+        balanced = self.aux_loss or self.bias_rate or self.device_loss
+        if balanced and self.router in ("expert", "word-hash"):
             raise ConfigError(
-                "method.router=expert balances the load by itself: leave method.aux_loss, method.bias_rate and "
+                f"method.router={self.router} leaves no load to balance: leave method.aux_loss, method.bias_rate and "
                 "method.device_loss out."
-            )
-        if self.is_hashed and (self.aux_loss or self.bias_rate or self.device_loss):
-            raise ConfigError(
-                "method.router=word-hash has no parameters: the id of a word determines its experts. Leave "
-                "method.aux_loss, method.bias_rate and method.device_loss out."
             )
         if self.routing_noise and self.router != "token":
             raise ConfigError(

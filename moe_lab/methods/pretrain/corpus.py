@@ -25,6 +25,7 @@ from moe_lab.config.progress import Progress
 from moe_lab.errors import ModelError, TaskError, reading
 from moe_lab.methods.data_files import FORMATS, data_files, format_of, opened, read_rows
 from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -41,8 +42,6 @@ SAMPLE = 20_000
 """Documents that a tokenizer is trained on."""
 DOCUMENTS = 1000
 """Documents that are tokenized together."""
-_long_enough: set[tuple[Any, ...]] = set()
-"""Keys of corpora that `require_rows` accepted in this process."""
 _packed: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 """The last result of `pack_once`."""
 
@@ -74,17 +73,15 @@ def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
 
         return Corpus(files=(), size=size, identity={dataset: WORLD_VERSION, "size": size}, generated=dataset)
     files, source = data_files(config, dataset, KNOWN, (*FORMATS, ".txt"))
-    content = source or _content(files)
+    own = []
+    for path in files if source is None else []:
+        with path.open("rb") as file:
+            own.append({"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "format": format_of(path)})
+    content: dict[str, Any] = source or (own[0] if len(own) == 1 else {"files": own})  # without their names
     corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
     if not any(text.strip() for text in islice(corpus.documents(), 1000)):
         raise TaskError(f"method.dataset={dataset} has no text.")
     return corpus
-
-
-def _content(files: list[Path]) -> dict[str, Any]:
-    """The identity of a user's own files, without their names."""
-    own = [{"sha256": _digest(file), "format": format_of(file)} for file in files]
-    return own[0] if len(own) == 1 else {"files": own}
 
 
 def _generated(name: str) -> Iterator[str]:
@@ -118,11 +115,6 @@ def _text(row: Any, place: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise TaskError(f"{place}: no text. A row needs a column `text`.")
     return str(row["text"])
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tokenizer_of(config: Config, corpus: Corpus) -> Any:
@@ -172,10 +164,8 @@ def _train(corpus: Corpus, vocabulary: int) -> Any:
 
 def require_rows(corpus: Corpus, tokenizer: Any, *, held_out: int, length: int) -> None:
     """Raise TaskError for a corpus without a training row. Reads the validation rows and one more."""
-    key = (corpus, tokenizer_identity(tokenizer), held_out, length)
-    if key not in _long_enough:
-        pack(corpus, tokenizer, rows=1, held_out=held_out, length=length, shown=False)
-        _long_enough.add(key)
+    key = f"long enough {corpus.identity} {tokenizer_identity(tokenizer)} {held_out} {length}"
+    once(key, lambda: pack(corpus, tokenizer, rows=1, held_out=held_out, length=length, shown=False))
 
 
 def pack_once(corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int) -> tuple[Any, Any]:

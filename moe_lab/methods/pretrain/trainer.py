@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from moe_lab.methods.pretrain.config import PretrainConfig
-from moe_lab.methods.trainer import CheckedTrainer, RoutingNoise, Temperatures
+from moe_lab.methods.trainer import MoeTrainer, RoutingNoise, Temperatures
 from moe_lab.models.designs.routers import DesignRouter
 from moe_lab.routing.hook import Router, Routing, find_routers, routed, why_fixed
 
@@ -154,7 +154,7 @@ class LossFreeBalance(TrainerCallback):
             total_E.zero_()
 
 
-class PretrainTrainer(CheckedTrainer):
+class PretrainTrainer(MoeTrainer):
     """Trains a design. The logged `loss` is the cross-entropy per token, without regularizers."""
 
     def __init__(self, *, design: PretrainConfig, routing: TrainingRouting, held_out: Any, **options: Any):
@@ -196,7 +196,6 @@ class PretrainTrainer(CheckedTrainer):
         for name, values_L in self._regularizers().items():
             loss = loss + self.weights[name] * values_L.mean() / divided
             self.seen.setdefault(name, []).append(values_L.detach())
-        self.losses.append(loss.detach())
         return (loss, outputs) if return_outputs else loss
 
     def _temperature(self, row_B: Tensor) -> Tensor | None:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
 
-LONGEST_NAME = 200
-"""Characters of a task's name."""
 Part = tuple[str, TaskConfig, tuple[str, ...]]
 """(name, task, splits that its documents may come from)"""
 USUAL_SPLITS = ("training_split", "validation_split", "test_split")
@@ -81,9 +79,6 @@ def reference_sources(task: str | list[str], reference: str | list[str] | None) 
     """
     if reference is not None:
         names = [reference] if isinstance(reference, str) else list(reference)
-        for name in names:
-            if len(name) > LONGEST_NAME:
-                raise ConfigError(f"method.reference={name[:LONGEST_NAME]}...: no task has such a long name.")
         if not names:
             raise ConfigError("method.reference=[] names no task. Leave it out, or name an lm-eval task.")
         return "method.reference", [Source(name, (name,)) for name in names]
@@ -275,10 +270,13 @@ def _choose(
     }
 
 
-def check_choice_questions(config: Config) -> None:
-    """Raise ConfigError for a task without choices, and for several processes."""
+def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:
+    """The run's references. Raises ConfigError for tasks or references without choices, and for several processes."""
     check_one_process(config)
     check_choices(config, load_tasks(config)["tasks"])
+    documents = reference_documents(config, settings)
+    check_choices(config, documents.tasks)
+    return documents
 
 
 def check_one_process(config: Config) -> None:

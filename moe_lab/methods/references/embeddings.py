@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -22,8 +22,7 @@ from moe_lab.config.progress import Progress
 from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, reading
 from moe_lab.metrics.teacher_forcing import padded
-from moe_lab.models.hub import find, is_offline, unreachable
-from moe_lab.results.atomic import write_atomically
+from moe_lab.models.hub import is_offline
 
 if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 SHOWN = 256
 """The number of texts from which on a progress bar is shown."""
-BUILT_IN = "sentence_transformers."
-"""The beginning of the names of sentence-transformers' own modules."""
 DEFAULT = "Leave method.embeddings out: the hidden states of the evaluated model are always available."
 CHUNK_BYTES = 64 * 2**20
 """Size of the similarities that are in memory at a time."""
@@ -45,18 +42,23 @@ def embed(
 
     Args:
         how: None: mean over the tokens of `model`'s last hidden states (a forward pass over each text); a
-            `.safetensors` file of vectors (`write_vectors`); else a sentence-transformers model, by name or folder.
+            `.safetensors` file of vectors (`read_vectors`); else a sentence-transformers model, by name or folder.
         mean_X: subtracted from each vector first. Hidden states share a large common part, which hides differences.
 
     Raises ConfigError if there are no vectors.
     """
+    if not texts:
+        return torch.zeros(0, 0)
     if how is None:
         assert model is not None, "hidden states need the model"
         vectors_RX = hidden_states(texts, model)
     elif Path(how).suffix == ".safetensors":
         vectors_RX = read_vectors(texts, Path(how).expanduser())
     else:
-        vectors_RX = _sentence_transformer(str(Path(how).expanduser()), texts, model)
+        device = None if model is None else str(model.device)
+        encoder = _encoder(str(Path(how).expanduser()), device, is_offline())
+        shown = len(texts) >= SHOWN
+        vectors_RX = encoder.encode(list(texts), convert_to_tensor=True, show_progress_bar=shown)
     return normalized(vectors_RX.float().cpu(), mean_X)
 
 
@@ -84,42 +86,22 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
             f"method.embeddings={how} is a sentence-transformers model, and that package is not installed.\n"
             f"In the checkout of moe_lab: pip install -e '.[embeddings]'. {DEFAULT}"
         )
-    if path.is_dir():
-        _refuse_code(path)
-        folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
-        return {"embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}}
-    _check_hub(str(how))
-    return {"embeddings": str(how)}
-
-
-def _check_hub(name: str) -> None:
-    """Raise ConfigError for a model that is not in the cache if the hub cannot be reached, or offline.
-
-    sentence-transformers itself would repeat its requests for more than a minute.
-    """
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        find(name if "/" in name else f"sentence-transformers/{name}")
-    except Exception as error:
-        if unreachable(error) or isinstance(error, LocalEntryNotFoundError):
-            reason = "offline" if isinstance(error, LocalEntryNotFoundError) else error
-            raise ConfigError(
-                f"method.embeddings={name}: the model is not in the cache, and the hub cannot be reached ({reason}).\n"
-                f"Connect once, or give a folder (docs/c3po.md). {DEFAULT}"
-            ) from error
+    if not path.is_dir():
+        return {"embeddings": str(how)}
+    _refuse_code(path)
+    folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
+    return {"embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}}
 
 
 def _refuse_code(path: Path) -> None:
-    """Raise ConfigError for a folder with module classes of its own: sentence-transformers 5 would run their code."""
+    """Raise ConfigError for a folder with module classes of its own: sentence-transformers would run their code."""
     modules = path / "modules.json"
     with reading(f"method.embeddings={path}: {modules.name}", f"Save the model again. {DEFAULT}"):
-        listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
-        foreign = [str(each["type"]) for each in listed if not str(each["type"]).startswith(BUILT_IN)]
+        listed = json.loads(modules.read_bytes()) if modules.is_file() else []
+        foreign = [each["type"] for each in listed if not each["type"].startswith("sentence_transformers.")]
     if foreign:
         raise ConfigError(
-            f"method.embeddings={path} needs code of its own ({modules.name} names {foreign[0]}), which is never run. "
-            f"{DEFAULT}"
+            f"method.embeddings={path} needs code of its own ({foreign[0]}), which is never run. {DEFAULT}"
         )
 
 
@@ -178,34 +160,20 @@ def text_key(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path: Path | str) -> None:
-    """Write vectors of texts for `method.embeddings=<path>`, e.g. from an environment with another transformers.
-
-    The file has `vectors` [R, X], float32, and `sha256` [R, 32], uint8: the hash of each text's UTF-8 bytes.
-
-    Args:
-        embed: a list of R texts -> [R, X], a tensor or an array.
-    """
-    from safetensors.torch import save
-
-    unique = list(dict.fromkeys(texts))
-    keys = [list(bytes.fromhex(text_key(text))) for text in unique]
-    vectors = torch.as_tensor(embed(unique)).float().contiguous()
-    write_atomically(Path(path), save({"vectors": vectors, "sha256": torch.tensor(keys, dtype=torch.uint8)}))
-
-
 def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
-    """float32 [R, X]: the file's vectors of these texts. Raises ConfigError, which names the first text without one."""
+    """float32 [R, X]: a file's vectors of these texts.
+
+    The file has `vectors` [rows, X], and `sha256` [rows, 32], uint8: the hash of each text's UTF-8 bytes. Raises
+    ConfigError for a file without them, and for the first text without a vector.
+    """
     from safetensors.torch import load_file
 
-    remedy = (
-        "It must hold `vectors` and `sha256`, as "
-        f"moe_lab.methods.references.embeddings.write_vectors writes them.\n{DEFAULT}"
-    )
-    with reading(f"method.embeddings={path}", remedy):
+    with reading(
+        f"method.embeddings={path}", f"It must hold `vectors` and `sha256` (docs/c3po.md).\n{DEFAULT}"
+    ):
         tensors = load_file(path)
-        vectors, keys = tensors["vectors"], tensors["sha256"]
-        rows = {bytes(key).hex(): row for row, key in enumerate(keys.tolist())}
+        vectors = tensors["vectors"]
+        rows = {bytes(key).hex(): row for row, key in enumerate(tensors["sha256"].tolist())}
     missing = [text for text in texts if text_key(text) not in rows]
     if missing:
         raise ConfigError(
@@ -215,19 +183,11 @@ def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
     return vectors[[rows[text_key(text)] for text in texts]]
 
 
-def _sentence_transformer(name: str, texts: Sequence[str], model: LoadedModel | None) -> Tensor:
-    encoder = _encoder(name, None if model is None else str(model.device), is_offline())
-    if not texts:
-        return torch.zeros(0, 0)
-    return encoder.encode(list(texts), convert_to_tensor=True, show_progress_bar=len(texts) >= SHOWN)
-
-
 @lru_cache(maxsize=1)
 def _encoder(name: str, device: str | None, offline: bool) -> Any:
     from sentence_transformers import SentenceTransformer
 
-    says = f"cannot be loaded by sentence-transformers{' offline' if offline else ''}"
-    with reading(f"method.embeddings={name}", DEFAULT, says=says):
+    with reading(f"method.embeddings={name}", DEFAULT, says="cannot be loaded by sentence-transformers"):
         return SentenceTransformer(name, device=device, trust_remote_code=False, local_files_only=offline)
 
 

@@ -1,7 +1,7 @@
 """Reference sets: questions that the base model answers correctly, with its pathways and their embeddings.
 
 A set is built once per model, reference documents and prompt form, in outputs/references/<model>-<tasks>-<id8>/.
-`store.py` writes its files. An interrupted command continues.
+`store.py` writes its files.
 
 R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of an embedding.
 """
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.references.documents import (
     ReferenceDocuments,
     check_asked_enough,
     reference_documents,
 )
 from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states, normalized
-from moe_lab.methods.references.store import ANSWER_TOKENS, PARTS, References, build, pathways, read
+from moe_lab.methods.references.store import ANSWER_TOKENS, build, pathways, read
 from moe_lab.results.atomic import write_atomically
+from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import HASHED, decisive_versions, folder_name, run_id, task_label, task_settings
 from moe_lab.tasks.requests import workload_of_tasks
 
@@ -83,8 +83,7 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
         settings: `tokens`, `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the method.
         lm: the base model.
 
-    Raises ConfigError for missing references, for fewer than k, and for a folder that holds another set; RunHeldError
-    if another process builds it.
+    Raises ConfigError for missing references and for fewer than k, RunHeldError if another process builds it.
     """
     documents = reference_documents(config, settings)
     references = references_of(config, settings, documents, model.facts)
@@ -100,7 +99,7 @@ def stored_references(folder: Path, how: str | None, model: LoadedModel) -> Refe
     Args:
         how: `method.embeddings`.
 
-    Raises DamagedError if a file is missing or damaged.
+    Raises ConfigError if a file is missing or damaged.
     """
     found = read(folder)
     embedding, mean = _embeddings(folder, how, found["texts"], model)
@@ -136,13 +135,13 @@ def given_references(
 
 def references_of(
     config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
-) -> References:
+) -> Artifact:
     """The set of a run on disk; it need not exist yet."""
     content = reference_content(config, settings, documents, facts)
     digest = run_id(content | {"commit": facts.commit, "versions": decisive_versions()})
     name = folder_name(config.model.name, task_label(documents.tasks), digest=digest)
     folder = Path(config.output_dir) / "references" / name
-    return References(folder=folder, id=digest, record="references.json", scratch=PARTS)
+    return Artifact(folder=folder, id=digest, record="references.json")
 
 
 def references_left(config: Config, settings: Any, facts: ModelFacts) -> dict[str, float]:
@@ -213,14 +212,12 @@ def _embeddings(
     folder: Path, how: str | None, texts: list[str], model: LoadedModel
 ) -> tuple[Tensor, Tensor | None]:
     """([R, X], the subtracted mean or None), stored with the set."""
-    file = _embedding_file(folder, how)
-    kept = _kept(file)
-    shape = (len(texts), len(kept["mean"])) if "mean" in kept else None
-    whole = "embedding" in kept and len(kept["embedding"]) == len(texts)
-    if not whole or (how is None and kept["embedding"].shape != shape):
+    file = folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
+    if not file.exists():
         embedding, mean = _embedded(how, texts, model)
-        kept = {"embedding": embedding} | ({} if mean is None else {"mean": mean})
-        write_atomically(file, save(kept))
+        write_atomically(file, save({"embedding": embedding} | ({} if mean is None else {"mean": mean})))
+    with reading(file, "Remove it: it is computed again."):
+        kept = load_file(file)
     return kept["embedding"], kept.get("mean")
 
 
@@ -231,14 +228,3 @@ def _embedded(how: str | None, texts: list[str], model: LoadedModel) -> tuple[Te
     raw_RX = hidden_states(texts, model)
     mean = raw_RX.mean(dim=0)
     return normalized(raw_RX, mean), mean
-
-
-def _embedding_file(folder: Path, how: str | None) -> Path:
-    return folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
-
-
-def _kept(file: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError):  # missing or damaged: computed again
-        return {}

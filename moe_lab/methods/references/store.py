@@ -21,23 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from moe_lab.config.progress import Progress
 from moe_lab.engine.token_span import check_length, named_tokens
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, reading
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import versions
-from moe_lab.results.stored_files import (
-    DamagedError,
-    damaged,
-    read_lines,
-    read_mapping,
-    whole_mapping,
-)
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -49,13 +40,12 @@ if TYPE_CHECKING:
 
 ANSWER_TOKENS = 32
 """Tokens of an answer that are stored, from the first on. Losses are computed on them."""
-COUNTS = {"label", "asked", "correct", "dropped", "sources"}
+COUNTS = ("asked", "correct", "dropped", "label", "sources")
 """Keys of references.json that describe a set."""
-PARTS = "parts"
 MOST_MOVED = 0.05
 """Share of the routing probability that may differ because of other kernels or another dtype. Models differ more."""
 PORTION = 256
-"""Questions that are answered and stored together. An interrupted command repeats at most this many."""
+"""Questions that are answered together, before their pathways are read."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +71,10 @@ class Choice:
         return self.requests[self.gold][1]
 
     def graded(self, scores: Sequence[tuple[float, bool]]) -> Graded:
-        """Takes the choice with the highest log-likelihood as the answer, the first one of equal choices."""
+        """The choice with the highest log-likelihood, the first one of equal choices."""
         values = [score for score, _ in scores]
         best = values.index(max(values))
-        return Graded(self, self.requests[best][1], best == self.gold)
+        return self.requests[best][1], best == self.gold
 
 
 @dataclass(frozen=True)
@@ -119,19 +109,14 @@ class Generation:
                 ensemble.apply([self.instance])
         filtered = [self.instance.filtered_resps[filter_name]]
         scores = self.lm_eval_task.process_results(self.instance.doc, filtered)
-        return Graded(self, texts[0], bool(texts[0]) and float(scores[metric]) == 1)
+        return texts[0], bool(texts[0]) and float(scores[metric]) == 1
 
 
 Question = Choice | Generation
 
 
-@dataclass(frozen=True)
-class Graded:
-    """The base model's answer to a question."""
-
-    question: Question
-    text: str
-    correct: bool
+Graded = tuple[str, bool]
+"""The base model's answer to a question, and whether it is right."""
 
 
 def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Question]:
@@ -199,35 +184,10 @@ def _ask(kind: str, requests: list[tuple], lm: EngineLM) -> list[Any]:
     return [answers[i] for i in range(len(requests))]
 
 
-class References(Artifact):
-    """A set of references on disk."""
-
-    def stored(self) -> dict[str, Any] | None:
-        """The record of the complete set, or None. Raises ConfigError if the folder holds another set."""
-        file = self.folder / self.record
-        content = whole_mapping(file)
-        if content is not None and isinstance(content.get("id"), str) and content["id"] != self.id:
-            raise ConfigError(
-                f"{self.folder} holds the references of another model, prompt or choice of documents.\n"
-                "Remove that folder, or give another output_dir=."
-            )
-        if content is not None and not isinstance(content.get("id"), str):
-            print(f"{file} has no id. The set is built again.", file=sys.stderr)
-        return super().stored()
-
-    def is_whole(self, content: dict[str, Any]) -> bool:
-        try:
-            read(self.folder)
-        except DamagedError as error:
-            print(f"{error.problem}. The set is built again.", file=sys.stderr)
-            return False
-        return True
-
-
 def build(
     folder: Path, config: Config, tokens: str, documents: ReferenceDocuments, model: LoadedModel, lm: EngineLM
 ) -> dict[str, Any]:
-    """Answer the remaining questions and write the set. Returns its record, which is not written yet.
+    """Answer all questions and write the set. Returns its record, which is not written yet.
 
     Args:
         folder: locked by this process.
@@ -235,53 +195,38 @@ def build(
     """
     start = time.perf_counter()
     questions = reference_questions(config, documents)
-    parts = folder / PARTS
-    parts.mkdir(exist_ok=True)
     said = f"{folder.name}: {len(questions):,} reference questions are answered first, once for all runs"
     print(said, file=sys.stderr)
+    lines: list[dict[str, Any]] = []
+    parts = []
     with Progress(len(questions), "references", "question") as progress:
         for first in range(0, len(questions), PORTION):
             portion = questions[first : first + PORTION]
-            part = parts / f"{first:08}.safetensors"
-            if not _is_finished(part):
-                _write_portion(part, portion, tokens, model, lm)
+            own = [
+                _line(question, *graded, lm)
+                for question, graded in zip(portion, answered(portion, lm), strict=True)
+                if graded[0]
+            ]
+            texts, prompts = [line["text"] for line in own], [line["prompt_ids"] for line in own]
+            parts.append(pathways(texts, prompts, tokens, model, lm.budget))
+            lines += own
             progress.update(len(portion))
-    _join(folder, parts)
-    lines = read_lines(folder / "references.jsonl") or []
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_atomically(folder / "references.jsonl", text)
+    write_atomically(folder / "pathways.safetensors", save({"pathway": torch.cat(parts)}))
     correct = Counter(line["task"] for line in lines if line["correct"])
-    counts = {"asked": len(questions), "correct": correct.total(), "dropped": documents.dropped}
     sources = [
         source | {"correct": sum(correct[task] for task in source["tasks"])} for source in documents.sources
     ]
-    seconds = time.perf_counter() - start
     return {
         "label": documents.label,
-        **counts,
+        "asked": len(questions),
+        "correct": correct.total(),
+        "dropped": documents.dropped,
         "sources": sources,
         "versions": versions(),
-        "last_session_seconds": seconds,
+        "last_session_seconds": time.perf_counter() - start,
     }
-
-
-def _is_finished(part: Path) -> bool:
-    """Whether a portion is stored and has as many lines as pathways."""
-    try:
-        pathways = len(load_file(part)["pathway"]) if part.exists() else None
-        return pathways is not None and len(read_lines(part.with_suffix(".jsonl")) or []) == pathways
-    except (OSError, SafetensorError, KeyError, DamagedError):
-        return False  # damaged by another program: the questions are answered again
-
-
-def _write_portion(
-    part: Path, portion: list[Question], tokens: str, model: LoadedModel, lm: EngineLM
-) -> None:
-    """Write a portion's references: the lines first, then the pathways, which mark the portion as finished."""
-    lines = [_line(graded, lm) for graded in answered(portion, lm) if graded.text]
-    texts, prompts = [line["text"] for line in lines], [line["prompt_ids"] for line in lines]
-    pathway_RWME = pathways(texts, prompts, tokens, model, lm.budget)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    write_atomically(part.with_suffix(".jsonl"), text)
-    write_atomically(part, save({"pathway": pathway_RWME}))
 
 
 def pathways(
@@ -302,64 +247,45 @@ def pathways(
     return torch.stack([suffix.pathway_WME for suffix in read])
 
 
-def _line(graded: Graded, lm: EngineLM) -> dict[str, Any]:
-    question = graded.question
-    prompt, answer = lm.encode_pair(question.prompt, graded.text)
+def _line(question: Question, text: str, correct: bool, lm: EngineLM) -> dict[str, Any]:
+    prompt, answer = lm.encode_pair(question.prompt, text)
     return {
         "task": question.task,
         "document": question.number,
         "text": question.prompt,
-        "answer": graded.text,
-        "correct": graded.correct,
+        "answer": text,
+        "correct": correct,
         "prompt_ids": list(prompt),
         "answer_ids": list(answer[:ANSWER_TOKENS]),
     }
 
 
-def _join(folder: Path, parts: Path) -> None:
-    finished = sorted(parts.glob("*.safetensors"))
-    text = "".join(part.with_suffix(".jsonl").read_text(encoding="utf-8") for part in finished)
-    write_atomically(folder / "references.jsonl", text)
-    pathway_RWME = torch.cat([load_file(part)["pathway"] for part in finished])
-    write_atomically(folder / "pathways.safetensors", save({"pathway": pathway_RWME}))
-
-
 def read(folder: Path) -> dict[str, Any]:
     """Fields of a ReferenceSet of the questions that were answered correctly.
 
-    Raises DamagedError if a file is missing or damaged, or if the files do not belong together.
+    Raises ConfigError if a file is missing or damaged.
     """
-    summary = read_mapping(folder / "references.json") or {}
-    lines = read_lines(folder / "references.jsonl") or []
-    try:
+    with reading(
+        f"The references in {folder}",
+        "Runs of method=c3po write such folders below outputs/references/. Remove a damaged one.",
+    ):
+        summary = json.loads((folder / "references.json").read_bytes())
+        text = (folder / "references.jsonl").read_text(encoding="utf-8")
         pathway_RWME = load_file(folder / "pathways.safetensors")["pathway"]
-    except Exception as error:
-        raise damaged(folder / "pathways.safetensors", error) from error
-    if not COUNTS <= summary.keys():
-        raise damaged(folder / "references.jsonl", "fields are missing")
-    if len(lines) != len(pathway_RWME) or summary["correct"] != sum(line["correct"] for line in lines):
-        raise damaged(folder / "references.jsonl", "the set's files differ in length")
-    wanted = [i for i, line in enumerate(lines) if line["correct"]]
-    return {
-        "texts": [lines[i]["text"] for i in wanted],
-        "answers": [lines[i]["answer"] for i in wanted],
-        "prompts": [lines[i]["prompt_ids"] for i in wanted],
-        "golds": [lines[i]["answer_ids"] for i in wanted],
-        "pathway_RWME": pathway_RWME[wanted],
-        "counts": {key: summary[key] for key in sorted(COUNTS)},
-    }
+        pairs = list(zip(map(json.loads, text.splitlines()), pathway_RWME, strict=True))
+        right = [(line, pathway) for line, pathway in pairs if line["correct"]]
+        return {
+            "texts": [line["text"] for line, _ in right],
+            "answers": [line["answer"] for line, _ in right],
+            "prompts": [line["prompt_ids"] for line, _ in right],
+            "golds": [line["answer_ids"] for line, _ in right],
+            "pathway_RWME": torch.stack([pathway for _, pathway in right]) if right else pathway_RWME[:0],
+            "counts": {key: summary[key] for key in COUNTS},
+        }
 
 
 def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> None:
-    """Compute a set's first pathway again. Raises ConfigError for a set of another model or of other tokens.
-
-    Raises DamagedError as `read` does, and ConfigError if the folder does not exist or has no set.
-    """
-    if not (folder / "references.json").exists():
-        raise ConfigError(
-            f"references={folder}: {'it has no references.json' if folder.exists() else 'there is no such folder'}.\n"
-            "Give a folder of outputs/references/, which a run with method=c3po writes, or (prompt, answer) pairs."
-        )
+    """Compute a set's first pathway again. Raises ConfigError for a set of another model or of other tokens."""
     found = read(folder)
     if not found["prompts"]:
         return

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.references.documents import check_choice_questions, check_choices, reference_documents
+from moe_lab.methods.references.documents import check_choice_questions, reference_documents
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from moe_lab.methods.virtual_tokens.training import VirtualTokensLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
+    from moe_lab.tasks.requests import Workload
 
 
 MOST_VIRTUAL_TOKENS = 1024
@@ -53,8 +55,9 @@ class VirtualTokensConfig:
 
 
 class VirtualTokens(Method):
-    """The base model with the keys and values of a trained adapter before every prompt."""
+    """The base model with a trained adapter of peft, which lm-eval's own code runs."""
 
+    numerics = 2
     random = True
     needs_router = False
     per_token = False
@@ -64,14 +67,12 @@ class VirtualTokens(Method):
         """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
         from moe_lab.methods.references.reference_set import questions_content
 
-        check_choice_questions(config)
+        documents = check_choice_questions(config, self.config)
         self._check_model(config, facts)
-        documents = reference_documents(config, self.config)
-        check_choices(config, documents.tasks)
         return questions_content(config, documents, facts)
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
-        from moe_lab.methods.virtual_tokens.adapters import refusal
+        from moe_lab.methods.virtual_tokens.training import refusal
         from moe_lab.models.source import load_config
 
         tokens, room = self.config.virtual_tokens, config.max_length or facts.max_length
@@ -90,30 +91,50 @@ class VirtualTokens(Method):
                 f"{reason}."
             )
 
+    def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
+        """Every answer with its prompt, without the virtual tokens, for which longer prompts are cut."""
+        room = (config.max_length or facts.max_length) - self.config.virtual_tokens
+        return sum(
+            weight * min(len(context) + len(ids) - 1, room)
+            for weight, asked in workload.asked
+            for context, continuations in asked.scored.items()
+            for ids in continuations
+        )
+
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[VirtualTokensLM]:
         from moe_lab.methods.references.reference_set import questions_content
         from moe_lab.methods.trained import Trained
-        from moe_lab.methods.virtual_tokens.adapters import stored_past
-        from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, train_adapter
+        from moe_lab.methods.virtual_tokens.training import (
+            VirtualTokensLM,
+            shortened,
+            train_adapter,
+            with_adapter,
+        )
+        from moe_lab.models.adapters import load_adapter
         from moe_lab.results.identity import decisive_versions
 
         config, recipe = context.config, {key: getattr(self.config, key) for key in RECIPE}
+        documents = reference_documents(config, self.config)
         content = {
             "method": recipe | {"numerics": self.version},
             "seed": config.seed,
-            **questions_content(config, reference_documents(config, self.config), model.facts),
+            **questions_content(config, documents, model.facts),
             "commit": model.facts.commit,
             "versions": decisive_versions(),
         }
         trained = Trained.of(config, content, "adapter")
-        record = trained.load_or_train(lambda folder: train_adapter(folder, config, self.config, model))
-        lm = VirtualTokensLM(model, config, stored_past(trained.folder / "adapter", model.model))
-        lm.session_info = {
-            "adapter": trained.folder.name,
-            "training": {key: record[key] for key in RECORDED},
-        }
-        yield lm
+        with with_adapter(model.model, self.config.name, self.config.virtual_tokens, config.seed) as wrapped:
+            record = trained.load_or_train(
+                lambda folder: train_adapter(folder, config, documents, model, wrapped)
+            )
+            load_adapter(wrapped, trained.folder / "adapter")
+            lm = VirtualTokensLM(wrapped, model.tokenizer, **engine_options(shortened(config, model)))
+            lm.session_info = {
+                "adapter": trained.folder.name,
+                "training": {key: record[key] for key in RECORDED},
+            }
+            yield lm
 
     def report(
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]

@@ -1,50 +1,35 @@
-"""Training virtual tokens of the frozen base model, with the loss only on the right answers, and evaluating with them.
-
-The steps of a training depend only on the seed, the questions and the recipe. A checkpoint is written every half
-minute, so an interrupted training continues and ends with the same adapter.
-
-In evaluation, every prompt begins with V placeholder tokens. The engine counts and caches them like other tokens, but
-the model does not read them: their keys and values are those of the adapter.
+"""Soft prompts and prefixes: peft's models, trained on right answers with transformers' Trainer.
 
 outputs/models/<model>-<method>-<id8>/
   adapter/         peft's format
   checkpoints/     checkpoints of an unfinished training
   log.jsonl        loss and learning rate of every step
   training.json    all that determines the adapter, and the course of its training; written last
-
-B = questions of a step, S = tokens of the longest, A = answer tokens of a step, V = vocabulary (in the loss) or virtual
-tokens (in evaluation), H = hidden size.
 """
 
 from __future__ import annotations
 
-import io
-import json
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from transformers import set_seed
 
-from moe_lab.config.progress import Progress
-from moe_lab.engine.engine import KVEngine
-from moe_lab.engine.forward.batch import Tokens
-from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.forward.kv_cache import KVCache
-from moe_lab.engine.hf import Encoder
-from moe_lab.engine.lm import EngineLM, OnAnswer, Request
-from moe_lab.errors import MoeLabError
-from moe_lab.methods.base import engine_options
-from moe_lab.methods.trained import check_trained, print_resumed
-from moe_lab.methods.virtual_tokens.adapters import with_adapter
-from moe_lab.metrics.teacher_forcing import padded
-from moe_lab.results.atomic import obey_umask, write_atomically, writing
+from moe_lab.engine.lm import EngineLM
+from moe_lab.methods.base import base_lm
+from moe_lab.methods.tokenized import NO_LOSS, Pad, Row, Rows
+from moe_lab.methods.trained import check_trained, print_resumed, steps_kept
+from moe_lab.methods.trainer import Log, MoeTrainer, training_arguments
+from moe_lab.models.adapters import save_adapter
+from moe_lab.results.atomic import obey_umask, writing
 from moe_lab.results.identity import versions
+from moe_lab.routing.hook import opened
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
@@ -52,240 +37,121 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 
-SAVE_SECONDS = 30.0
-"""The time between checkpoints. An interrupted training repeats at most this time."""
-PLACEHOLDER = 0
-"""Token id of the placeholders."""
+SAVE_STEPS = 50
+"""Optimizer steps between checkpoints."""
+WEIGHT_DECAY = 0.01
+"""torch's default for AdamW, as in peft's examples."""
 
 
-@dataclass(frozen=True)
-class Example:
-    """A question and its right answer, as token ids."""
+@contextmanager
+def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> Iterator[Any]:
+    """A PeftModel of the frozen model with an adapter drawn from the seed. On exit the model is restored.
 
-    prompt: Sequence[int]
-    answer: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """torch's AdamW with a learning rate that decays linearly to 0, as in peft's examples."""
-
-    learning_rate: float
-    epochs: int
-    batch_size: int
-    seed: int
-
-    def steps(self, count: int) -> int:
-        return self.epochs * self._per_epoch(count)
-
-    def batch(self, step: int, count: int) -> list[int]:
-        """The numbers of a step's examples. Every epoch takes all examples once, in a new order."""
-        epoch, place = divmod(step, self._per_epoch(count))
-        order = list(range(count))
-        Random(f"{self.seed} {epoch}").shuffle(order)
-        return order[place * self.batch_size : (place + 1) * self.batch_size]
-
-    def rate(self, step: int, count: int) -> float:
-        return self.learning_rate * (1 - step / self.steps(count))
-
-    def _per_epoch(self, count: int) -> int:
-        return -(-count // self.batch_size)
-
-
-def train(wrapped: Any, examples: Sequence[Example], recipe: Recipe, folder: Path) -> list[float]:
-    """Train the adapter of a PeftModel, from the folder's checkpoint if there is one. Returns the loss of every step.
-
-    Raises MoeLabError if a loss is NaN or infinite.
+    A soft prompt starts with the embeddings of random tokens, a prefix with standard normal numbers.
     """
-    checkpoint = folder / "checkpoints" / "last.pt"
-    adapter = wrapped.prompt_encoder
-    optimizer = torch.optim.AdamW(adapter.parameters(), lr=recipe.learning_rate)
-    losses: list[float] = _resume(checkpoint, adapter, optimizer) if checkpoint.exists() else []
-    count, saved = len(examples), time.monotonic()
-    print_resumed(folder, len(losses), recipe.steps(count))
-    with Progress(recipe.steps(count), "training", "step", initial=len(losses)) as progress:
-        while len(losses) < recipe.steps(count):
-            step = len(losses)
-            optimizer.param_groups[0]["lr"] = recipe.rate(step, count)
-            losses.append(_step(wrapped, optimizer, [examples[i] for i in recipe.batch(step, count)], step))
-            progress.at(len(losses), f"loss={losses[-1]:.3f}")
-            if time.monotonic() - saved >= SAVE_SECONDS:
-                _keep(checkpoint, adapter, optimizer, losses)
-                saved = time.monotonic()
-    lines = (
-        {"step": i, "loss": loss, "learning_rate": recipe.rate(i, count)} for i, loss in enumerate(losses)
-    )
-    write_atomically(folder / "log.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    return losses
+    from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
-
-def _step(wrapped: Any, optimizer: Any, batch: list[Example], step: int) -> float:
-    loss = answer_loss(wrapped, batch)
-    if not loss.isfinite():
-        raise MoeLabError(
-            f"The loss of training step {step + 1} is {loss.item()}. Lower method.learning_rate, or compute in another "
-            "dtype: dtype=float32 or dtype=bfloat16."
-        )
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
-def answer_loss(wrapped: Any, batch: Sequence[Example]) -> Tensor:
-    """float32: mean cross-entropy of the answers' tokens. Questions are padded after their last token."""
-    device = wrapped.base_model.device
-    ids = [[*example.prompt, *example.answer[:-1]] for example in batch]
-    ids_BS = padded(ids, 0).to(device)
-    real_BS = padded([[1] * len(row) for row in ids], 0).to(device)
-    places = [
-        (b, len(example.prompt) - 1 + i)
-        for b, example in enumerate(batch)
-        for i in range(len(example.answer))
-    ]
-    logits_AV = _logits_at(wrapped, ids_BS, real_BS, places)
-    target_A = torch.tensor([token for example in batch for token in example.answer])
-    return torch.nn.functional.cross_entropy(logits_AV.float(), target_A.to(logits_AV.device))
-
-
-def _logits_at(wrapped: Any, ids_BS: Tensor, real_BS: Tensor, places: list[tuple[int, int]]) -> Tensor:
-    """[A, V] at (question, token) places. The output head computes only these, which saves memory."""
-    question_A, token_A = torch.tensor(places).T
-
-    def select(head: Any, args: tuple) -> tuple:
-        hidden = args[0]
-        virtual = hidden.shape[1] - ids_BS.shape[1]  # with a soft prompt, virtual tokens come first
-        return (hidden[question_A.to(hidden.device), token_A.to(hidden.device) + virtual][None], *args[1:])
-
-    handle = wrapped.base_model.get_output_embeddings().register_forward_pre_hook(select)
+    settings: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": virtual_tokens}
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    cached = model.config.use_cache  # the Trainer turns it off
     try:
-        return wrapped(input_ids=ids_BS, attention_mask=real_BS).logits[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft calls deprecated functions of transformers
+            set_seed(seed)
+            if kind == "soft-prompt":
+                adapter: Any = PromptTuningConfig(prompt_tuning_init="SAMPLE_VOCAB", **settings)
+            else:
+                adapter = PrefixTuningConfig(**settings)
+            yield get_peft_model(model, adapter).eval()
     finally:
-        handle.remove()
+        model.config.use_cache = cached
+        model.eval()
+        for parameter, flag in flags:
+            parameter.requires_grad = flag
 
 
-def _keep(checkpoint: Path, adapter: Any, optimizer: Any, losses: list[float]) -> None:
-    checkpoint.parent.mkdir(exist_ok=True)
-    buffer = io.BytesIO()
-    content = {"adapter": adapter.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
-    torch.save(content, buffer)
-    write_atomically(checkpoint, buffer.getvalue())
+def train_adapter(
+    folder: Path, config: Config, documents: ReferenceDocuments, model: LoadedModel, wrapped: Any
+) -> dict[str, Any]:
+    """Train the adapter of a PeftModel on the right answers, and write it. Returns the rest of training.json."""
+    from moe_lab.methods.references.store import reference_questions
 
-
-def _resume(checkpoint: Path, adapter: Any, optimizer: Any) -> list[float]:
-    device = next(adapter.parameters()).device
-    content = torch.load(checkpoint, map_location=device, weights_only=True)
-    adapter.load_state_dict(content["adapter"])
-    optimizer.load_state_dict(content["optimizer"])
-    return content["losses"]
-
-
-def _options(model: LoadedModel, config: Config, virtual_tokens: int) -> dict[str, Any]:
-    """Options of an `EngineLM` with a maximum length that leaves room for virtual tokens."""
-    room = (config.max_length or model.facts.max_length) - virtual_tokens
-    return engine_options(config) | {"max_length": room}
-
-
-class VirtualTokensLM(EngineLM):
-    """Scores multiple-choice questions after virtual tokens.
-
-    Args:
-        prefix: keys and values of the virtual tokens, for one sequence.
-    """
-
-    def __init__(self, model: LoadedModel, config: Config, prefix: KVCache):
-        def make_engine(lm: EngineLM) -> KVEngine:
-            return KVEngine(VirtualTokensForward(model.model, prefix), lm.budget)
-
-        options = _options(model, config, prefix.length)
-        super().__init__(model.model, model.tokenizer, **options, make_engine=make_engine)
-        self._encoder = _AfterPlaceholders(self, prefix.length)
-
-    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
-        assert kind == "loglikelihood", "data_identity refuses other tasks"
-        super().answer(kind, requests, on_answer)
-
-
-class _AfterPlaceholders(Encoder):
-    def __init__(self, lm: EngineLM, count: int):
-        super().__init__(lm)
-        self.placeholders = (PLACEHOLDER,) * count
-
-    def pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        context_ids, ids = super().pair(context, continuation)
-        return self.placeholders + context_ids, ids
-
-
-class VirtualTokensForward(EnsembleForward):
-    """Passes of the base model that replace the first V tokens of every sequence by the cached `prefix`."""
-
-    def __init__(self, model: Any, prefix: KVCache):
-        super().__init__(model, Ensemble())
-        self.prefix = prefix
-
-    def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
-        if cache.length:
-            return super().__call__(tokens, cache)
-        B, S = tokens.ids_BS.shape
-        V = self.prefix.length
-        for own, new in zip(self.prefix.layers, cache.layers, strict=True):
-            new.update(own.keys.expand(B, -1, -1, -1), own.values.expand(B, -1, -1, -1))
-        if S == V:
-            return torch.empty(0, 1, self.model.config.get_text_config().vocab_size, device=self.device)
-        return super().__call__(_without_placeholders(tokens, V), cache)
-
-
-def _without_placeholders(tokens: Tokens, V: int) -> Tokens:
-    """The tokens after the first V of each sequence. The first V have no logit positions."""
-    B, S = tokens.ids_BS.shape
-    return replace(
-        tokens,
-        ids_BS=tokens.ids_BS[:, V:],
-        position_BS=tokens.position_BS[:, V:],
-        visible_BSK=None if tokens.visible_BSK is None else tokens.visible_BSK[:, V:],
-        logit_positions_M=tokens.logit_positions_M // S * (S - V) + tokens.logit_positions_M % S - V,
-        count=tokens.count and tokens.count - B * V,
-        real_BS=None if tokens.real_BS is None else tokens.real_BS[:, V:],
+    lm, method = base_lm(model, shortened(config, model)), config.method
+    pairs = [
+        lm.encode_pair(each.prompt, each.right_answer) for each in reference_questions(config, documents)
+    ]
+    rows = [Row([*prompt, *answer], [NO_LOSS] * len(prompt) + [*answer]) for prompt, answer in pairs]
+    per_epoch = math.ceil(len(rows) / method.batch_size)
+    steps, start = method.epochs * per_epoch, time.perf_counter()
+    print_resumed(folder, steps_kept(folder / "checkpoints"), steps)
+    trainer = MoeTrainer(
+        schedule=lambda step: 1 - step / steps,
+        model=wrapped,
+        args=training_arguments(
+            folder,
+            device=model.device.type,
+            bf16=False,
+            max_grad_norm=math.inf,
+            seed=config.seed,
+            max_steps=steps,
+            per_device_train_batch_size=method.batch_size,
+            learning_rate=method.learning_rate,
+            weight_decay=WEIGHT_DECAY,
+            logging_steps=1,
+            save_steps=SAVE_STEPS,
+        ),
+        train_dataset=Rows(rows),
+        data_collator=Pad(0),
+        callbacks=[Log(folder)],
     )
-
-
-def train_adapter(folder: Path, config: Config, settings: Any, model: LoadedModel) -> dict[str, Any]:
-    """Train the run's adapter and write it. Returns the rest of training.json.
-
-    Args:
-        settings: `name`, `virtual_tokens`, `learning_rate`, `epochs`, `batch_size`, and the keys of the questions.
-    """
-    from moe_lab.methods.references.documents import reference_documents
-
-    documents = reference_documents(config, settings)
-    examples = _examples(config, settings, documents, model)
-    recipe = Recipe(settings.learning_rate, settings.epochs, settings.batch_size, config.seed)
-    start = time.perf_counter()
-    with with_adapter(model.model, settings.name, settings.virtual_tokens, config.seed) as wrapped:
-        losses = train(wrapped, examples, recipe, folder)
-        check_trained(wrapped.prompt_encoder)
-        with writing(folder / "adapter"):
-            wrapped.save_pretrained(str(folder / "adapter"))
-            obey_umask(folder / "adapter")
-        trained = sum(parameter.numel() for parameter in wrapped.prompt_encoder.parameters())
-    epoch = losses[-recipe.steps(len(examples)) // recipe.epochs :]
+    trainer.train_from_last()
+    check_trained(wrapped.prompt_encoder)
+    with writing(folder / "adapter"):
+        save_adapter(wrapped, folder / "adapter")
+        obey_umask(folder / "adapter")
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     return {
-        "recipe": asdict(recipe),
-        "questions": len(examples),
-        "steps": len(losses),
-        "parameters": trained,
-        "loss_of_last_epoch": sum(epoch) / len(epoch),
+        "questions": len(rows),
+        "steps": steps,
+        "parameters": sum(parameter.numel() for parameter in wrapped.prompt_encoder.parameters()),
+        "loss_of_last_epoch": sum(losses[-per_epoch:]) / per_epoch,
         "last_session_seconds": time.perf_counter() - start,
         "reference": {"label": documents.label, "dropped": documents.dropped, "sources": documents.sources},
         "all_versions": versions(),
     }
 
 
-def _examples(
-    config: Config, settings: Any, documents: ReferenceDocuments, model: LoadedModel
-) -> list[Example]:
-    from moe_lab.methods.references.store import reference_questions
+def shortened(config: Config, model: LoadedModel) -> Config:
+    """The configuration with a maximum length that leaves room for the virtual tokens."""
+    return replace(
+        config, max_length=(config.max_length or model.facts.max_length) - config.method.virtual_tokens
+    )
 
-    lm = EngineLM(model.model, model.tokenizer, **_options(model, config, settings.virtual_tokens))
-    questions = reference_questions(config, documents)
-    return [Example(*lm.encode_pair(question.prompt, question.right_answer)) for question in questions]
+
+class VirtualTokensLM(EngineLM):
+    """Scores multiple-choice questions after virtual tokens: lm-eval's own code runs the PeftModel.
+
+    `cost` does not count the virtual tokens.
+    """
+
+    def __init__(self, wrapped: Any, tokenizer: Any, **options: Any):
+        super().__init__(wrapped.get_base_model(), tokenizer, **options)
+        self._model, self.engine = wrapped, None
+
+    def running(self) -> AbstractContextManager[None]:
+        return opened(self.model.get_base_model(), self.label, self.refused_inside)
+
+
+def refusal(config: Any, kind: str) -> str | None:
+    """The first line of the error with which peft or the model refuses virtual tokens, or None. Needs no weights."""
+    from moe_lab.engine.footprint import meta_model
+    from moe_lab.errors import first_line
+
+    try:
+        with torch.device("meta"), with_adapter(meta_model(config, torch.bfloat16), kind, 1) as wrapped:
+            wrapped(input_ids=torch.zeros(1, 1, dtype=torch.long))
+    except NotImplementedError:
+        pass  # an operation of the model that needs values
+    except Exception as error:  # each architecture has other errors
+        return first_line(error)
+    return None

@@ -73,11 +73,9 @@ def test_the_switch_is_at_half_of_the_steps_rounded_down():
         [{"frozen": [], "until": 0.0}, {"frozen": [], "until": 1.0}],
         [{"frozen": [], "until": 0.5}, {"frozen": [], "until": 1.5}],
         [{"frozen": ["gate"], "until": 1.0}],
-        [{"frozen": ["router", "router"], "until": 1.0}],
         [{"frozen": "router", "until": 1.0}],
         [{"frozen": [], "until": 1.0, "lr": -1}],
         [{"frozen": [], "until": 1.0, "rate": 1}],
-        [{"until": 1.0}],
         [{"frozen": [], "until": True}],
     ],
 )

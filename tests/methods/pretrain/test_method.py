@@ -340,23 +340,6 @@ def test_a_tokenizer_without_word_boundaries_ends_with_2_and_leaves_nothing(mode
     assert not (tmp_path / "out").exists()
 
 
-def test_checkpoints_of_another_design_are_refused(tmp_path, capsys, monkeypatch):
-    """And kept; without one that is whole there is nothing to continue."""
-    monkeypatch.setattr(training, "train", None)
-    folder = tmp_path / "models" / name_of(tmp_path)
-    whole = folder / "checkpoints" / "checkpoint-2" / COMPLETE
-    whole.parent.mkdir(parents=True)
-    whole.touch()
-    for owner in ({"id": "0" * 64}, None):
-        if owner is not None:
-            (folder / "identity.json").write_text(json.dumps(owner))
-        else:
-            (folder / "identity.json").unlink()
-        ended = run_small(capsys, tmp_path)
-        assert ended.code == 2 and "holds the checkpoints of another model" in ended.err, ended.err
-        assert whole.exists()
-
-
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_with_1_and_goes_on_from_the_checkpoint(tmp_path, capsys, monkeypatch):
     z_loss, calls = trainer.z_loss, []

@@ -100,16 +100,6 @@ def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path, monkeypatch):
     assert logs[0] == logs[1] and logs[0].count('"loss"') == 3
 
 
-def test_a_checkpoint_that_lost_a_file_is_not_resumed_from(tmp_path, monkeypatch):
-    """transformers' Trainer would go on with fresh moments, and end in other weights."""
-    settings = SAVED | {"save_steps": 1}
-    whole = train(training_of(tmp_path / "whole", **settings))
-    cut = training_of(tmp_path / "cut", **settings)
-    interrupted(cut, 4, monkeypatch)
-    (cut.folder / "checkpoints" / "checkpoint-3" / "scheduler.pt").unlink()
-    assert_same(whole.model.state_dict(), train(cut).model.state_dict())
-
-
 def test_the_speed_is_that_of_the_last_session(tmp_path, monkeypatch, capsys):
     """Broken by tokens of an earlier session in its time."""
     cut = training_of(tmp_path, **SAVED | {"save_steps": 3})

@@ -173,8 +173,3 @@ def test_several_evaluated_tasks_share_their_sources():
     assert reference_sources("x", "y") == ("method.reference", [Source("y", ("y",))])
     with pytest.raises(ConfigError, match="names no task"):
         reference_sources("x", [])
-
-
-def test_a_name_longer_than_any_file_s_is_refused():
-    with pytest.raises(ConfigError, match=r"^method\.reference=x{200}\.\.\.: no task has such a long name"):
-        reference_sources("x", ["y", "x" * 5000])

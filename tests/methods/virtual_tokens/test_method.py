@@ -48,7 +48,7 @@ def test_an_adapter_is_trained_and_scores(method, tmp_path, capsys):
     assert block["training"]["questions"] == 16 and block["training"]["steps"] == 4
     folder = tmp_path / "models" / block["adapter"]
     assert not (folder / "status.json").exists()
-    assert json.loads((folder / "training.json").read_text())["recipe"]["epochs"] == 2
+    assert json.loads((folder / "training.json").read_text())["method"]["epochs"] == 2
     assert len((folder / "log.jsonl").read_text().splitlines()) == 4
     assert not (folder / "checkpoints").exists()
     assert answers(tmp_path, method) != answers(tmp_path, "base")
@@ -60,7 +60,6 @@ def test_the_stored_adapter_is_pefts_own_and_gives_the_same_answers(method, tmp_
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from moe_lab.methods.virtual_tokens.training import Example, answer_loss
     from moe_lab.models.source import TINY
 
     command(capsys, method, tmp_path, *SHORT)
@@ -72,10 +71,27 @@ def test_the_stored_adapter_is_pefts_own_and_gives_the_same_answers(method, tmp_
     for sample in map(json.loads, file.read_text().splitlines()):
         for asked, response in zip(sample["arguments"].values(), sample["resps"], strict=True):
             prompt = tokenizer(asked["arg_0"]).input_ids
-            answer = tokenizer(asked["arg_0"] + asked["arg_1"]).input_ids[len(prompt) :]
+            ids = tokenizer(asked["arg_0"] + asked["arg_1"]).input_ids
+            answer = torch.tensor(ids[len(prompt) :])
             with torch.no_grad():
-                score = -answer_loss(wrapped, [Example(prompt, answer)]).item() * len(answer)
+                logits = wrapped(input_ids=torch.tensor([ids[:-1]])).logits[0, -len(answer) :]
+            score = logits.log_softmax(-1).gather(1, answer[:, None]).sum().item()
             assert float(response[0][0]) == pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_planned_tokens_are_those_that_are_read(method, tmp_path, capsys):
+    """Questions whose prompts begin alike, with answers of one token and of several."""
+    from moe_lab.config.compose import compose_cell
+    from moe_lab.runs.budget import workload_of
+    from moe_lab.runs.config import to_config
+    from moe_lab.runs.prepare import prepare
+
+    keys = [f"method={method}", f"output_dir={tmp_path}", *SHORT, "task=toy_rules", "task.answer=text"]
+    run = prepare(to_config(compose_cell(keys, [])))
+    block = block_of(command(capsys, method, tmp_path, *keys[1:]))
+    assert block["cost"]["tokens_in"] == run.method.forward_tokens(workload_of(run), run.config, run.facts)
 
 
 @pytest.mark.slow
@@ -116,7 +132,7 @@ def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch)
     block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys))
     [first] = models(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train", None)
+        patch.setattr(training, "MoeTrainer", None)
         for more in (["task=arc_challenge"], ["task=arc_easy", "limit=1"]):
             block_of(command(capsys, "soft-prompt", tmp_path, *more, *keys))
     assert models(tmp_path) == [first]
@@ -133,7 +149,7 @@ def test_a_kill_between_training_and_answers_costs_no_training(tmp_path, capsys,
     with monkeypatch.context() as patch:
         patch.setattr(training.VirtualTokensLM, "answer", stop)
         assert command(capsys, "soft-prompt", tmp_path, *SHORT).code == 130
-    monkeypatch.setattr(training, "train", None)
+    monkeypatch.setattr(training, "MoeTrainer", None)
     block_of(command(capsys, "soft-prompt", tmp_path, *SHORT))
 
 
@@ -167,5 +183,5 @@ def test_a_model_without_room_for_a_prefix_is_refused_before_weights(tmp_path, t
     tokenizer.save_pretrained(folder)
     ended = command(capsys, "prefix-tuning", tmp_path, "task=toy_choice", f"model.path={folder}")
     assert ended.code == 2
-    assert "deepseek_v3" in ended.err and "caches keys of 1 heads" in ended.err
+    assert "deepseek_v3" in ended.err and "Sizes of tensors must match" in ended.err
     assert loads == []

@@ -1,7 +1,8 @@
-"""Training virtual tokens.
+"""Virtual tokens of peft: their scores through lm-eval's own code, and their training.
 
-Broken by: a resumed training that ends in another adapter, a loss that counts the prompt or padding, an epoch that
-leaves questions out, base weights that change or stay frozen afterwards, a loss that is no number and goes on.
+Broken by: a prompt that does not begin after the virtual tokens, padding that is read, scores of the base model, a family
+that peft cannot serve and that is not refused, a loss that counts the prompt or padding, a resumed training that ends in
+another adapter, a base model that changes.
 """
 
 from __future__ import annotations
@@ -10,139 +11,199 @@ import json
 import multiprocessing
 import os
 import signal
+from copy import deepcopy
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import DynamicCache
 
-from moe_lab.errors import MoeLabError
+from moe_lab.cli.main import main
+from moe_lab.engine.lm import Request
+from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.methods.virtual_tokens import training
-from moe_lab.methods.virtual_tokens.adapters import with_adapter
-from moe_lab.methods.virtual_tokens.training import Example, Recipe, answer_loss, train
+from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, refusal, with_adapter
+from moe_lab.models.source import TINY
 from tests.support import rounding
-from tests.support.models import small_model
+from tests.support.families import ZOO
+from tests.support.models import make_tokenizer, small_config, small_model
+from tests.support.tiers import by_family
 
 KINDS = ("soft-prompt", "prefix-tuning")
-RECIPE = Recipe(learning_rate=0.05, epochs=2, batch_size=2, seed=0)
+PAIRS = [
+    (prompt, answer)
+    for prompt in ("How many? Ten. Then", "a", "x" * 30, "x" * 28 + "yz")
+    for answer in (" it", " it was one", "!")
+]
+"""Prompts of unlike lengths, two of which begin alike, with answers of unlike lengths."""
 
 
-def examples() -> list[Example]:
-    def draw(count: int, seed: int) -> list[int]:
-        return torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-    return [Example(draw(4 + 3 * i, i), draw(1 + i % 3, 50 + i)) for i in range(5)]
-
-
-def trained(kind: str, folder, model=None) -> dict[str, torch.Tensor]:
-    folder.mkdir(exist_ok=True)
-    with with_adapter(model or small_model("olmoe"), kind, 4, seed=0) as wrapped:
-        train(wrapped, examples(), RECIPE, folder)
-        return {name: tensor.clone() for name, tensor in wrapped.prompt_encoder.state_dict().items()}
+def scores(wrapped) -> torch.Tensor:
+    found = {}
+    lm = VirtualTokensLM(wrapped, make_tokenizer(), batch_size=5)
+    lm.answer("loglikelihood", [Request(pair) for pair in PAIRS], found.__setitem__)
+    return torch.tensor([found[i][0] for i in range(len(PAIRS))])
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in one)
+def log_likelihood(logits: torch.Tensor, answer: list[int]) -> float:
+    log_probs = logits[-len(answer) :].log_softmax(-1)
+    return sum(log_probs[i, token].item() for i, token in enumerate(answer))
 
 
-def _killed_at_step_4(kind: str, folder) -> None:
-    def step(wrapped, optimizer, batch, number):
-        if number == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return whole(wrapped, optimizer, batch, number)
+@torch.no_grad()
+def one_by_one(wrapped) -> torch.Tensor:
+    """Scores of peft's own passes, without padding."""
+    tokenizer, found = make_tokenizer(), []
+    for prompt, answer in PAIRS:
+        target = tokenizer.encode(answer)
+        ids = torch.tensor([tokenizer.encode(prompt) + target[:-1]])
+        found.append(log_likelihood(wrapped(input_ids=ids).logits[0], target))
+    return torch.tensor(found)
 
-    whole, training._step, training.SAVE_SECONDS = training._step, step, 0.0
-    trained(kind, folder)
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", by_family(ZOO))
+def test_every_family_scores_as_peft_does_or_is_refused(family, kind):
+    refused = refusal(small_config(family), kind)
+    try:
+        with with_adapter(small_model(family), kind, 5) as wrapped:
+            found, expected = scores(wrapped), one_by_one(wrapped)
+    except (ValueError, RuntimeError, AttributeError):
+        assert refused
+    else:
+        assert not refused and found == rounding.approx(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe", "deepseek"]))
+def test_scores_are_those_of_a_computation_by_hand_in_float64(family, kind):
+    exact, tokenizer = deepcopy(small_model(family)).double(), make_tokenizer()
+    exact.set_experts_implementation("eager")
+    with with_adapter(small_model(family), kind, 5) as wrapped:
+        found = scores(wrapped)
+        virtual = wrapped.get_prompt_embedding_to_save("default").double()
+    expected = [by_hand(exact, virtual, kind, *map(tokenizer.encode, pair)) for pair in PAIRS]
+    assert found == rounding.approx(torch.tensor(expected))
+
+
+@torch.no_grad()
+def by_hand(model, virtual: torch.Tensor, kind: str, prompt: list[int], answer: list[int]) -> float:
+    ids = torch.tensor([prompt + answer[:-1]])
+    if kind == "soft-prompt":
+        inputs = torch.cat([virtual[None], model.get_input_embeddings()(ids)], dim=1)
+        logits = model(inputs_embeds=inputs, use_cache=False).logits[0]
+    else:
+        cache, config = DynamicCache(), model.config
+        heads, layers = config.num_key_value_heads, config.num_hidden_layers
+        per_layer = virtual.reshape(len(virtual), layers, 2, heads, -1)
+        for layer in range(layers):
+            keys, values = (per_layer[:, layer, part].permute(1, 0, 2)[None] for part in (0, 1))
+            cache.update(keys, values, layer)
+        positions = torch.arange(len(virtual), len(virtual) + ids.shape[1])[None]
+        logits = model(ids, past_key_values=cache, position_ids=positions).logits[0]
+    return log_likelihood(logits, answer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_base_is_restored(kind):
+    model = small_model("mixtral")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def attributes() -> tuple:
+        flags = [parameter.requires_grad for parameter in model.parameters()]
+        return set(vars(model)), model.config.to_dict(), flags, model.training
+
+    expected = attributes()
+    with with_adapter(model, kind, 4) as wrapped:
+        wrapped.train()
+        wrapped.config.use_cache = False
+        scores(wrapped)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert attributes() == expected
+
+
+def test_another_seed_is_another_adapter():
+    drawn = []
+    for seed in (0, 0, 1):
+        with with_adapter(small_model("olmoe"), "prefix-tuning", 4, seed) as wrapped:
+            drawn.append(wrapped.get_prompt_embedding_to_save("default"))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+SHORT = [
+    *("task=toy_choice", "limit=1", "baseline=false", "method.reference_size=6"),
+    *("method.batch_size=2", "method.epochs=2"),
+]
+
+
+def train(folder, kind: str, *keys: str) -> int:
+    return main([f"method={kind}", *SHORT, *keys, f"output_dir={folder}"])
+
+
+def log_of(folder) -> list[dict]:
+    [log] = folder.glob("models/*/log.jsonl")
+    return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_training_continues_to_the_same_adapter(kind, tmp_path, monkeypatch, capsys):
-    expected = trained(kind, tmp_path / "whole")
+def test_the_loss_is_that_of_the_answers_tokens_alone(kind, tmp_path, monkeypatch):
+    """All questions in one batch: the first step's loss is the mean over all answer tokens, computed by hand."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    rows = []
+    whole = MoeTrainer.__init__
+    monkeypatch.setattr(
+        MoeTrainer,
+        "__init__",
+        lambda self, **options: rows.extend(options["train_dataset"].rows) or whole(self, **options),
+    )
+    assert train(tmp_path, kind, "method.batch_size=6") == 0
+    exact = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float64)
+    exact.set_experts_implementation("eager")
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    with with_adapter(model, kind, 20, seed=0) as wrapped:
+        virtual = wrapped.get_prompt_embedding_to_save("default").double()
+    total, count = 0.0, 0
+    for row in rows:
+        answer = [label for label in row.labels if label >= 0]
+        total -= by_hand(exact, virtual, kind, row.ids[: -len(answer)], answer)
+        count += len(answer)
+    text = AutoTokenizer.from_pretrained(TINY).decode(answer)
+    assert len(text.split()) == 1, "the answer alone"
+    assert log_of(tmp_path)[0]["loss"] == pytest.approx(total / count, rel=1e-3)
+
+
+def _killed_at_step_4(kind: str, folder) -> None:
+    def step(self, *args, **options):
+        if self.state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(self, *args, **options)
+
+    whole, training.SAVE_STEPS = MoeTrainer.training_step, 1
+    MoeTrainer.training_step = step
+    train(folder, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_training_continues_to_the_same_adapter(kind, tmp_path, capsys):
+    assert train(tmp_path / "whole", kind) == 0
     child = multiprocessing.get_context("fork").Process(
         target=_killed_at_step_4, args=(kind, tmp_path / "cut")
     )
     child.start()
-    child.join(60)
+    child.join(120)
     assert child.exitcode == -signal.SIGKILL
-    done = []
-    step = training._step
-    monkeypatch.setattr(training, "_step", lambda *args: done.append(args[3]) or step(*args))
-    assert same(trained(kind, tmp_path / "cut"), expected)
-    assert done == [4, 5]
-    assert "cut: training, continuing at step 4 of 6\n" in capsys.readouterr().err
-    logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("whole", "cut")]
-    assert logs[0] == logs[1]
-    assert [json.loads(line)["step"] for line in logs[0].splitlines()] == list(range(6))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_base_is_untouched(kind, tmp_path):
-    model = small_model("mixtral")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    attributes = set(vars(model)), set(vars(model.config)), [p.requires_grad for p in model.parameters()]
-    first = trained(kind, tmp_path / "a", model)
-    with with_adapter(model, kind, 4, seed=0) as wrapped:
-        assert not same(first, wrapped.prompt_encoder.state_dict()), "training changes the adapter"
-    assert same(model.state_dict(), before)
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-    after = set(vars(model)), set(vars(model.config)), [p.requires_grad for p in model.parameters()]
-    assert after == attributes
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_is_that_of_the_answers_tokens_alone(kind):
-    """Padded together, the mean over all answer tokens of the questions one by one."""
-    batch = examples()
-    with with_adapter(small_model("qwen3_moe"), kind, 4, seed=0) as wrapped:
-        together = answer_loss(wrapped, batch).item()
-        alone = [answer_loss(wrapped, [example]).item() * len(example.answer) for example in batch]
-    assert together == rounding.approx(sum(alone) / sum(len(example.answer) for example in batch))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_equals_finite_differences(kind):
-    from copy import deepcopy
-
-    batch = examples()[:2]
-    exact = deepcopy(small_model("olmoe")).double()
-    exact.set_experts_implementation("eager")
-    with with_adapter(exact, kind, 2, seed=0) as wrapped:
-        adapter = wrapped.prompt_encoder["default"].embedding
-        adapter.weight.data = adapter.weight.data.double()
-        answer_loss(wrapped, batch).backward()
-        gradient = adapter.weight.grad
-        place = divmod(int(gradient.abs().argmax()), gradient.shape[1])
-        values = []
-        for step in (1e-3, -1e-3):
-            with torch.no_grad():
-                adapter.weight[place] += step
-                values.append(answer_loss(wrapped, batch).item())
-                adapter.weight[place] -= step
-    assert gradient[place].item() == pytest.approx((values[0] - values[1]) / 2e-3, rel=1e-2)
-
-
-def test_another_seed_is_another_adapter_and_leaves_the_generator_alone():
-    model, drawn = small_model("olmoe"), []
-    state = torch.get_rng_state()
-    for seed in (0, 0, 1):
-        with with_adapter(model, "prefix-tuning", 4, seed) as wrapped:
-            drawn.append(wrapped.prompt_encoder.state_dict())
-    assert same(drawn[0], drawn[1]) and not same(drawn[0], drawn[2])
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_an_epoch_takes_every_question_once_in_an_order_of_its_own():
-    epochs = [[RECIPE.batch(step, 5) for step in steps] for steps in (range(3), range(3, 6))]
-    assert RECIPE.steps(5) == 6
-    for epoch in epochs:
-        assert sorted(i for batch in epoch for i in batch) == list(range(5))
-    assert epochs[0] != epochs[1]
-    assert [RECIPE.rate(step, 5) for step in (0, 3)] == pytest.approx([0.05, 0.025])
-
-
-def test_a_loss_that_is_no_number_ends_it(tmp_path):
-    recipe = Recipe(learning_rate=1e30, epochs=5, batch_size=2, seed=0)
-    with (
-        with_adapter(small_model("olmoe"), "soft-prompt", 4, seed=0) as wrapped,
-        pytest.raises(MoeLabError, match=r"(?s)loss of training step \d+ is nan.*Lower method.learning_rate"),
-    ):
-        train(wrapped, examples(), recipe, tmp_path)
+    capsys.readouterr()
+    assert train(tmp_path / "cut", kind) == 0
+    assert "training, continuing at step 4 of 6\n" in capsys.readouterr().err
+    adapters = [
+        load_file(next((tmp_path / name).glob("models/*/adapter/adapter_model.safetensors")))
+        for name in ("whole", "cut")
+    ]
+    assert torch.equal(*(adapter["prompt_embeddings"] for adapter in adapters))
+    whole, cut = (log_of(tmp_path / name) for name in ("whole", "cut"))
+    assert [line["loss"] for line in whole] == [line["loss"] for line in cut]
+    assert [line["step"] for line in cut] == list(range(1, 7))

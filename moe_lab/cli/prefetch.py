@@ -71,17 +71,19 @@ def prefetch_experiments(config: Config, cell: Cell) -> int:
 
 
 def _model(model: ModelConfig, weights: bool) -> Item:
+    from moe_lab.models.hub import snapshot
     from moe_lab.models.source import (
         adapter_folder,
         load_config,
+        model_commit,
         model_folder,
-        model_repository,
         tokenizer_folder,
     )
     from moe_lab.models.tokenizer import load_tokenizer
 
-    repository = model_repository(model, offline=False)
-    before = 0 if repository is None else _size(repository.snapshot)
+    commit = model_commit(model, offline=False)
+    cached = None if commit is None else snapshot(str(model.path), "model", commit)
+    before = 0 if cached is None else _size(cached)
     load_config(model, offline=False)
     load_tokenizer(model, offline=False)
     folders = {
@@ -91,10 +93,9 @@ def _model(model: ModelConfig, weights: bool) -> Item:
     }
     size = sum(_size(folder) for folder in folders)
     where = ", ".join(sorted(map(str, folders)))
-    if repository is None:
+    if cached is None:
         return Item(f"model {model.name}", size, where, "local folder")
-    fetched = _size(repository.snapshot) - before
-    return Item(f"model {model.name}: {repository.id}", size, where, _state(fetched))
+    return Item(f"model {model.name}: {model.path}", size, where, _state(_size(cached) - before))
 
 
 def _task(config: Config) -> Item:
@@ -141,7 +142,8 @@ def _method(config: Config) -> Item | None:
 
 def _judge(name: str, config: Config) -> Item | None:
     """Fetch the model of a judge; None for a judge without one, or without a judged task."""
-    from moe_lab.models.source import model_repository
+    from moe_lab.models.hub import snapshot
+    from moe_lab.models.source import model_commit
     from moe_lab.tasks.judges import judges_of
     from moe_lab.tasks.judges.local import LocalJudge
     from moe_lab.tasks.loading import load_tasks
@@ -150,11 +152,12 @@ def _judge(name: str, config: Config) -> Item | None:
     judge = judges.get(name)
     if not isinstance(judge, LocalJudge):
         return None
-    repository = model_repository(judge.local.model, offline=False)
-    before = 0 if repository is None else _size(repository.snapshot)
+    commit = model_commit(judge.local.model, offline=False)
+    cached = None if commit is None else snapshot(str(judge.local.model.path), "model", commit)
+    before = 0 if cached is None else _size(cached)
     folder = judge.local.folder()
     judge.local.tokenizer()
-    state = "local folder" if repository is None else _state(_size(repository.snapshot) - before)
+    state = "local folder" if cached is None else _state(_size(cached) - before)
     return Item(f"judge {name}: {judge.local.source}", _size(folder), str(folder), state)
 
 

@@ -200,11 +200,12 @@ def _architecture(of: Run | Study | Training) -> tuple[int, str]:
     def read() -> tuple[int, str]:
         config = of.method.architecture(of.config)
         if of.facts.path is None and not own:  # transformers' modeling code takes seconds to import
-            from moe_lab.models.files import read_header
+            from safetensors import safe_open
+
             from moe_lab.models.source import model_folder
 
-            weights = read_header(model_folder(of.config.model, offline=True) / "model.safetensors")
-            total = sum(prod(weight["shape"]) for weight in weights.values())
+            with safe_open(model_folder(of.config.model, offline=True) / "model.safetensors", "np") as stored:
+                total = sum(prod(stored.get_slice(name).get_shape()) for name in stored.offset_keys())
         else:
             total = parameters_of(config)
         return total, str(config.dtype or "float32")

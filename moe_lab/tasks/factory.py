@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lm_eval.api.metrics
 from datasets import load_dataset
 from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
+from huggingface_hub.errors import LocalEntryNotFoundError
 from lm_eval.api.registry import aggregation_registry, get_metric, metric_agg_registry, metric_registry
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
@@ -19,7 +21,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line
-from moe_lab.models.hub import check_data_set, known_reason
+from moe_lab.models.hub import commit_of, explain
 from moe_lab.results.code import code_digest
 from moe_lab.results.identity import UNNAMED, module_digest
 from moe_lab.tasks.answer_forms import in_letters, voted
@@ -199,7 +201,8 @@ class _Factory(TaskFactory):
             )
             config["custom_dataset"] = lambda **_: local
         elif path is not None and not _is_local(path):  # before the retries of `datasets`
-            check_data_set(path, options.get("revision"))
+            with suppress(LocalEntryNotFoundError):  # offline, `datasets` has a cache of its own
+                commit_of(path, "dataset", options.get("revision"))
         if self._holdout is None:
             return config
         given = {key: value for key, value in options.items() if key != "trust_remote_code"}
@@ -210,16 +213,16 @@ class _Factory(TaskFactory):
 
     def reason(self, error: Exception) -> str:
         """The message for an error of lm-eval, `datasets` or the hub while a task is loaded."""
-        name, folder = self._config["task"], self._folder(self._config)
-        known = known_reason(error, str(hub_id(self._config)), "data set")
-        if known:
-            root = f"{self._run.data_dir}/" if self._run.data_dir else "data_dir=<folder> with "
-            columns = ", ".join((self._config.get("dataset_kwargs") or {}).get("columns", ()))
-            file = f"{root}{self._run.task.data_folder or name}/<split>.jsonl"
-            return f"Task {name}: {known}\nOr give {file}{columns and f' with the columns {columns}'}."
-        what = "no split or column" if isinstance(error, KeyError) else f"{type(error).__name__}:"
-        source = _source(self._config, folder)
-        return f"Task {name} cannot be loaded: {what} {first_line(error)}.\nIts documents: {source}."
+        config, path = self._config, hub_id(self._config)
+        name, source = config["task"], _source(config, self._folder(config))
+        if path is None or not source.startswith("data set"):
+            what = f"{type(error).__name__}: {first_line(error)}"
+            return f"Task {name} cannot be loaded: {what}.\nIts documents: {source}."
+        root = f"{self._run.data_dir}/" if self._run.data_dir else "data_dir=<folder> with "
+        columns = ", ".join((config.get("dataset_kwargs") or {}).get("columns", ()))
+        file = f"{root}{self._run.task.data_folder or name}/<split>.jsonl"
+        said = explain(error, path, "data set")
+        return f"Task {name}: {said}\nOr give {file}{columns and f' with the columns {columns}'}."
 
 
 def _is_local(path: str) -> bool:

@@ -120,7 +120,7 @@ def test_a_configuration_needs_code(folder: Path, mark: Path) -> None:
         judge(folder).stored_config,
         lambda: load_config(ModelConfig(path=str(folder)), offline=True),
     ):
-        with pytest.raises(MoeLabError, match=r"needs code of its own .*foreign\.Foreign"):
+        with pytest.raises(MoeLabError, match="needs code of its own, which is never run"):
             load()
     assert not mark.exists()
 
@@ -128,7 +128,7 @@ def test_a_configuration_needs_code(folder: Path, mark: Path) -> None:
 def test_a_tokenizer_needs_code(folder: Path, mark: Path) -> None:
     """One that transformers would read without code has a tokenizer.json."""
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(MoeLabError, match=r"needs code of its own .*foreign\.ForeignTokenizer"):
+    with pytest.raises(MoeLabError, match="needs code of its own, which is never run"):
         load_tokenizer(ModelConfig(path=str(TINY), tokenizer=str(folder)), offline=True)
     assert not mark.exists()
 

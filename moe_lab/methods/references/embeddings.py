@@ -22,7 +22,7 @@ from moe_lab.config.progress import Progress
 from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, reading
 from moe_lab.metrics.teacher_forcing import padded
-from moe_lab.models.hub import find, is_offline, unreachable
+from moe_lab.models.hub import commit_of, is_offline
 from moe_lab.results.atomic import write_atomically
 
 if TYPE_CHECKING:
@@ -100,14 +100,12 @@ def _check_hub(name: str) -> None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        find(name if "/" in name else f"sentence-transformers/{name}")
-    except Exception as error:
-        if unreachable(error) or isinstance(error, LocalEntryNotFoundError):
-            reason = "offline" if isinstance(error, LocalEntryNotFoundError) else error
-            raise ConfigError(
-                f"method.embeddings={name}: the model is not in the cache, and the hub cannot be reached ({reason}).\n"
-                f"Connect once, or give a folder (docs/c3po.md). {DEFAULT}"
-            ) from error
+        commit_of(name if "/" in name else f"sentence-transformers/{name}")
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"method.embeddings={name}: the model is not in the cache, and the hub cannot be reached.\n"
+            f"Connect once, or give a folder (docs/c3po.md). {DEFAULT}"
+        ) from error
 
 
 def _refuse_code(path: Path) -> None:

@@ -83,7 +83,7 @@ class Session:
 
 def weight_bytes(judge: Judge) -> int:
     """Bytes of the weight files of a judge's model; 0 without one."""
-    from moe_lab.models.files import known_weights
+    from moe_lab.models.identity import known_weights
 
     folders = judge.folders()
     return sum(

@@ -60,13 +60,9 @@ class LocalModel:
 
     def folder(self) -> Path:
         """The folder with the weights, fetched if they are missing. Raises ModelError."""
-        from moe_lab.models.files import known_weights
         from moe_lab.models.source import model_folder
 
-        folder = model_folder(self.model, offline=self.config.offline, weights=True)
-        if not known_weights(folder):
-            raise ModelError(f"{folder}, the model of the judge {self.judge}, has no weights.")
-        return folder
+        return model_folder(self.model, offline=self.config.offline, weights=True)
 
     def identity(self) -> dict[str, Any]:
         """The content of a folder, or hub id and commit; and the dtype."""
@@ -100,11 +96,10 @@ class LocalModel:
         import torch
 
         from moe_lab.models.checks import check_complete, check_weights
-        from moe_lab.models.files import NO_CODE, refuse_adapter
+        from moe_lab.models.source import NO_CODE
 
         folder = self.folder()
         name = f"{folder}, the model of the judge {self.judge},"
-        refuse_adapter(folder, name)
         with reading(name, raises=ModelError, says="could not be loaded"):
             model, report = auto_class.from_pretrained(
                 folder,
@@ -113,7 +108,7 @@ class LocalModel:
                 output_loading_info=True,
                 **NO_CODE,
             )
-        check_complete(report, folder, name, model.config)
+        check_complete(report, name, model.config)
         check_weights(model, name)
         try:
             yield model.to(self.device).eval()

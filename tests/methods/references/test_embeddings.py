@@ -122,16 +122,15 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch):
 
     monkeypatch.setattr("moe_lab.models.hub.is_offline", lambda: False)
     monkeypatch.setattr("moe_lab.models.hub._requested", unreached)
-    with pytest.raises(
-        ConfigError, match=r"the hub cannot be reached \(no route\)(.|\n)*Leave method.embeddings"
-    ):
+    monkeypatch.setattr("moe_lab.models.hub.go_offline", lambda: None)
+    with pytest.raises(ConfigError, match=r"the hub cannot be reached(.|\n)*Leave method.embeddings"):
         embedding_identity("no-such-model")
     assert asked == ["sentence-transformers/no-such-model"]
 
 
 def test_a_model_that_is_not_cached_is_told_before_anything_is_computed(monkeypatch):
     monkeypatch.setattr("moe_lab.models.hub.is_offline", lambda: True)
-    with pytest.raises(ConfigError, match=r"cannot be reached \(offline\)"):
+    with pytest.raises(ConfigError, match="cannot be reached"):
         embedding_identity("no-such-model")
 
 
@@ -182,7 +181,7 @@ def test_all_minilm_tells_meanings_apart():
 
 def test_embeddings_are_told_apart_by_content(tmp_path, monkeypatch):
     monkeypatch.setattr(embeddings, "find_spec", lambda name: name)
-    monkeypatch.setattr(embeddings, "find", lambda id: None)  # the model is in the cache
+    monkeypatch.setattr(embeddings, "commit_of", lambda id: None)  # the model is in the cache
     first, second, folder = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "folder"
     for file, value in ((first, 1.0), (second, 2.0)):
         write_vectors(["x"], lambda texts, value=value: torch.full((1, 2), value), file)

@@ -33,7 +33,7 @@ def test_a_dropped_connection_is_continued(client, hub, olmoe_files):
 
 def test_the_same_command_fetches_what_is_left(client, hub, olmoe_files):
     hub.faults = [Fault(f"/{SHARD}", status=403, times=99)]
-    with pytest.raises(ModelError, match="status 403"):
+    with pytest.raises(ModelError, match="403"):
         weights()
     with pytest.raises(ModelError, match="not available offline"):
         weights(offline=True)
@@ -49,14 +49,14 @@ def test_the_same_command_fetches_what_is_left(client, hub, olmoe_files):
 @pytest.mark.slow
 def test_a_stalled_download_ends(client, hub):
     hub.faults = [Fault("cdn/models", stall=5, times=99)]
-    with pytest.raises(ModelError, match="could not be reached"):
+    with pytest.raises(ModelError, match="is not available: "):
         weights()
 
 
 def test_an_index_that_names_what_is_not_there_is_told(client, hub, olmoe_files):
     lacking = {name: data for name, data in olmoe_files.items() if name != SHARD}
     hub.add(Repository("someone/lacking")).commit(lacking)
-    with pytest.raises(ModelError, match=f"lacks {SHARD}"):
+    with pytest.raises(ModelError, match=f"has no file {SHARD}"):
         model_folder(ModelConfig(path="someone/lacking"), offline=False, weights=True)
 
 
@@ -65,7 +65,7 @@ def test_a_full_disk_is_told(client, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device", out.name)
 
     monkeypatch.setattr(file_download, "http_get", full)
-    with pytest.raises(ModelError, match=r"No space left on device.*\n.*HF_HOME"):
+    with pytest.raises(ModelError, match="No space left on device"):
         weights()
 
 

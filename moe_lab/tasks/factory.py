@@ -1,26 +1,31 @@
-"""lm-eval's tasks by name, with the documents and the form that a run gives them."""
+"""lm-eval's tasks by name, with the documents and the form that a run gives them.
+
+Documents come from `<data_dir>/<folder>/<split>.jsonl` where there is such a folder, with the columns of the hub's data
+set. The JSON loader of `datasets` is not used: it caches by path, and turns strings that look like dates into times.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lm_eval.api.metrics
-from datasets import load_dataset
+import lm_eval
+from datasets import Dataset, load_dataset
 from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
 from huggingface_hub.errors import LocalEntryNotFoundError
-from lm_eval.api.registry import aggregation_registry, get_metric, metric_agg_registry, metric_registry
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.validators import did_you_mean
-from moe_lab.errors import TaskError, first_line
+from moe_lab.errors import TaskError, first_line, reading
 from moe_lab.models.hub import commit_of, explain
 from moe_lab.results.code import code_digest
 from moe_lab.results.identity import UNNAMED, module_digest
@@ -28,7 +33,6 @@ from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import Holdout, first_split, held_out_config, source_split
 from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import judge_metrics, score
-from moe_lab.tasks.local_data import LocalSplits, read_rows
 
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config
 
 OWN_TASKS = Path(__file__).resolve().parent
+Rows = list[dict[str, Any]]
 
 
 def build_tasks(
@@ -78,10 +83,10 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
     manager = _full_index(include_path)
     for name in names:
         if name not in manager.task_index:
-            _check_yamls(include_path)
             close = did_you_mean(name, manager.all_tasks)
             raise TaskError(
-                f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls tasks"
+                f"task.name={name} is no lm-eval task, group or tag.{close}\n"
+                "All names: lm-eval ls tasks. lm-eval skips YAML files that it cannot read."
             )
     return manager, names
 
@@ -101,15 +106,6 @@ def _task_files() -> dict[str, str]:
 @lru_cache(maxsize=2)
 def _full_index(include_path: str | None) -> TaskManager:
     return TaskManager(include_path=[str(OWN_TASKS), *([include_path] if include_path else [])])
-
-
-def _check_yamls(include_path: str | None) -> None:
-    """Raise TaskError for a YAML file that cannot be read: lm-eval skips it, so that its task is unknown."""
-    for file in sorted(Path(include_path).rglob("*.yaml")) if include_path else ():
-        try:
-            load_yaml(file, resolve_func=False)
-        except Exception as error:  # a missing include, not UTF-8, no mapping, a syntax error with its line
-            raise TaskError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
 
 class _Factory(TaskFactory):
@@ -141,7 +137,6 @@ class _Factory(TaskFactory):
         if entry.kind is Kind.GROUP:
             return config
         self._config = config = self._in_form(config)
-        _check_metrics(config)
         folder = self._folder(config)
         config = self._with_documents(config, folder)
         code = _code(entry.yaml_path, self._run.task.include_path)
@@ -166,10 +161,8 @@ class _Factory(TaskFactory):
             config = voted(config, settings.self_consistency)
         if config.get("process_results") is score:
             config["metric_list"] = judge_metrics()
-        if callable(
-            process := config.get("process_docs")
-        ):  # called twice, and some tasks shuffle their choices
-            config["process_docs"] = cache(process)
+        if callable(process := config.get("process_docs")):
+            config["process_docs"] = cache(process)  # called twice, and some tasks shuffle their choices
         return config
 
     def _folder(self, config: dict[str, Any]) -> Path | None:
@@ -225,6 +218,51 @@ class _Factory(TaskFactory):
         return f"Task {name}: {said}\nOr give {file}{columns and f' with the columns {columns}'}."
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
+class LocalSplits(dict):
+    """{split: Dataset}, as a task's `custom_dataset` returns it. A file is read when its split is first used."""
+
+    folder: Path
+    read: Callable[[Path], Rows]
+    """`read_rows`, which may keep what several tasks share."""
+    evaluated: str | None
+    shots: int | None
+    """Number of few-shot examples. Without any, the other splits are empty: lm-eval uses all that its YAML names."""
+    only: tuple[str, Any] | None
+    """(column, value) of the rows to keep; None: all."""
+
+    def __missing__(self, split: str) -> Dataset:
+        if split != self.evaluated and not self.shots:
+            self[split] = self[self.evaluated].select([])
+            return self[split]
+        file = self.folder / f"{split}.jsonl"
+        if not file.exists():
+            purpose = "the documents" if split == self.evaluated else f"{self.shots} few-shot examples"
+            raise TaskError(f"{file} is missing: {purpose} come from it, one JSON object per line.")
+        rows = self.read(file)
+        if self.only is not None:
+            column, value = self.only
+            rows = [row for row in rows if row.get(column) == value]
+        if not rows:
+            raise TaskError(f"{file} has no row" + (f" with {column}={value!r}." if self.only else "."))
+        self[split] = Dataset.from_list(rows)
+        return self[split]
+
+
+def read_rows(file: Path) -> Rows:
+    """The rows of a JSON Lines file. Raises TaskError naming the file, and the line that is not as the first one."""
+    rows: Rows = []
+    with reading(file, raises=TaskError), file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                with reading(f"{file}, line {number}", raises=TaskError):
+                    row = json.loads(line)
+                    if missing := (rows[0] if rows else row).keys() - row.keys():
+                        raise ValueError(f"no column {min(missing)!r}, which the first line has")
+                    rows.append(row)
+    return rows
+
+
 def _is_local(path: str) -> bool:
     """Whether a `dataset_path` is a local folder, or a file format of `datasets`, whose files the task names."""
     return path in FORMATS or Path(path).exists()
@@ -238,24 +276,6 @@ def _source(config: dict[str, Any], folder: Path | None) -> str:
     if path is None:
         return "generated"
     return "files that its YAML names" if _is_local(path) else f"data set {path} of the hub"
-
-
-def _check_metrics(config: dict[str, Any]) -> None:
-    """Raise TaskError for a metric or aggregation that lm-eval lacks. lm-eval itself fails after the last answer."""
-    for entry in config.get("metric_list") or []:
-        metric, aggregation = entry["metric"], entry.get("aggregation")
-        place = f"Task {config['task']} has metric: {metric}"
-        # get_metric also looks in the package evaluate, which asks the hub
-        by_task = config.get("process_results") or callable(metric) or entry.get("hf_evaluate")
-        if not by_task and metric not in metric_registry and get_metric(metric) is None:
-            raise TaskError(f"{place}, which lm-eval lacks.{did_you_mean(metric, metric_registry)}")
-        if isinstance(aggregation, str) and aggregation not in aggregation_registry:
-            close = did_you_mean(aggregation, aggregation_registry)
-            raise TaskError(f"{place} with aggregation: {aggregation}, which lm-eval lacks.{close}")
-        if aggregation is None and getattr(metric, "__name__", metric) not in metric_agg_registry:
-            raise TaskError(
-                f"{place} without aggregation. Add one to its entry in metric_list: aggregation: mean"
-            )
 
 
 def _code(file: str | Path, include_path: str | None) -> dict[str, Any]:

@@ -152,13 +152,13 @@ def _judge(name: str, config: Config) -> Item | None:
     judge = judges.get(name)
     if not isinstance(judge, LocalJudge):
         return None
-    commit = model_commit(judge.local.model, offline=False)
-    cached = None if commit is None else snapshot(str(judge.local.model.path), "model", commit)
+    commit = model_commit(judge.model, offline=False)
+    cached = None if commit is None else snapshot(str(judge.model.path), "model", commit)
     before = 0 if cached is None else _size(cached)
-    folder = judge.local.folder()
-    judge.local.tokenizer()
+    folder = judge.folder()
+    assert judge.tokenizer, "fetched"
     state = "local folder" if cached is None else _state(_size(cached) - before)
-    return Item(f"judge {name}: {judge.local.source}", _size(folder), str(folder), state)
+    return Item(f"judge {name}: {judge.source}", _size(folder), str(folder), state)
 
 
 def _folders(task: Any) -> set[Path]:

@@ -129,22 +129,30 @@ def _in_range(tensor: Tensor) -> bool:
 def prove_seam(model: Any, device: torch.device, source: str) -> None:
     """Check in one forward pass that every router is called and applies its rule.
 
-    Raises ModelError otherwise, for example if a quantized kernel bypasses the routers. A router with parts on disk is
-    refused: it may read their parameters before they are in memory, with arbitrary numbers and without an error.
+    Raises ModelError otherwise, for example if a quantized kernel bypasses the routers, or if a router reads parameters
+    of its parts that are on disk: they come to memory when the part itself is called, and give any numbers before.
     """
-    for router in find_routers(model):
-        parts = (parameter for part in router.module.children() for parameter in part.parameters())
-        if any(parameter.is_meta for parameter in parts):
-            raise ModelError(
-                f"{source} cannot be routed with layers on disk: parameters of its routers are read when they are not "
-                "in memory. It needs memory for all of its weights."
-            )
+    parts = [part for router in find_routers(model) for part in router.module.children()]
+    unread = {part for part in parts if any(own.is_meta for own in part.parameters(recurse=False))}
+    handles = [part.register_forward_hook(lambda part, *_: unread.discard(part)) for part in unread]
     ids = torch.arange(TOKENS, device=device)[None]
     try:
         with torch.no_grad(), routed(model, _check_rule):
             model(ids, use_cache=False)
-    except RoutingError as error:
+        if unread:
+            raise RuntimeError("parameters of a router are on the meta device")
+    except (RoutingError, RuntimeError) as error:
+        if unread or "meta" in str(error):
+            raise ModelError(
+                f"{source} cannot be routed with layers on disk: parameters of its routers are read when they are not "
+                "in memory. It needs memory for all of its weights."
+            ) from error
+        if isinstance(error, RuntimeError):
+            raise
         raise ModelError(f"{source} cannot be routed as it was loaded. {error}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _check_rule(router: Router, routing: Routing) -> None:

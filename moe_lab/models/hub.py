@@ -131,7 +131,10 @@ def explain(error: BaseException, source: str, what: str) -> str:
         errors.HFValidationError: "is no hub id. Give a local folder, or owner/name on the hub.",
         (errors.HfHubHTTPError, httpx2.HTTPError): "is not available: {}.\n"
         f"Check the connection and try again. If it needs a token: {LOGIN}.",
-        (errors.LocalEntryNotFoundError, ConnectionError): "is not available offline: it is not, or not whole, in the cache.\n"
+        (
+            errors.LocalEntryNotFoundError,
+            ConnectionError,
+        ): "is not available offline: it is not, or not whole, in the cache.\n"
         "Fetch it while there is a connection: the same command with mode=prefetch offline=false.",
         BaseException: "could not be read: {}.",
     }

@@ -69,9 +69,9 @@ class Judge(ABC):
         """Raise ConfigError if the judge cannot work: a key, a package or weights are missing or unfit."""
         assert self.identity  # raises the errors of a model
 
-    def folders(self) -> list[Path]:
-        """Folders of the judge's model, fetched if they are missing; empty without a model. Raises ModelError."""
-        return []
+    def folder(self) -> Path | None:
+        """The folder of the judge's model, fetched if it is missing; None without a model. Raises ModelError."""
+        return None
 
     @abstractmethod
     def open(self) -> AbstractContextManager[JudgeAll]:

@@ -65,9 +65,16 @@ class Session:
         return by_judge
 
     def _judge(self, judge: Judge, missing: dict[str, Exchange]) -> None:
+        from moe_lab.models.facts import resolve_device
+        from moe_lab.models.identity import known_weights
+        from moe_lab.models.memory import free_memory
+
         keys, start = list(missing), time.perf_counter()
-        if ROOM * weight_bytes(judge) > free_memory(judge):
-            self.free()
+        if (folder := judge.folder()) is not None:
+            files = [folder / name for name in known_weights(folder)]
+            room = ROOM * sum(file.stat().st_size for file in files)
+            if room > free_memory(resolve_device(judge.config.device)):
+                self.free()
         with (
             Progress(len(keys), f"judge {judge.name}", "answer") as progress,
             judge.open() as judge_all,
@@ -79,24 +86,3 @@ class Session:
 
             judge_all(list(missing.values()), store)
         self.log.spend({judge.name: time.perf_counter() - start})
-
-
-def weight_bytes(judge: Judge) -> int:
-    """Bytes of the weight files of a judge's model; 0 without one."""
-    from moe_lab.models.identity import known_weights
-
-    folders = judge.folders()
-    return sum(
-        (folder / name).stat().st_size
-        for folder in folders
-        for name in known_weights(folder)
-        if not name.endswith(".json")
-    )
-
-
-def free_memory(judge: Judge) -> int:
-    """Free bytes of the device of the judge's model."""
-    from moe_lab.models.facts import resolve_device
-    from moe_lab.models.memory import free_memory
-
-    return free_memory(resolve_device(judge.config.device))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -61,38 +61,6 @@ class HeldOutDataset:
         return splits
 
 
-def source_split(config: dict[str, Any], exists: Callable[[str], bool]) -> str:
-    """The split that tuning documents are taken from; `exists` returns whether a split is available."""
-    evaluated = config.get("test_split") or config["validation_split"]
-    others = (config.get(key) for key in ("validation_split", "training_split"))
-    return next((split for split in others if split and split != evaluated and exists(split)), evaluated)
-
-
-def first_split(
-    config: dict[str, Any], candidates: Sequence[str], exists: Callable[[str], bool], place: str
-) -> str:
-    """The first available split of an lm-eval task configuration.
-
-    `candidates` are names of splits, or keys of the configuration that name one (`training_split`). Raises TaskError
-    if `place` has none of them.
-    """
-    for candidate in candidates:
-        split = config.get(candidate) if candidate.endswith("_split") else candidate
-        if split and exists(split):
-            return split
-    kinds = " or ".join(candidate.removesuffix("_split") for candidate in candidates)
-    raise TaskError(f"Task {config['task']} has no {kinds} split in {place}.")
-
-
-def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any], holdout: Holdout) -> dict:
-    """The task configuration that evaluates the held-out documents of `source` instead of its test."""
-    dataset = HeldOutDataset(task=config["task"], source=source, holdout=holdout, load=load)
-    view = {**config, "custom_dataset": dataset, "test_split": SPLIT}
-    if not any(config.get(key) for key in ("fewshot_split", "training_split", "validation_split")):
-        view["fewshot_split"] = source  # lm-eval would draw examples from the evaluated documents themselves
-    return view
-
-
 IDENTIFIERS = ("task_id",)
 """Columns that identify a document across data sets: HumanEval and HumanEval+ have the same problems."""
 
@@ -116,12 +84,9 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
         for document, row in zip(documents, rows, strict=True):
             shown = {key: value for key, value in document.items() if columns is None or key in columns}
             contents = [shown, row, *({name: row[name]} for name in IDENTIFIERS if name in row)]
-            _hashes[task].append(frozenset(map(_hash, contents)))
+            digests = (hashlib.sha256(_bytes(content)).hexdigest()[:16] for content in contents)
+            _hashes[task].append(frozenset(digests))
     return _hashes[task]
-
-
-def _hash(content: dict[str, Any]) -> str:
-    return hashlib.sha256(_bytes(content)).hexdigest()[:16]
 
 
 def _bytes(document: Any) -> bytes:
@@ -202,27 +167,21 @@ def documents_digest(tasks: TaskDict, samples: dict[str, list[int]]) -> dict[str
     """
     digests = {}
     for name, task in tasks["tasks"].items():
-        known = _digests.setdefault(task, {})
-        numbers = tuple(samples[name])
+        known, numbers = _digests.setdefault(task, {}), tuple(samples[name])
         if numbers not in known:
-            known[numbers] = _digest(task, samples[name])
+            digest, documents = hashlib.sha256(), task.task_docs
+            if len(numbers) < len(documents):
+                several = hasattr(documents, "select")
+                documents = documents.select(numbers) if several else [documents[i] for i in numbers]
+            for document in all_rows(documents):
+                digest.update(_bytes(document) + b"\n")
+            if task.get_config("num_fewshot") and hasattr(task, "sampler"):
+                digest.update(b"few-shot")
+                for document in task.sampler.df:
+                    digest.update(_bytes(document) + b"\n")
+            known[numbers] = digest.hexdigest()
         digests[name] = known[numbers]
     return digests
-
-
-def _digest(task: Any, numbers: list[int]) -> str:
-    digest = hashlib.sha256()
-    documents = task.task_docs
-    if len(numbers) < len(documents):
-        several = hasattr(documents, "select")
-        documents = documents.select(numbers) if several else [documents[number] for number in numbers]
-    for document in all_rows(documents):
-        digest.update(_bytes(document) + b"\n")
-    if task.get_config("num_fewshot") and hasattr(task, "sampler"):
-        digest.update(b"few-shot")
-        for document in task.sampler.df:
-            digest.update(_bytes(document) + b"\n")
-    return digest.hexdigest()
 
 
 def gold_choice(task: Any, document: Any) -> int:

@@ -30,7 +30,7 @@ from moe_lab.models.hub import commit_of, explain
 from moe_lab.results.code import code_digest
 from moe_lab.results.identity import UNNAMED, module_digest
 from moe_lab.tasks.answer_forms import in_letters, voted
-from moe_lab.tasks.documents import Holdout, first_split, held_out_config, source_split
+from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import judge_metrics, score
 
@@ -175,20 +175,26 @@ class _Factory(TaskFactory):
     def _with_documents(self, config: dict[str, Any], folder: Path | None) -> dict[str, Any]:
         """The configuration with the run's documents."""
 
-        def exists(split: str) -> bool:  # a hub data set is assumed to have all splits of the task
-            return folder is None or (folder / f"{split}.jsonl").exists()
+        def exists(split: str | None) -> bool:  # a hub data set is assumed to have all splits of the task
+            return bool(split) and (folder is None or (folder / f"{split}.jsonl").exists())
 
-        if self._splits:
-            config["test_split"] = first_split(config, self._splits, exists, str(folder or "its data set"))
-        if self._holdout is not None:
-            config["test_split"] = source_split(config, exists)
+        if self._splits:  # names of splits, or keys that name one (`training_split`)
+            named = (config.get(one) if one.endswith("_split") else one for one in self._splits)
+            if (found := next(filter(exists, named), None)) is None:
+                kinds = " or ".join(one.removesuffix("_split") for one in self._splits)
+                raise TaskError(f"Task {config['task']} has no {kinds} split in {folder or 'its data set'}.")
+            config["test_split"] = found
+        evaluated = config.get("test_split") or config.get("validation_split")
+        if self._holdout is not None:  # of a split that is not evaluated, if there is one
+            others = (config.get("validation_split"), config.get("training_split"))
+            evaluated = next((one for one in others if one != evaluated and exists(one)), evaluated)
         options, path = config.get("dataset_kwargs") or {}, hub_id(config)
         if folder is not None:
             column, shots = self._run.task.data_filter, self._run.num_fewshot
             local = LocalSplits(
                 folder=folder,
                 read=self._read,
-                evaluated=config.get("test_split") or config.get("validation_split"),
+                evaluated=evaluated,
                 shots=config.get("num_fewshot") if shots is None else shots,
                 only=(column, config.get("dataset_name")) if column else None,
             )
@@ -202,7 +208,12 @@ class _Factory(TaskFactory):
         load = config.get("custom_dataset") or (
             lambda **_: load_dataset(config["dataset_path"], config.get("dataset_name"), **given)
         )
-        return held_out_config(config, config["test_split"], load, self._holdout)
+        held_out = HeldOutDataset(
+            task=config["task"], source=str(evaluated), holdout=self._holdout, load=load
+        )
+        if not any(config.get(key) for key in ("fewshot_split", "training_split", "validation_split")):
+            config["fewshot_split"] = evaluated  # lm-eval would draw from the evaluated documents themselves
+        return config | {"custom_dataset": held_out, "test_split": SPLIT}
 
     def reason(self, error: Exception) -> str:
         """The message for an error of lm-eval, `datasets` or the hub while a task is loaded."""

@@ -77,7 +77,7 @@ def _method(stored: dict[str, Any]) -> str:
     return str(getattr(method, "value", method))
 
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,28 +153,25 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-        available = torch.get_device_module(resolved.type).is_available()
-    except (RuntimeError, AttributeError) as error:
-        raise ConfigError(
-            f"device={device}: torch {torch.__version__} has no such device. Use auto, cpu, cuda or cuda:0."
-        ) from error
-    if not available:
+        if torch.get_device_module(resolved.type).is_available():
+            return resolved
         missing = "GPU" if resolved.type == "cuda" else f"device of type {resolved.type}"
-        raise ConfigError(f"device={device}: torch sees no {missing} here. Use device=cpu.")
-    return resolved
+    except (RuntimeError, AttributeError):
+        missing = "such device"
+    raise ConfigError(f"device={device}: torch {torch.__version__} sees no {missing} here. Use device=cpu.")
 
 
 def resolve_dtype(dtype: str, device: torch.device, config: Any) -> str:
     """`auto`: float32 on the CPU, elsewhere the dtype of the checkpoint. Raises ConfigError if it does not name one."""
-    if dtype == "auto" and device.type == "cpu":
+    if dtype != "auto":
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype={dtype}: choose one of auto, {', '.join(DTYPES)}.")
+        return dtype
+    if device.type == "cpu":
         return "float32"
-    if dtype == "auto" and config.dtype is None:
+    if config.dtype is None:
         raise ConfigError(
             f"dtype=auto: the config.json of this {config.model_type} names no dtype. Give that of its weights, "
             "for example dtype=bfloat16."
         )
-    if dtype == "auto":
-        return str(config.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES:
-        raise ConfigError(f"dtype={dtype}: choose one of auto, {', '.join(_DTYPES)}.")
-    return dtype
+    return str(config.dtype).removeprefix("torch.")

@@ -45,30 +45,20 @@ def commit_of(id: str, kind: str = "model", revision: str | None = None, *, offl
     If the hub cannot be reached, the process prints a line on stderr and continues as with offline=true. Raises the
     errors of the hub's client, LocalEntryNotFoundError if the cache lacks the revision.
     """
-    from huggingface_hub import snapshot_download
+    import httpx2
+    from huggingface_hub import errors, snapshot_download
 
     if not (offline or is_offline()):
         try:
             return _requested(id, kind, revision)
-        except Exception as error:
-            if not _unreachable(error):
+        except (errors.HfHubHTTPError, httpx2.TransportError) as error:
+            status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 500
+            if status < 500 and status not in (408, 429):  # neither busy nor out of order
                 raise
             print(f"The hub cannot be reached ({error}): continuing with the cache alone.", file=sys.stderr)
             go_offline()
-    folder = snapshot_download(
-        id, repo_type=kind, revision=revision, local_files_only=True, allow_patterns=[]
-    )
-    return Path(folder).name
-
-
-def _unreachable(error: Exception) -> bool:
-    """Whether a request did not reach the hub, or the hub is busy or out of order."""
-    import httpx2
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code in (408, 429) or error.response.status_code >= 500
-    return isinstance(error, httpx2.TransportError)
+    cached: dict[str, Any] = {"allow_patterns": [], "local_files_only": True}
+    return Path(snapshot_download(id, repo_type=kind, revision=revision, **cached)).name
 
 
 @lru_cache(maxsize=64)
@@ -100,12 +90,8 @@ def fetch(id: str, kind: str, commit: str, patterns: tuple[str, ...], offline: b
     """
     from huggingface_hub import snapshot_download
 
-    only = offline or is_offline()
-    return Path(
-        snapshot_download(
-            id, repo_type=kind, revision=commit, allow_patterns=list(patterns), local_files_only=only
-        )
-    )
+    options: dict[str, Any] = {"allow_patterns": list(patterns), "local_files_only": offline}
+    return Path(snapshot_download(id, repo_type=kind, revision=commit, **options))
 
 
 # Messages
@@ -119,6 +105,7 @@ def explain(error: BaseException, source: str, what: str) -> str:
     import httpx2
     from huggingface_hub import constants, errors
 
+    missing = (errors.LocalEntryNotFoundError, ConnectionError)
     page = f"{constants.ENDPOINT}/{'datasets/' if what == 'data set' else ''}{source}"
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
@@ -131,10 +118,7 @@ def explain(error: BaseException, source: str, what: str) -> str:
         errors.HFValidationError: "is no hub id. Give a local folder, or owner/name on the hub.",
         (errors.HfHubHTTPError, httpx2.HTTPError): "is not available: {}.\n"
         f"Check the connection and try again. If it needs a token: {LOGIN}.",
-        (
-            errors.LocalEntryNotFoundError,
-            ConnectionError,
-        ): "is not available offline: it is not, or not whole, in the cache.\n"
+        missing: "is not available offline: it is not, or not whole, in the cache.\n"
         "Fetch it while there is a connection: the same command with mode=prefetch offline=false.",
         BaseException: "could not be read: {}.",
     }

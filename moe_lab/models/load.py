@@ -36,7 +36,7 @@ from moe_lab.models.transformers_internals import attention_of, can_set_experts,
 from moe_lab.routing import find_routers
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,14 @@ def load_model(
     check_complete(report, source, config)
     loaded = merged(loaded.eval(), adapter, str(model.peft)) if adapter is not None else loaded.eval()
     weakref.finalize(loaded, disk.cleanup)
-    place = main_device(loaded, place)
+    if next(loaded.parameters()).is_meta:
+        raise ModelError(
+            "model.device_map=auto put all weights on disk: free memory for at least the embeddings."
+        )
+    if places := list(
+        getattr(loaded, "hf_device_map", {}).values()
+    ):  # inputs go where the first layers compute
+        place = torch.device(next((each for each in places if each not in ("cpu", "disk")), "cpu"))
     routers = len(find_routers(loaded))
     if routers != facts.moe_layers:
         raise ModelError(
@@ -150,17 +157,3 @@ def placement(
     if model.device_map:
         return {"device_map": model.device_map, "offload_folder": disk.name}
     return {} if device.type == "cpu" else {"device_map": device}
-
-
-def main_device(loaded: PreTrainedModel, requested: torch.device) -> torch.device:
-    """The device of inputs: the requested one, or the first that a device map computes on.
-
-    Raises ModelError if all weights are on disk, including the embeddings.
-    """
-    places = getattr(loaded, "hf_device_map", {}).values()
-    if next(loaded.parameters()).device.type == "meta":
-        raise ModelError(
-            "model.device_map=auto put all weights on disk: free memory for at least the embeddings."
-        )
-    computing = [torch.device(place) for place in places if place not in ("cpu", "disk")]
-    return computing[0] if computing else torch.device("cpu") if places else requested

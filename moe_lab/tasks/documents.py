@@ -129,7 +129,21 @@ def select_documents(
     """
     chosen = {}
     for name, task in tasks["tasks"].items():
-        numbers = chosen[name] = _select(name, len(task.task_docs), config)
+        count = len(task.task_docs)
+        if count == 0:
+            raise TaskError(f"Task {name} has no documents.")
+        numbers = list(range(count))
+        if config.samples is not None:
+            numbers = sorted(set(config.samples))
+            if max(numbers, default=0) >= count:
+                raise TaskError(
+                    f"samples={numbers[-1]} does not exist: {name} has documents 0 to {count - 1}."
+                )
+        elif config.limit is not None:
+            Random(f"{name} {config.sample_seed}").shuffle(numbers)
+            limit = math.ceil(count * config.limit) if config.limit < 1 else int(config.limit)
+            numbers = sorted(numbers[:limit])
+        chosen[name] = numbers
         if tuned_on:
             hashes = document_hashes(task)
             chosen[name] = [number for number in numbers if not hashes[number] & tuned_on]
@@ -139,22 +153,6 @@ def select_documents(
                 "Lower tuning.num_samples, or leave limit= or samples= out."
             )
     return chosen
-
-
-def _select(name: str, count: int, config: Config) -> list[int]:
-    if count == 0:
-        raise TaskError(f"Task {name} has no documents.")
-    if config.samples is not None:
-        beyond = [number for number in config.samples if number >= count]
-        if beyond:
-            raise TaskError(f"samples={beyond[0]} does not exist: {name} has documents 0 to {count - 1}.")
-        return sorted(set(config.samples))
-    order = list(range(count))
-    if config.limit is None:
-        return order
-    Random(f"{name} {config.sample_seed}").shuffle(order)
-    limit = math.ceil(count * config.limit) if config.limit < 1 else int(config.limit)
-    return sorted(order[:limit])
 
 
 _digests: WeakKeyDictionary[Any, dict[tuple[int, ...], str]] = WeakKeyDictionary()

@@ -6,7 +6,6 @@ Each returns {split: Dataset}, and ignores lm-eval's metadata.
 from __future__ import annotations
 
 from functools import cache, partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,31 +23,35 @@ DIFFERENCES = {"test": 400, "validation": 300, "train": 5940}
 
 
 @cache
-def _dataset(module: str, draw: str, split: str, count: int) -> Dataset:
+def _dataset(draw: str, split: str, count: int) -> Dataset:
     """Made once in a process: a grid asks for it again in every run."""
     from datasets import Dataset
 
     # imported here, so that `python -m moe_lab.tasks.toy.corpus` does not import its own module twice
-    return Dataset.from_list(getattr(import_module(f"{__name__}.{module}"), draw)(split, count))
+    from moe_lab.tasks.toy import corpus, questions, rules, word_problems
+
+    modules = (corpus, questions, rules, word_problems)
+    drawn = next(getattr(module, draw) for module in modules if hasattr(module, draw))
+    return Dataset.from_list(drawn(split, count))
 
 
-def _datasets(module: str, draw: str, sizes: dict[str, int], **metadata: Any) -> dict[str, Dataset]:
-    return {split: _dataset(module, draw, split, count) for split, count in sizes.items()}
+def _datasets(draw: str, sizes: dict[str, int], **metadata: Any) -> dict[str, Dataset]:
+    return {split: _dataset(draw, split, count) for split, count in sizes.items()}
 
 
-toy_math = partial(_datasets, "word_problems", "word_problems", PROBLEMS)
+toy_math = partial(_datasets, "word_problems", PROBLEMS)
 """{"question", "answer", "steps"}"""
-toy_choice = partial(_datasets, "questions", "questions", QUESTIONS)
+toy_choice = partial(_datasets, "questions", QUESTIONS)
 """{"question", "choices", "answer", "kind", "subject"}; `near` and `far` are reference sets."""
-toy_text = partial(_datasets, "corpus", "stories", STORIES)
+toy_text = partial(_datasets, "stories", STORIES)
 """{"text"}"""
-toy_cloze = partial(_datasets, "corpus", "cloze", CLOZE)
+toy_cloze = partial(_datasets, "cloze", CLOZE)
 """{"context", "word"}"""
-toy_safety = partial(_datasets, "questions", "requests", REQUESTS)
+toy_safety = partial(_datasets, "requests", REQUESTS)
 """{"instruction", "harmful", "relation", "subject"}"""
-toy_rules = partial(_datasets, "rules", "plus_rules", RULES)
+toy_rules = partial(_datasets, "plus_rules", RULES)
 """{"question", "choices", "answer"}, where the operator means plus; `plus` and `max` are reference sets."""
-toy_rules_max = partial(_datasets, "rules", "max_rules", RULES)
+toy_rules_max = partial(_datasets, "max_rules", RULES)
 """As `toy_rules`, where the operator means max. The reference sets are the same."""
-toy_subtract = partial(_datasets, "word_problems", "differences", DIFFERENCES)
+toy_subtract = partial(_datasets, "differences", DIFFERENCES)
 """{"question", "answer"}"""

@@ -80,12 +80,8 @@ def change(file: Path, **values: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def judge(folder: Path) -> RewardModel:
-    return RewardModel(Config(task=TaskConfig(reward_model=str(folder)), **OFFLINE))
-
-
 def load_judge(folder: Path) -> None:
-    with judge(folder).open():
+    with RewardModel(Config(task=TaskConfig(reward_model=str(folder)), **OFFLINE)).open():
         pass
 
 
@@ -110,16 +106,6 @@ def test_no_way_of_loading_runs_code(folder: Path, mark: Path, way: str) -> None
         WAYS[way](folder)
     assert not mark.exists()
     assert len(str(refused.value).splitlines()) <= 3
-
-
-def test_a_configuration_needs_code(folder: Path, mark: Path) -> None:
-    for load in (
-        lambda: judge(folder).stored_config,
-        lambda: load_config(ModelConfig(path=str(folder)), offline=True),
-    ):
-        with pytest.raises(MoeLabError, match="needs code of its own, which is never run"):
-            load()
-    assert not mark.exists()
 
 
 def test_a_tokenizer_needs_code(folder: Path, mark: Path) -> None:

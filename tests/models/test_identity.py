@@ -7,14 +7,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
 import pytest
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 import moe_lab.models.identity as file_digest
 from moe_lab.config.schema import ModelConfig
@@ -41,45 +36,6 @@ def test_every_part_counts(tiny_olmoe_dir: Path, tmp_path: Path, file: str) -> N
     content[-2] ^= 1
     (copy / file).write_bytes(content)
     assert folder_content(copy) != folder_content(tiny_olmoe_dir)
-
-
-TINY = Path(__file__).parents[2] / "moe_lab" / "models" / "tiny"
-"""The embedded model: 8 MB of weights."""
-
-
-def a_router(names: list[str]) -> str:
-    return next(name for name in names if name.endswith("mlp.gate.weight"))
-
-
-def an_expert(names: list[str]) -> str:
-    return next(name for name in names if ".experts.3." in name)
-
-
-def the_head(names: list[str]) -> str:
-    return "model.embed_tokens.weight" if "lm_head.weight" not in names else "lm_head.weight"
-
-
-def the_last(names: list[str]) -> str:
-    return names[-1]
-
-
-@pytest.mark.parametrize("choose", [a_router, an_expert, the_head, the_last])
-def test_one_element_of_any_tensor_counts(tmp_path: Path, choose: Callable[[list[str]], str]) -> None:
-    file = tmp_path / "model.safetensors"
-    shutil.copy(TINY / "model.safetensors", file)
-    with safe_open(file, "pt") as stored:
-        names = stored.offset_keys()
-        metadata = stored.metadata()
-    tensors = load_file(file)
-    for element in sample(tensors[choose(names)]):
-        before = folder_content(tmp_path)
-        tensors[choose(names)].view(-1)[element] += 0.5
-        save_file(tensors, file, metadata=metadata)
-        assert folder_content(tmp_path) != before
-
-
-def sample(tensor: Tensor) -> list[int]:
-    return Random(0).sample(range(tensor.numel()), 3)
 
 
 def test_shards_in_a_folder_below_count(tmp_path: Path) -> None:
@@ -273,7 +229,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
 
 
 @pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"digest": 7}', "\x00"])
+@pytest.mark.parametrize("damage", ["", "[]", '{"digest": 7}'])
 def test_a_damaged_entry_is_hashed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, damage: str
 ) -> None:

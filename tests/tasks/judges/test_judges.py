@@ -13,7 +13,7 @@ import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError
-from moe_lab.tasks.judges import JUDGES, Exchange, Judge, judge_metrics, judge_names, judges_of
+from moe_lab.tasks.judges import JUDGES, Exchange, Judge, judge_names, judges_of
 from moe_lab.tasks.judges.toy import ToyJudge, features
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.toy.questions import requests
@@ -48,20 +48,6 @@ def test_a_judge_is_one_module_and_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert [type(judge) for judge in judges_of(config, tasks)] == [ToyJudge, Loud]
     found = tasks["tasks"]["toy_safety"].higher_is_better()
     assert found == dict.fromkeys(("toy", "toy_flagged", "loud", "very_loud"), False)
-
-
-def test_a_judged_task_has_the_metrics_of_all_judges() -> None:
-    names = [metric["metric"] for metric in judge_metrics()]
-    own = [
-        "toy",
-        "toy_flagged",
-        "reward",
-        "llama_guard",
-        "llama_guard_probability",
-        "openai",
-        "openai_flagged",
-    ]
-    assert names == own
 
 
 @pytest.mark.parametrize("judges", [["tiger"], [], ["toy", "toy"]])

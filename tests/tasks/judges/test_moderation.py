@@ -71,38 +71,25 @@ def test_what_passes_is_tried_again(server: ModerationServer, status: int) -> No
     assert [code for _, code in server.requests] == [status] * 3 + [200] * 3
 
 
-def test_retry_after_is_waited_for(server: ModerationServer) -> None:
-    server.faults = [Fault(429, headers={"Retry-After": "1"})]
-    verdicts(EXCHANGES[:1])
-    (refused, _), (answered, _) = server.requests
-    assert answered - refused >= 1
-
-
-def test_a_request_without_answer_is_given_up_and_tried_again(
-    server: ModerationServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("keys", "status"),
+    [
+        ({"OPENAI_API_KEY": "sk-wrong-secret"}, 401),
+        ({}, 403),
+        ({"moderation_model": "gpt-9"}, 404),
+    ],
+)
+def test_a_refused_key_or_model_stops_at_once_and_no_key_is_told(
+    server: ModerationServer, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str], status: int
 ) -> None:
-    monkeypatch.setattr(moderation, "TIMEOUT", 0.3)
-    server.faults = [Fault(200, stall=0.8)]
-    assert len(verdicts(EXCHANGES[:1])) == 1
-    assert len(server.asked) >= 1
-
-
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_refused_key_stops_at_once_and_is_not_told(
-    server: ModerationServer, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    if status == 401:
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-secret")
+    if key := keys.pop("OPENAI_API_KEY", None):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
     server.faults = [Fault(403)] if status == 403 else []
-    with pytest.raises(ConfigError, match=f"refuses OPENAI_API_KEY.*status {status}") as raised:
-        verdicts()
+    with pytest.raises(
+        ConfigError, match=rf"refuses OPENAI_API_KEY or task.moderation_model=.*status {status}"
+    ) as raised:
+        verdicts(**keys)
     assert len(server.requests) == 1 and "secret" not in str(raised.value)
-
-
-def test_an_unknown_model_stops_at_once(server: ModerationServer) -> None:
-    with pytest.raises(ConfigError, match=r"task.moderation_model=gpt-9 \(status 404\)"):
-        verdicts(moderation_model="gpt-9")
-    assert len(server.requests) == 1
 
 
 def test_an_answer_that_is_refused_fails_and_the_others_are_judged(server: ModerationServer) -> None:
@@ -161,16 +148,6 @@ def test_no_file_and_no_line_of_a_run_holds_the_key(
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert any(file.name == "run.log" for file in files)
     assert not [file for file in files if KEY in file.read_text(errors="ignore")]
-
-
-def test_an_endpoint_that_is_away_ends_the_run(
-    server: ModerationServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(moderation, "TRIES", 1)
-    server.faults = [Fault(429, times=99)]
-    with pytest.raises(MoeLabError, match=r"failed for 3 answers in a row: status 429\n"):
-        verdicts(EXCHANGES * 2)
-    assert len(server.requests) == 6
 
 
 def test_what_is_missing_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ def _task(config: Config) -> Iterator[str]:
     yield f"task {task_name(config)}: {', '.join(dict.fromkeys(task.data_source for task in tasks['tasks'].values()))}"
     for judge in judges_of(config, tasks):
         if isinstance(judge, LocalJudge):
-            judge.local.tokenizer()
-            yield f"judge {judge.name}: {judge.local.folder()}"
+            assert judge.tokenizer, "fetched"
+            yield f"judge {judge.name}: {judge.folder()}"
 
 
 def _method(config: Config) -> Iterator[str]:

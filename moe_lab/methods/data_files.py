@@ -14,17 +14,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from moe_lab.errors import MoeLabError, TaskError, reading
-from moe_lab.models.hub import explain
+from moe_lab.models.hub import commit_of, explain, fetch, is_offline, snapshot
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from moe_lab.config.schema import Config
-    from moe_lab.models.hub import Repository
 
 
 TRAIN = re.compile(
@@ -52,17 +52,21 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
     Raises TaskError if the data set does not exist, is gated, or is not in the cache while offline, and if its files
     are not exactly one complete train split.
     """
-    from moe_lab.models.hub import fetch, find
+    from huggingface_hub import HfApi
 
     try:
-        repository = find(id, "dataset", offline=offline)
-        names = _train_split(_names(repository), id, key)
-        folder = fetch(repository, names)
+        commit = commit_of(id, "dataset", offline=offline)
+        only, folder = offline or is_offline(), snapshot(id, "dataset", commit)
+        files = (path for path in folder.rglob("*") if path.is_file())
+        here = [path.relative_to(folder).as_posix() for path in files]
+        there = here if only else HfApi().list_repo_files(id, repo_type="dataset", revision=commit)
+        names = _train_split(there, id, key)
+        fetch(id, "dataset", commit, tuple(map(escape, names)), only)
     except MoeLabError:
         raise
     except Exception as error:
         raise TaskError(explain(error, id, "data set")) from error
-    return [folder / name for name in names], repository.commit
+    return [folder / name for name in names], commit
 
 
 def _train_split(names: list[str], id: str, key: str) -> list[str]:
@@ -78,14 +82,6 @@ def _train_split(names: list[str], id: str, key: str) -> list[str]:
     else:
         has = f"a train split of {parts} files, of which {len(matches)} are here"
     raise TaskError(f"The data set {id} has {has}. Give a file of your own: {key}=<file>.jsonl")
-
-
-def _names(repository: Repository) -> list[str]:
-    """The repository's files; offline, those in the cache."""
-    if repository.files is not None:
-        return list(repository.files)
-    snapshot = repository.snapshot
-    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
 
 
 def data_files(

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from moe_lab.engine.planned import Asked
     from moe_lab.methods.profile import Profile
     from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.hub import Upload
     from moe_lab.models.load import LoadedModel
-    from moe_lab.models.upload import Upload
     from moe_lab.results.model import RunResult
     from moe_lab.results.scores import Score
     from moe_lab.tasks.requests import Workload

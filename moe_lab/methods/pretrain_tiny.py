@@ -106,7 +106,7 @@ class PretrainTiny(ModelMaker):
         from moe_lab.methods.trained import print_resumed, steps_kept
         from moe_lab.methods.trainer import Log, MoeTrainer, ToyRows, training_arguments
         from moe_lab.models.experts import set_experts_in_training
-        from moe_lab.models.facts import attention_options, resolve_device
+        from moe_lab.models.facts import resolve_device
         from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer
         from moe_lab.results.atomic import obey_umask, writing
@@ -117,8 +117,10 @@ class PretrainTiny(ModelMaker):
         architecture.output_router_logits = True
         architecture.router_aux_loss_coef = recipe.router_aux_loss_coef
         set_seed(config.seed)
-        attention = attention_options(config.model, architecture)
-        model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32, **attention)
+        attention = config.model.attn_implementation
+        model = AutoModelForCausalLM.from_config(
+            architecture, dtype=torch.float32, attn_implementation=attention
+        )
         set_experts_in_training(model, config.model.experts_implementation)
         rows = ToyRows(
             tokenizer, seed=config.seed, rows=recipe.steps * recipe.batch_size, length=recipe.sequence_length

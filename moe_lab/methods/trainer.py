@@ -26,7 +26,7 @@ from moe_lab.config.progress import Progress
 from moe_lab.errors import ResultsError, TrainingError
 from moe_lab.methods.trained import COMPLETE, last_checkpoint
 from moe_lab.models.adapters import load_adapter, save_adapter
-from moe_lab.models.files import NO_CODE
+from moe_lab.models.source import NO_CODE
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import check_lease
 from moe_lab.routing.hook import Router, Routing

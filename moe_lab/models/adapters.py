@@ -7,21 +7,24 @@ first, without weights, with those that the adapter's configuration gives an emp
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from moe_lab.errors import ConfigError, ModelError, first_line, reading
-from moe_lab.models.files import ADAPTER, ADAPTER_TENSORS, read_header
+from moe_lab.errors import ConfigError, ModelError, reading
+from moe_lab.models.hub import ADAPTER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from moe_lab.config.schema import ModelConfig
 
+ADAPTER_TENSORS = "adapter_model.safetensors"
 KINDS = ("IA3", "LOHA", "LOKR", "LORA")
 """peft's kinds of adapters that can be merged into weights."""
 
@@ -33,24 +36,21 @@ def check_adapter(model: ModelConfig, folder: Path, quantized: bool) -> None:
             f"model.peft={model.peft} is merged into weights on one device, which are not quantized. Leave out "
             "model.device_map and model.tp_plan, or merge it once with peft's merge_and_unload()."
         )
-    source, content = f"model.peft={model.peft}", _configuration(folder, str(model.peft))
-    kind = str(content.get("peft_type"))
-    if kind not in KINDS:
-        raise ModelError(f"{source} is of the kind {kind}, which is not merged. Kinds: {', '.join(KINDS)}.")
-    if content.get("task_type") not in (None, "CAUSAL_LM"):
-        raise ModelError(f"{source} was trained for {content['task_type']}, not as a causal language model.")
-    for key in ("megatron_config", "layer_replication"):
-        if content.get(key):
-            raise ModelError(
-                f"{source} has {key} in {ADAPTER}, which names code or layers that are not loaded."
+    if absent := [name for name in (ADAPTER, ADAPTER_TENSORS) if not (folder / name).is_file()]:
+        raise ModelError(f"model.peft={model.peft} is no adapter in peft's format: it has no {absent[0]}.")
+    with reading(f"model.peft={model.peft}", raises=ModelError):
+        content = json.loads((folder / ADAPTER).read_bytes())
+        if content["peft_type"] not in KINDS:
+            raise ValueError(f"{content['peft_type']} is not merged. Kinds: {', '.join(KINDS)}")
+        if content.get("megatron_config"):  # peft imports the module that it names
+            raise ValueError("megatron_config names code, which is never run")
+        base = content.get("base_model_name_or_path")
+        on_hub = [bool(re.fullmatch(r"[^/]+/[^/]+", str(name))) for name in (base, model.path)]
+        if all(on_hub) and base != model.path and not Path(str(model.path)).is_dir():
+            raise ValueError(
+                f"it was trained on {base}, and the model is {model.path}. Use model.path={base}, or change "
+                "base_model_name_or_path in a copy of the adapter"
             )
-    base = content.get("base_model_name_or_path")
-    named, given = (not _is_folder(one) for one in (base, model.path))
-    if named and given and base != model.path:
-        raise ModelError(
-            f"{source} was trained on {base} by its {ADAPTER}, and the model is {model.path}.\n"
-            f"Use model.path={base}, or change base_model_name_or_path in a copy of the adapter."
-        )
 
 
 def check_fit(config: PreTrainedConfig, folder: Path, source: str) -> None:
@@ -63,7 +63,8 @@ def check_fit(config: PreTrainedConfig, folder: Path, source: str) -> None:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        found = {name: tensor["shape"] for name, tensor in read_header(folder / ADAPTER_TENSORS).items()}
+        with safe_open(folder / ADAPTER_TENSORS, "pt") as stored:
+            found = {name: stored.get_slice(name).get_shape() for name in stored.offset_keys()}
         empty: Any = AutoModelForCausalLM.from_config(config)
         wrapped = get_peft_model(empty, PeftConfig.from_pretrained(folder), low_cpu_mem_usage=True)
         state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
@@ -82,15 +83,10 @@ def merged(model: Any, folder: Path, source: str) -> Any:
     """The model with the adapter merged into its weights. Raises ModelError if it has values that are no numbers."""
     from peft import PeftModel
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            wrapped = PeftModel.from_pretrained(model, str(folder), local_files_only=True)
-            return wrapped.merge_and_unload(safe_merge=True).eval()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # a damaged file leads to any exception
-        raise ModelError(f"model.peft={source} could not be merged: {first_line(error)}.") from error
+    with warnings.catch_warnings(), reading(f"model.peft={source}", raises=ModelError):
+        warnings.simplefilter("ignore")
+        wrapped = PeftModel.from_pretrained(model, str(folder), local_files_only=True)
+        return wrapped.merge_and_unload(safe_merge=True).eval()
 
 
 def save_adapter(wrapped: Any, folder: Path) -> None:
@@ -106,26 +102,12 @@ def save_adapter(wrapped: Any, folder: Path) -> None:
 
 def load_adapter(wrapped: Any, folder: Path) -> None:
     """Read what `save_adapter` wrote into a PeftModel with the same adapter. Raises ModelError if it is another one."""
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+    from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    stored, own = (
-        load_file(folder / ADAPTER_TENSORS),
-        get_peft_model_state_dict(wrapped, save_embedding_layers=False),
-    )
-    if other := sorted(stored.keys() ^ own.keys()):
-        raise ModelError(f"{folder} holds another adapter: {other[0]} differs.")
-    set_peft_model_state_dict(wrapped, stored)
-
-
-def _configuration(folder: Path, source: str) -> dict[str, Any]:
-    for name in (ADAPTER, ADAPTER_TENSORS):
-        if not (folder / name).is_file():
-            raise ModelError(f"model.peft={source} is no adapter in peft's format: it has no {name}.")
-    with reading(folder / ADAPTER, raises=ModelError, says="is damaged"):
-        return dict(json.loads((folder / ADAPTER).read_bytes()))
-
-
-def _is_folder(source: Any) -> bool:
-    """Whether a model's name is a folder, here or where an adapter was trained; not an id of the hub."""
-    return not isinstance(source, str) or source.count("/") != 1 or Path(source).expanduser().is_dir()
+    found = set_peft_model_state_dict(wrapped, load_file(folder / ADAPTER_TENSORS))
+    lost = [
+        name for name in found.missing_keys if name in dict(wrapped.named_parameters()) and "lora_" in name
+    ]
+    if found.unexpected_keys or lost:
+        raise ModelError(f"{folder} holds another adapter: {(found.unexpected_keys + lost)[0]} differs.")

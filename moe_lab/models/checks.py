@@ -1,94 +1,51 @@
 """Checks of a loaded model: its weights, a short pass, its routers, its generation settings and its vocabulary.
 
-- transformers would initialize missing parameters at random, and leave out those that config.json does not count.
-  Experts that are stored one by one are fused at loading. transformers then reports a problem with one expert for the
-  fused tensor, or not at all; the names in the files identify the expert.
-- Overflow can hide. A norm divides by the root of the mean square, and the square of 2e19 is infinite in float32: the
-  norm then returns zeros, every next token is equally probable, and the perplexity is that of chance.
+transformers would initialize missing parameters at random, and leave out those that config.json does not count.
+
+Overflow can hide. A norm divides by the root of the mean square, and the square of 2e19 is infinite in float32: the
+norm then returns zeros, every next token is equally probable, and the perplexity is that of chance.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from moe_lab.errors import ModelError, MoeLabError, RoutingError, first_line
-from moe_lab.models.files import known_weights, read_header
-from moe_lab.models.transformers_internals import generation_config, logits_processors
 from moe_lab.routing import Router, Routing, find_routers, routed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-EXPERT = re.compile(r"(.*\bexperts\.)(\d+)(\..*)")
 NO_TEXT = re.compile("vision|visual|image|audio|multi_modal_projector")
-Shapes = dict[str, tuple[int, ...]]
+DAMAGED = "It is damaged or belongs to another configuration: fetch or save it again."
 
 
-def check_complete(report: dict[str, Any], folder: Path, source: str, config: PreTrainedConfig) -> None:
+def check_complete(report: dict[str, Any], source: str, config: PreTrainedConfig) -> None:
     """Raise ModelError, naming a parameter, if transformers reports missing, misshapen or unexpected ones."""
-    missing = {str(key) for key in report["missing_keys"]}
-    misshapen = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
-    if missing or misshapen:
-        check_experts(folder, source)
-    _refuse(source, missing, misshapen)
-    if surplus := sorted(without_place(report, config)):
-        raise ModelError(
-            f"The checkpoint {source} has {len(surplus)} weights that its model has no place for, "
-            f"e.g. {surplus[0]!r}.\n"
-            "Its config.json belongs to another checkpoint (fewer layers, say): fetch or save both again."
-        )
+    problems = {
+        "lacks parameters of the model": report["missing_keys"],
+        "has parameters in another shape": {key[0] for key in report["mismatched_keys"]},
+        "has weights that its model has no place for": without_place(report, config),
+    }
+    for problem, names in problems.items():
+        if names:
+            raise ModelError(
+                f"The checkpoint {source} {problem} ({len(names)}, e.g. {min(names)}).\n{DAMAGED}"
+            )
 
 
 def without_place(report: dict[str, Any], config: PreTrainedConfig) -> set[str]:
     """Unexpected weights but those that transformers ignores, and the parts of a larger model that read no text."""
-    names = {str(key) for key in report["unexpected_keys"]}
+    names = set(report["unexpected_keys"])
     if config.get_text_config() is config:
         return names
     return {name for name in names if not NO_TEXT.search(name)}
-
-
-def check_experts(folder: Path, source: str) -> None:
-    """Raise ModelError if the files lack an expert, or if an expert has another shape than most."""
-    _refuse(source, *odd_experts(_shapes(folder)))
-
-
-def odd_experts(shapes: Shapes) -> tuple[set[str], set[str]]:
-    """Missing names, and names whose shape differs from the same parameter of most experts in the layer."""
-    groups: dict[tuple[str, str], dict[int, tuple[int, ...]]] = defaultdict(dict)
-    for name, shape in shapes.items():
-        if match := EXPERT.fullmatch(name):
-            groups[match[1], match[3]][int(match[2])] = shape
-    numbers = {number for group in groups.values() for number in group}
-    missing, misshapen = set(), set()
-    for (before, after), group in groups.items():
-        missing |= {f"{before}{number}{after}" for number in numbers - group.keys()}
-        usual, _ = Counter(group.values()).most_common(1)[0]
-        misshapen |= {f"{before}{number}{after}" for number, shape in group.items() if shape != usual}
-    return missing, misshapen
-
-
-def _shapes(folder: Path) -> Shapes:
-    """The shapes of all tensors in the safetensors files that transformers loads."""
-    files = [folder / name for name in known_weights(folder) if name.endswith(".safetensors")]
-    return {name: tuple(tensor["shape"]) for file in files for name, tensor in read_header(file).items()}
-
-
-def _refuse(source: str, missing: Iterable[str], misshapen: Iterable[str]) -> None:
-    for names, what in ((sorted(missing), "lacks"), (sorted(misshapen), "has in another shape")):
-        if names:
-            raise ModelError(
-                f"The checkpoint {source} {what} {len(names)} of the model's parameters, e.g. {names[0]}.\n"
-                "It is damaged or belongs to another configuration: fetch or save it again."
-            )
 
 
 TOKENS = 4
@@ -169,28 +126,33 @@ def _in_range(tensor: Tensor) -> bool:
     return bool((-LARGEST <= smallest) & (largest <= LARGEST))  # false of NaN
 
 
-ON_DISK = (
-    "cannot be routed with layers on disk: parameters of its routers are read when they are not in memory. It needs "
-    "memory for all of its weights."
-)
-
-
 def prove_seam(model: Any, device: torch.device, source: str) -> None:
     """Check in one forward pass that every router is called and applies its rule.
 
-    Raises ModelError otherwise, for example if a quantized kernel bypasses the routers, or if parameters of a router
-    are on disk when they are read.
+    Raises ModelError otherwise, for example if a quantized kernel bypasses the routers, or if a router reads parameters
+    of its parts that are on disk: they come to memory when the part itself is called, and give any numbers before.
     """
+    parts = [part for router in find_routers(model) for part in router.module.children()]
+    unread = {part for part in parts if any(own.is_meta for own in part.parameters(recurse=False))}
+    handles = [part.register_forward_hook(lambda part, *_: unread.discard(part)) for part in unread]
     ids = torch.arange(TOKENS, device=device)[None]
     try:
-        with torch.no_grad(), _refuse_offloaded(model, source), routed(model, _check_rule):
+        with torch.no_grad(), routed(model, _check_rule):
             model(ids, use_cache=False)
-    except RoutingError as error:
-        raise ModelError(f"{source} cannot be routed as it was loaded. {error}") from error
-    except RuntimeError as error:
-        if "meta" not in str(error):
+        if unread:
+            raise RuntimeError("parameters of a router are on the meta device")
+    except (RoutingError, RuntimeError) as error:
+        if unread or "meta" in str(error):
+            raise ModelError(
+                f"{source} cannot be routed with layers on disk: parameters of its routers are read when they are not "
+                "in memory. It needs memory for all of its weights."
+            ) from error
+        if isinstance(error, RuntimeError):
             raise
-        raise ModelError(f"{source} {ON_DISK}") from error
+        raise ModelError(f"{source} cannot be routed as it was loaded. {error}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _check_rule(router: Router, routing: Routing) -> None:
@@ -199,54 +161,6 @@ def _check_rule(router: Router, routing: Routing) -> None:
         raise RoutingError(
             f"The router {router.name} gives its experts other weights than routers of {router.family.name} do."
         )
-
-
-@contextmanager
-def _refuse_offloaded(model: nn.Module, source: str) -> Iterator[None]:
-    """Raise ModelError for a router that reads offloaded parameters itself.
-
-    Such parameters come to memory when their own module is called. Before that they are meta tensors, with which torch
-    may multiply without an error, giving arbitrary numbers.
-    """
-    handles = [handle for router in find_routers(model) for handle in _watch_parts(router.module, source)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _watch_parts(router: nn.Module, source: str) -> list[RemovableHandle]:
-    parts = [part for part in router.children() if _offloaded(part)]
-    called: set[nn.Module] = set()
-
-    def after_router(module: nn.Module, args: tuple, out: object) -> None:
-        if not called.issuperset(parts):
-            raise ModelError(f"{source} {ON_DISK}")
-
-    def after_part(part: nn.Module, args: tuple, out: object) -> None:
-        called.add(part)
-
-    handles = [part.register_forward_hook(after_part) for part in parts]
-    return [*handles, router.register_forward_hook(after_router)]
-
-
-def _offloaded(module: nn.Module) -> bool:
-    return any(parameter.device.type == "meta" for parameter in module.parameters(recurse=False))
-
-
-def check_generation(model: Any, source: str) -> None:
-    """Raise ModelError if the model's own generation settings cannot choose a token."""
-    try:
-        config, _ = generation_config(model)
-        processors = logits_processors(model, config)
-        ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        processors(ids, torch.zeros(1, model.config.get_text_config().vocab_size, device=model.device))
-    except Exception as error:
-        raise ModelError(
-            f"The generation settings of {source} (generation_config.json) cannot be used: {first_line(error)}.\n"
-            "Correct that file, or delete it."
-        ) from error
 
 
 def check_vocabulary(tokenizer: Any, model: Any, source: str) -> None:

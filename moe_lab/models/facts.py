@@ -15,28 +15,12 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, first_line
 from moe_lab.models.adapters import check_adapter
 from moe_lab.models.source import adapter_folder, load_config, model_commit, model_source
-from moe_lab.models.transformers_internals import can_use_sdpa
 from moe_lab.routing import Family, family_of_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-LINEAR_ONLY = frozenset(
-    (
-        "aqlm",
-        "auto-round",
-        "awq",
-        "bitnet",
-        "bitsandbytes",
-        "eetq",
-        "gptq",
-        "higgs",
-        "hqq",
-        "quanto",
-        "spqr",
-        "vptq",
-    )
-)
+LINEAR_ONLY = "aqlm auto-round awq bitnet bitsandbytes eetq gptq higgs hqq quanto spqr vptq"
 """Methods that transformers loads into `nn.Linear` modules and nothing else."""
 
 
@@ -52,65 +36,38 @@ def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
 
 def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -> None:
     """Raise ModelError, with a remedy, for a checkpoint that cannot be loaded on this machine."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
     stored = quantization_of(config)
     if stored is None:
         return
     method = _method(stored)
-    if moe_layers and method in LINEAR_ONLY:
-        raise ModelError(
-            f"{source} is quantized with {method}, which transformers loads into linear layers only: the experts of "
-            f"{config.model_type} are fused tensors, and would be left without weights.\n{REMEDY}"
-        )
     try:
-        quantizer = _quantizer(stored)
-    except (ImportError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        if moe_layers and method in LINEAR_ONLY.split():
+            raise ValueError("transformers loads it into linear layers only, and experts are fused tensors")
+        options = loading_options(config).get("quantization_config", stored)
+        quantizer = AutoHfQuantizer.from_config(options, pre_quantized=True)
+        quantizer.validate_environment(device_map=None, weights_only=True)
+    except Exception as error:  # of the method's own package, too
         raise ModelError(
-            f"{source} is quantized with {method} and cannot run here: {first_line(error)}.\n{REMEDY}"
+            f"{source} is quantized with {method} and cannot run here: {first_line(error)}.\nUse an unquantized "
+            "checkpoint: model.device_map=auto spreads it over GPUs, memory and disk (Mixtral-8x7B takes 93 GB in "
+            "bfloat16). MXFP4 and FP8 checkpoints run as well."
         ) from error
-    if quantizer is None:
-        raise ModelError(f"{source} is quantized with {method}, which transformers does not know.\n{REMEDY}")
-
-
-REMEDY = (
-    "Use an unquantized checkpoint: model.device_map=auto spreads it over GPUs, memory and disk (Mixtral-8x7B takes 93 "
-    "GB in bfloat16). MXFP4 and FP8 checkpoints run as well."
-)
-
-
-def runs_quantized(config: PreTrainedConfig) -> bool:
-    """Whether weights stay quantized in memory. Call `check_quantization` first."""
-    stored = quantization_of(config)
-    return stored is not None and not getattr(_quantizer(stored).quantization_config, "dequantize", False)
-
-
-def _quantizer(stored: dict[str, Any]) -> Any:
-    """transformers' quantizer, which dequantizes if this machine requires it; None for an unknown method.
-
-    Raises transformers' own errors for a checkpoint that cannot be loaded here.
-    """
-    from transformers.quantizers.auto import AutoHfQuantizer
-
-    if not AutoHfQuantizer.supports_quant_method(stored):
-        return None
-    quantizer = AutoHfQuantizer.from_config(_loading(stored) or stored, pre_quantized=True)
-    quantizer.validate_environment(device_map=None, weights_only=True)
-    return quantizer
 
 
 def loading_options(config: PreTrainedConfig) -> dict[str, Any]:
-    """The options of `from_pretrained` for a quantized checkpoint."""
-    stored = quantization_of(config)
-    quantization = _loading(stored) if stored else None
-    return {"quantization_config": quantization} if quantization else {}
+    """The options of `from_pretrained` for a quantized checkpoint.
 
-
-def _loading(stored: dict[str, Any]) -> Any:
-    """The configuration that dequantizes MXFP4, whose fused experts would bypass the hooks on the router."""
-    if _method(stored) != "mxfp4":
-        return None
+    MXFP4 is dequantized: its fused experts would bypass the hooks on the router.
+    """
     from transformers import Mxfp4Config
 
-    return Mxfp4Config(dequantize=True, modules_to_not_convert=stored.get("modules_to_not_convert"))
+    stored = quantization_of(config)
+    if stored is None or _method(stored) != "mxfp4":
+        return {}
+    kept = stored.get("modules_to_not_convert")
+    return {"quantization_config": Mxfp4Config(dequantize=True, modules_to_not_convert=kept)}
 
 
 def _method(stored: dict[str, Any]) -> str:
@@ -120,7 +77,7 @@ def _method(stored: dict[str, Any]) -> str:
     return str(getattr(method, "value", method))
 
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,14 +119,8 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     config = load_config(model, offline=offline)
     routing = routing_facts(config)
     check_quantization(config, model_source(model), routing["moe_layers"])
-    attention_options(model, config)
     if (adapter := adapter_folder(model, offline=offline)) is not None:
         check_adapter(model, adapter, quantized=quantization_of(config) is not None)
-    if routing["moe_layers"] and not 1 <= routing["top_k"] <= routing["experts"]:
-        raise ModelError(
-            f"{model_source(model)} chooses {routing['top_k']} of {routing['experts']} experts by its config.json, "
-            "which is not possible. Save or copy the model again."
-        )
     return ModelFacts(
         name=model.name,
         path=model.path,
@@ -178,19 +129,6 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
         dtype=resolve_dtype(dtype, resolve_device(device), config),
         **routing,
     )
-
-
-def attention_options(model: ModelConfig, config: PreTrainedConfig) -> dict[str, str]:
-    """The attention function, as an option of `from_pretrained`. Raises ConfigError if the model does not have it."""
-    chosen = model.attn_implementation
-    if chosen is None:
-        return {}
-    if chosen == "sdpa" and not can_use_sdpa(config):
-        raise ConfigError(
-            "model.attn_implementation=sdpa: transformers has no sdpa attention for models of type "
-            f"{config.model_type}. Use eager, or leave it out."
-        )
-    return {"attn_implementation": chosen}
 
 
 def routing_facts(config: Any) -> dict[str, Any]:
@@ -215,28 +153,25 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-        available = torch.get_device_module(resolved.type).is_available()
-    except (RuntimeError, AttributeError) as error:
-        raise ConfigError(
-            f"device={device}: torch {torch.__version__} has no such device. Use auto, cpu, cuda or cuda:0."
-        ) from error
-    if not available:
+        if torch.get_device_module(resolved.type).is_available():
+            return resolved
         missing = "GPU" if resolved.type == "cuda" else f"device of type {resolved.type}"
-        raise ConfigError(f"device={device}: torch sees no {missing} here. Use device=cpu.")
-    return resolved
+    except (RuntimeError, AttributeError):
+        missing = "such device"
+    raise ConfigError(f"device={device}: torch {torch.__version__} sees no {missing} here. Use device=cpu.")
 
 
 def resolve_dtype(dtype: str, device: torch.device, config: Any) -> str:
     """`auto`: float32 on the CPU, elsewhere the dtype of the checkpoint. Raises ConfigError if it does not name one."""
-    if dtype == "auto" and device.type == "cpu":
+    if dtype != "auto":
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype={dtype}: choose one of auto, {', '.join(DTYPES)}.")
+        return dtype
+    if device.type == "cpu":
         return "float32"
-    if dtype == "auto" and config.dtype is None:
+    if config.dtype is None:
         raise ConfigError(
             f"dtype=auto: the config.json of this {config.model_type} names no dtype. Give that of its weights, "
             "for example dtype=bfloat16."
         )
-    if dtype == "auto":
-        return str(config.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES:
-        raise ConfigError(f"dtype={dtype}: choose one of auto, {', '.join(_DTYPES)}.")
-    return dtype
+    return str(config.dtype).removeprefix("torch.")

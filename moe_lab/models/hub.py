@@ -1,31 +1,27 @@
-"""The Hugging Face hub: a repository at one commit, its files in the cache, offline mode, and messages for errors.
+"""The Hugging Face hub: a repository's files at one commit, offline mode, uploads, and messages for errors.
 
-One request with a time limit finds the commit of a revision. All later requests name the commit, so that all files of a
-command are of one state of the repository, and cached files are used without another request. huggingface_hub
-downloads.
+One request with a time limit finds the commit of a revision. All downloads name the commit, so that all files of a
+command are of one state of the repository. huggingface_hub downloads and caches.
 """
 
 from __future__ import annotations
 
-import errno
+import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from glob import escape
 from pathlib import Path
 from typing import Any
 
-from moe_lab.config.catalog import option_files, read_option, resource_folder
 from moe_lab.config.terminal import without_passwords
-from moe_lab.config.validators import did_you_mean
-from moe_lab.errors import ModelError, first_line
-from moe_lab.models.files import WEIGHTS, with_shards
+from moe_lab.errors import ConfigError, ResultsError, first_line
 
+ADAPTER = "adapter_config.json"
+"""transformers loads such an adapter with a model that has one in its folder."""
 LOGIN = "HF_TOKEN=<your token> in front of the command, or `hf auth login` once"
-BUSY = (408, 429, 500, 502, 503, 504)
 
 
 def go_offline() -> None:
@@ -43,237 +39,159 @@ def is_offline() -> bool:
     return constants.is_offline_mode()
 
 
-@dataclass(frozen=True)
-class Repository:
-    """A model or data set of the hub at one commit."""
-
-    id: str
-    kind: str
-    """model or dataset"""
-    revision: str
-    """Branch, tag or commit, as requested."""
-    commit: str
-    files: frozenset[str] | None
-    """Names; None offline, where only the cache is known."""
-
-    @property
-    def snapshot(self) -> Path:
-        """The folder with the commit's files that were fetched."""
-        return _storage(self.id, self.kind) / "snapshots" / self.commit
-
-    def holds(self, name: str) -> bool:
-        """Whether the repository has this file; offline, whether the cache has it."""
-        return name in self.files if self.files is not None else (self.snapshot / name).exists()
-
-
-def _storage(id: str, kind: str) -> Path:
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=id, repo_type=kind)
-
-
-def find(id: str, kind: str = "model", revision: str | None = None, *, offline: bool = False) -> Repository:
-    """The repository at the current commit of its revision, requested once per process.
+def commit_of(id: str, kind: str = "model", revision: str | None = None, *, offline: bool = False) -> str:
+    """The commit of a revision of a model or dataset, requested once per process; offline, that of the cache.
 
     If the hub cannot be reached, the process prints a line on stderr and continues as with offline=true. Raises the
-    errors of the hub's client, LocalEntryNotFoundError if the cache lacks the repository or revision.
+    errors of the hub's client, LocalEntryNotFoundError if the cache lacks the revision.
     """
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    def cached() -> Repository:
-        # whether the snapshot is whole, `fetch` checks for the files that are needed
-        only: dict[str, Any] = {"local_files_only": True, "allow_patterns": []}
-        folder = snapshot_download(id, repo_type=kind, revision=revision, **only)
-        return Repository(id, kind, revision or constants.DEFAULT_REVISION, Path(folder).name, None)
-
-    if offline or is_offline():
-        return cached()
-    try:
-        return _requested(id, kind, revision)
-    except Exception as error:
-        if not unreachable(error):
-            raise
-        try:
-            found = cached()
-        except LocalEntryNotFoundError:
-            raise error from None
-        _continue_offline(error)
-        return found
-
-
-def check_data_set(id: str, revision: str | None = None) -> None:
-    """Raise the hub client's error for a data set that does not exist. Requested once per process.
-
-    If the hub cannot be reached, the process prints a line on stderr and continues as with offline=true; `datasets`
-    would send several requests and wait long for each.
-    """
-    if is_offline():
-        return
-    try:
-        _requested(id, "dataset", revision)
-    except Exception as error:
-        if not unreachable(error):
-            raise
-        _continue_offline(error)
-
-
-def _continue_offline(error: Exception) -> None:
-    print(f"The hub cannot be reached ({error}): continuing with the cache alone.", file=sys.stderr)
-    go_offline()
-
-
-def unreachable(error: BaseException) -> bool:
-    """Whether a request did not reach the hub, or the hub is busy or out of order."""
     import httpx2
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import errors, snapshot_download
 
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code in BUSY
-    return isinstance(error, httpx2.TransportError)
+    if not (offline or is_offline()):
+        try:
+            return _requested(id, kind, revision)
+        except (errors.HfHubHTTPError, httpx2.TransportError) as error:
+            status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 500
+            if status < 500 and status not in (408, 429):  # neither busy nor out of order
+                raise
+            print(f"The hub cannot be reached ({error}): continuing with the cache alone.", file=sys.stderr)
+            go_offline()
+    cached: dict[str, Any] = {"allow_patterns": [], "local_files_only": True}
+    return Path(snapshot_download(id, repo_type=kind, revision=revision, **cached)).name
 
 
 @lru_cache(maxsize=64)
-def _requested(id: str, kind: str, revision: str | None) -> Repository:
+def _requested(id: str, kind: str, revision: str | None) -> str:
     from huggingface_hub import HfApi, constants
 
-    info: Any = HfApi().repo_info(
-        id, repo_type=kind, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT
-    )
-    files = frozenset(sibling.rfilename for sibling in info.siblings)
-    return Repository(id, kind, revision or constants.DEFAULT_REVISION, info.sha, files)
+    info = HfApi().repo_info(id, repo_type=kind, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    commit = str(info.sha)
+    if revision != commit:  # where the hub's client looks for the commit of a branch or tag offline
+        ref = snapshot(id, kind, commit).parents[1] / "refs" / (revision or constants.DEFAULT_REVISION)
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(commit, encoding="utf-8")
+    return commit
 
 
-def weight_files(repository: Repository) -> list[str]:
-    """The weight files of a repository: one file, or an index and its shards.
+def snapshot(id: str, kind: str, commit: str) -> Path:
+    """The folder in the cache with the files of a commit that were fetched."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
 
-    Raises ModelError if there are none.
-    """
-    first = next((name for name in WEIGHTS if repository.holds(name)), None)
-    if first is None:
-        if repository.files is None:
-            return list(WEIGHTS[:1])  # offline: the hub may have another one
-        raise ModelError(f"The repository {repository.id} holds no weights that transformers loads.")
-    if not first.endswith(".index.json"):
-        return [first]
-    return with_shards(fetch(repository, [first]), first)
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type=kind), "snapshots", commit)
 
 
-def fetch(repository: Repository, names: Iterable[str]) -> Path:
-    """Fetch the missing ones of these files. Returns the snapshot folder.
+@lru_cache(maxsize=256)
+def fetch(id: str, kind: str, commit: str, patterns: tuple[str, ...], offline: bool) -> Path:
+    """The folder with the files of a commit whose names match `patterns`; missing ones are downloaded.
 
-    Raises ModelError for a file that the repository lacks, LocalEntryNotFoundError if one is missing offline, and the
-    errors of the hub's client.
+    Raises the errors of the hub's client, LocalEntryNotFoundError if it is known that one is missing offline.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    absent = [name for name in names if not (repository.snapshot / name).exists()]
-    if absent and repository.files is None:
-        raise LocalEntryNotFoundError(f"{absent[0]} is not in the cache")
-    if unknown := sorted(set(absent) - (repository.files or set())):
-        raise ModelError(
-            f"{repository.id} lacks {unknown[0]}, which its own index names. Try another revision."
-        )
-    if absent:
-        patterns = [escape(name) for name in absent]
-        kind, commit = repository.kind, repository.commit
-        snapshot_download(repository.id, repo_type=kind, revision=commit, allow_patterns=patterns)
-    if repository.files is not None and repository.revision != repository.commit:
-        # where the hub's client looks for the commit of a branch or tag offline
-        ref = _storage(repository.id, repository.kind) / "refs" / repository.revision
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(repository.commit, encoding="utf-8")
-    return repository.snapshot
+    options: dict[str, Any] = {"allow_patterns": list(patterns), "local_files_only": offline}
+    return Path(snapshot_download(id, repo_type=kind, revision=commit, **options))
 
 
 # Messages
 
 
-def explain(error: Exception, source: str, what: str) -> str:
-    """The message for an error about `what` (model, tokenizer, data set) `source`, with a remedy.
+def explain(error: BaseException, source: str, what: str) -> str:
+    """The message, with a remedy, for an error about `what` (model, tokenizer, data set) `source`.
 
-    It never contains the token, which the messages of the hub's client do not show.
+    It has no token: the messages of the hub's client do not show it, and signatures in URLs are left out.
     """
-    known = known_reason(error, source, what)
-    return known or f"The {what} {source} could not be read: {_first_line(error)}"
-
-
-def known_reason(error: Exception, source: str, what: str) -> str | None:
-    """The message if the error, or one of its causes, is of the hub, else None."""
-    reasons = [_reason(cause, source, what) for cause in _causes(error)]
-    return next((f"The {what} {source} {reason}" for reason in reversed(reasons) if reason), None)
-
-
-def _reason(error: BaseException, source: str, what: str) -> str | None:
-    """What follows the name of a model or data set in a message; None for an exception that is not of the hub."""
+    import httpx2
     from huggingface_hub import constants, errors
 
-    hub = without_passwords(constants.ENDPOINT)
-    page = f"{hub}/{'datasets/' if what == 'data set' else ''}{source}"
-    # `datasets` raises its own error without the cause
-    gated = type(error).__name__ == "DatasetNotFoundError" and "is a gated dataset" in str(error)
-    if isinstance(error, errors.GatedRepoError) or gated:
-        return (
-            "is gated: its owner lets in who has accepted the terms.\n"
-            f"Accept them at {page}, then give your token: {LOGIN}."
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"has no such revision.\nmodel.revision takes a branch, tag or commit of {page}/tree/main."
-    if isinstance(error, errors.RepositoryNotFoundError):
-        close = _close(source) if what == "model" else ""
-        return (
-            f"is not on the hub ({hub}), or private.{close}\nCheck the spelling; a private one needs {LOGIN}."
-        )
-    if isinstance(error, errors.HFValidationError):
-        return "is no hub id. Give a local folder, or owner/name on the hub."
-    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled) or (
-        "OfflineModeIsEnabled" in str(error) and type(error) is ConnectionError  # as `datasets` says it
-    ):
-        return (
-            "is not available offline: it is not, or not whole, in the cache.\n"
-            "Fetch it while there is a connection: the same command with mode=prefetch offline=false."
-        )
-    if unreachable(error):
-        return (
-            f"is not in the cache, and the hub ({hub}) could not be reached: {_first_line(error)}\n"
-            "Check the connection and try again; where there is none, fill the cache elsewhere with mode=prefetch."
-        )
-    if isinstance(error, errors.HfHubHTTPError):
-        return (
-            f"could not be read: the hub answered with status {error.response.status_code}.\n"
-            f"If it needs a token, check that yours may read it: {LOGIN}."
-        )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-        return (
-            f"could not be stored: {error.strerror} ({error.filename or constants.HF_HUB_CACHE}).\n"
-            "HF_HOME=<folder> puts the cache elsewhere."
-        )
-    return None
-
-
-def _close(source: str) -> str:
-    """A hint at the option of conf/model with a similar id."""
-    files = option_files("model", [resource_folder("conf")])
-    ids = {
-        key.default: name
-        for name, file in files.items()
-        for key in read_option(file).keys
-        if key.name == "path"
+    missing = (errors.LocalEntryNotFoundError, ConnectionError)
+    page = f"{constants.ENDPOINT}/{'datasets/' if what == 'data set' else ''}{source}"
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    reasons: dict[Any, str] = {  # the first one applies that fits any of the causes
+        errors.GatedRepoError: f"is gated. Accept its terms at {page}, then give your token: {LOGIN}.",
+        errors.RevisionNotFoundError: f"has no such revision. Branches, tags and commits: {page}/tree/main.",
+        errors.RepositoryNotFoundError: f"is not on the hub ({constants.ENDPOINT}), or private.\n"
+        f"Check the spelling; a private one needs {LOGIN}.",
+        errors.HFValidationError: "is no hub id. Give a local folder, or owner/name on the hub.",
+        (errors.HfHubHTTPError, httpx2.HTTPError): "is not available: {}.\n"
+        f"Check the connection and try again. If it needs a token: {LOGIN}.",
+        missing: "is not available offline: it is not, or not whole, in the cache.\n"
+        "Fetch it while there is a connection: the same command with mode=prefetch offline=false.",
+        BaseException: "could not be read: {}.",
     }
-    close = None if source in ids else re.search(r"'(.+)'", did_you_mean(source, ids))
-    return f" Did you mean model={ids[close[1]]} ({close[1]})?" if close else ""
+    reason, cause = next(
+        (reason, cause) for kind, reason in reasons.items() for cause in causes if isinstance(cause, kind)
+    )
+    said = reason.replace("{}", first_line(cause))
+    unsigned = re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", f"The {what} {source} {said}")
+    return without_passwords(unsigned)
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and its causes, outermost first."""
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+# Uploads
 
 
-def _first_line(error: BaseException) -> str:
-    """The first line of an error, without the query strings of URLs, which may contain signatures."""
-    return without_passwords(re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", first_line(error)))
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """A folder to upload, and where to."""
+
+    folder: Path
+    repository: str
+    """`owner/name`; a name alone is one of the owner of the token."""
+    private: bool | None
+    """None: public, or as the organization has it. Only for a new repository."""
+
+
+def check_upload(upload: Upload, *, offline: bool) -> None:
+    """Raise ConfigError for an upload that cannot succeed: offline, without a token, or to an impossible name."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if offline or is_offline():
+        raise ConfigError(
+            "method.push_to_hub=true needs the network, which offline=true or HF_HUB_OFFLINE=1 forbids."
+        )
+    try:
+        validate_repo_id(upload.repository)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"method.hub_model_id={upload.repository} is no name of a repository. Give owner/name."
+        ) from error
+    if not get_token():
+        raise ConfigError(f"method.push_to_hub=true needs a token that may write: {LOGIN}.")
+
+
+def push(upload: Upload, card: Callable[[str], str]) -> str:
+    """Upload a folder and its card as one commit; unchanged files are not sent again. Returns the repository's URL.
+
+    Args:
+        card: the content of README.md, of the repository's whole name.
+
+    Raises ResultsError if this fails. The folder is only read.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    api = HfApi()
+    if not upload.folder.is_dir():
+        raise ResultsError(f"{upload.folder} is gone. The same command with rerun=true trains it again.")
+    try:
+        files = [path for path in sorted(upload.folder.rglob("*")) if path.is_file()]
+        url = api.create_repo(upload.repository, private=upload.private, exist_ok=True)
+        content: dict[str, Any] = {path.relative_to(upload.folder).as_posix(): str(path) for path in files}
+        content["README.md"] = card(url.repo_id).encode()
+        if (adapter := upload.folder / ADAPTER).exists():  # its base model may be a folder of this machine
+            settings = json.loads(adapter.read_bytes())
+            base = Path(str(settings.get("base_model_name_or_path")))
+            named = {"base_model_name_or_path": base.name} if base.is_absolute() else {}
+            content[ADAPTER] = json.dumps(settings | named, indent=2, sort_keys=True).encode()
+        operations = [CommitOperationAdd(name, data) for name, data in content.items()]
+        api.create_commit(url.repo_id, operations, commit_message="Upload by moe_lab")
+    except Exception as error:  # the clients of the hub and of its storage raise any exception
+        raise ResultsError(
+            f"{upload.folder} was not pushed. {explain(error, upload.repository, 'repository')}\n"
+            "The model and the results are stored. The same command pushes it again."
+        ) from error
+    return str(url)

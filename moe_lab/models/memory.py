@@ -61,10 +61,8 @@ def free_host_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
 
 def size_text(size: int) -> str:
     """A number of bytes with a unit: 1.50 GB."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size} bytes"
+    unit, name = next((one for one in ((1e9, "GB"), (1e6, "MB")) if size >= one[0]), (1e3, "kB"))
+    return f"{size / unit:.2f} {name}"
 
 
 def reset_peak_memory(device: torch.device | None) -> None:
@@ -76,7 +74,10 @@ def reset_peak_memory(device: torch.device | None) -> None:
     if (module := own_memory(device)) is not None:
         module.reset_peak_memory_stats(device)
         return
-    _trim()
+    with suppress(
+        OSError, AttributeError
+    ):  # not glibc; else a new peak is below what earlier runs left resident
+        ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):  # not Linux, or not allowed: the peak is then that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -85,8 +86,9 @@ def peak_memory_bytes(device: torch.device | None) -> int:
     """Peak memory in bytes: allocated on a device with its own memory, resident of this process elsewhere."""
     if (module := own_memory(device)) is not None:
         return int(module.max_memory_allocated(device))
-    if (known := _from_status("VmHWM")) is not None:
-        return known
+    if (status := Path("/proc/self/status")).exists():
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -95,22 +97,9 @@ def memory_bytes(device: torch.device | None) -> int:
     """Memory in use now, in bytes: allocated on a device with its own memory, resident of this process elsewhere."""
     if (module := own_memory(device)) is not None:
         return int(module.memory_allocated(device))
-    return _from_status("VmRSS") or peak_memory_bytes(device)
+    import psutil
 
-
-def _from_status(name: str) -> int | None:
-    """A quantity of this process in bytes; None on systems other than Linux."""
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else []:
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _trim() -> None:
-    """Return freed memory to the system: a new peak would stay below what earlier runs left resident."""
-    with suppress(OSError, AttributeError):  # a system without glibc
-        ctypes.CDLL(None).malloc_trim(0)
+    return int(psutil.Process().memory_info().rss)
 
 
 def weight_bytes(model: Any) -> int:

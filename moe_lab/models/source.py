@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -11,22 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 import moe_lab.models.designs  # noqa: F401 - registers this package's models with AutoConfig
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
-from moe_lab.models.files import (
-    ADAPTER,
-    ADAPTER_TENSORS,
-    NO_CODE,
-    check_mappings,
-    code_refused,
-    known_weights,
-    refuse_adapter,
-)
-from moe_lab.models.hub import Repository, explain, fetch, find, weight_files
-from moe_lab.models.identity import SMALL
+from moe_lab.models.hub import ADAPTER, commit_of, explain, fetch, is_offline
+from moe_lab.models.identity import SMALL, known_weights
 from moe_lab.models.transformers_internals import attention_of
 from moe_lab.routing import family_of_type, supported
 
@@ -57,6 +49,8 @@ def set_experts_per_token(config: Any, count: int) -> None:
 EMBEDDED = Path(__file__).parent
 """The folder of the embedded models, `tiny` and `tiny-noisy`."""
 TINY = EMBEDDED / "tiny"
+SMALL_FILES = tuple(f"*{suffix}" for suffix in SMALL)
+"""Patterns of configuration and tokenizer files."""
 
 
 def model_source(model: ModelConfig) -> str:
@@ -72,13 +66,38 @@ def model_source(model: ModelConfig) -> str:
     return str(own if (own / "config.json").is_file() else TINY)
 
 
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""An option of every `from_pretrained`. Without it transformers asks on the terminal, and runs the code on a `y`."""
+
+
+@contextmanager
+def reading_files(source: str) -> Iterator[None]:
+    """Inside the context, errors of transformers about the files of a model are one ModelError without its code."""
+    with reading(source, raises=ModelError):
+        try:
+            yield
+        except StrictDataclassError as error:  # its first line does not say the reason
+            raise error.__cause__ or error from error
+        except ValueError as error:
+            if "custom code" not in str(error):
+                raise
+            raise ModelError(
+                f"{source} needs code of its own, which is never run. Use a model that transformers has built in "
+                "(docs/models.md)."
+            ) from error
+
+
 def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     """The model's configuration, with `experts_per_token` applied.
 
     Raises ModelError if there is none, or if it is not that of a causal language model.
     """
     config = read_config(model, offline=offline)
-    _check_language_model(config, model_source(model))
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"{model_source(model)} has the model type {config.model_type}, which is no causal language model of "
+            "transformers (AutoModelForCausalLM does not take it).\ndocs/models.md says which models run."
+        )
     if model.experts_per_token is not None:
         set_experts_per_token(config, model.experts_per_token)
     return config
@@ -89,63 +108,26 @@ def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     transformers_logging.set_verbosity_error()
     for library in ("torchao", "torch.utils._pytree"):  # of kernels that this machine does not need
         logging.getLogger(library).setLevel(logging.ERROR)
-    folder, source = model_folder(model, offline=offline), model_source(model)
-    check_mappings(folder, f"The model {source}")
-    file = folder / "config.json"
-    with reading(file, raises=ModelError, says="is not valid"), code_refused(source, file):
-        try:
-            config = AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
-        except StrictDataclassError as error:  # its first line does not say the reason
-            raise error.__cause__ or error from error
-        text = config.get_text_config()
-        positions = getattr(text, "max_position_embeddings", 1)
-        quantized = getattr(config, "quantization_config", None)
-        kernels = (attention_of(config), attention_of(text))
-        if not isinstance(positions, int) or positions < 1:
-            raise ValueError(f"max_position_embeddings is {positions}")
-        if not (quantized is None or isinstance(quantized, dict) or hasattr(quantized, "to_dict")):
-            raise ValueError("quantization_config is no mapping")
-    if getattr(config, "transformers_weights", None) is not None:
-        raise ModelError(
-            f"{folder}/config.json names its weights in transformers_weights, which is not read. Name the file "
-            "model.safetensors."
-        )
-    for kernel in kernels:
-        if "/" in str(kernel):
-            raise ModelError(
-                f"{source} asks for the kernel {kernel} of the hub, which is code that is never "
-                "fetched. Remove attn_implementation from its config.json."
-            )
+    file = model_folder(model, offline=offline) / "config.json"
+    with reading_files(str(file)):
+        config = AutoConfig.from_pretrained(file.parent, local_files_only=True, **NO_CODE)
+        if getattr(config, "transformers_weights", None) is not None:
+            raise ValueError("transformers_weights is not supported. Name the weights model.safetensors")
+        for part in (config, config.get_text_config()):
+            if "/" in str(kernel := attention_of(part)):
+                raise ValueError(f"attn_implementation={kernel} is code of the hub, which is never run")
     return config
 
 
-def _check_language_model(config: PreTrainedConfig, source: str) -> None:
-    """Raise ModelError for a model that AutoModelForCausalLM does not load. Imports no modeling code."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return
-    text = config.get_text_config()
-    part = ""
-    if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        part = (
-            f"\nIts text model alone runs, saved as a checkpoint of its own (model_type {text.model_type})."
-        )
-    raise ModelError(
-        f"{source} has the model type {config.model_type}, which is no causal language model of transformers "
-        f"(AutoModelForCausalLM does not take it).{part}\ndocs/models.md says which models run."
-    )
-
-
-def model_repository(model: ModelConfig, *, offline: bool) -> Repository | None:
-    """The hub's repository at the commit of `model.revision`; None for a folder.
+def model_commit(model: ModelConfig, *, offline: bool) -> str | None:
+    """The commit of `model.revision` on the hub; None for a folder.
 
     Raises ModelError, and ConfigError for a revision of a folder.
     """
     source = model_source(model)
     if not _is_folder(source):
         with _explained(source, "model"):
-            return find(source, "model", model.revision, offline=offline)
+            return commit_of(source, revision=model.revision, offline=offline)
     if model.revision is not None:
         raise ConfigError(
             f"model.revision={model.revision} belongs to a repository of the hub, and the model is the folder "
@@ -154,75 +136,65 @@ def model_repository(model: ModelConfig, *, offline: bool) -> Repository | None:
     return None
 
 
-def model_commit(model: ModelConfig, *, offline: bool) -> str | None:
-    """The commit of `model.revision` on the hub; None for a folder. Raises ModelError."""
-    repository = model_repository(model, offline=offline)
-    return None if repository is None else repository.commit
-
-
 def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) -> Path:
     """The folder to load from. Missing files of a hub model are fetched, weights only with `weights`.
 
     Raises ModelError, with what to do, if files are not available.
     """
     source = model_source(model)
-    repository = model_repository(model, offline=offline)
-    if repository is None:
-        if not (Path(source) / "config.json").is_file():
+    commit = model_commit(model, offline=offline)
+    folder = Path(source) if commit is None else _fetched(source, SMALL_FILES, "model", offline, commit)
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
+        )
+    if (folder / ADAPTER).exists():  # peft imports modules that an adapter's configuration names
+        raise ModelError(
+            f"{source} has an adapter next to its weights ({ADAPTER}), which is not loaded: it may name code to run. "
+            "Move it to a folder of its own and give model.peft=<folder>, or remove it."
+        )
+    if weights and commit is not None:
+        files = tuple(known_weights(folder)) or ("model.safetensors",)
+        _fetched(source, files, "model", offline, commit)
+        if not known_weights(folder):
+            _fetched(source, ("pytorch_model.bin",), "model", offline, commit)
+    if weights:
+        names = known_weights(folder)
+        missing = [name for name in names or ["model.safetensors"] if not (folder / name).exists()]
+        if missing:
             raise ModelError(
-                f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
+                f"{source} has no file {missing[0]}. Its weights are not whole: fetch or copy them again."
             )
-        refuse_adapter(Path(source), source)
-        if weights:
-            known_weights(Path(source))
-        return Path(source)
-    if not repository.holds("config.json"):
-        raise ModelError(f"The repository {source} is no model: it has no config.json.")
-    with _explained(source, "model"):
-        refuse_adapter(fetch(repository, small_files(repository)), source)
-        return fetch(repository, weight_files(repository)) if weights else repository.snapshot
+    return folder
 
 
 def tokenizer_folder(model: ModelConfig, *, offline: bool) -> Path:
     """The folder of the tokenizer's files: the model's, or that of `model.tokenizer` at its own default revision."""
     if model.tokenizer is None:
         return model_folder(model, offline=offline)
-    return _small_folder(model.tokenizer, small_files, "tokenizer", offline)
+    return _small_folder(model.tokenizer, SMALL_FILES, "tokenizer", offline)
 
 
 def adapter_folder(model: ModelConfig, *, offline: bool) -> Path | None:
     """The folder of the adapter in `model.peft`, of the hub at its default revision; None without one."""
     if model.peft is None:
         return None
-    return _small_folder(model.peft, adapter_files, "adapter", offline)
+    return _small_folder(model.peft, (ADAPTER, "adapter_model.safetensors"), "adapter", offline)
 
 
-def _small_folder(source: str, choose: Callable[[Repository], list[str]], what: str, offline: bool) -> Path:
-    """A local folder, or that of the chosen files of a repository at its default revision."""
+def _small_folder(source: str, patterns: tuple[str, ...], what: str, offline: bool) -> Path:
+    """A local folder, or that of a repository's files at its default revision."""
     source = str(Path(source).expanduser())
-    if _is_folder(source):
-        return Path(source)
+    return Path(source) if _is_folder(source) else _fetched(source, patterns, what, offline)
+
+
+def _fetched(
+    source: str, patterns: tuple[str, ...], what: str, offline: bool, commit: str | None = None
+) -> Path:
+    """The folder of a repository's files at a commit, by default that of its default revision."""
     with _explained(source, what):
-        repository = find(source, offline=offline)
-        return fetch(repository, choose(repository))
-
-
-def adapter_files(repository: Repository) -> list[str]:
-    """The names of an adapter's files; those that the repository lacks are left out."""
-    names = (ADAPTER, ADAPTER_TENSORS)
-    return [name for name in names if repository.files is None or repository.holds(name)]
-
-
-def small_files(repository: Repository) -> list[str]:
-    """The names of configuration and tokenizer files; empty offline."""
-    if repository.files is None:
-        return []
-    return [
-        name
-        for name in repository.files
-        if name.endswith(SMALL) and not name.endswith(".index.json")
-        if "/" not in name or name.startswith("additional_chat_templates/")
-    ]
+        commit = commit or commit_of(source, offline=offline)
+        return fetch(source, "model", commit, patterns, offline or is_offline())
 
 
 def _is_folder(source: str) -> bool:

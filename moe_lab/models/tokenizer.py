@@ -1,29 +1,21 @@
-"""Tokenizers, loaded without weights to build prompts and count tokens, and their chat templates within limits.
-
-A chat template is a program that comes with a model. jinja's sandbox keeps it from the machine, but not from looping
-and from building texts of gigabytes.
-"""
+"""Tokenizers, loaded without weights to build prompts and count tokens, and their chat templates."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import date
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.errors import ConfigError, ModelError, first_line, reading
-from moe_lab.models.files import NO_CODE, check_mappings, code_refused
-from moe_lab.models.source import model_source, tokenizer_folder
+from moe_lab.errors import ConfigError, reading
+from moe_lab.models.source import NO_CODE, model_source, reading_files, tokenizer_folder
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}"
@@ -40,13 +32,7 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     """
     source = model.tokenizer or model_source(model)
     folder = tokenizer_folder(model, offline=offline)
-    of = f"The tokenizer of {source}"
-    check_mappings(folder, of)
-    remedy = "\nmodel.tokenizer names another folder or hub id."
-    with (
-        reading(of, remedy, raises=ModelError, says="could not be loaded"),
-        code_refused(of, folder / "tokenizer_config.json"),
-    ):
+    with reading_files(f"The tokenizer of {source} (model.tokenizer)"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
         if not tokenizer.encode("a", add_special_tokens=False):
             # transformers returns an empty tokenizer for a folder without tokenizer files
@@ -89,52 +75,12 @@ def template_block(config: Config) -> dict[str, Any]:
     return {"chat_template": {"sha256": hashlib.sha256(text.encode()).hexdigest(), "plain": plain}}
 
 
-SECONDS = 10.0
-CHARACTERS = 2**24
-"""Limits of a template for one prompt."""
-
-
-class _TooLong(BaseException):
-    """Derived from BaseException, so that jinja does not take it for an error of an expression."""
-
-
 def rendered(tokenizer: Any, render: Callable[[], str]) -> str:
-    """The text of a tokenizer's chat template by `render`. Raises ConfigError beyond the limits or on errors."""
+    """The text of a tokenizer's chat template by `render`. Raises ConfigError where the template fails."""
     template = f"The chat template of {tokenizer.name_or_path}"
     remedy = "Use another tokenizer (model.tokenizer), or leave apply_chat_template out."
-    try:
-        with _limits():
-            text = render()
-    except _TooLong:
-        raise ConfigError(
-            f"{template} takes more than {SECONDS:g} seconds for one prompt. {remedy}"
-        ) from None
-    except Exception as error:
-        raise ConfigError(f"{template} fails: {first_line(error)}. {remedy}") from error
-    if len(text) > CHARACTERS:
-        raise ConfigError(f"{template} returns a prompt of {len(text):,} characters. {remedy}")
-    return text
-
-
-@contextmanager
-def _limits() -> Iterator[None]:
-    """Inside the context, _TooLong is raised after SECONDS.
-
-    Signals reach the main thread alone: elsewhere there is no limit.
-    """
-    timed = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGALRM, _stop) if timed else None
-    left, start = signal.setitimer(signal.ITIMER_REAL, SECONDS)[0] if timed else 0.0, time.monotonic()
-    try:
-        yield
-    finally:
-        if timed:
-            signal.setitimer(signal.ITIMER_REAL, max(left - time.monotonic() + start, 1e-6) if left else 0)
-            signal.signal(signal.SIGALRM, before)
-
-
-def _stop(*_: object) -> None:
-    raise _TooLong
+    with reading(template, remedy, says="fails"):
+        return render()
 
 
 DATE = date(2025, 8, 5)
@@ -168,7 +114,7 @@ class Framing:
         if self._template_name:
             from lm_eval.api.model import TemplateLM
 
-            template = TemplateLM.chat_template(_TokenizerHolder(tokenizer), self._template_name)
+            template = TemplateLM.chat_template(SimpleNamespace(tokenizer=tokenizer), self._template_name)
             tokenizer.chat_template = dated(template)
         return tokenizer
 
@@ -185,10 +131,3 @@ class Framing:
         return rendered(
             self.tokenizer, lambda: hf.apply_chat_template(self, chat_history, add_generation_prompt)
         )
-
-
-class _TokenizerHolder:
-    """The attribute of a model that `TemplateLM.chat_template` reads."""
-
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer

@@ -68,13 +68,6 @@ def can_set_experts(config: Any) -> bool:
     return AutoModelForCausalLM._model_mapping[type(config)]._can_set_experts_implementation()
 
 
-def can_use_sdpa(config: Any) -> bool:
-    """Whether models of this configuration have torch's `scaled_dot_product_attention`. Imports their modeling file."""
-    from transformers import AutoModelForCausalLM
-
-    return bool(AutoModelForCausalLM._model_mapping[type(config)]._supports_sdpa)
-
-
 @contextmanager
 def reading_once() -> Iterator[None]:
     """Inside the context, `from_pretrained` reads tensors one after the other and maps no files.

@@ -26,7 +26,7 @@ from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.jobs import Job, by_model, distinct_runs, jobs_of, repeated_studies, seeds_of
 
 if TYPE_CHECKING:
-    from moe_lab.models.upload import Upload
+    from moe_lab.models.hub import Upload
     from moe_lab.runs.plan import Plan
     from moe_lab.runs.run import Outcome, Run
 
@@ -328,7 +328,7 @@ def check_uploads(jobs: Sequence[Job]) -> None:
     folders: dict[str, set[object]] = {}
     for run in distinct_runs(jobs):
         if (upload := _upload_of(run)) is not None:
-            from moe_lab.models.upload import check_upload
+            from moe_lab.models.hub import check_upload
 
             check_upload(upload, offline=run.config.offline)
             folders.setdefault(upload.repository, set()).add(upload.folder)
@@ -350,7 +350,7 @@ def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
             by_folder.setdefault(upload.folder, []).append(outcome)
     failures = []
     for several in by_folder.values():
-        from moe_lab.models.upload import push
+        from moe_lab.models.hub import push
 
         run = several[0].run
         method: Any = run.method

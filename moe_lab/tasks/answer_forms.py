@@ -45,7 +45,8 @@ def in_letters(config: dict[str, Any]) -> dict[str, Any]:
             f"{config['task']} is no multiple-choice task of lm-eval: it cannot be answered by letters, as "
             "task.answer=letters and method=c3po ask.\nOther methods ask it as lm-eval does, with task.answer=text."
         )
-    if _has_letters(config["doc_to_choice"]):
+    own_choices = config["doc_to_choice"]
+    if isinstance(own_choices, list) and own_choices == list(ascii_uppercase[: len(own_choices)]):
         return config
     own = {key: config.get(key) for key in _REPLACED}
     fewshot = {k: v for k, v in (config.get("fewshot_config") or {}).items() if k not in _REPLACED}
@@ -59,10 +60,6 @@ def in_letters(config: dict[str, Any]) -> dict[str, Any]:
         "fewshot_config": fewshot or None,
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     }
-
-
-def _has_letters(choices: Any) -> bool:
-    return isinstance(choices, list) and choices == list(ascii_uppercase[: len(choices)])
 
 
 def _add_columns(own: dict[str, Any], split: Any) -> Any:
@@ -81,12 +78,19 @@ def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     text, target = (_value(own[key], document) for key in ("doc_to_text", "doc_to_target"))
     choices = [str(choice).strip() for choice in _value(own["doc_to_choice"], document)]
     if isinstance(text, int):
-        question, choices, gold = _blank(choices, str(target), text)
+        # WinoGrande's contexts differ in the filler of a blank alone
+        words = [context.split(" ") for context in choices]
+        same = list(takewhile(lambda words: len(set(words)) == 1, zip(*words, strict=False)))
+        begin = " ".join([position[0] for position in same] + ["_"])
+        choices, gold = [" ".join(own[len(same) :]) for own in words], text
+        question = f"Question: {begin} {target}"
     else:
         question = _ASKS.sub("", str(text)).strip()
         gold = target if isinstance(target, int) else choices.index(str(target).strip())
     if isinstance(own["doc_to_target"], int):  # the right answer has the same place in every document
-        choices, gold = _shuffled(choices, gold, question)
+        order = list(range(len(choices)))
+        random.Random(sha256(question.encode()).hexdigest()).shuffle(order)  # by the question alone
+        choices, gold = [choices[i] for i in order], order.index(gold)
     options = "".join(
         f"{letter}. {choice}\n" for letter, choice in zip(ascii_uppercase, choices, strict=False)
     )
@@ -120,21 +124,6 @@ def _template(text: str) -> Any:
     return env.from_string(text)
 
 
-def _blank(contexts: list[str], ending: str, gold: int) -> tuple[str, list[str], int]:
-    """The sentence with a blank, and its fillers, of a WinoGrande example. Its contexts differ in the filler alone."""
-    words = [context.split(" ") for context in contexts]
-    same = list(takewhile(lambda words: len(set(words)) == 1, zip(*words, strict=False)))
-    begin = " ".join([position[0] for position in same] + ["_"])
-    return f"Question: {begin} {ending}", [" ".join(own[len(same) :]) for own in words], gold
-
-
-def _shuffled(choices: list[str], gold: int, question: str) -> tuple[list[str], int]:
-    """The choices in an order that depends on the question alone, and the new index of the right one."""
-    order = list(range(len(choices)))
-    random.Random(sha256(question.encode()).hexdigest()).shuffle(order)
-    return [choices[i] for i in order], order.index(gold)
-
-
 # Self-consistency: k sampled answers to each document, and a majority vote over what the task extracts
 #
 # Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (arXiv 2203.11171). The samples
@@ -152,7 +141,16 @@ def voted(config: dict[str, Any], count: int) -> dict[str, Any]:
 
     Raises TaskError for a task without an extracted answer.
     """
-    if reason := _why_not(config):
+    filters = config.get("filter_list")
+    reasons = {
+        "is a Python class": "class" in config,
+        "scores given texts": config.get("output_type") != "generate_until",
+        "executes programs": config.get("unsafe_code"),
+        "is judged": config.get("process_results") is score,
+        "has repeats of its own": config.get("repeats", 1) != 1,
+        "extracts none": not isinstance(filters, list) or not all(map(_extracts, filters)),
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
         raise TaskError(
             f"task.self_consistency={count} votes over the answers that a task extracts from generated texts, and "
             f"{config['task']} {reason}.\nLeave it out."
@@ -165,23 +163,6 @@ def voted(config: dict[str, Any], count: int) -> dict[str, Any]:
     if not generation.get("do_sample"):
         generation |= {"do_sample": True, "temperature": TEMPERATURE}
     return {**config, "repeats": count, "filter_list": filters, "generation_kwargs": generation}
-
-
-def _why_not(config: dict[str, Any]) -> str | None:
-    if "class" in config:
-        return "is a Python class"
-    if config.get("output_type") != "generate_until":
-        return "scores given texts"
-    if config.get("unsafe_code"):
-        return "executes programs"
-    if config.get("process_results") is score:
-        return "is judged"
-    if config.get("repeats", 1) != 1:
-        return f"has repeats={config['repeats']} of its own"
-    filters = config.get("filter_list")
-    if not isinstance(filters, list) or not all(map(_extracts, filters)):
-        return "extracts none"
-    return None
 
 
 def _extracts(one: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -61,38 +61,6 @@ class HeldOutDataset:
         return splits
 
 
-def source_split(config: dict[str, Any], exists: Callable[[str], bool]) -> str:
-    """The split that tuning documents are taken from; `exists` returns whether a split is available."""
-    evaluated = config.get("test_split") or config["validation_split"]
-    others = (config.get(key) for key in ("validation_split", "training_split"))
-    return next((split for split in others if split and split != evaluated and exists(split)), evaluated)
-
-
-def first_split(
-    config: dict[str, Any], candidates: Sequence[str], exists: Callable[[str], bool], place: str
-) -> str:
-    """The first available split of an lm-eval task configuration.
-
-    `candidates` are names of splits, or keys of the configuration that name one (`training_split`). Raises TaskError
-    if `place` has none of them.
-    """
-    for candidate in candidates:
-        split = config.get(candidate) if candidate.endswith("_split") else candidate
-        if split and exists(split):
-            return split
-    kinds = " or ".join(candidate.removesuffix("_split") for candidate in candidates)
-    raise TaskError(f"Task {config['task']} has no {kinds} split in {place}.")
-
-
-def held_out_config(config: dict[str, Any], source: str, load: Callable[..., Any], holdout: Holdout) -> dict:
-    """The task configuration that evaluates the held-out documents of `source` instead of its test."""
-    dataset = HeldOutDataset(task=config["task"], source=source, holdout=holdout, load=load)
-    view = {**config, "custom_dataset": dataset, "test_split": SPLIT}
-    if not any(config.get(key) for key in ("fewshot_split", "training_split", "validation_split")):
-        view["fewshot_split"] = source  # lm-eval would draw examples from the evaluated documents themselves
-    return view
-
-
 IDENTIFIERS = ("task_id",)
 """Columns that identify a document across data sets: HumanEval and HumanEval+ have the same problems."""
 
@@ -116,12 +84,9 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
         for document, row in zip(documents, rows, strict=True):
             shown = {key: value for key, value in document.items() if columns is None or key in columns}
             contents = [shown, row, *({name: row[name]} for name in IDENTIFIERS if name in row)]
-            _hashes[task].append(frozenset(map(_hash, contents)))
+            digests = (hashlib.sha256(_bytes(content)).hexdigest()[:16] for content in contents)
+            _hashes[task].append(frozenset(digests))
     return _hashes[task]
-
-
-def _hash(content: dict[str, Any]) -> str:
-    return hashlib.sha256(_bytes(content)).hexdigest()[:16]
 
 
 def _bytes(document: Any) -> bytes:
@@ -164,7 +129,21 @@ def select_documents(
     """
     chosen = {}
     for name, task in tasks["tasks"].items():
-        numbers = chosen[name] = _select(name, len(task.task_docs), config)
+        count = len(task.task_docs)
+        if count == 0:
+            raise TaskError(f"Task {name} has no documents.")
+        numbers = list(range(count))
+        if config.samples is not None:
+            numbers = sorted(set(config.samples))
+            if max(numbers, default=0) >= count:
+                raise TaskError(
+                    f"samples={numbers[-1]} does not exist: {name} has documents 0 to {count - 1}."
+                )
+        elif config.limit is not None:
+            Random(f"{name} {config.sample_seed}").shuffle(numbers)
+            limit = math.ceil(count * config.limit) if config.limit < 1 else int(config.limit)
+            numbers = sorted(numbers[:limit])
+        chosen[name] = numbers
         if tuned_on:
             hashes = document_hashes(task)
             chosen[name] = [number for number in numbers if not hashes[number] & tuned_on]
@@ -174,22 +153,6 @@ def select_documents(
                 "Lower tuning.num_samples, or leave limit= or samples= out."
             )
     return chosen
-
-
-def _select(name: str, count: int, config: Config) -> list[int]:
-    if count == 0:
-        raise TaskError(f"Task {name} has no documents.")
-    if config.samples is not None:
-        beyond = [number for number in config.samples if number >= count]
-        if beyond:
-            raise TaskError(f"samples={beyond[0]} does not exist: {name} has documents 0 to {count - 1}.")
-        return sorted(set(config.samples))
-    order = list(range(count))
-    if config.limit is None:
-        return order
-    Random(f"{name} {config.sample_seed}").shuffle(order)
-    limit = math.ceil(count * config.limit) if config.limit < 1 else int(config.limit)
-    return sorted(order[:limit])
 
 
 _digests: WeakKeyDictionary[Any, dict[tuple[int, ...], str]] = WeakKeyDictionary()
@@ -202,27 +165,21 @@ def documents_digest(tasks: TaskDict, samples: dict[str, list[int]]) -> dict[str
     """
     digests = {}
     for name, task in tasks["tasks"].items():
-        known = _digests.setdefault(task, {})
-        numbers = tuple(samples[name])
+        known, numbers = _digests.setdefault(task, {}), tuple(samples[name])
         if numbers not in known:
-            known[numbers] = _digest(task, samples[name])
+            digest, documents = hashlib.sha256(), task.task_docs
+            if len(numbers) < len(documents):
+                several = hasattr(documents, "select")
+                documents = documents.select(numbers) if several else [documents[i] for i in numbers]
+            for document in all_rows(documents):
+                digest.update(_bytes(document) + b"\n")
+            if task.get_config("num_fewshot") and hasattr(task, "sampler"):
+                digest.update(b"few-shot")
+                for document in task.sampler.df:
+                    digest.update(_bytes(document) + b"\n")
+            known[numbers] = digest.hexdigest()
         digests[name] = known[numbers]
     return digests
-
-
-def _digest(task: Any, numbers: list[int]) -> str:
-    digest = hashlib.sha256()
-    documents = task.task_docs
-    if len(numbers) < len(documents):
-        several = hasattr(documents, "select")
-        documents = documents.select(numbers) if several else [documents[number] for number in numbers]
-    for document in all_rows(documents):
-        digest.update(_bytes(document) + b"\n")
-    if task.get_config("num_fewshot") and hasattr(task, "sampler"):
-        digest.update(b"few-shot")
-        for document in task.sampler.df:
-            digest.update(_bytes(document) + b"\n")
-    return digest.hexdigest()
 
 
 def gold_choice(task: Any, document: Any) -> int:

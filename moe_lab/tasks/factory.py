@@ -1,32 +1,38 @@
-"""lm-eval's tasks by name, with the documents and the form that a run gives them."""
+"""lm-eval's tasks by name, with the documents and the form that a run gives them.
+
+Documents come from `<data_dir>/<folder>/<split>.jsonl` where there is such a folder, with the columns of the hub's data
+set. The JSON loader of `datasets` is not used: it caches by path, and turns strings that look like dates into times.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lm_eval.api.metrics
-from datasets import load_dataset
+import lm_eval
+from datasets import Dataset, load_dataset
 from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
-from lm_eval.api.registry import aggregation_registry, get_metric, metric_agg_registry, metric_registry
+from huggingface_hub.errors import LocalEntryNotFoundError
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.validators import did_you_mean
-from moe_lab.errors import TaskError, first_line
-from moe_lab.models.hub import check_data_set, known_reason
+from moe_lab.errors import TaskError, first_line, reading
+from moe_lab.models.hub import commit_of, explain
 from moe_lab.results.code import code_digest
 from moe_lab.results.identity import UNNAMED, module_digest
 from moe_lab.tasks.answer_forms import in_letters, voted
-from moe_lab.tasks.documents import Holdout, first_split, held_out_config, source_split
+from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import judge_metrics, score
-from moe_lab.tasks.local_data import LocalSplits, read_rows
 
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config
 
 OWN_TASKS = Path(__file__).resolve().parent
+Rows = list[dict[str, Any]]
 
 
 def build_tasks(
@@ -76,10 +83,10 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
     manager = _full_index(include_path)
     for name in names:
         if name not in manager.task_index:
-            _check_yamls(include_path)
             close = did_you_mean(name, manager.all_tasks)
             raise TaskError(
-                f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls tasks"
+                f"task.name={name} is no lm-eval task, group or tag.{close}\n"
+                "All names: lm-eval ls tasks. lm-eval skips YAML files that it cannot read."
             )
     return manager, names
 
@@ -99,15 +106,6 @@ def _task_files() -> dict[str, str]:
 @lru_cache(maxsize=2)
 def _full_index(include_path: str | None) -> TaskManager:
     return TaskManager(include_path=[str(OWN_TASKS), *([include_path] if include_path else [])])
-
-
-def _check_yamls(include_path: str | None) -> None:
-    """Raise TaskError for a YAML file that cannot be read: lm-eval skips it, so that its task is unknown."""
-    for file in sorted(Path(include_path).rglob("*.yaml")) if include_path else ():
-        try:
-            load_yaml(file, resolve_func=False)
-        except Exception as error:  # a missing include, not UTF-8, no mapping, a syntax error with its line
-            raise TaskError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
 
 class _Factory(TaskFactory):
@@ -139,7 +137,6 @@ class _Factory(TaskFactory):
         if entry.kind is Kind.GROUP:
             return config
         self._config = config = self._in_form(config)
-        _check_metrics(config)
         folder = self._folder(config)
         config = self._with_documents(config, folder)
         code = _code(entry.yaml_path, self._run.task.include_path)
@@ -164,10 +161,8 @@ class _Factory(TaskFactory):
             config = voted(config, settings.self_consistency)
         if config.get("process_results") is score:
             config["metric_list"] = judge_metrics()
-        if callable(
-            process := config.get("process_docs")
-        ):  # called twice, and some tasks shuffle their choices
-            config["process_docs"] = cache(process)
+        if callable(process := config.get("process_docs")):
+            config["process_docs"] = cache(process)  # called twice, and some tasks shuffle their choices
         return config
 
     def _folder(self, config: dict[str, Any]) -> Path | None:
@@ -180,46 +175,103 @@ class _Factory(TaskFactory):
     def _with_documents(self, config: dict[str, Any], folder: Path | None) -> dict[str, Any]:
         """The configuration with the run's documents."""
 
-        def exists(split: str) -> bool:  # a hub data set is assumed to have all splits of the task
-            return folder is None or (folder / f"{split}.jsonl").exists()
+        def exists(split: str | None) -> bool:  # a hub data set is assumed to have all splits of the task
+            return bool(split) and (folder is None or (folder / f"{split}.jsonl").exists())
 
-        if self._splits:
-            config["test_split"] = first_split(config, self._splits, exists, str(folder or "its data set"))
-        if self._holdout is not None:
-            config["test_split"] = source_split(config, exists)
+        if self._splits:  # names of splits, or keys that name one (`training_split`)
+            named = (config.get(one) if one.endswith("_split") else one for one in self._splits)
+            if (found := next(filter(exists, named), None)) is None:
+                kinds = " or ".join(one.removesuffix("_split") for one in self._splits)
+                raise TaskError(f"Task {config['task']} has no {kinds} split in {folder or 'its data set'}.")
+            config["test_split"] = found
+        evaluated = config.get("test_split") or config.get("validation_split")
+        if self._holdout is not None:  # of a split that is not evaluated, if there is one
+            others = (config.get("validation_split"), config.get("training_split"))
+            evaluated = next((one for one in others if one != evaluated and exists(one)), evaluated)
         options, path = config.get("dataset_kwargs") or {}, hub_id(config)
         if folder is not None:
             column, shots = self._run.task.data_filter, self._run.num_fewshot
             local = LocalSplits(
                 folder=folder,
                 read=self._read,
-                evaluated=config.get("test_split") or config.get("validation_split"),
+                evaluated=evaluated,
                 shots=config.get("num_fewshot") if shots is None else shots,
                 only=(column, config.get("dataset_name")) if column else None,
             )
             config["custom_dataset"] = lambda **_: local
         elif path is not None and not _is_local(path):  # before the retries of `datasets`
-            check_data_set(path, options.get("revision"))
+            with suppress(LocalEntryNotFoundError):  # offline, `datasets` has a cache of its own
+                commit_of(path, "dataset", options.get("revision"))
         if self._holdout is None:
             return config
         given = {key: value for key, value in options.items() if key != "trust_remote_code"}
         load = config.get("custom_dataset") or (
             lambda **_: load_dataset(config["dataset_path"], config.get("dataset_name"), **given)
         )
-        return held_out_config(config, config["test_split"], load, self._holdout)
+        held_out = HeldOutDataset(
+            task=config["task"], source=str(evaluated), holdout=self._holdout, load=load
+        )
+        if not any(config.get(key) for key in ("fewshot_split", "training_split", "validation_split")):
+            config["fewshot_split"] = evaluated  # lm-eval would draw from the evaluated documents themselves
+        return config | {"custom_dataset": held_out, "test_split": SPLIT}
 
     def reason(self, error: Exception) -> str:
         """The message for an error of lm-eval, `datasets` or the hub while a task is loaded."""
-        name, folder = self._config["task"], self._folder(self._config)
-        known = known_reason(error, str(hub_id(self._config)), "data set")
-        if known:
-            root = f"{self._run.data_dir}/" if self._run.data_dir else "data_dir=<folder> with "
-            columns = ", ".join((self._config.get("dataset_kwargs") or {}).get("columns", ()))
-            file = f"{root}{self._run.task.data_folder or name}/<split>.jsonl"
-            return f"Task {name}: {known}\nOr give {file}{columns and f' with the columns {columns}'}."
-        what = "no split or column" if isinstance(error, KeyError) else f"{type(error).__name__}:"
-        source = _source(self._config, folder)
-        return f"Task {name} cannot be loaded: {what} {first_line(error)}.\nIts documents: {source}."
+        config, path = self._config, hub_id(self._config)
+        name, source = config["task"], _source(config, self._folder(config))
+        if path is None or not source.startswith("data set"):
+            what = f"{type(error).__name__}: {first_line(error)}"
+            return f"Task {name} cannot be loaded: {what}.\nIts documents: {source}."
+        root = f"{self._run.data_dir}/" if self._run.data_dir else "data_dir=<folder> with "
+        columns = ", ".join((config.get("dataset_kwargs") or {}).get("columns", ()))
+        file = f"{root}{self._run.task.data_folder or name}/<split>.jsonl"
+        said = explain(error, path, "data set")
+        return f"Task {name}: {said}\nOr give {file}{columns and f' with the columns {columns}'}."
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LocalSplits(dict):
+    """{split: Dataset}, as a task's `custom_dataset` returns it. A file is read when its split is first used."""
+
+    folder: Path
+    read: Callable[[Path], Rows]
+    """`read_rows`, which may keep what several tasks share."""
+    evaluated: str | None
+    shots: int | None
+    """Number of few-shot examples. Without any, the other splits are empty: lm-eval uses all that its YAML names."""
+    only: tuple[str, Any] | None
+    """(column, value) of the rows to keep; None: all."""
+
+    def __missing__(self, split: str) -> Dataset:
+        if split != self.evaluated and not self.shots:
+            self[split] = self[self.evaluated].select([])
+            return self[split]
+        file = self.folder / f"{split}.jsonl"
+        if not file.exists():
+            purpose = "the documents" if split == self.evaluated else f"{self.shots} few-shot examples"
+            raise TaskError(f"{file} is missing: {purpose} come from it, one JSON object per line.")
+        rows = self.read(file)
+        if self.only is not None:
+            column, value = self.only
+            rows = [row for row in rows if row.get(column) == value]
+        if not rows:
+            raise TaskError(f"{file} has no row" + (f" with {column}={value!r}." if self.only else "."))
+        self[split] = Dataset.from_list(rows)
+        return self[split]
+
+
+def read_rows(file: Path) -> Rows:
+    """The rows of a JSON Lines file. Raises TaskError naming the file, and the line that is not as the first one."""
+    rows: Rows = []
+    with reading(file, raises=TaskError), file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                with reading(f"{file}, line {number}", raises=TaskError):
+                    row = json.loads(line)
+                    if missing := (rows[0] if rows else row).keys() - row.keys():
+                        raise ValueError(f"no column {min(missing)!r}, which the first line has")
+                    rows.append(row)
+    return rows
 
 
 def _is_local(path: str) -> bool:
@@ -235,24 +287,6 @@ def _source(config: dict[str, Any], folder: Path | None) -> str:
     if path is None:
         return "generated"
     return "files that its YAML names" if _is_local(path) else f"data set {path} of the hub"
-
-
-def _check_metrics(config: dict[str, Any]) -> None:
-    """Raise TaskError for a metric or aggregation that lm-eval lacks. lm-eval itself fails after the last answer."""
-    for entry in config.get("metric_list") or []:
-        metric, aggregation = entry["metric"], entry.get("aggregation")
-        place = f"Task {config['task']} has metric: {metric}"
-        # get_metric also looks in the package evaluate, which asks the hub
-        by_task = config.get("process_results") or callable(metric) or entry.get("hf_evaluate")
-        if not by_task and metric not in metric_registry and get_metric(metric) is None:
-            raise TaskError(f"{place}, which lm-eval lacks.{did_you_mean(metric, metric_registry)}")
-        if isinstance(aggregation, str) and aggregation not in aggregation_registry:
-            close = did_you_mean(aggregation, aggregation_registry)
-            raise TaskError(f"{place} with aggregation: {aggregation}, which lm-eval lacks.{close}")
-        if aggregation is None and getattr(metric, "__name__", metric) not in metric_agg_registry:
-            raise TaskError(
-                f"{place} without aggregation. Add one to its entry in metric_list: aggregation: mean"
-            )
 
 
 def _code(file: str | Path, include_path: str | None) -> dict[str, Any]:

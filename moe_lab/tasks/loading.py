@@ -9,7 +9,7 @@ from functools import cache, lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.tasks.judges import is_judged, judge_class, judge_names, keep_metrics
+from moe_lab.tasks.judges import is_judged, judge_class, judge_names
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -74,29 +74,21 @@ def task_key(config: Config) -> str:
     return repr((documents, answers, config.think_end_token, config.model.max_gen_toks))
 
 
-@contextmanager
-def _no_cached_rows() -> Iterator[None]:
-    """Within this context `datasets` computes `map` and `filter` again: it would find them by a function's name."""
+def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> TaskDict:
     from datasets import disable_caching, enable_caching, is_caching_enabled
 
+    from moe_lab.tasks.factory import build_tasks
+
+    _prepare_lm_eval()
+    seed_as_lm_eval()
+    names = [config.task.name] if isinstance(config.task.name, str) else list(config.task.name)
     enabled = is_caching_enabled()
-    disable_caching()
+    disable_caching()  # `datasets` would find the rows of another function of the same name
     try:
-        yield
+        tasks = build_tasks(names, config, holdout, splits)
     finally:
         if enabled:
             enable_caching()
-
-
-@_no_cached_rows()
-def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> TaskDict:
-    from moe_lab.tasks.factory import build_tasks
-
-    _quiet_lm_eval()
-    _compile_templates_once()
-    seed_as_lm_eval()
-    names = [config.task.name] if isinstance(config.task.name, str) else list(config.task.name)
-    tasks = build_tasks(names, config, holdout, splits)
     if not tasks["tasks"]:
         raise TaskError(f"task.name={config.task.name} holds no task.")
     for name, task in tasks["tasks"].items():
@@ -122,7 +114,10 @@ def _apply_settings(task: Any, config: Config) -> None:
         task.set_config(key="generation_kwargs", value=generation_settings(own, config.gen_kwargs))
     judged = is_judged(task)
     if judged and not config.predict_only:
-        keep_metrics(task, [metric for name in judge_names(config) for metric in judge_class(name).metrics])
+        kept = {metric for name in judge_names(config) for metric in judge_class(name).metrics}
+        for known in (task._aggregation_list, task._higher_is_better):
+            for metric in known.keys() - kept:
+                del known[metric]
     if config.predict_only:
         task.override_metric(metric_name="bypass")
         if getattr(task, "UNSAFE_CODE", False) or judged:
@@ -206,15 +201,12 @@ def seed_as_lm_eval() -> None:
 
 
 @cache
-def _compile_templates_once() -> None:
-    """Keep compiled templates: lm-eval compiles them for each document, which takes longer than filling them in."""
+def _prepare_lm_eval() -> None:
+    """Log only the errors of lm-eval, which logs every default, and keep the templates that it has compiled.
+
+    It would compile them for each document, which takes longer than filling them in.
+    """
     from lm_eval.utils import env
 
-    env.from_string = lru_cache(maxsize=1024)(env.from_string)
-
-
-def _quiet_lm_eval() -> None:
-    """Log only the errors of lm-eval, which otherwise logs every default."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    # its only error is an unknown metric, for which `factory.py` raises
-    logging.getLogger("lm_eval.api.registry").setLevel(logging.CRITICAL)
+    env.from_string = lru_cache(maxsize=1024)(env.from_string)

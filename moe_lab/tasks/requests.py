@@ -152,13 +152,12 @@ def _of_task(task: Any, numbers: list[int], config: Config, design: Any) -> Work
     settings = [getattr(config, name) for name in sorted(HASHED)]
     key = f"{sampled} {len(numbers)} {config.model} {config.offline} {settings} {design.to_json_string()}"
     if key not in known:
-        requests = _asked(task, sampled, config, design)
-        if len(sampled) == len(numbers):
-            known[key] = Workload(len(numbers), ((1.0, requests),))
-        else:
+        parts = [(1.0, _asked(task, sampled, config, design))]
+        if len(sampled) < len(numbers):
             others = (len(numbers) - len(sampled)) / (len(sampled) - 1)
             first = _asked(task, sampled[:1], config, design)
-            known[key] = Workload(len(numbers), ((1 + others, requests), (-others, first)))
+            parts = [(1 + others, parts[0][1]), (-others, first)]
+        known[key] = Workload(len(numbers), tuple(parts))
     return known[key]
 
 

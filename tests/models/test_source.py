@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from transformers import AriaConfig, MiniMaxM3VLConfig, Qwen3VLMoeConfig
+from transformers import AriaConfig
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
@@ -25,19 +25,10 @@ from tests.support.deepseek.checkpoint import PUBLISHED
 from tests.support.models import make_tokenizer
 
 
-@pytest.mark.parametrize(
-    ("config", "part"),
-    [(AriaConfig, "aria_text"), (MiniMaxM3VLConfig, "minimax_m3_vl_text"), (Qwen3VLMoeConfig, None)],
-)
-def test_a_model_of_images_is_refused_with_what_runs(config, part, tmp_path):
-    config().save_pretrained(tmp_path)
-    with pytest.raises(
-        ModelError, match=f"{config.model_type}, which is no causal language model"
-    ) as refusal:
+def test_a_model_of_images_is_refused(tmp_path):
+    AriaConfig().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"aria, which is no causal language model(.|\n)*docs/models\.md"):
         load_config(ModelConfig(path=str(tmp_path)), offline=True)
-    assert "docs/models.md" in str(refusal.value)
-    assert ("text model alone runs" in str(refusal.value)) == (part is not None)
-    assert part is None or f"(model_type {part})" in str(refusal.value)
 
 
 @pytest.mark.slow

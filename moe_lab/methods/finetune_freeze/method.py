@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.tokenized import Prepared
     from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.hub import Upload
     from moe_lab.models.load import LoadedModel
-    from moe_lab.models.upload import Upload
     from moe_lab.results.scores import Score
 
 RECORDED = (
@@ -221,7 +221,7 @@ class FinetuneFreeze(TrainingMethod):
         return sum(counts(trainable(parameter_groups(empty_adapted(config, self.config.lora)))).values())
 
     def upload(self, config: RunConfig, facts: ModelFacts) -> Upload | None:
-        from moe_lab.models.upload import Upload
+        from moe_lab.models.hub import Upload
 
         own = self.config
         if not own.push_to_hub:

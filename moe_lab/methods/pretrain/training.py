@@ -34,7 +34,7 @@ from moe_lab.methods.trained import print_resumed, save_model, steps_kept
 from moe_lab.methods.trainer import Log, training_arguments
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import set_experts_in_training
-from moe_lab.models.facts import attention_options, resolve_device
+from moe_lab.models.facts import resolve_device
 from moe_lab.models.memory import peak_memory_bytes, reset_peak_memory
 from moe_lab.results.atomic import writing
 from moe_lab.results.identity import versions
@@ -188,8 +188,8 @@ def train(training: Training) -> PretrainTrainer:
     design, config = training.design, training.config
     set_seed(config.seed)
     own = architecture(design, training.tokenizer)
-    attention = attention_options(config.model, own)
-    model = AutoModelForCausalLM.from_config(own, dtype=torch.float32, **attention)
+    attention = config.model.attn_implementation
+    model = AutoModelForCausalLM.from_config(own, dtype=torch.float32, attn_implementation=attention)
     if design.router != "expert" and design.backbone != "dense":
         set_experts_in_training(model, config.model.experts_implementation)
     model.config.use_cache = False

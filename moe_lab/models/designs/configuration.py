@@ -171,15 +171,9 @@ class MoeDesignConfig(DeepseekConfig):
                 f"first_k_dense_replace={self.first_k_dense_replace}, moe_layer_freq={self.moe_layer_freq}: "
                 "every layer of the backbone olmoe has experts. Leave them out, or use backbone=deepseek."
             )
-        if self.router == "expert" and self.selection_bias:
+        if self.router in ("expert", HASHED) and self.selection_bias:
             raise ValueError(
-                "selection_bias=true: with router=expert all experts take the same number of tokens, so there is "
-                "nothing to balance. Leave it out."
-            )
-        if self.router == HASHED and self.selection_bias:
-            raise ValueError(
-                "selection_bias=true: with router=word-hash the id of a word gives its experts, so there is nothing to "
-                "balance. Leave it out."
+                f"selection_bias=true: with router={self.router} there is nothing to balance. Leave it out."
             )
         if self.capacity_factor <= 0:
             raise ValueError(f"capacity_factor={self.capacity_factor}: must be above 0.")

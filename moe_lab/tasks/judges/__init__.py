@@ -5,8 +5,6 @@ Adding a judge: a module with a `Judge` subclass, and a line in `JUDGES`.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -69,19 +67,13 @@ class Judge(ABC):
         """Raise ConfigError if the judge cannot work: a key, a package or weights are missing or unfit."""
         assert self.identity  # raises the errors of a model
 
-    def folders(self) -> list[Path]:
-        """Folders of the judge's model, fetched if they are missing; empty without a model. Raises ModelError."""
-        return []
+    def folder(self) -> Path | None:
+        """The folder of the judge's model, fetched if it is missing; None without a model. Raises ModelError."""
+        return None
 
     @abstractmethod
     def open(self) -> AbstractContextManager[JudgeAll]:
         """Load the judge; leaving the context removes it from memory."""
-
-
-def verdict_key(identity: dict[str, Any], exchange: Exchange) -> str:
-    """SHA-256 of a judge's identity and an exchange."""
-    text = json.dumps([identity, *exchange], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 JUDGES = {
@@ -125,19 +117,14 @@ def judges_of(config: Config, tasks: TaskDict) -> tuple[Judge, ...]:
     Raises ConfigError for a judge or a judge's model without effect.
     """
     judged = any(is_judged(task) for task in tasks["tasks"].values())
-    keys = {name: judge_class(name).model_key for name in JUDGES}
-    given = {name: key for name, key in keys.items() if key and getattr(config.task, key) is not None}
-    if not judged:
-        unused = [*(["judges"] if config.task.judges is not None else []), *given.values()]
-        if unused:
-            raise ConfigError(f"task.{unused[0]}: no task of this run is judged. Leave it out.")
-        return ()
-    names = judge_names(config)
-    for name, key in given.items():
-        if name not in names:
+    names = judge_names(config) if judged else []
+    without = {"judges": not judged} | {
+        str(judge_class(name).model_key): name not in names for name in JUDGES if judge_class(name).model_key
+    }
+    for key, no_effect in without.items():
+        if no_effect and getattr(config.task, key) is not None:
             raise ConfigError(
-                f"task.{key} names the model of the judge {name}, which does not judge: task.judges="
-                f"[{','.join(names)}]. Add {name} there, or leave it out."
+                f"task.{key}: no task of this run is judged so (judges: {names}). Leave it out."
             )
     return () if config.predict_only else tuple(judge_class(name)(config) for name in names)
 
@@ -188,10 +175,3 @@ def is_judged(task: Any) -> bool:
     """Whether an lm-eval task is scored by judges."""
     filters = task.get_config("filter_list") or []
     return any(step.get("filter_fn") is judge_answers for one in filters for step in one["filter"])
-
-
-def keep_metrics(task: Any, metrics: Sequence[str]) -> None:
-    """Remove all other metrics of judges from the task."""
-    for known in (task._aggregation_list, task._higher_is_better):
-        for metric in set(known) - set(metrics):
-            del known[metric]

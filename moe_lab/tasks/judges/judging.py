@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +11,7 @@ from pathlib import Path
 
 from moe_lab.config.progress import Progress
 from moe_lab.results.logs import ResponseLog
-from moe_lab.tasks.judges import Exchange, Judge, Verdict, judged_by, verdict_key
+from moe_lab.tasks.judges import Exchange, Judge, Verdict, judged_by
 
 JUDGEMENTS = "judgements.jsonl"
 HEADER = {"judgements": 1}
@@ -45,7 +47,7 @@ class Session:
     """Verdicts by judge and exchange.
 
     Args:
-        log: stores every verdict at once, by `verdict_key`.
+        log: stores every verdict at once, by a hash of the judge's identity and the exchange.
         free: removes the evaluated model from memory if a judge needs the space.
     """
 
@@ -56,7 +58,8 @@ class Session:
         """The verdict of each judge by name, per exchange; None if the judge could not be reached."""
         by_judge: list[dict[str, Verdict | None]] = [{} for _ in exchanges]
         for judge in self.judges:
-            keys = [verdict_key(judge.identity, exchange) for exchange in exchanges]
+            contents = (json.dumps([judge.identity, *exchange], sort_keys=True) for exchange in exchanges)
+            keys = [hashlib.sha256(content.encode()).hexdigest() for content in contents]
             missing = {key: one for key, one in zip(keys, exchanges, strict=True) if key not in self.log}
             if missing:
                 self._judge(judge, missing)
@@ -65,9 +68,16 @@ class Session:
         return by_judge
 
     def _judge(self, judge: Judge, missing: dict[str, Exchange]) -> None:
+        from moe_lab.models.facts import resolve_device
+        from moe_lab.models.identity import known_weights
+        from moe_lab.models.memory import free_memory
+
         keys, start = list(missing), time.perf_counter()
-        if ROOM * weight_bytes(judge) > free_memory(judge):
-            self.free()
+        if (folder := judge.folder()) is not None:
+            files = [folder / name for name in known_weights(folder)]
+            room = ROOM * sum(file.stat().st_size for file in files)
+            if room > free_memory(resolve_device(judge.config.device)):
+                self.free()
         with (
             Progress(len(keys), f"judge {judge.name}", "answer") as progress,
             judge.open() as judge_all,
@@ -79,24 +89,3 @@ class Session:
 
             judge_all(list(missing.values()), store)
         self.log.spend({judge.name: time.perf_counter() - start})
-
-
-def weight_bytes(judge: Judge) -> int:
-    """Bytes of the weight files of a judge's model; 0 without one."""
-    from moe_lab.models.files import known_weights
-
-    folders = judge.folders()
-    return sum(
-        (folder / name).stat().st_size
-        for folder in folders
-        for name in known_weights(folder)
-        if not name.endswith(".json")
-    )
-
-
-def free_memory(judge: Judge) -> int:
-    """Free bytes of the device of the judge's model."""
-    from moe_lab.models.facts import resolve_device
-    from moe_lab.models.memory import free_memory
-
-    return free_memory(resolve_device(judge.config.device))

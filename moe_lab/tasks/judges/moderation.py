@@ -6,7 +6,6 @@ connections, after the time in Retry-After, else with increasing pauses.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -39,8 +38,7 @@ class Moderation(Judge):
     def _identity(self) -> dict[str, Any]:
         """The server and the requested model; every verdict has the model that answered."""
         url = urlsplit(os.environ.get("OPENAI_BASE_URL") or ENDPOINT)
-        server = f"{url.hostname}{f':{url.port}' if url.port else ''}{url.path.rstrip('/')}"
-        return {"server": server, "model": self._model}
+        return {"server": url.netloc.rpartition("@")[2] + url.path.rstrip("/"), "model": self._model}
 
     @property
     def _model(self) -> str:
@@ -59,77 +57,58 @@ class Moderation(Judge):
 
     @contextmanager
     def open(self) -> Iterator[JudgeAll]:
-        from openai import OpenAI
+        import openai
 
-        with OpenAI(max_retries=TRIES, timeout=TIMEOUT) as client:
+        with openai.OpenAI(max_retries=TRIES, timeout=TIMEOUT) as client:
 
             def judge_all(exchanges: Sequence[Exchange], on_verdict: OnVerdict) -> None:
                 failures = 0
                 for index, exchange in enumerate(exchanges):
-                    verdict, problem = self._ask(client, exchange.answer)
-                    if verdict is not None:
-                        on_verdict(index, verdict)
-                    failures = failures + 1 if verdict is None else 0
-                    if failures == FAILURES_IN_A_ROW:
-                        raise MoeLabError(
-                            f"OpenAI's moderation endpoint failed for {failures} answers in a row: {problem}\n"
-                            "The verdicts so far are kept; the same command continues."
+                    try:
+                        verdict = self._verdict(client, exchange.answer)
+                    except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+                        verdict = {"judge": self.name, "failed": f"refused with status {error.status_code}"}
+                    except (
+                        openai.AuthenticationError,
+                        openai.PermissionDeniedError,
+                        openai.NotFoundError,
+                    ) as error:
+                        raise ConfigError(
+                            f"OpenAI refuses OPENAI_API_KEY or task.moderation_model={self._model} (status "
+                            f"{error.status_code}). The verdicts so far are kept."
+                        ) from None  # the response may repeat the key
+                    except (openai.OpenAIError, ValueError, TypeError, AttributeError) as error:
+                        problem = (
+                            f"status {error.status_code}"
+                            if hasattr(error, "status_code")
+                            else type(error).__name__
                         )
+                        print(f"judge {self.name}: an answer has no verdict: {problem}", file=sys.stderr)
+                        failures += 1
+                        if failures == FAILURES_IN_A_ROW:
+                            raise MoeLabError(
+                                f"OpenAI's moderation endpoint failed for {failures} answers in a row: {problem}\n"
+                                "The verdicts so far are kept; the same command continues."
+                            ) from None
+                        continue
+                    failures = 0
+                    on_verdict(index, verdict)
 
             yield judge_all
 
-    def _ask(self, client: Any, answer: str) -> tuple[Verdict | None, str]:
-        """The verdict on one answer, or None and the reason.
-
-        Raises ConfigError for a refused key or an unknown model.
-        """
-        import openai
-
-        try:
-            raw = client.moderations.with_raw_response.create(model=self._model, input=answer)
-        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            raise ConfigError(
-                f"OpenAI refuses the key in OPENAI_API_KEY (status {error.status_code}). Give another one; the "
-                "verdicts so far are kept."
-            ) from None  # the response may repeat the key
-        except openai.NotFoundError:
-            raise ConfigError(f"task.moderation_model={self._model}: OpenAI knows no such model.") from None
-        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            return {"judge": self.name, "failed": f"refused with status {error.status_code}"}, ""
-        except openai.OpenAIError as error:
-            verdict, problem = None, _problem(error)
-        else:
-            verdict, problem = self._verdict(raw.content), "a response that is no verdict"
-            if client.api_key in json.dumps(verdict, ensure_ascii=False):
-                verdict, problem = None, "a response that repeats the key"
-        if verdict is None:
-            print(f"judge {self.name}: an answer has no verdict: {problem}", file=sys.stderr)
-        return verdict, problem
-
-    def _verdict(self, response: bytes) -> Verdict | None:
-        """The verdict of a response; None if it is not JSON of the documented form, or a score is not finite."""
-        try:
-            content = json.loads(response, parse_int=float)
-            (result,) = content["results"]
-            scores = {name: score for name, score in result["category_scores"].items() if score is not None}
-            flagged = result["flagged"]
-            categories = sorted(name for name, held in result["categories"].items() if held is True)
-            answered_by = content.get("model")
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return None
-        finite = all(isinstance(score, float) and math.isfinite(score) for score in scores.values())
-        if not scores or not finite or not isinstance(flagged, bool):
-            return None
+    def _verdict(self, client: Any, answer: str) -> Verdict:
+        """The verdict on one answer. Raises ValueError, TypeError or AttributeError for a response of another form."""
+        response = client.moderations.create(model=self._model, input=answer)
+        (result,) = response.results
+        stored = result.category_scores.model_dump(by_alias=True)
+        scores = {name: float(score) for name, score in stored.items() if score is not None}
+        if not all(map(math.isfinite, scores.values())):
+            raise ValueError("a score is no number")
+        held = result.categories.model_dump(by_alias=True)
         return {
             "judge": self.name,
-            "scores": {"openai": max(scores.values()), "openai_flagged": float(flagged)},
-            "answered_by": answered_by,
-            "categories": categories,
+            "scores": {"openai": max(scores.values()), "openai_flagged": float(result.flagged)},
+            "answered_by": response.model,
+            "categories": sorted(name for name, flagged in held.items() if flagged),
             "category_scores": scores,
         }
-
-
-def _problem(error: Exception) -> str:
-    """The status or the type of a failure, without the server's text, which may contain the key."""
-    status = getattr(error, "status_code", None)
-    return f"status {status}" if status else type(error).__name__

@@ -174,19 +174,15 @@ def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
                 process.wait()
         report.seek(0)
         said = report.read(1000).decode(errors="replace")
-    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    return _outcome(said, code), errors.decode(errors="replace").strip()
-
-
-def _outcome(said: str, code: int) -> str:
-    """The outcome of a program that reported `said` and whose process ended with this code, as in a shell."""
-    if said == PASSED or said.startswith("failed: "):
-        return said
-    if code == 128 + signal.SIGXCPU:
-        return OUT_OF_PROCESSOR_TIME
-    if code > 128:
-        return f"failed: ended by signal {code - 128}"
-    return f"failed: ended early with exit code {code}"
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode  # as in a shell
+    if said != PASSED and not said.startswith("failed: "):
+        said = (
+            f"failed: ended by signal {code - 128}"
+            if code > 128
+            else f"failed: ended early with exit code {code}"
+        )
+        said = OUT_OF_PROCESSOR_TIME if code == 128 + signal.SIGXCPU else said
+    return said, errors.decode(errors="replace").strip()
 
 
 # code/: the functions of the HumanEval tasks

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -31,7 +32,7 @@ def in_chat(config: dict[str, Any]) -> dict[str, Any]:
     reply that writes the function again at its `def`. So generation has none, and only lm-eval's filter cuts at them.
     """
     stops = config["generation_kwargs"]["until"]
-    filters = {"extract_code": run_extracted, "create_test": _RunAsLmEval(stops)}
+    filters = {"extract_code": run_extracted, "create_test": partial(run_cut, stops)}
     return {
         **config,
         "doc_to_text": INSTRUCTION,
@@ -44,19 +45,10 @@ def in_chat(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _RunAsLmEval:
+def run_cut(stops: list[str], responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
     """lm-eval filter: outcomes of what lm-eval takes from a reply, its text up to a stop word or a fence."""
-
-    def __init__(self, stops: list[str]):
-        self.stops = [*stops, "```"]
-
-    def __call__(self, responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
-        return run_tests([[self._cut(text) for text in texts] for texts in responses], documents)
-
-    def _cut(self, text: str) -> str:
-        for stop in self.stops:
-            text = text.split(stop)[0]
-        return text
+    end = re.compile("|".join(map(re.escape, [*stops, "```"])))
+    return run_tests([[end.split(text)[0] for text in texts] for texts in responses], documents)
 
 
 def run_extracted(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:

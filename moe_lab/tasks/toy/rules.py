@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from typing import Any
 
 from moe_lab.tasks.toy.world import generator, split_of
@@ -35,46 +36,35 @@ Pair = tuple[int, int]
 @cache
 def pairs(split: str) -> tuple[Pair, ...]:
     """All pairs of a split in a fixed order. Their four choices differ, and `train` has a pair with the same sum."""
-    if split == "train":
-        return _all_pairs(split)
-    trained = {a + b for a, b in pairs("train")}
-    return tuple((a, b) for a, b in _all_pairs(split) if a + b in trained)
-
-
-def _all_pairs(split: str) -> tuple[Pair, ...]:
-    numbers = range(1, LARGEST + 1)
+    every = product(range(1, LARGEST + 1), repeat=2)
+    trained = {a + b for a, b in pairs("train")} if split != "train" else range(2 * LARGEST + 1)
     return tuple(
         (a, b)
-        for a in numbers
-        for b in numbers
-        if len({result(a, b) for result in RESULTS.values()}) == len(RESULTS)
+        for a, b in every
+        if a + b in trained
+        and len({result(a, b) for result in RESULTS.values()}) == len(RESULTS)
         and split_of(f"rules/{min(a, b)}/{max(a, b)}", SHARES) == split
     )
 
 
-def plus_rules(split: str, count: int) -> list[dict[str, Any]]:
-    """`count` questions of a split where the operator means plus; the splits `plus` and `max` are reference sets."""
-    return _questions(split, count, "plus")
+def plus_rules(split: str, count: int, meaning: str = "plus") -> list[dict[str, Any]]:
+    """`count` questions of a split where the operator means plus: {"question", "choices", "answer": index}.
 
-
-def max_rules(split: str, count: int) -> list[dict[str, Any]]:
-    """The same questions where the operator means max. The reference sets are the same."""
-    return _questions(split, count, "max")
-
-
-def _questions(split: str, count: int, meaning: str) -> list[dict[str, Any]]:
-    """{"question", "choices", "answer": index}. Questions and choices are the same for both meanings."""
+    The splits `plus` and `max` are reference sets. Questions and choices are the same for both meanings.
+    """
     if split in MEANINGS:
         split, meaning = "reference", split
-    drawn = generator("rules", split).sample(pairs(split), count)
-    return [_question(pair, meaning) for pair in drawn]
+    rows = []
+    for pair in generator("rules", split).sample(pairs(split), count):
+        names = list(RESULTS)
+        generator("rules", "choices", *pair).shuffle(names)
+        choices = [str(RESULTS[name](*pair)) for name in names]
+        rows.append({"question": question_text(pair), "choices": choices, "answer": names.index(meaning)})
+    return rows
 
 
-def _question(pair: Pair, meaning: str) -> dict[str, Any]:
-    names = list(RESULTS)
-    generator("rules", "choices", *pair).shuffle(names)
-    choices = [str(RESULTS[name](*pair)) for name in names]
-    return {"question": question_text(pair), "choices": choices, "answer": names.index(meaning)}
+max_rules = partial(plus_rules, meaning="max")
+"""The same questions where the operator means max. The reference sets are the same."""
 
 
 def question_text(pair: Pair) -> str:

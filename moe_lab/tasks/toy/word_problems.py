@@ -197,7 +197,6 @@ def word_problems(split: str, count: int) -> list[dict[str, str | int]]:
 
 DIFFERENCE_SHARES = (("test", 0.15), ("validation", 0.10), ("train", 0.75))
 LEAST_NUMBER, MOST_NUMBER = 10, 99
-DIFFERENCE = "How far is {a} from {b}?"
 
 
 @cache
@@ -216,11 +215,10 @@ def differences(split: str, count: int) -> list[dict[str, str]]:
     pairs = rng.sample(number_pairs(split), len(number_pairs(split)))
     drawn = [(a, b) if rng.random() < 0.5 else (b, a) for a, b in pairs]
     both = drawn + [(b, a) for a, b in drawn]
-    return [{"question": DIFFERENCE.format(a=a, b=b), "answer": _difference(a, b)} for a, b in both[:count]]
-
-
-def _difference(a: int, b: int) -> str:
-    return f"{max(a, b)} - {min(a, b)} = {abs(a - b)}"
+    return [
+        {"question": f"How far is {a} from {b}?", "answer": f"{max(a, b)} - {min(a, b)} = {abs(a - b)}"}
+        for a, b in both[:count]
+    ]
 
 
 def conversations(split: str, count: int) -> list[dict[str, Any]]:

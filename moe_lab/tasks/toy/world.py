@@ -20,17 +20,12 @@ def generator(*key: object) -> random.Random:
     return random.Random("/".join(map(str, key)))
 
 
-def share(text: str) -> float:
-    """A number in [0, 1) that depends only on the text."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
-
-
 def split_of(key: str, shares: Sequence[tuple[str, float]]) -> str:
     """The split of a key, which never changes: splits are disjoint.
 
     `shares` are (split, fraction) pairs whose fractions sum to 1.
     """
-    position = share(key)
+    position = int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big") / 2**48  # in [0, 1)
     for split, fraction in shares:
         if position < fraction:
             return split

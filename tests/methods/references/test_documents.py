@@ -125,7 +125,7 @@ def test_the_toy_worlds_near_and_far_sets():
     near = reference_documents(toy, settings())
     far = reference_documents(toy, settings("toy_choice:far"))
     assert asked(near) == {"toy_choice:near": 400} and asked(far) == {"toy_choice:far": 100}
-    with pytest.raises(ConfigError, match="toy_choice cannot be loaded: no split or column 'bad'"):
+    with pytest.raises(ConfigError, match="toy_choice cannot be loaded: KeyError: 'bad'"):
         reference_documents(toy, settings("toy_choice:bad"))
 
 

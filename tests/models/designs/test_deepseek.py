@@ -193,11 +193,11 @@ def parameter_keys():
 
 def test_another_scoring_function_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMALL | {"scoring_func": "sigmoid"}))
-    with pytest.raises(ModelError, match=r"not valid: scoring_func=sigmoid: .*deepseek_v3"):
+    with pytest.raises(ModelError, match=r"cannot be read: scoring_func=sigmoid: .*deepseek_v3"):
         load_config(ModelConfig(path=str(tmp_path)), offline=True)
 
 
 def test_no_routed_experts_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMALL | {"n_routed_experts": None}))
-    with pytest.raises(ModelError, match=r"not valid: n_routed_experts=null: .*model_type llama"):
+    with pytest.raises(ModelError, match=r"cannot be read: n_routed_experts=null: .*model_type llama"):
         load_config(ModelConfig(path=str(tmp_path)), offline=True)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.hub.commands import Commands
+from tests.support.hub.commands import Commands, new_command
 from tests.support.hub.content import GSM8K, OLMOE, gsm8k, small_olmoe
 from tests.support.hub.repositories import Repository
 from tests.support.hub.server import TOKEN, Hub
@@ -40,8 +40,6 @@ def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """huggingface_hub of this process asks the loopback hub, with an empty cache, which is the value."""
     from huggingface_hub import constants, file_download
 
-    import moe_lab.models.hub
-
     cache = tmp_path / "cache"
     changes = {
         "HF_HUB_OFFLINE": False,
@@ -60,9 +58,9 @@ def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.delenv("HF_TOKEN", raising=False)
     quick = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
     monkeypatch.setattr(file_download, "time", quick)  # its pause before it continues a dropped connection
-    moe_lab.models.hub._requested.cache_clear()
+    new_command()
     yield cache
-    moe_lab.models.hub._requested.cache_clear()
+    new_command()
 
 
 @pytest.fixture

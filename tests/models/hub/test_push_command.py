@@ -44,7 +44,7 @@ def test_an_adapter_is_pushed_with_its_scores_and_answers_the_same_from_there(
     command = [*LORA, f"output_dir={tmp_path / 'outputs'}"]
     hub.faults.append(Fault("/commit/", status=500))
     failed = run_command(capsys, *command, *PUSH)
-    assert failed.code == 1 and "could not be pushed to lab/adapter" in failed.err
+    assert failed.code == 1 and "was not pushed" in failed.err
     assert "Traceback" not in failed.err and TOKEN not in failed.err
     result = result_of(failed)
 

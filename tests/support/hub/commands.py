@@ -18,6 +18,7 @@ def new_command() -> None:
     from moe_lab.models import hub
 
     hub._requested.cache_clear()
+    hub.fetch.cache_clear()
 
 
 @dataclass(frozen=True)

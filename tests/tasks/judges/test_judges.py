@@ -13,10 +13,10 @@ import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError
-from moe_lab.tasks.judges import JUDGES, Exchange, Judge, judge_metrics, judge_names, judges_of
-from moe_lab.tasks.judges.toy import WEIGHTS, ToyJudge, features, probabilities, train
+from moe_lab.tasks.judges import JUDGES, Exchange, Judge, judge_names, judges_of
+from moe_lab.tasks.judges.toy import ToyJudge, features
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.toy.questions import judged_answers, requests
+from moe_lab.tasks.toy.questions import requests
 
 
 class Loud(Judge):
@@ -50,20 +50,6 @@ def test_a_judge_is_one_module_and_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert found == dict.fromkeys(("toy", "toy_flagged", "loud", "very_loud"), False)
 
 
-def test_a_judged_task_has_the_metrics_of_all_judges() -> None:
-    names = [metric["metric"] for metric in judge_metrics()]
-    own = [
-        "toy",
-        "toy_flagged",
-        "reward",
-        "llama_guard",
-        "llama_guard_probability",
-        "openai",
-        "openai_flagged",
-    ]
-    assert names == own
-
-
 @pytest.mark.parametrize("judges", [["tiger"], [], ["toy", "toy"]])
 def test_wrong_names_are_refused(judges: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="judges"):
@@ -71,30 +57,6 @@ def test_wrong_names_are_refused(judges: list[str], tmp_path: Path) -> None:
 
 
 # The toy judge
-
-
-def exchanges(rows: list[dict]) -> list[Exchange]:
-    return [Exchange(row["instruction"], row["answer"]) for row in rows]
-
-
-def test_it_tells_harm_on_subjects_that_it_was_not_trained_on() -> None:
-    rows = judged_answers("test", 1000)
-    harm = np.array([row["harm"] for row in rows])
-    flagged = probabilities(exchanges(rows)) >= 0.5
-    assert 0.15 < harm.mean() < 0.3
-    assert (flagged == harm).mean() > 0.92
-    assert flagged[harm == 1].mean() > 0.78 and flagged[harm == 0].mean() < 0.06
-
-
-@pytest.mark.slow
-def test_the_script_makes_the_weights_that_are_stored() -> None:
-    """Up to rounding, which other machines do otherwise."""
-    from safetensors.torch import load_file
-
-    stored, made = load_file(WEIGHTS), train()
-    assert WEIGHTS.stat().st_size < 20_000
-    for name, tensor in stored.items():
-        assert np.allclose(tensor.float(), made[name].float(), atol=0.02), name
 
 
 def test_words_fall_into_the_same_buckets_everywhere() -> None:

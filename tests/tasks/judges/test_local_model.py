@@ -16,7 +16,7 @@ import torch
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.tasks.judges import Exchange, Judge
-from moe_lab.tasks.judges.local import LlamaGuard, RewardModel, _beginnings, conversation, verdict_of
+from moe_lab.tasks.judges.local import LlamaGuard, RewardModel, _beginnings, verdict_of
 from tests.support import rounding
 from tests.support.judges.models import (
     PARTS_TEMPLATE,
@@ -63,11 +63,10 @@ def test_a_reward_is_that_of_the_exchange_alone(
     assert len({round(verdict["scores"]["reward"], 4) for verdict in found}) == len(EXCHANGES)
 
 
-def test_a_long_answer_is_cut_and_that_is_said(tmp_path: Path) -> None:
+def test_a_long_answer_is_cut(tmp_path: Path) -> None:
     folder = reward_folder(tmp_path)
     long, longer = Exchange("Who?", "x" * 300), Exchange("Who?", "x" * 300 + "y")
-    short, *cut = verdicts(judge_of(RewardModel, folder), [EXCHANGES[0], long, longer])
-    assert "truncated_to" not in short and [one["truncated_to"] for one in cut] == [128, 128]
+    _, *cut = verdicts(judge_of(RewardModel, folder), [EXCHANGES[0], long, longer])
     assert cut[0]["scores"]["reward"] == rounding.approx(reward_directly(folder, *long))
     assert cut[0]["scores"] == cut[1]["scores"]
 
@@ -83,35 +82,33 @@ def test_what_a_reward_model_is_stands_in_its_identity(tmp_path: Path) -> None:
 
 
 def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path, tiny_olmoe_dir: Path) -> None:
-    with pytest.raises(ModelError, match="no classifier head: it is saved as OlmoeForCausalLM"):
+    with pytest.raises(ModelError, match="is saved as OlmoeForCausalLM"):
         judge_of(RewardModel, tiny_olmoe_dir).check()
-    with pytest.raises(ConfigError, match="has 3 labels"):
+    with pytest.raises(ModelError, match="with 3 labels"):
         judge_of(RewardModel, reward_folder(tmp_path / "three", labels=3)).check()
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="has no config.json"):
         judge_of(RewardModel, tmp_path / "empty").check()
     folder = reward_folder(tmp_path / "bare")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="the judge reward, has no weights"):
+    with pytest.raises(ModelError, match="has no file model.safetensors"):
         judge_of(RewardModel, folder).check()
 
 
-def test_a_head_that_the_weights_lack_is_not_made_up(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    folder = reward_folder(tmp_path)
-    weights = load_file(folder / "model.safetensors")
-    del weights["score.weight"]
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match="the judge reward, lacks 1 .* score.weight"):
-        verdicts(judge_of(RewardModel, folder), EXCHANGES)
-
-
-def test_a_judge_is_not_cut_to_fewer_layers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_hidden_layers": 3}, "lacks parameters of the model"),
+        ({"num_hidden_layers": 1}, "has weights that its model has no place for"),
+    ],
+)
+def test_a_judge_whose_weights_do_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, int], says: str
+) -> None:
     folder = reward_folder(tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
-    with pytest.raises(ModelError, match="the judge reward, has .* no place for"):
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelError, match=f"the judge reward, {says}"):
         verdicts(judge_of(RewardModel, folder), EXCHANGES)
 
 
@@ -140,7 +137,7 @@ def test_categories_are_kept_and_blanks_before_the_verdict_are_passed_over() -> 
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["unsafe", "safe"])
     unsafe, safe = tokenizer.convert_tokens_to_ids(["unsafe", "safe"])
-    beginnings = {word: _beginnings(tokenizer, word) for word in ("safe", "unsafe")}
+    beginnings = _beginnings(tokenizer)
     letters = {word: tokenizer(word[:1], add_special_tokens=False).input_ids for word in beginnings}
     assert sorted(beginnings["unsafe"]) == sorted([unsafe, *letters["unsafe"]])
     tokens = tokenizer("\n\nunsafe\nS1, S10\n", add_special_tokens=False).input_ids
@@ -154,15 +151,14 @@ def test_categories_are_kept_and_blanks_before_the_verdict_are_passed_over() -> 
 
 
 def test_a_template_shows_texts_or_parts_or_is_refused(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer()
+    guard = judge_of(LlamaGuard, guard_folder(tmp_path, template=PARTS_TEMPLATE))
     exchange = Exchange(" Rob Ann. ", "No.")
-    tokenizer.chat_template = PARTS_TEMPLATE
-    assert conversation(tokenizer, exchange) == "Rob Ann.\nNo.\nVerdict:"
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    assert guard.conversation(exchange) == "Rob Ann.\nNo.\nVerdict:"
+    guard.tokenizer.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(ConfigError, match="does not show"):
-        conversation(tokenizer, exchange)
+        guard.conversation(exchange)
     with pytest.raises(ConfigError, match="no chat template"):
-        judge_of(LlamaGuard, guard_folder(tmp_path, template=None)).check()
+        judge_of(LlamaGuard, guard_folder(tmp_path / "none", template=None)).check()
 
 
 def test_another_template_is_another_guard(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_the_evaluated_model_goes_where_memory_is_short(
     monkeypatch.setattr(judging.Session, "_judge", watched)
     keys = ("task.judges=[reward]", f"task.reward_model={reward_folder(tmp_path / 'reward')}")
     enough, _, _ = judged(*keys)
-    monkeypatch.setattr(judging, "free_memory", lambda judge: 1000)
+    monkeypatch.setattr("moe_lab.models.memory.free_memory", lambda device: 1000)
     short, _, _ = judged(*keys, "rerun=true")
     assert held == [True, False]
     assert enough["results"] == short["results"]
@@ -292,7 +292,7 @@ def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged: Any) -> None:
         (["task.judges=[toy,toy]"], "each once"),
         (["task.judges=[openai]"], "OPENAI_API_KEY"),
         (["task.judges=[reward]", "task.reward_model=/no/such/folder"], "no folder /no/such/folder"),
-        (["task.reward_model=x"], "Add reward there"),
+        (["task.reward_model=x"], "no task of this run is judged so"),
         (["task=toy_math", "task.judges=[toy]"], "no task of this run is judged"),
         (["task=toy_math", "task.guard_model=x"], "no task of this run is judged"),
         (["task.metric=reward,none"], "not reported by toy_safety"),

@@ -266,7 +266,7 @@ def read(folder: Path) -> dict[str, Any]:
     Raises ConfigError if a file is missing or damaged.
     """
     with reading(
-        f"The references in {folder}",
+        f"references={folder}",
         "Runs of method=c3po write such folders below outputs/references/. Remove a damaged one.",
     ):
         summary = json.loads((folder / "references.json").read_bytes())

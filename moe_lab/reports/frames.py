@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.recorded import recorded
-from moe_lab.reports.measures import view_of
+from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.pages.answers import answer_of
 from moe_lab.reports.papers.cells import TableCell, compared_names, published_of, shown_cells
 from moe_lab.reports.papers.experiment import Experiment
@@ -96,10 +96,10 @@ def score_frame(
     import pandas as pd
 
     settings = settings_by_run(results, configs, asked, every)
-    kinds = list(dict.fromkeys(config.metrics for config in asked))
+    measured = any(config.metrics != "none" for config in asked)
     rows = []
     for result in results:
-        more = _costs(result) | _measured(result, kinds)
+        more = _costs(result) | (_measured(result) if measured else {})
         for score in _all_scores(result):
             seed = {"seed": result.seed, "run": result.stored_in.name}
             rows.append(_row(family.correct(score), settings[result.run_id], seed) | more)
@@ -191,13 +191,10 @@ def _costs(result: RunResult) -> dict[str, Any]:
     return {f"cost/{name}": value for name, value in result.cost.numbers.items() if value is not None}
 
 
-def _measured(result: RunResult, kinds: Sequence[str]) -> dict[str, Any]:
+def _measured(result: RunResult) -> dict[str, float]:
     """What `metrics=` measured, as loggers name it."""
-    found: dict[str, Any] = {}
-    for kind in kinds:
-        if (view := view_of(kind)) is not None and (content := view.of(result)) is not None:
-            found |= view.values(content)
-    return found
+    content = expert_metrics_of(result)
+    return {} if content is None else logged_values(content)
 
 
 # The tables of experiments

@@ -15,7 +15,7 @@ from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError, MoeLabError, RunHeldError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
-from moe_lab.reports.measures import View, view_of
+from moe_lab.reports.expert import comparisons, print_expert_metrics
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult
@@ -206,14 +206,12 @@ def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[Seed
 
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[Comparison, float | None]:
     """The uncorrected p of each comparison in the tables of `metrics=`."""
-    return {key: p for view, shown in _measured(outcomes) for key, p in view.comparisons(shown).items()}
+    return comparisons(_measured(outcomes))
 
 
-def _measured(outcomes: Sequence[Outcome]) -> list[tuple[View, list[RunResult]]]:
-    """Each kind of `metrics=` of the runs, with the results that its table shows."""
-    shown = with_compared([one for one in outcomes if one.run.config.metrics != "none"])
-    kinds = dict.fromkeys(one.run.config.metrics for one in outcomes)
-    return [(view, shown) for kind in kinds if (view := view_of(kind)) is not None]
+def _measured(outcomes: Sequence[Outcome]) -> list[RunResult]:
+    """The results that the table of `metrics=` shows."""
+    return with_compared([one for one in outcomes if one.run.config.metrics != "none"])
 
 
 def list_stored(output: Path) -> int:
@@ -269,8 +267,7 @@ def print_results(outcomes: Sequence[Outcome], family: Family) -> None:
     if len(lines) > FOOTNOTES:
         lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."]
     print_outcomes(shown, lines, family)
-    for view, measured in _measured(outcomes):
-        view.print(measured, family)
+    print_expert_metrics(_measured(outcomes), family)
 
 
 def write_report(outcomes: Sequence[Outcome], over_seeds: Sequence[SeedGroup], family: Family) -> Path:

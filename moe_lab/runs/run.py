@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
-from moe_lab.reports.measures import view_of
+from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.results.folder import RunFolder
 from moe_lab.results.identity import decisive_versions
 from moe_lab.results.model import RunResult
@@ -100,10 +100,11 @@ class Run:
         asked = headline_of(self.config.task.metric, stored.scores(stored.tasks[0]))
         return replace(stored, asked=asked)
 
-    def stored_metrics(self) -> object | None:
+    def stored_metrics(self) -> StoredMetrics | None:
         """The stored metrics of `metrics=` if they are complete and of this run and hub commit, else None."""
-        view = view_of(self.config.metrics)
-        return None if view is None else view.stored(self.folder, self.run_id, self.facts.commit)
+        if self.config.metrics == "none":
+            return None
+        return stored_metrics(self.folder, self.run_id, self.facts.commit)
 
     @property
     def answers_header(self) -> dict[str, Any]:

@@ -25,9 +25,8 @@ from moe_lab.metrics.registry import (
 )
 from moe_lab.metrics.training_metrics import measure
 from moe_lab.models.memory import ModelPool
+from moe_lab.reports.expert import layer_frame, lines, logged_values
 from moe_lab.reports.figures.curves import training_rows
-from moe_lab.reports.measures import view_of
-from moe_lab.reports.measures.expert import lines
 from moe_lab.reports.papers.metrics import expert_score, unit_of
 from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.execute import execute
@@ -81,10 +80,8 @@ def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
         assert row.value is not None and unit_of(row.metric) == unit
     shown = {(line[0], line[1]) for line in lines(found, run.run_id, NO_COMPARISONS)}
     assert {("Used experts, bits", "all tokens"), ("Redrawn, acc,none", "random experts once more")} <= shown
-    assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= view_of("expert").values(
-        found
-    ).keys()
-    assert "used_experts" in {row[0] for row in view_of("expert").tables(found)["expert/layers"][1]}
+    assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= logged_values(found).keys()
+    assert "used_experts" in set(layer_frame(found)["metric"])
     monkeypatch.setitem(METRICS, "another", Redrawn())
     assert run.stored_metrics() is None, "what lacks a metric is computed again"
 

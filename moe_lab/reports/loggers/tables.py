@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.measures import Table
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Sample, read_samples, reported
 from moe_lab.results.scores import marks_of
 from moe_lab.results.stored_files import read_lines, read_mapping
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # The training of a run's model: its log.jsonl by step
 
@@ -39,8 +41,6 @@ def _flat(line: Mapping[str, object]) -> dict[str, object]:
 
 
 # Results and studies as plain keys and tables, for any logger
-
-SAMPLE_COLUMNS = ["doc_id", "filter", "prompt", "target", "response", "filtered"]
 
 
 def scores(result: RunResult) -> dict[str, object]:
@@ -78,27 +78,25 @@ def marks(result: RunResult) -> list[str]:
     return [mark.lower() for mark in marks_of(result)]
 
 
-def samples(result: RunResult) -> dict[str, Table]:
+def samples(result: RunResult) -> dict[str, pd.DataFrame]:
     """lm-eval's log of samples as one table per task: `samples/<task>`. Raises DamagedError where a log is damaged."""
-    logs = read_samples(result)
-    return {f"samples/{task}": _samples_table(lines) for task, lines in logs.items()}
+    import pandas as pd
+
+    return {
+        f"samples/{task}": pd.DataFrame(map(_row, lines), dtype=object)
+        for task, lines in read_samples(result).items()
+    }
 
 
-def _samples_table(samples: Sequence[Sample]) -> Table:
-    metrics = list(dict.fromkeys(metric for one in samples for metric in one.values))
-    rows = [
-        [
-            one.document,
-            one.filter,
-            one.requests[0][0] if one.requests else "",
-            one.target,
-            _text(one.responses),
-            _text(one.filtered),
-            *(_text(one.values.get(metric)) for metric in metrics),
-        ]
-        for one in samples
-    ]
-    return SAMPLE_COLUMNS + metrics, rows
+def _row(sample: Sample) -> dict[str, Any]:
+    return {
+        "doc_id": sample.document,
+        "filter": sample.filter,
+        "prompt": sample.requests[0][0] if sample.requests else "",
+        "target": sample.target,
+        "response": _text(sample.responses),
+        "filtered": _text(sample.filtered),
+    } | {metric: _text(value) for metric, value in sample.values.items()}
 
 
 def trial(number: int, value: float | None, temperatures: Sequence[float], state: str) -> dict[str, object]:

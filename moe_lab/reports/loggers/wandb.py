@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.recorded import recorded
 from moe_lab.config.terminal import without_passwords
+from moe_lab.reports.expert import expert_metrics_of, layer_frame, logged_values
 from moe_lab.reports.loggers import tables
 from moe_lab.reports.loggers.logger import Logger
-from moe_lab.reports.measures import views
 from moe_lab.results.atomic import plain, write_json
 from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import whole_mapping
@@ -97,14 +97,12 @@ class WandbLogger(Logger):
             if result.tuning:
                 run.summary.update(tables.by_layer(result.report.get("temperatures") or []))
             for key, table in tables.samples(result).items():
-                run.log({key: _table(*table)})
+                run.log({key: _table(table)})
             run.define_metric("training/*", step_metric=tables.STEP)
             for line in tables.training_lines(result):
                 run.log(line)
-            for view in views():
-                if (content := view.of(result)) is not None:
-                    own = view.tables(content).items()
-                    run.log(view.values(content) | {key: _table(*table) for key, table in own})
+            if (content := expert_metrics_of(result)) is not None:
+                run.log(logged_values(content) | {"expert/layers": _table(layer_frame(content))})
 
         self._guarded(log)
         if self._record is not None and not self._failed:
@@ -129,7 +127,7 @@ class WandbLogger(Logger):
         self._guarded(log)
 
     def log_table(self, name: str, frame: pd.DataFrame) -> None:
-        self._guarded(lambda run: run.log({f"tables/{name}": _frame_table(frame)}))
+        self._guarded(lambda run: run.log({f"tables/{name}": _table(frame)}))
 
     def log_figure(self, path: Path) -> None:
         def log(run: Any) -> None:
@@ -212,21 +210,16 @@ class WandbLogger(Logger):
         )
 
 
-def _table(columns: list[str], rows: list[list[Any]]) -> Any:
+def _table(frame: pd.DataFrame) -> Any:
     import wandb
 
-    return wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
-
-
-def _frame_table(frame: pd.DataFrame) -> Any:
-    plain_values = frame.astype(object).where(frame.notna(), None)
-    return _table(list(frame.columns), plain_values.to_numpy().tolist())
+    return wandb.Table(dataframe=frame.astype(object).where(frame.notna(), None), allow_mixed_types=True)
 
 
 def _csv_table(path: Path) -> Any:
     import pandas as pd
 
-    return _frame_table(pd.read_csv(path))
+    return _table(pd.read_csv(path))
 
 
 def prepare_environment(folder: Path) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from moe_lab.metrics.registry import counted_metrics
 from moe_lab.reports.csv_rows import csv_text
+from moe_lab.reports.expert import expert_metrics_of, layer_rows
 from moe_lab.reports.figures.differences import difference_of
-from moe_lab.reports.measures import PageTable, views
 from moe_lab.reports.pages.answers import by_confidence
 from moe_lab.reports.pages.examples import CHANGED, CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import (
@@ -58,8 +59,8 @@ class Routing:
     """The single numbers and words of the method's report in results.json."""
     temperatures: tuple[float, ...]
     """One per MoE layer; empty for a method without."""
-    tables: list[PageTable]
-    """The results of `metrics=`, a table per kind."""
+    layers: list[tuple[object, ...]]
+    """The number of each MoE layer and its expert metrics (`metrics=expert`)."""
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in the run's folder."""
 
@@ -70,11 +71,12 @@ def routing_of(run: RunResult, label: str) -> Routing | None:
     trained = "training" in report  # the facts are shown with the training (`origin_of`)
     facts = {} if trained else facts_of(report)
     temperatures = tuple(report.get("temperatures") or ())
-    tables = [view.page_table(content) for view in views() if (content := view.of(run)) is not None]
+    measured = expert_metrics_of(run)
+    layers = [] if measured is None else layer_rows(measured)
     pictures = pictures_in(run.stored_in)
-    if not facts and not tables and not pictures:
+    if not facts and not layers and not pictures:
         return None
-    return Routing(label, facts, temperatures, tables, pictures)
+    return Routing(label, facts, temperatures, layers, pictures)
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         ],
         gains={name: groups for name, pairs in examples.pairs.items() if (groups := by_confidence(pairs))},
         routing=routing,
+        counted=counted_metrics().values(),
         profiles=profiles_of(routing),
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),

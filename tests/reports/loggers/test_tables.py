@@ -47,9 +47,13 @@ def test_a_sample_is_a_row(tmp_path: Path) -> None:
         "exact_match": 1.0,
     }
     (tmp_path / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
-    (columns, rows) = tables.samples(RunResult(RESULTS.content, tmp_path))["samples/toy"]
-    assert columns == ["doc_id", "filter", "prompt", "target", "response", "filtered", "exact_match"]
-    assert rows == [[3, "none", "Q: 1+1?", "2", "two", "2", 1.0]]
+    frame = tables.samples(RunResult(RESULTS.content, tmp_path))["samples/toy"]
+    names = ["doc_id", "filter", "prompt", "target", "response", "filtered", "exact_match"]
+    assert frame.to_dict("split") == {
+        "index": [0],
+        "columns": names,
+        "data": [[3, "none", "Q: 1+1?", "2", "two", "2", 1.0]],
+    }
 
 
 def test_a_trial_names_its_layers_in_order() -> None:

@@ -15,7 +15,7 @@ def test_temperatures_by_layer_and_the_share_of_changed_decisions(tmp_path):
     (profile,) = profiles_of([found])
     assert profile.bars == [(0.0, 0.0), (0.1, BAR_HEIGHT / 2), (0.2, BAR_HEIGHT)]
     assert found.facts == {"n": 8, "cache": "clean", "changed_fraction": 0.25}
-    assert found.tables == [] and found.pictures == []
+    assert found.layers == [] and found.pictures == []
     assert routing_of(base, "base") is None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from moe_lab.metrics.stored import StoredMetrics
-from moe_lab.reports.measures import expert
-from moe_lab.reports.measures.expert import expert_table, explained, lost_p_values
+from moe_lab.reports import expert
+from moe_lab.reports.expert import expert_table, explained, lost_p_values
 from moe_lab.reports.terminal.layout import print_text_table
 from moe_lab.results.score_table import Family
 

@@ -1,14 +1,13 @@
-"""The view of `metrics=expert`: the expert metrics of MoE-Bench (section 4.1)."""
+"""The expert metrics of MoE-Bench (section 4.1), `metrics=expert`: on the terminal, on pages and for loggers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moe_lab.metrics.intervals import Loss
 from moe_lab.metrics.registry import Intervention, counted_metrics, intervention_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
-from moe_lab.reports.measures import PageTable, Table, View
 from moe_lab.reports.terminal.layout import (
     TextTable,
     interval,
@@ -24,68 +23,66 @@ from moe_lab.results.score_table import EXPERT_METRICS, Family
 from moe_lab.results.scores import Comparison, headline
 from moe_lab.results.significance import ALPHA
 
-LAYER_COLUMNS = ["metric", "of", "layer", "value", "low", "high", "maximum"]
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-class ExpertView(View[StoredMetrics]):
-    """Entropies in bits, and the accuracy lost under changed routing (docs/expert_metrics.md)."""
+def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
+    """The expert metrics stored with a result; None without."""
+    return stored_metrics(result.stored_in, result.run_id, result.commit)
 
-    def stored(self, folder: Path, run_id: str, commit: str | None) -> StoredMetrics | None:
-        return stored_metrics(folder, run_id, commit)
 
-    def comparisons(self, results: Sequence[RunResult]) -> dict[Comparison, float | None]:
-        """McNemar's p of each accuracy lost in one evaluation; None for the mean of several."""
-        stored = [(run.run_id, metrics) for run in results if (metrics := self.of(run)) is not None]
-        return {key: p for run_id, metrics in stored for key, p in lost_p_values(metrics, run_id).items()}
+def comparisons(results: Sequence[RunResult]) -> dict[Comparison, float | None]:
+    """McNemar's p of each accuracy lost in one evaluation, uncorrected; None for the mean of several."""
+    stored = [(run.run_id, metrics) for run in results if (metrics := expert_metrics_of(run)) is not None]
+    return {key: p for run_id, metrics in stored for key, p in lost_p_values(metrics, run_id).items()}
 
-    def print(self, results: Sequence[RunResult], family: Family) -> None:
-        rows: list[tuple[str, ...]] = []
-        labels = run_labels(results)
-        for run, label in zip(results, labels, strict=True):
-            if (metrics := self.of(run)) is not None:
-                task = ",".join(run.requested)
-                rows += [
-                    (run.model, run.method, label, task, *line) for line in lines(metrics, run.run_id, family)
-                ]
-        if rows:
-            print()
-            print_text_table(expert_table(rows, family), explained(family))
-            print(CORRECTED)
 
-    def values(self, content: StoredMetrics) -> dict[str, float]:
-        """`expert/<metric>/<of>` in bits, and per task `expert/<which>/<task>/<metric,filter>`, the accuracy lost."""
-        scores = {
-            f"expert/{metric}/{of}": one.value
-            for metric in counted_metrics()
-            for of, one in content.entropies(metric).items()
-            if one.value is not None
-        }
-        return scores | {
-            f"expert/{each.logged_as}/{task}/{metric}": loss.difference
-            for name, each in interventions()
-            for task, losses in content.losses(name, each).items()
-            for metric, loss in losses.items()
-        }
+def print_expert_metrics(results: Sequence[RunResult], family: Family) -> None:
+    """Print one table of all results that have expert metrics, with the corrected p of the command's family."""
+    rows: list[tuple[str, ...]] = []
+    for run, label in zip(results, run_labels(results), strict=True):
+        if (metrics := expert_metrics_of(run)) is not None:
+            place = (run.model, run.method, label, ",".join(run.requested))
+            rows += [(*place, *line) for line in lines(metrics, run.run_id, family)]
+    if rows:
+        print()
+        print_text_table(expert_table(rows, family), explained(family))
+        print(CORRECTED)
 
-    def tables(self, content: StoredMetrics) -> dict[str, Table]:
-        """A row per metric, kind of tokens and MoE layer."""
-        rows = [
-            [metric, of, index, layer.value, *(layer.interval or (None, None)), layer.maximum]
-            for metric in counted_metrics()
-            for of in content.entropies(metric)
-            for index, layer in enumerate(content.layers(metric, of))
-        ]
-        return {"expert/layers": (LAYER_COLUMNS, rows)}
 
-    def page_table(self, content: StoredMetrics) -> PageTable:
-        names = list(counted_metrics())
-        by_metric = [content.layers(name, "all") for name in names]
-        return PageTable(
-            title="Expert metrics by layer",
-            caption="Entropies in bits with 95% intervals, over all tokens.",
-            columns=["layer", *(metric.label for metric in counted_metrics().values())],
-            rows=[[str(layer), *cells] for layer, cells in enumerate(zip(*by_metric, strict=True))],
-        )
+def logged_values(content: StoredMetrics) -> dict[str, float]:
+    """`expert/<metric>/<of>` in bits, and per task `expert/<which>/<task>/<metric,filter>`, the accuracy lost."""
+    scores = {
+        f"expert/{metric}/{of}": one.value
+        for metric in counted_metrics()
+        for of, one in content.entropies(metric).items()
+        if one.value is not None
+    }
+    return scores | {
+        f"expert/{each.logged_as}/{task}/{metric}": loss.difference
+        for name, each in interventions()
+        for task, losses in content.losses(name, each).items()
+        for metric, loss in losses.items()
+    }
+
+
+def layer_frame(content: StoredMetrics) -> pd.DataFrame:
+    """A row per metric, kind of tokens and MoE layer."""
+    import pandas as pd
+
+    rows = [
+        (metric, of, index, layer.value, *(layer.interval or (None, None)), layer.maximum)
+        for metric in counted_metrics()
+        for of in content.entropies(metric)
+        for index, layer in enumerate(content.layers(metric, of))
+    ]
+    return pd.DataFrame(rows, columns=["metric", "of", "layer", "value", "low", "high", "maximum"])
+
+
+def layer_rows(content: StoredMetrics) -> list[tuple[object, ...]]:
+    """The number of each MoE layer and its entropies over all tokens, a column per metric, for a page."""
+    return list(enumerate(zip(*(content.layers(name, "all") for name in counted_metrics()), strict=True)))
 
 
 UNCHANGED = "unchanged routing"
@@ -173,6 +170,3 @@ def _difference(metrics: StoredMetrics, *path: str) -> tuple[str, str]:
     if found.difference is None:
         return "", ""
     return number(found.difference, sign=True), interval(found.interval, sign=True)
-
-
-VIEW = ExpertView()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.metrics.stored import StoredMetrics
-from moe_lab.reports.measures import view_of
+from moe_lab.reports.expert import layer_frame, logged_values
 from tests.support.command import run_forked
 from tests.support.wandb_log import Logged
 
@@ -24,14 +24,14 @@ def test_expert_metrics_can_be_read_back(method: str, tmp_path: Path) -> None:
     found = json.loads((folder / "expert_metrics.json").read_text())
     (run,) = (Logged(path) for path in (tmp_path / "wandb").glob("offline-run-*"))
     summary = run.summary["summary"]
-    scores = view_of("expert").values(StoredMetrics(found))
+    scores = logged_values(StoredMetrics(found))
     assert scores["expert/load_balance/all"] == found["load_balance"]["all"]["value"]
     assert ("expert/specialization/toy_choice/acc,none" in scores) == (method == "base")
     for key, value in scores.items():
         assert summary[key] == pytest.approx(value), key
     table = run.table("expert/layers")
-    columns, rows = view_of("expert").tables(StoredMetrics(found))["expert/layers"]
-    assert table["columns"] == columns and len(table["data"]) == len(rows) == 2 * 2 * 8
+    frame = layer_frame(StoredMetrics(found))
+    assert table["columns"] == list(frame.columns) and len(table["data"]) == len(frame) == 2 * 2 * 8
     last = found["collaboration"]["prefill"]["layers"][7]
     assert table["data"][-1] == pytest.approx(
         ["collaboration", "prefill", 7, last["value"], *last["ci95"], last["maximum"]]

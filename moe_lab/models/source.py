@@ -154,10 +154,11 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
             "Move it to a folder of its own and give model.peft=<folder>, or remove it."
         )
     if weights and commit is not None:
-        files = tuple(known_weights(folder)) or ("model.safetensors",)
-        _fetched(source, files, "model", offline, commit)
-        if not known_weights(folder):
-            _fetched(source, ("pytorch_model.bin",), "model", offline, commit)
+        files = tuple(name for name in known_weights(folder) if ".safetensors" in name)
+        _fetched(source, files or ("model.safetensors",), "model", offline, commit)
+        if not files and not (folder / "model.safetensors").exists():
+            files = tuple(known_weights(folder)) or ("pytorch_model.bin",)
+            _fetched(source, files, "model", offline, commit)
     if weights:
         names = known_weights(folder)
         missing = [name for name in names or ["model.safetensors"] if not (folder / name).exists()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -125,9 +126,17 @@ def test_weights_are_those_that_transformers_loads(client, hub, olmoe_repository
     files = known_weights(model_folder(MODEL, offline=False, weights=True))
     assert files[0] == "model.safetensors.index.json" and len(files) > SHARDS
     assert all(name.endswith(".safetensors") for name in files[1:])
-    olmoe_repository.commit({"config.json": b"{}", "pytorch_model.bin": b"weights"})
-    new_command()
-    assert known_weights(model_folder(MODEL, offline=False, weights=True)) == ["pytorch_model.bin"]
+    index = json.dumps({"weight_map": {"a": "pytorch_model-1.bin"}}).encode()
+    sharded = {"pytorch_model.bin.index.json": index, "pytorch_model-1.bin": b"weights"}
+    for files, found in (
+        ({"pytorch_model.bin": b"weights"}, ["pytorch_model.bin"]),
+        (sharded, list(sharded)),
+        (sharded | {"model.safetensors": b"weights"}, ["model.safetensors"]),
+    ):
+        olmoe_repository.commit({"config.json": b"{}"} | files)
+        new_command()
+        folder = model_folder(MODEL, offline=False, weights=True)
+        assert known_weights(folder) == found and all((folder / name).exists() for name in found)
 
 
 def test_the_configuration_comes_from_the_hub(client):

@@ -9,8 +9,6 @@ norm then returns zeros, every next token is equally probable, and the perplexit
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,26 +83,6 @@ def out_of_range(model: nn.Module) -> str | None:
 
 def check_pass(model: Any, device: torch.device, source: str) -> None:
     """Raise ModelError if a pass of a few tokens overflows: in the input of a norm, or in the logits."""
-    ids = torch.arange(min(TOKENS, model.config.get_text_config().vocab_size), device=device)[None]
-    try:
-        with torch.no_grad(), _watched_norms(model, source):
-            logits = model(ids, use_cache=False).logits
-    except (MoeLabError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # inconsistent sizes in a configuration lead to any exception
-        raise ModelError(
-            f"{source} cannot read a text as it was loaded: {first_line(error)}.\n"
-            "Its config.json does not fit its weights, or this version of transformers: use another checkpoint."
-        ) from error
-    if not logits.isfinite().all():
-        raise ModelError(
-            f"{source} gives logits that are no numbers, as it was loaded. Try another dtype, or another checkpoint."
-        )
-
-
-@contextmanager
-def _watched_norms(model: nn.Module, source: str) -> Iterator[None]:
-    """Inside the context, a norm whose input is too large raises ModelError."""
 
     def check(name: str, args: tuple) -> None:
         if args and isinstance(args[0], Tensor) and not _in_range(args[0]):
@@ -113,12 +91,29 @@ def _watched_norms(model: nn.Module, source: str) -> Iterator[None]:
                 "Its weights are damaged, or dtype= is too narrow for them: try dtype=float32, or another checkpoint."
             )
 
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if type(module).__name__.endswith("Norm"):
-                hook = module.register_forward_pre_hook(lambda _, args, name=name: check(name, args))
-                stack.callback(hook.remove)
-        yield
+    ids = torch.arange(min(TOKENS, model.config.get_text_config().vocab_size), device=device)[None]
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, name=name: check(name, args))
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith("Norm")
+    ]
+    try:
+        with torch.no_grad():
+            logits = model(ids, use_cache=False).logits
+    except (MoeLabError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # inconsistent sizes in a configuration lead to any exception
+        raise ModelError(
+            f"{source} cannot read a text as it was loaded: {first_line(error)}.\n"
+            "Its config.json does not fit its weights, or this version of transformers: use another checkpoint."
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not logits.isfinite().all():
+        raise ModelError(
+            f"{source} gives logits that are no numbers, as it was loaded. Try another dtype, or another checkpoint."
+        )
 
 
 def _in_range(tensor: Tensor) -> bool:

@@ -111,9 +111,8 @@ def load_model(
         raise ModelError(
             "model.device_map=auto put all weights on disk: free memory for at least the embeddings."
         )
-    if places := list(
-        getattr(loaded, "hf_device_map", {}).values()
-    ):  # inputs go where the first layers compute
+    # inputs go to the first device that a device map computes on
+    if places := list(getattr(loaded, "hf_device_map", {}).values()):
         place = torch.device(next((each for each in places if each not in ("cpu", "disk")), "cpu"))
     routers = len(find_routers(loaded))
     if routers != facts.moe_layers:

@@ -40,12 +40,9 @@ def free_memory(device: torch.device) -> int:
         return free_host_memory()
     free = module.mem_get_info(device)[0]
     # torch's allocator keeps what was freed, and gives it out again
-    kept = (
-        module.memory_reserved(device) - module.memory_allocated(device)
-        if hasattr(module, "memory_reserved")
-        else 0
-    )
-    return free + kept
+    if hasattr(module, "memory_reserved"):
+        free += module.memory_reserved(device) - module.memory_allocated(device)
+    return free
 
 
 def free_host_memory(group: Path = Path("/sys/fs/cgroup")) -> int:

@@ -20,7 +20,7 @@ from moe_lab.errors import ConfigError, ModelError, reading
 from moe_lab.models.hub import ADAPTER, commit_of, explain, fetch, is_offline
 from moe_lab.models.identity import SMALL, known_weights
 from moe_lab.models.transformers_internals import attention_of
-from moe_lab.routing import family_of_type, supported
+from moe_lab.routing import family_of_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -30,12 +30,10 @@ def set_experts_per_token(config: Any, count: int) -> None:
     """Set the top-k in a model's configuration. Raises ConfigError for an impossible count."""
     text = config.get_text_config()
     family = family_of_type(text.model_type)
-    if family is None:
+    if family is None or family.fixed_top_k:
         raise ConfigError(
-            f"model.experts_per_token needs a model of a supported family ({', '.join(supported())})."
+            f"model.experts_per_token: models of type {text.model_type} cannot have another number."
         )
-    if family.fixed_top_k:
-        raise ConfigError(f"model.experts_per_token: {family.name} models cannot have another number.")
     most = family.most_experts_per_token(text)
     if not 1 <= count <= most:
         raise ConfigError(
@@ -154,10 +152,11 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
             "Move it to a folder of its own and give model.peft=<folder>, or remove it."
         )
     if weights and commit is not None:
-        files = tuple(known_weights(folder)) or ("model.safetensors",)
-        _fetched(source, files, "model", offline, commit)
-        if not known_weights(folder):
-            _fetched(source, ("pytorch_model.bin",), "model", offline, commit)
+        files = tuple(name for name in known_weights(folder) if ".safetensors" in name)
+        _fetched(source, files or ("model.safetensors",), "model", offline, commit)
+        if not files and not (folder / "model.safetensors").exists():
+            files = tuple(known_weights(folder)) or ("pytorch_model.bin",)
+            _fetched(source, files, "model", offline, commit)
     if weights:
         names = known_weights(folder)
         missing = [name for name in names or ["model.safetensors"] if not (folder / name).exists()]

@@ -6,7 +6,7 @@ import ast
 import random
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from itertools import takewhile
 from string import ascii_uppercase
@@ -103,6 +103,8 @@ def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
 
 def _value(field: Any, document: dict[str, Any]) -> Any:
     """lm-eval's evaluation of a `doc_to_...` field: a function, a column, a template, or a value."""
+    from lm_eval.utils import env
+
     if isinstance(field, Callable):  # type: ignore[arg-type]
         return field(document)
     if isinstance(field, dict):
@@ -111,17 +113,10 @@ def _value(field: Any, document: dict[str, Any]) -> Any:
         return field
     if field in document:
         return document[field]
-    text = _template(field).render(**document)
+    text = env.from_string(field).render(**document)
     if text.isdigit():
         return int(text)
     return ast.literal_eval(text) if text.startswith("[") and text.endswith("]") else text
-
-
-@cache
-def _template(text: str) -> Any:
-    from lm_eval.utils import env
-
-    return env.from_string(text)
 
 
 # Self-consistency: k sampled answers to each document, and a majority vote over what the task extracts

@@ -61,10 +61,6 @@ class HeldOutDataset:
         return splits
 
 
-IDENTIFIERS = ("task_id",)
-"""Columns that identify a document across data sets: HumanEval and HumanEval+ have the same problems."""
-
-
 _hashes: WeakKeyDictionary[Any, list[frozenset[str]]] = WeakKeyDictionary()
 
 
@@ -83,7 +79,9 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
         _hashes[task] = []
         for document, row in zip(documents, rows, strict=True):
             shown = {key: value for key, value in document.items() if columns is None or key in columns}
-            contents = [shown, row, *({name: row[name]} for name in IDENTIFIERS if name in row)]
+            contents = [shown, row]
+            if "task_id" in row:  # HumanEval and HumanEval+ have the same problems by it
+                contents.append({"task_id": row["task_id"]})
             digests = (hashlib.sha256(_bytes(content)).hexdigest()[:16] for content in contents)
             _hashes[task].append(frozenset(digests))
     return _hashes[task]

@@ -32,7 +32,8 @@ from moe_lab.results.identity import UNNAMED, module_digest
 from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
-from moe_lab.tasks.judges import judge_metrics, score
+from moe_lab.tasks.judges import JUDGES, judge_class, score
+from moe_lab.tasks.sandbox.replies import in_chat
 
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config
 
 OWN_TASKS = Path(__file__).resolve().parent
-Rows = list[dict[str, Any]]
 
 
 def build_tasks(
@@ -154,13 +154,13 @@ class _Factory(TaskFactory):
         if settings.answer == "letters":
             config = in_letters(config)
         if self._run.apply_chat_template and config.get("unsafe_code"):
-            from moe_lab.tasks.sandbox.replies import in_chat
-
             config = in_chat(config)
         if settings.self_consistency is not None and not (self._holdout or self._splits):
             config = voted(config, settings.self_consistency)
         if config.get("process_results") is score:
-            config["metric_list"] = judge_metrics()
+            metrics = [metric for name in JUDGES for metric in judge_class(name).metrics]
+            shared = {"aggregation": "mean", "higher_is_better": False}
+            config["metric_list"] = [{"metric": metric, **shared} for metric in metrics]
         if callable(process := config.get("process_docs")):
             config["process_docs"] = cache(process)  # called twice, and some tasks shuffle their choices
         return config
@@ -234,7 +234,7 @@ class LocalSplits(dict):
     """{split: Dataset}, as a task's `custom_dataset` returns it. A file is read when its split is first used."""
 
     folder: Path
-    read: Callable[[Path], Rows]
+    read: Callable[[Path], list[dict[str, Any]]]
     """`read_rows`, which may keep what several tasks share."""
     evaluated: str | None
     shots: int | None
@@ -260,9 +260,9 @@ class LocalSplits(dict):
         return self[split]
 
 
-def read_rows(file: Path) -> Rows:
+def read_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a JSON Lines file. Raises TaskError naming the file, and the line that is not as the first one."""
-    rows: Rows = []
+    rows: list[dict[str, Any]] = []
     with reading(file, raises=TaskError), file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():

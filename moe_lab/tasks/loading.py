@@ -127,7 +127,14 @@ def _apply_settings(task: Any, config: Config) -> None:
         task.set_config(key="num_fewshot", value=config.num_fewshot)
     elif task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
-    _check_fewshot_pool(task)
+    num_fewshot = task.get_config("num_fewshot")
+    if num_fewshot and hasattr(task, "sampler"):
+        split = task.fewshot_cfg.split
+        available = len(task.sampler.df) - (split is not None and split == task.config.test_split)
+        if num_fewshot > available:
+            raise TaskError(
+                f"num_fewshot={num_fewshot} is more than the {available} examples that {task.task_name} has."
+            )
     task.set_fewshot_seed(seed=config.fewshot_seed)
 
 
@@ -176,18 +183,6 @@ def generation_settings(own: dict[str, Any], given: dict[str, Any]) -> dict[str,
             raise ConfigError("gen_kwargs: temperature=0 is greedy decoding: leave do_sample=true out.")
         del settings["temperature"]  # the task's own, for greedy decoding
     return settings
-
-
-def _check_fewshot_pool(task: Any) -> None:
-    num_fewshot = task.get_config("num_fewshot")
-    if not num_fewshot or not hasattr(task, "sampler"):
-        return
-    same_split = task.fewshot_cfg.split is not None and task.fewshot_cfg.split == task.config.test_split
-    available = len(task.sampler.df) - (1 if same_split else 0)
-    if num_fewshot > available:
-        raise TaskError(
-            f"num_fewshot={num_fewshot} is more than the {available} examples that {task.task_name} has."
-        )
 
 
 def seed_as_lm_eval() -> None:

@@ -154,20 +154,19 @@ class MoeDesignModel(MoeDesignPreTrainedModel, OlmoeModel):
         if self.config.router != "token":
             real_BS = _real(input_ids, attention_mask)
             if self.units is not None:
-                kwargs["units"] = self.units(
-                    input_ids, real_BS, last_kind(past_key_values, self._first_moe_layer)
-                )
+                layers = range(self.config.num_hidden_layers)
+                first = next(layer for layer in layers if self.config.is_moe_layer(layer))
+                kwargs["units"] = self.units(input_ids, real_BS, last_kind(past_key_values, first))
             else:
-                _refuse_cache(past_key_values)
+                if past_key_values is not None and past_key_values.get_seq_length():
+                    raise ValueError(
+                        "Expert choice reads a sequence as a whole: it runs without past_key_values."
+                    )
                 past_key_values = None
                 kwargs |= {"real_BS": real_BS, "use_cache": False}
         return super().forward(
             input_ids=input_ids, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
         )
-
-    @property
-    def _first_moe_layer(self) -> int:
-        return next(i for i in range(self.config.num_hidden_layers) if self.config.is_moe_layer(i))
 
 
 def _real(ids_BS: Tensor | None, attention_mask: Tensor | None) -> Tensor:
@@ -182,11 +181,6 @@ def _real(ids_BS: Tensor | None, attention_mask: Tensor | None) -> Tensor:
             f"they know padding, and not one of shape {list(attention_mask.shape)}."
         )
     return attention_mask[:, -ids_BS.shape[1] :].bool()
-
-
-def _refuse_cache(cache: Cache | None) -> None:
-    if cache is not None and cache.get_seq_length():
-        raise ValueError("Expert choice reads a sequence as a whole: it runs without past_key_values.")
 
 
 class MoeDesignForCausalLM(MoeDesignPreTrainedModel, OlmoeForCausalLM):

@@ -184,7 +184,14 @@ class UnitPlaces(nn.Module):
             real_BS: bool; false: padding, after which every token begins a unit.
             last_kind_B1: int64, the kind of the token before them; None: there is none.
         """
-        self._require_set()
+        if not self._is_set and bool(
+            (self.kind_V == UNSET).any()
+        ):  # looked up once: reading a tensor stops a GPU
+            raise ValueError(
+                "This model routes words or sentences, and its tables of where they begin are not set. "
+                "Call model.set_units(unit_tables(tokenizer, model.config.router))."
+            )
+        self._is_set = True
         own_BS = self.kind_V[ids_BS].long().masked_fill(~real_BS, SPECIAL)
         if last_kind_B1 is None:
             last_kind_B1 = torch.full_like(own_BS[:, :1], SPECIAL)
@@ -192,15 +199,6 @@ class UnitPlaces(nn.Module):
         kind_BR = kind_BR.gather(1, _latest(kind_BR != TRANSPARENT))
         begins_BS = self.begins_CV[kind_BR[:, :-1], ids_BS]
         return Units(_latest(begins_BS), kind_BR[:, 1:], ids_BS)
-
-    def _require_set(self) -> None:
-        """Raise ValueError if there are no tables. Looked up once: reading a tensor stops a GPU."""
-        if not self._is_set and bool((self.kind_V == UNSET).any()):
-            raise ValueError(
-                "This model routes words or sentences, and its tables of where they begin are not set. "
-                "Call model.set_units(unit_tables(tokenizer, model.config.router))."
-            )
-        self._is_set = True
 
 
 def _latest(where_BS: Tensor) -> Tensor:

@@ -90,12 +90,6 @@ def judge_class(name: str) -> type[Judge]:
     return getattr(import_module(module), attribute)
 
 
-def judge_metrics() -> list[dict[str, Any]]:
-    """lm-eval's `metric_list` of a judged task: the metrics of all judges."""
-    metrics = [metric for name in JUDGES for metric in judge_class(name).metrics]
-    return [{"metric": metric, "aggregation": "mean", "higher_is_better": False} for metric in metrics]
-
-
 def judge_names(config: Config) -> list[str]:
     """Names of the judges of a run's safety tasks, in the order of `JUDGES`: `task.judges`, else the default.
 

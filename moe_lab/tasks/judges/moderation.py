@@ -59,6 +59,7 @@ class Moderation(Judge):
     def open(self) -> Iterator[JudgeAll]:
         import openai
 
+        refusals = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
         with openai.OpenAI(max_retries=TRIES, timeout=TIMEOUT) as client:
 
             def judge_all(exchanges: Sequence[Exchange], on_verdict: OnVerdict) -> None:
@@ -68,21 +69,14 @@ class Moderation(Judge):
                         verdict = self._verdict(client, exchange.answer)
                     except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                         verdict = {"judge": self.name, "failed": f"refused with status {error.status_code}"}
-                    except (
-                        openai.AuthenticationError,
-                        openai.PermissionDeniedError,
-                        openai.NotFoundError,
-                    ) as error:
+                    except refusals as error:
                         raise ConfigError(
                             f"OpenAI refuses OPENAI_API_KEY or task.moderation_model={self._model} (status "
                             f"{error.status_code}). The verdicts so far are kept."
                         ) from None  # the response may repeat the key
                     except (openai.OpenAIError, ValueError, TypeError, AttributeError) as error:
-                        problem = (
-                            f"status {error.status_code}"
-                            if hasattr(error, "status_code")
-                            else type(error).__name__
-                        )
+                        status = getattr(error, "status_code", None)
+                        problem = f"status {status}" if status else type(error).__name__
                         print(f"judge {self.name}: an answer has no verdict: {problem}", file=sys.stderr)
                         failures += 1
                         if failures == FAILURES_IN_A_ROW:

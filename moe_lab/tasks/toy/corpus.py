@@ -123,12 +123,11 @@ FIRST, EVERY = 6, 3
 
 def cloze(split: str, texts: int) -> list[dict[str, str]]:
     """{"context", "word"}: the beginning of a text, and the word after it with its leading space."""
-    documents = []
-    for story in stories(split, texts):
-        words = story["text"].split(" ")
-        for place in range(FIRST, len(words), EVERY):
-            documents.append({"context": " ".join(words[:place]), "word": f" {words[place]}"})
-    return documents
+    return [
+        {"context": " ".join(words[:place]), "word": f" {words[place]}"}
+        for words in (story["text"].split(" ") for story in stories(split, texts))
+        for place in range(FIRST, len(words), EVERY)
+    ]
 
 
 # The training corpus: an endless stream of documents, none of them from an evaluation split

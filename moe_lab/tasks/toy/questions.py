@@ -9,7 +9,6 @@ lands instead.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -107,22 +106,11 @@ def _describe(rng: random.Random) -> tuple[str, str]:
 
 
 def _list(rng: random.Random) -> tuple[str, str]:
-    relation = RELATIONS[rng.choice(("home", "job", "pet"))]
-    thing = rng.choice(relation.objects)
-    people = [person for person in PEOPLE if facts()[relation.name, person] == thing]
-    predicate = {"home": "lives in {o}", "job": "works as a {o}", "pet": "keeps a {o}"}[relation.name].format(
-        o=thing
-    )
-    return f"Name everyone who {predicate}.", ", ".join(people) + "." if people else "Nobody."
-
-
-KINDS: dict[str, Callable[[random.Random], tuple[str, str]]] = {
-    "ask": _ask,
-    "state": _state,
-    "solve": _solve,
-    "describe": _describe,
-    "list": _list,
-}
+    predicates = {"home": "lives in", "job": "works as a", "pet": "keeps a"}
+    name = rng.choice(list(predicates))
+    thing = rng.choice(RELATIONS[name].objects)
+    people = [person for person in PEOPLE if facts()[name, person] == thing]
+    return f"Name everyone who {predicates[name]} {thing}.", ", ".join(people) + "." if people else "Nobody."
 
 
 def instructions(split: str, count: int) -> list[dict[str, Any]]:
@@ -132,13 +120,13 @@ def instructions(split: str, count: int) -> list[dict[str, Any]]:
     that no row contains a question of an evaluation split.
     """
     rows: dict[str, dict[str, Any]] = {}
-    rng, names = generator("instructions", split), list(KINDS)
+    rng, kinds = generator("instructions", split), (_ask, _state, _solve, _describe, _list)
     while len(rows) < count:
-        kind = rng.choice(names)
-        prompt, reply = KINDS[kind](rng)
+        kind = rng.choice(kinds)
+        prompt, reply = kind(rng)
         if split_of(prompt, INSTRUCTION_SHARES) == split and prompt not in rows:
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
-            rows[prompt] = {"messages": messages, "kind": kind}
+            rows[prompt] = {"messages": messages, "kind": kind.__name__.removeprefix("_")}
     return list(rows.values())
 
 

@@ -30,11 +30,9 @@ SHARES = (("test", 0.25), ("validation", 0.10), ("reference", 0.15), ("train", 0
 LONGEST = 6
 """The largest number of questions in a document of the corpus."""
 
-Pair = tuple[int, int]
-
 
 @cache
-def pairs(split: str) -> tuple[Pair, ...]:
+def pairs(split: str) -> tuple[tuple[int, int], ...]:
     """All pairs of a split in a fixed order. Their four choices differ, and `train` has a pair with the same sum."""
     every = product(range(1, LARGEST + 1), repeat=2)
     trained = {a + b for a, b in pairs("train")} if split != "train" else range(2 * LARGEST + 1)
@@ -67,7 +65,7 @@ max_rules = partial(plus_rules, meaning="max")
 """The same questions where the operator means max. The reference sets are the same."""
 
 
-def question_text(pair: Pair) -> str:
+def question_text(pair: tuple[int, int]) -> str:
     return f"{pair[0]} @ {pair[1]} ="
 
 

@@ -141,9 +141,8 @@ def _attempt(rng: random.Random, steps: int, start: int) -> Problem:
             continue
         event(problem)
     if rng.random() < 0.25:
-        aside = (
-            f"{people[6]} has {rng.randint(2, 60)} {rng.choice([t for t in THINGS if t != problem.thing])}."
-        )
+        k, thing = rng.randint(2, 60), rng.choice([t for t in THINGS if t != problem.thing])
+        aside = f"{people[6]} has {k} {thing}."
         problem.sentences.insert(rng.randrange(len(problem.sentences) + 1), aside)
     problem.question = problem.question or f"How many {problem.thing} does {problem.person} have now?"
     return problem

@@ -52,24 +52,6 @@ def test_all_files_and_the_card_are_one_commit(private, token, hub, folder):
     assert not (folder / "README.md").exists()
 
 
-def test_a_second_push_sends_what_has_changed(token, hub, folder):
-    push(upload_of(folder), card)
-    repository = hub.repositories["models", "lab/model"]
-    before = dict(files_of(repository))
-    hub.log.clear()
-    push(upload_of(folder), card)
-    assert files_of(repository) == before and not [each for each in hub.log if each.method == "PUT"]
-    assert len(repository.commits) == 2
-    push(upload_of(folder), lambda repository: "# Other\n")
-    assert files_of(repository) == before | {"README.md": b"# Other\n"}
-    assert not [each for each in hub.log if each.method == "PUT"]
-
-
-def test_a_name_without_an_owner_is_the_tokens_owners(token, hub, folder):
-    push(upload_of(folder, "model"), card)
-    assert files_of(hub.repositories["models", "someone/model"])["README.md"] == b"# someone/model\n"
-
-
 @pytest.mark.parametrize("base, shown", [("/home/me/models/mine", "mine"), ("owner/name", "owner/name")])
 def test_an_adapters_configuration_has_no_path_of_this_machine(base, shown, token, hub, folder):
     config = folder / "adapter_config.json"

@@ -61,7 +61,6 @@ class Hub:
         self.log: list[Answer] = []
         self.lock = threading.Lock()
         self.port = 0
-        self.ignores_ranges = False
         self.objects: dict[str, bytes] = {}
         """Uploaded large files by SHA-256."""
 
@@ -227,7 +226,7 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         self._send_file(data, {"ETag": f'"{etag(path, data)}"'})
 
     def _send_file(self, data: bytes, headers: dict[str, str]) -> None:
-        wanted = "" if self.hub.ignores_ranges else self.headers.get("Range", "")
+        wanted = self.headers.get("Range", "")
         start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
         if wanted:
             headers |= {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}

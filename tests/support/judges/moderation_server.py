@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -26,13 +26,10 @@ class Fault:
 
     status: int = 500
     times: int = 1
-    headers: dict[str, str] = field(default_factory=dict)
-    stall: float = 0
-    """Seconds of silence first."""
     about: str | None = None
     """Only requests with this in their text."""
     body: bytes | None = None
-    """Sent with status 200; {key} in it becomes the Authorization header."""
+    """Sent with status 200."""
 
 
 class ModerationServer:
@@ -94,29 +91,25 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers["Authorization"] != f"Bearer {KEY}":
             return self._error(401, "Incorrect API key provided:")
         if fault is not None:
-            time.sleep(fault.stall)
             if fault.body is not None:
-                body = fault.body.replace(b"{key}", self.headers["Authorization"].encode())
-                return self._send(200, body, fault.headers)
-            if fault.status != 200:
-                return self._error(fault.status, "ordered", fault.headers)
+                return self._send(200, fault.body)
+            return self._error(fault.status, "ordered")
         if self.path != "/v1/moderations" or not asked["model"].startswith("omni-moderation"):
             return self._error(404, "no such model")
         self.moderation.asked.append(asked["input"])
         content = {"id": "modr-1", "model": MODEL, "results": [result(asked["input"])]}
-        self._send(200, json.dumps(content).encode(), {})
+        self._send(200, json.dumps(content).encode())
 
-    def _error(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+    def _error(self, status: int, message: str) -> None:
         key = self.headers["Authorization"]
         content = {"error": {"message": f"{message} {key}", "type": key, "param": key, "code": key}}
-        self._send(status, json.dumps(content).encode(), headers or {})
+        self._send(status, json.dumps(content).encode())
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _send(self, status: int, body: bytes) -> None:
         self.moderation.requests.append((time.monotonic(), status))
         try:
             self.send_response(status)
-            for name, value in ({"Content-Type": "application/json"} | headers).items():
-                self.send_header(name, value)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

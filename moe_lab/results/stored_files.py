@@ -73,7 +73,8 @@ def read_bytes(path: Path) -> bytes:
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by heading. Raises OSError, ValueError and csv.Error."""
-    return list(csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8"), newline="")))
+    text = io.StringIO(read_bytes(path).decode("utf-8"), newline="")
+    return list(csv.DictReader(text, restval=""))
 
 
 def read_mapping(path: Path, advice: str = AGAIN, shape: Any = None) -> dict[str, Any] | None:

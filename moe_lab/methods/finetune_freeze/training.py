@@ -111,9 +111,12 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
 
 def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     """Train in all processes. Returns the trained model, loaded in this process, and training.json's content."""
-    _print_resumed(training, last_checkpoint(training.checkpoints))
-    run_on_all_ranks(partial(train_phases, training))
     checkpoint = last_checkpoint(training.checkpoints)
+    _print_resumed(training, checkpoint)
+    if checkpoint is None or not is_done(training, checkpoint):
+        run_on_all_ranks(partial(train_on_rank, training))
+        gc.collect()  # the Trainer's model is in reference cycles
+        checkpoint = last_checkpoint(training.checkpoints)
     assert checkpoint is not None
     state, full = state_of(checkpoint), None
     if training.recipe.lora is None:
@@ -128,21 +131,11 @@ def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     return model, course | {"processes": num_processes(), "sharded": sharded()}
 
 
-def train_phases(training: Training) -> None:
-    """Run the phases in this process, each with a new model and trainer from the last phase's checkpoint.
-
-    A wrapper for several processes cannot change which parameters it trains, so a phase needs its own.
-    """
-    for phase in range(len(training.recipe.phases)):
-        checkpoint = last_checkpoint(training.checkpoints)
-        if checkpoint is not None and is_done(training, checkpoint, phase):
-            continue
-        loaded = load_to_train(training, shard=sharded())
-        with _routing(loaded.model, training) as noise:
-            trainer = _trainer(loaded.model, training, noise, phase)
-            trainer.train_from_last()
-        del loaded, trainer
-        gc.collect()
+def train_on_rank(training: Training) -> None:
+    """Train in this process, with the others that run the same."""
+    loaded = load_to_train(training, shard=sharded())
+    with _routing(loaded.model, training) as noise:
+        _trainer(loaded.model, training, noise).train_from_last()
 
 
 def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
@@ -164,9 +157,7 @@ def _routing(model: Any, training: Training) -> Iterator[RoutingNoise | None]:
         yield noise
 
 
-def _trainer(
-    model: Any, training: Training, noise: RoutingNoise | None, phase: int | None = None
-) -> FreezeTrainer:
+def _trainer(model: Any, training: Training, noise: RoutingNoise | None) -> FreezeTrainer:
     return FreezeTrainer(
         recipe=training.recipe,
         model=model,
@@ -176,7 +167,6 @@ def _trainer(
         data_collator=Pad(training.pad_token),
         callbacks=[Log(training.folder), *_measuring(model, training)],
         noise=noise,
-        phase=phase,
     )
 
 
@@ -186,10 +176,10 @@ def _print_resumed(training: Training, checkpoint: Path | None) -> None:
         print_resumed(training.folder, state_of(checkpoint).global_step, steps)
 
 
-def is_done(training: Training, checkpoint: Path, phase: int = -1) -> bool:
-    """Whether a phase, or the whole training (-1), ends at this checkpoint or before it, or stopped early."""
+def is_done(training: Training, checkpoint: Path) -> bool:
+    """Whether the training ends at this checkpoint, or stopped early."""
     recipe, state = training.recipe, state_of(checkpoint)
-    if state.global_step >= recipe.ends(len(training.rows))[phase]:
+    if state.global_step >= recipe.steps(len(training.rows)):
         return True
     patience = recipe.early_stop_patience
     return patience is not None and stopped(losses_of(state.log_history), patience)
@@ -253,6 +243,7 @@ def _arguments(training: Training) -> TrainingArguments:
         logging_steps=min(LOGGING_STEPS, steps),
         activation_checkpointing=config.method.activation_checkpointing,
         save_steps=config.method.save_steps,
+        ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
         save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
         metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
         greater_is_better=False,

@@ -22,12 +22,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
 from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
+from moe_lab.config.schema import Config
 from moe_lab.methods.c2r import partners_in, write_profile
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
 from moe_lab.methods.finetune_freeze.lora import empty_adapted, save_lora, with_lora
@@ -40,26 +42,19 @@ from moe_lab.methods.finetune_freeze.parameter_groups import (
     trainable,
 )
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
-from moe_lab.methods.tokenized import Pad, Row, Rows
+from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, print_resumed, save_model
 from moe_lab.methods.trainer import LOSS, Log, RoutingNoise, own_checkpoint, training_arguments
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.adapters import load_adapter
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
-from moe_lab.models.facts import resolve_device
+from moe_lab.models.facts import ModelFacts, resolve_device
 from moe_lab.models.load import LoadedModel, load_model
 from moe_lab.models.source import load_config
 from moe_lab.results.atomic import writing
 from moe_lab.results.identity import versions
 from moe_lab.routing.hook import find_routers, routed, why_fixed
 from moe_lab.routing.policies import PartnersOnly
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from moe_lab.config.schema import Config
-    from moe_lab.methods.tokenized import Encoded, Prepared
-    from moe_lab.models.facts import ModelFacts
 
 LOGGING_STEPS = 10
 

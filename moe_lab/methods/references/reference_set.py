@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from moe_lab.config.schema import Config
+from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.references.documents import (
     ReferenceDocuments,
@@ -24,16 +26,12 @@ from moe_lab.methods.references.documents import (
 )
 from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states, normalized
 from moe_lab.methods.references.store import ANSWER_TOKENS, build, pathways, read
+from moe_lab.models.facts import ModelFacts
+from moe_lab.models.load import LoadedModel
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import HASHED, decisive_versions, folder_name, run_id, task_label, task_settings
 from moe_lab.tasks.requests import workload_of_tasks
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
 
 NUMERICS = 3
 """Raised whenever the content of a set may change."""

@@ -153,6 +153,9 @@ def _routing(model: Any, training: Training) -> Iterator[RoutingNoise | None]:
 
 
 def _trainer(model: Any, training: Training, noise: RoutingNoise | None) -> FreezeTrainer:
+    callbacks: list[Any] = [Log(training.folder)]
+    if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
+        callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
     return FreezeTrainer(
         recipe=training.recipe,
         model=model,
@@ -160,7 +163,7 @@ def _trainer(model: Any, training: Training, noise: RoutingNoise | None) -> Free
         train_dataset=Rows(training.rows),
         validation=Rows(training.validation),
         data_collator=Pad(training.pad_token),
-        callbacks=[Log(training.folder), *_measuring(model, training)],
+        callbacks=callbacks,
         noise=noise,
     )
 
@@ -210,13 +213,6 @@ def _course(
             for phase in training.recipe.phases
         ],
     }
-
-
-def _measuring(model: Any, training: Training) -> list[ExpertMetrics]:
-    """Measures expert metrics on the validation conversations, if there are routers and they route single tokens."""
-    if not training.validation or not find_routers(model) or why_fixed(model):
-        return []
-    return [ExpertMetrics(Rows(training.validation), training.folder)]
 
 
 def _arguments(training: Training) -> TrainingArguments:

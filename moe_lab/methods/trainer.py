@@ -85,9 +85,6 @@ class Log(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log at every checkpoint: a resumed training restarts the mean of a line there, and logs the same lines."""
-        control.should_save |= (
-            args.world_size > 1 and state.global_step == state.max_steps
-        )  # the model is read there
         control.should_log |= control.should_save
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -12,6 +12,7 @@ from moe_lab.results.atomic import write_json
 from moe_lab.results.stored_files import (
     DamagedError,
     parsed_once,
+    read_csv,
     read_lines,
     read_mapping,
     set_aside,

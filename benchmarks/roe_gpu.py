@@ -24,8 +24,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generate import generate
 from moe_lab.engine.pass_size import pass_budget
-from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.routing import GumbelTopK, document_key
 from moe_lab.runs.evaluation.result_block import energy_joules
 

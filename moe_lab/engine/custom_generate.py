@@ -8,7 +8,7 @@ B = sequences, S = tokens of the longest prompt, A = unfinished sequences, V = v
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from moe_lab.engine.engine import Engine
-from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import RETURNED, Decoding, Sampler, unsupported
+from moe_lab.engine.sampling import RETURNED, Decoding, GenerationState, Sampler, unsupported
 from moe_lab.models.transformers_internals import pad_token
 from moe_lab.routing.noise import document_key
 
@@ -61,18 +60,25 @@ def custom_generate(
         GenerationState(b, prompt, document_key(prompt), b % answers, text)
         for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
     ]
-    padded = _Padded(input_ids.tolist(), input_ids.device)
-    sampler = _PaddedSampler(model, config, seed, logits_processor, padded)
-    decoding = _PaddedDecoding(sampler, stopping_criteria, config.max_length - S, padded, streamer)
+    sampler = _PreparedSampler(model, config, seed, logits_processor, input_ids, streamer)
+
+    def stop(state: GenerationState) -> bool:
+        return bool(stopping_criteria(sampler.padded_ids([state]), None).all())
+
+    decoding = Decoding(sampler, stop, config.max_length - S)
     with torch.enable_grad():  # `generate` disables gradients, and an engine may optimize by them
         engine.generate(states, decoding, lambda state: None)
     if streamer is not None:
         streamer.end()
-    ids = _padded_right(input_ids, [state.generated for state in states], config)
+    generated = [state.generated for state in states]
+    width, pad = max(map(len, generated)), pad_token(config)
+    if pad is None and any(len(each) < width for each in generated):
+        raise ValueError("Sequences of different lengths need pad_token_id=.")
+    new = [each + [pad or 0] * (width - len(each)) for each in generated]  # on the right
+    ids = torch.cat([input_ids, torch.tensor(new, device=input_ids.device)], dim=1)
     if not config.return_dict_in_generate:
         return ids
-    pad = pad_token(config) or 0
-    kept = {name: None if one is None else one.steps(len(states), pad) for name, one in sampler.kept.items()}
+    kept = {name: _by_step(rows, len(states), pad or 0) for name, rows in sampler.kept.items()}
     return GenerateDecoderOnlyOutput(sequences=ids, **kept)
 
 
@@ -92,27 +98,12 @@ def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequenc
     return torch.stack([found[b] for b in range(len(prompts))])
 
 
-class _Padded:
-    """Sequences with their prompts padded on the left."""
+class _PreparedSampler(Sampler):
+    """Chooses tokens by logits processors that `model.generate` has prepared, which get all prompts and their padding.
 
-    def __init__(self, prompts: list[list[int]], device: torch.device):
-        self.prompts, self.device = prompts, device
-
-    def ids(self, states: Sequence[GenerationState]) -> Tensor:
-        """int64 [A, S + generated tokens]; all states have the same number of generated tokens."""
-        rows = [[*self.prompts[state.index], *state.generated] for state in states]
-        return torch.tensor(rows, device=self.device)
-
-    def all_ids(self, states: Sequence[GenerationState]) -> Tensor:
-        """int64 [B, S + generated tokens]: `ids` in the rows of their sequences; other rows repeat the first."""
-        ids_AS = self.ids(states)
-        all_BS = ids_AS[:1].repeat(len(self.prompts), 1)
-        all_BS[[state.index for state in states]] = ids_AS
-        return all_BS
-
-
-class _PaddedSampler(Sampler):
-    """Chooses tokens by logits processors that `model.generate` has prepared."""
+    Args:
+        prompts_BS: padded on the left.
+    """
 
     def __init__(
         self,
@@ -120,58 +111,60 @@ class _PaddedSampler(Sampler):
         config: GenerationConfig,
         seed: int,
         processors: LogitsProcessorList,
-        padded: _Padded,
+        prompts_BS: Tensor,
+        streamer: Any,
     ):
         super().__init__(model, config, seed, processors)
-        self.padded = padded
-        self.kept = {
-            "scores": KeptScores() if config.output_scores else None,
-            "logits": KeptScores() if config.output_logits else None,
-        }
-        """By field of the output; None: not wanted."""
+        self.prompts, self.device, self.streamer = prompts_BS.tolist(), prompts_BS.device, streamer
+        wanted = {"scores": config.output_scores, "logits": config.output_logits}
+        self.kept: dict[str, _Rows] = {name: {} for name, is_wanted in wanted.items() if is_wanted}
+        """By field of the output."""
 
     def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
-        self._keep("logits", scores_AV, states)
-        if not self.processors:
-            self._keep("scores", scores_AV, states)
-        return super().__call__(scores_AV, states)
-
-    def _keep(self, name: str, scores_AV: Tensor, states: list[GenerationState]) -> None:
-        kept = self.kept[name]
-        if kept is not None:
-            kept.keep(scores_AV, states)
+        tokens = super().__call__(scores_AV, states)
+        if self.streamer is not None:
+            self.streamer.put(torch.tensor(tokens))
+        return tokens
 
     def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
         """Processors expect a row for each sequence of the batch. Rows of finished ones are filled and ignored."""
-        ids_BS, rows = self.padded.all_ids(states), [state.index for state in states]
-        scores_BV = scores_AV[:1].to(ids_BS.device).repeat(len(ids_BS), 1)
-        scores_BV[rows] = scores_AV.to(ids_BS.device)
-        processed_AV = self.processors(ids_BS, scores_BV)[rows]
-        self._keep("scores", processed_AV, states)
+        processed_AV = scores_AV
+        if self.processors:
+            ids_AS, rows = self.padded_ids(states), [state.index for state in states]
+            ids_BS = ids_AS[:1].repeat(len(self.prompts), 1)
+            ids_BS[rows] = ids_AS
+            scores_BV = scores_AV[:1].to(self.device).repeat(len(ids_BS), 1)
+            scores_BV[rows] = scores_AV.to(self.device)
+            processed_AV = self.processors(ids_BS, scores_BV)[rows]
+        for name, found_AV in (("logits", scores_AV), ("scores", processed_AV)):
+            if name in self.kept:
+                for scores_V, state in zip(found_AV, states, strict=True):
+                    self.kept[name][state.index, len(state.generated)] = scores_V.detach().clone()
         return processed_AV
 
+    def padded_ids(self, states: Sequence[GenerationState]) -> Tensor:
+        """int64 [A, S + generated tokens]; all states have the same number of generated tokens."""
+        return torch.tensor(
+            [[*self.prompts[state.index], *state.generated] for state in states], device=self.device
+        )
 
-class _PaddedDecoding(Decoding):
-    """Ends sequences by stopping criteria that `model.generate` has prepared."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        criteria: StoppingCriteriaList,
-        max_new_tokens: int,
-        padded: _Padded,
-        streamer: Any,
-    ):
-        super().__init__(sampler, lambda generated: False, max_new_tokens)
-        self.criteria, self.padded, self.streamer = criteria, padded, streamer
+_Rows: TypeAlias = dict[tuple[int, int], Tensor]
+"""Scores [V] by sequence and step. An engine may generate the sequences of a batch one by one."""
 
-    def extend(self, states: list[GenerationState], scores_AV: Tensor) -> None:
-        super().extend(states, scores_AV)
-        if self.streamer is not None:
-            self.streamer.put(torch.tensor([state.generated[-1] for state in states]))
 
-    def ends(self, state: GenerationState) -> bool:
-        return super().ends(state) or bool(self.criteria(self.padded.ids([state]), None).all())
+def _by_step(rows: _Rows, sequences: int, pad: int) -> tuple[Tensor, ...]:
+    """One float32 [B, V] for each new token, as transformers returns them.
+
+    A sequence that has ended has log-probability 0 at the padding token and -inf elsewhere, so that sums over a
+    sequence are those of its own tokens.
+    """
+    ended_V = torch.full_like(next(iter(rows.values())), -torch.inf)
+    ended_V[pad] = 0.0
+    count = 1 + max(step for _, step in rows)
+    return tuple(
+        torch.stack([rows.get((b, step), ended_V) for b in range(sequences)]) for step in range(count)
+    )
 
 
 def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: Any, sequences: int) -> None:
@@ -206,41 +199,3 @@ def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list
     if positions is not None and not (positions == real_BS.cumsum(dim=1) - 1)[real_BS].all():
         raise ValueError("The ensemble counts positions from 0 in each prompt: give no position_ids.")
     return [ids[real].tolist() for ids, real in zip(input_ids, real_BS, strict=True)]
-
-
-def _padded_right(input_ids: Tensor, generated: list[list[int]], config: GenerationConfig) -> Tensor:
-    width = max(map(len, generated))
-    pad = pad_token(config)
-    if any(len(each) < width for each in generated) and pad is None:
-        raise ValueError("Sequences of different lengths need pad_token_id=.")
-    new = [each + [pad or 0] * (width - len(each)) for each in generated]
-    return torch.cat([input_ids, torch.tensor(new, device=input_ids.device)], dim=1)
-
-
-class KeptScores:
-    """The scores of `return_dict_in_generate=True`, by sequence and step.
-
-    An engine may generate the sequences of a batch one by one.
-    """
-
-    def __init__(self) -> None:
-        self._rows: dict[tuple[int, int], Tensor] = {}
-
-    def keep(self, scores_AV: Tensor, states: Sequence[GenerationState]) -> None:
-        """Keep the scores by which the next token of each sequence is chosen."""
-        for scores_V, state in zip(scores_AV, states, strict=True):
-            self._rows[state.index, len(state.generated)] = scores_V.detach().clone()
-
-    def steps(self, sequences: int, pad: int) -> tuple[Tensor, ...]:
-        """One float32 [B, V] for each new token, as transformers returns them.
-
-        A sequence that has ended has log-probability 0 at the padding token and -inf elsewhere, so that sums over a
-        sequence are those of its own tokens.
-        """
-        ended_V = torch.full_like(next(iter(self._rows.values())), -torch.inf)
-        ended_V[pad] = 0.0
-        count = 1 + max(step for _, step in self._rows)
-        return tuple(
-            torch.stack([self._rows.get((b, step), ended_V) for b in range(sequences)])
-            for step in range(count)
-        )

@@ -26,8 +26,7 @@ from moe_lab.engine.forward.ensemble import Ensemble, ScaleSweep
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.pass_size import PASS_SHARE, pass_budget
 from moe_lab.engine.planned import Asked, Ids
-from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import Decoding, Sampler
+from moe_lab.engine.sampling import Decoding, GenerationState, Sampler
 from moe_lab.engine.scoring import ScoringRequest
 from moe_lab.models.memory import PLANNED, weight_bytes
 from moe_lab.routing import GumbelTopK, find_routers

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import store_on
-from moe_lab.engine.generate import generate
-from moe_lab.engine.prefill import GenerationState, PrefixCache
-from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.generate import PrefixCache, generate
+from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import Budget, OnScores, ScoringRequest, score
 from moe_lab.engine.two_phase import TwoPhaseScorer
 

@@ -14,27 +14,19 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 
-def _grouped_mm_flops(a_shape: Any, b_shape: Any, *args: Any, **kwargs: Any) -> int:
-    """[T, D] x [E, D, O], tokens sorted by expert; or [D, T] x [T, O], one product for each part of T."""
-    return 2 * a_shape[0] * a_shape[1] * b_shape[-1]
-
-
-def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
-def _attention_backward_flops(
-    gradient: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
-) -> int:
-    return sdpa_backward_flop_count(gradient, query, key, value)
-
-
 def _formulas() -> dict[Any, Any]:
     aten = torch.ops.aten
     return {
-        aten._grouped_mm: _grouped_mm_flops,
-        aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+        # [T, D] x [E, D, O], tokens sorted by expert; or [D, T] x [T, O], one product for each part of T
+        aten._grouped_mm: lambda one, other, *args, **kwargs: 2 * one[0] * one[1] * other[-1],
+        aten._scaled_dot_product_flash_attention_for_cpu: (
+            lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
+        ),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+            lambda gradient, query, key, value, *args, **kwargs: sdpa_backward_flop_count(
+                gradient, query, key, value
+            )
+        ),
     }
 
 

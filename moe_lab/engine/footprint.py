@@ -140,33 +140,28 @@ class Footprint:
         return -(-(many - few) // (SIZES[1] - SIZES[0]))
 
     @cached_property
-    def read(self) -> int:
-        """A cached slot of a sequence while a layer reads it: keys and values repeated for all heads."""
-        few, many = (self._pass(1, 1, size)[0] for size in SIZES)
-        return -(-(many - few) // (SIZES[1] - SIZES[0]))
-
-    @cached_property
     def kept(self) -> int:
         """A token in a pass with gradients of its hidden states: what all layers keep for them."""
         few, many = (self._gradient_pass(size) for size in SIZES)
         return -(-(many - few) // (SIZES[1] - SIZES[0]))
 
-    def mask(self, tokens: int, slots: int) -> int:
-        """The masks of tokens that each have this many slots in sight: booleans, and what is added to scores."""
-        return tokens * slots * (2 + self.model.dtype.itemsize)
-
     @torch.no_grad()
-    def _pass(self, sequences: int, tokens: int, cached: int = 0) -> tuple[int, int]:
+    def _pass(self, sequences: int, tokens: int) -> tuple[int, int]:
         """(bytes inside the layers at most, bytes of the keys and values of the pass)."""
         device, dtype = self.model.device, self.model.dtype
-        cache = KVCache(self.layers, cached + tokens)
+        cache = KVCache(self.layers, tokens)
         ids = torch.zeros(sequences, tokens, dtype=torch.long, device=device)
-        mask = torch.zeros(sequences, 1, tokens, cached + tokens, dtype=dtype, device=device)
-        if cached:
-            self._run(ids.new_zeros(sequences, cached), mask.new_zeros(sequences, 1, cached, cached), cache)
-        before = cache.nbytes
-        peak, own = self._run(ids, mask, cache), cache.nbytes - before
-        return peak - own, own
+        mask = torch.zeros(sequences, 1, tokens, tokens, dtype=dtype, device=device)
+        positions = torch.arange(tokens, device=device).expand(sequences, -1)
+        with Meter(known_of(self.model, ids, mask, positions)) as meter, OneOperation():
+            self.model.get_decoder()(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        return meter.peak - cache.nbytes, cache.nbytes
 
     def _gradient_pass(self, tokens: int) -> int:
         device, dtype = self.model.device, self.model.dtype
@@ -184,30 +179,10 @@ class Footprint:
             found.last_hidden_state.sum().backward()
         return meter.peak
 
-    def _run(self, ids: Tensor, mask: Tensor, cache: KVCache) -> int:
-        """The most bytes of a pass."""
-        positions = torch.arange(cache.length, cache.length + ids.shape[1], device=ids.device)
-        with Meter(known_of(self.model, ids, mask, positions, *_tensors(cache))) as meter, OneOperation():
-            self._read(ids, mask, positions, cache)
-        return meter.peak
-
-    def _read(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: KVCache) -> None:
-        self.model.get_decoder()(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions.expand(len(ids), -1),
-            past_key_values=cache,
-            use_cache=True,
-        )
-
 
 def known_of(model: nn.Module, *others: Tensor) -> list[Tensor]:
     """A model's parameters and buffers, and other tensors."""
     return [*model.parameters(), *model.buffers(), *others]
-
-
-def _tensors(cache: KVCache) -> list[Tensor]:
-    return [part for layer in cache.layers if layer.is_initialized for part in (layer.keys, layer.values)]
 
 
 def footprint_of(model: Any) -> Footprint:

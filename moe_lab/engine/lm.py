@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from moe_lab.config.progress import Progress
@@ -21,10 +23,9 @@ from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.layers import reads_the_batch, require_masks, runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Request
-from moe_lab.engine.pass_size import halving, in_step, pass_budget
-from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.pass_size import LEAST_TOKENS, in_step, pass_budget
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
-from moe_lab.engine.sampling import Decoding, Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Scores, ScoringRequest
 from moe_lab.errors import ConfigError
 from moe_lab.routing.hook import RECORD, REPLAY, opened, require_routers
@@ -215,9 +216,21 @@ class EngineLM(CountedHF):
                 assert self.engine is not None
                 run(self.engine, list(left.values()), lambda i, answer: report(indices[i], answer))
 
-            if self.engine:
-                halving(run_left, self.budget, self._device)
-            else:
+            while self.engine and left:
+                try:
+                    run_left()
+                    break
+                except RuntimeError as error:
+                    if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
+                        raise
+                    if not self.budget.halve(LEAST_TOKENS):
+                        raise
+                    logger.warning(
+                        "Out of memory on %s: passes now have at most %s tokens and %s sequences.",
+                        *(self._device, f"{self.budget.tokens:,}", self.budget.sequences),
+                    )
+                clear_device_cache(garbage_collection=True)
+            if not self.engine:
                 if kind == "loglikelihood":
                     with self._warning_of_cuts(len(requests)):
                         for request in requests:

@@ -1,22 +1,17 @@
-"""The size of a forward pass, from the free memory and the model's shape; out of memory halves it."""
+"""The size of a forward pass, from the free memory and the model's shape."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from moe_lab.engine.footprint import footprint_of
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.forward.layers import decoder_layers, runs_on_kv_cache
 from moe_lab.engine.scoring import Budget
 from moe_lab.models.memory import free_memory
-
-logger = logging.getLogger("moe_lab")
 
 MOST_TOKENS = 16384
 """Tokens of a pass at most: more take memory and are not faster."""
@@ -91,23 +86,3 @@ def in_step(model: Any, size: int) -> int:
     least = torch.tensor(size)
     torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
     return int(least)
-
-
-def halving(run: Callable[[], None], budget: Budget, device: torch.device) -> None:
-    """Call `run` until it ends; each time that memory does not suffice, again with half of the budget.
-
-    Raises the error if the budget cannot be halved.
-    """
-    while True:
-        try:
-            return run()
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
-                raise
-            if not budget.halve(LEAST_TOKENS):
-                raise
-            logger.warning(
-                "Out of memory on %s: passes now have at most %s tokens and %s sequences.",
-                *(device, f"{budget.tokens:,}", budget.sequences),
-            )
-        clear_device_cache(garbage_collection=True)

@@ -24,8 +24,7 @@ from transformers.cache_utils import Cache
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import OnScores, ScoringRequest, TokenScores
 from moe_lab.errors import RoutingError
 from moe_lab.routing import routed

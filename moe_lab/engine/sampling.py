@@ -1,22 +1,60 @@
-"""Sampling of next tokens, stopping criteria, and the generation options that the engine supports.
+"""What every engine generates by: sequences and their next tokens, where they end, and the options that it supports.
 
 A = unfinished sequences, V = vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
-from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.forward.batch import token_names
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.models import transformers_internals as internals
 from moe_lab.routing.noise import gumbel_for_tokens
+
+
+@dataclass
+class GenerationState:
+    """A prompt and the tokens generated after it, as token ids."""
+
+    index: int
+    """Number of the request."""
+    prompt: Sequence[int]
+    noise_key: int
+    """`document_key` of the prompt."""
+    sample_index: int = 0
+    """0, 1, ... for several answers to one prompt."""
+    text: str = ""
+    """The prompt's text."""
+    generated: list[int] = field(default_factory=list)
+    _named: tuple[int, np.int64] = (0, np.int64(0))
+
+    @property
+    def name(self) -> np.int64:
+        """`prefix_names` of the newest token."""
+        count, name = self._named
+        if count < len(self.prompt) + len(self.generated):
+            new = token_names(self.ids[count:], first=count)
+            self._named = count + len(new), np.add.reduce(new, initial=name)
+        return self._named[1]
+
+    @property
+    def position(self) -> int:
+        """Index of the newest token."""
+        return len(self.prompt) + len(self.generated) - 1
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and generated tokens."""
+        return [*self.prompt, *self.generated]
+
 
 _BEAMS, _ASSISTED, _CACHE = (
     "the engine decodes one sequence at a time, greedily or by sampling",
@@ -99,8 +137,7 @@ class Sampler:
     def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
         """The next token of each sequence. Reads the device once. Raises RoutingError where scores are NaN."""
         nan = scores_AV.isnan().any()
-        if self.processors:
-            scores_AV = self.processed(scores_AV, states)
+        scores_AV = self.processed(scores_AV, states)
         if self.sample:
             token_A = (scores_AV + self._noise(scores_AV, states)).argmax(dim=-1)
             near_ties = torch.zeros_like(nan)
@@ -117,11 +154,13 @@ class Sampler:
 
     def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
         """float32 [A, V]: the scores after the logits processors."""
-        return torch.cat([self._of_one(row, a) for row, a in zip(scores_AV, states, strict=True)])
-
-    def _of_one(self, scores_V: Tensor, state: GenerationState) -> Tensor:
-        ids = torch.tensor([state.ids], device=scores_V.device)
-        return self.processors(ids, scores_V[None].clone())
+        if not self.processors:
+            return scores_AV
+        rows = []
+        for scores_V, state in zip(scores_AV, states, strict=True):
+            ids = torch.tensor([state.ids], device=scores_V.device)
+            rows.append(self.processors(ids, scores_V[None].clone()))
+        return torch.cat(rows)
 
     def _noise(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
         """Gumbel noise float32 [A, V]: the argmax of scores plus noise is a sample of their softmax."""
@@ -162,10 +201,10 @@ class StoppingCriteria:
         lengths = [len(tokenizer.encode(text, add_special_tokens=False)) for text in self.stop]
         self.window = max(lengths, default=0) + 2
 
-    def __call__(self, generated: list[int]) -> bool:
-        if generated[-1] in self.end_tokens:
+    def __call__(self, state: GenerationState) -> bool:
+        if state.generated[-1] in self.end_tokens:
             return True
-        text = self.tokenizer.decode(generated[-self.window :])
+        text = self.tokenizer.decode(state.generated[-self.window :])
         return any(stop in text for stop in self.stop)
 
 
@@ -175,8 +214,8 @@ class Decoding:
 
     sampler: Callable[[Tensor, list[GenerationState]], list[int]]
     """Chooses the next token of each sequence from its scores [A, V]: `Sampler`."""
-    stop: Callable[[list[int]], bool]
-    """Whether generated tokens end a sequence: `StoppingCriteria`."""
+    stop: Callable[[GenerationState], bool]
+    """Whether the generated tokens end a sequence: `StoppingCriteria`."""
     max_new_tokens: int
 
     def extend(self, states: list[GenerationState], scores_AV: Tensor) -> None:
@@ -185,4 +224,4 @@ class Decoding:
             state.generated.append(token)
 
     def ends(self, state: GenerationState) -> bool:
-        return len(state.generated) >= self.max_new_tokens or self.stop(state.generated)
+        return len(state.generated) >= self.max_new_tokens or self.stop(state)

@@ -111,34 +111,6 @@ def read_scores(ensemble: Ensemble, trees: Sequence[TokenTree], logits: Iterable
     return scores.summed()
 
 
-@dataclass(frozen=True)
-class ScoredPart:
-    """The logits of one pass, and P tokens that are scored with them."""
-
-    tokens: Tensor
-    """int64 [P]: indices of the tokens among all that are scored, tree by tree and continuation by continuation."""
-    logits_MnV: Tensor
-    at_P: Tensor
-    """The logit position of each token."""
-    target_P: Tensor
-    """The token itself."""
-
-
-def scored_parts(trees: Sequence[TokenTree], logits: Iterable[Tensor]) -> Iterator[ScoredPart]:
-    """The tokens of the trees' continuations, pass by pass.
-
-    Args:
-        logits: [M, n, V] of the trees' logit nodes, in any number of parts.
-    """
-    places, targets = _targets(trees)
-    done = 0
-    for logits_MnV in logits:
-        here = ((places >= done) & (places < done + len(logits_MnV))).nonzero()[:, 0]
-        device = logits_MnV.device
-        yield ScoredPart(here, logits_MnV, (places[here] - done).to(device), targets[here].to(device))
-        done += len(logits_MnV)
-
-
 def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
     """For every token to score, continuation by continuation: (place among all logit nodes, the token)."""
     places: list[int] = []

@@ -24,7 +24,7 @@ from moe_lab.engine.forward.forward import EnsembleForward, RecordingForward
 from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.engine.forward.layers import LayerMasks, runs_on_kv_cache
 from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
-from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import GenerationState
 from moe_lab.engine.scoring import Budget, Scores, ScoringRequest, batches, read_scores
 from moe_lab.engine.suffix_attention import SuffixLayer, suffix_attention
 from moe_lab.engine.token_span import TokenSpan

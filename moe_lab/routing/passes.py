@@ -142,13 +142,29 @@ def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iter
 
     def before(args: tuple, kwargs: dict) -> None:
         nonlocal begun, last
-        B, S = _shape(args, kwargs)
-        cached = _cached(kwargs)
-        real_BS, position_BS = _places(kwargs, B, S, cached)
+        inputs: Any = args[0] if args else kwargs.get("input_ids")
+        B, S = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
+        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        cached = 0 if cache is None else int(cache.get_seq_length())
+        positions, real_BS = kwargs.get("position_ids"), torch.ones(B, S, dtype=torch.bool)
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            real = mask.bool().cpu()
+            real_BS, position_BS = real[:, -S:], (real.cumsum(dim=1) - 1)[:, -S:]
+        elif isinstance(positions, Tensor) and positions.dim() == 2:
+            position_BS = positions.cpu().expand(B, S)
+        else:
+            position_BS = torch.arange(cached, cached + S).expand(B, S)
         if cached:
             sequence_BS = (begun + torch.arange(B))[:, None].expand(B, S)
         else:
-            begun, number_BS = begun + last, _numbers(kwargs, B, S, position_BS)
+            begins_BS = torch.zeros(B, S, dtype=torch.long)
+            begins_BS[:, 0] = 1
+            if (
+                mask is None
+            ):  # as in transformers, a position that does not follow the one before begins a text
+                begins_BS[:, 1:] = position_BS.diff(dim=1) != 1
+            number_BS = begins_BS.flatten().cumsum(0).view(B, S) - 1
+            begun += last
             sequence_BS, last = begun + number_BS, 1 + int(number_BS.max())
         on_pass(PassTokens(*(each.reshape(-1) for each in (real_BS, sequence_BS, position_BS))))
 
@@ -158,37 +174,3 @@ def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iter
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _shape(args: tuple, kwargs: dict) -> tuple[int, int]:
-    inputs: Any = args[0] if args else kwargs.get("input_ids")
-    inputs = kwargs["inputs_embeds"] if inputs is None else inputs
-    return inputs.shape[0], inputs.shape[1]
-
-
-def _cached(kwargs: dict) -> int:
-    cache = kwargs.get("past_key_values")
-    return 0 if cache is None else int(cache.get_seq_length())
-
-
-def _numbers(kwargs: dict, B: int, S: int, position_BS: Tensor) -> Tensor:
-    """int64 [B, S]: the number of each token's sequence in a pass without cached tokens.
-
-    As transformers does it, without a mask a position that does not follow the one before begins another text.
-    """
-    begins_BS = torch.zeros(B, S, dtype=torch.long)
-    begins_BS[:, 0] = 1
-    if kwargs.get("attention_mask") is None:
-        begins_BS[:, 1:] = position_BS.diff(dim=1) != 1
-    return begins_BS.flatten().cumsum(0).view(B, S) - 1
-
-
-def _places(kwargs: dict, B: int, S: int, cached: int) -> tuple[Tensor, Tensor]:
-    """(False for padding, index in the sequence), each [B, S]."""
-    mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        real = mask.bool().cpu()
-        return real[:, -S:], (real.cumsum(dim=1) - 1)[:, -S:]
-    if isinstance(positions, Tensor) and positions.dim() == 2:
-        return torch.ones(B, S, dtype=torch.bool), positions.cpu().expand(B, S)
-    return torch.ones(B, S, dtype=torch.bool), torch.arange(cached, cached + S).expand(B, S)

@@ -15,8 +15,7 @@ from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.generate import generate
 from moe_lab.engine.pass_size import sequence_bytes
-from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import Decoding, StoppingCriteria, generation_config
+from moe_lab.engine.sampling import Decoding, GenerationState, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
@@ -100,7 +99,7 @@ def test_stop_strings_and_end_tokens(olmoe, tokenizer):
     for tokens, unstopped in zip(stopped, free, strict=True):
         assert tokens == unstopped[: len(tokens)]
     config = generation_config(olmoe, {"eos_token_id": free[0][0]})
-    assert StoppingCriteria(tokenizer, [], config)([free[0][0]])
+    assert StoppingCriteria(tokenizer, [], config)(GenerationState(0, [1], 0, generated=[free[0][0]]))
 
 
 @pytest.mark.parametrize("ensemble", [None, (3, [0.0, 0.4, 0.4, 0.0])])

@@ -18,8 +18,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generate import generate
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.routing import GumbelTopK, document_key, gumbel

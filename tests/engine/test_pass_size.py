@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -79,20 +80,23 @@ def test_out_of_memory_halves_the_passes_and_goes_on(olmoe, tokenizer, monkeypat
     assert f"at most {lm.budget.tokens} tokens" in said[-1]
 
 
-def test_other_errors_and_the_smallest_pass_are_raised():
-    def fail(message):
-        def run():
+def test_other_errors_and_the_smallest_pass_are_raised(olmoe, tokenizer):
+    lm = EngineLM(olmoe, tokenizer, progress=False)
+    budget = replace(lm.budget)
+    for message in ("shapes do not fit", "CUDA out of memory."):
+
+        def fail(module, args, message=message):
             raise RuntimeError(message)
 
-        return run
-
-    budget = Budget(100)
-    with pytest.raises(RuntimeError, match="shapes"):
-        pass_size.halving(fail("shapes do not fit"), budget, torch.device("cpu"))
-    assert budget == Budget(100)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        pass_size.halving(fail("CUDA out of memory."), budget, torch.device("cpu"))
-    assert (budget.tokens, budget.sequences) == (pass_size.LEAST_TOKENS, 16)
+        handle = olmoe.register_forward_pre_hook(fail)
+        try:
+            with pytest.raises(RuntimeError, match=message):
+                lm.answer("loglikelihood", requests("loglikelihood"), lambda index, answer: None)
+        finally:
+            handle.remove()
+        if message == "shapes do not fit":
+            assert lm.budget == budget
+    assert (lm.budget.tokens, lm.budget.sequences) == (pass_size.LEAST_TOKENS, 1)
 
 
 def test_batch_size_1_shrinks_noisy_passes():

@@ -14,9 +14,8 @@ import torch
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
-from moe_lab.engine.sampling import Decoding, Sampler, generation_config
+from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, generation_config
 from moe_lab.engine.scoring import ScoringRequest
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import attention_kinds, rounding

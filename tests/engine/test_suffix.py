@@ -13,8 +13,7 @@ import torch
 
 from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.generate import generate
-from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import Decoding, Sampler, generation_config
+from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, generation_config
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PERSISTENCE, ReroutedForward, SuffixReplay
 from moe_lab.engine.token_span import TokenSpan

@@ -7,8 +7,7 @@ import torch
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.generate import generate
-from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import Decoding, Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import ScoringRequest, score
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import rounding

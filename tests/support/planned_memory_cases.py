@@ -23,8 +23,7 @@ from moe_lab.engine.forward.ensemble import Ensemble, ScaleSweep
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.pass_size import pass_budget
 from moe_lab.engine.planned import Asked
-from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import Decoding, Sampler
+from moe_lab.engine.sampling import Decoding, GenerationState, Sampler
 from moe_lab.engine.scoring import ScoringRequest
 from moe_lab.methods.c3po import rehearsal
 from moe_lab.methods.c3po.config import C3POConfig

@@ -17,8 +17,7 @@ from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.generate import generate
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
-from moe_lab.engine.prefill import GenerationState
-from moe_lab.engine.sampling import Decoding
+from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import Budget, Scores, ScoringRequest
 from moe_lab.engine.suffix import PromptSuffix, ReroutedForward, SuffixReplay
 from moe_lab.engine.token_span import check_length, named_tokens

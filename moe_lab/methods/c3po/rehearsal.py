@@ -18,7 +18,7 @@ from moe_lab.engine import generate as generating
 from moe_lab.engine.dry_run import generation
 from moe_lab.engine.pass_size import pass_budget
 from moe_lab.engine.planned import Asked, Ids
-from moe_lab.engine.prefill import GenerationState
+from moe_lab.engine.sampling import GenerationState
 from moe_lab.engine.scoring import ScoringRequest
 from moe_lab.engine.suffix import PromptSuffix
 from moe_lab.methods.c3po.config import C3POConfig

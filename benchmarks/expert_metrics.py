@@ -43,7 +43,7 @@ def compare(task: str, limit: int, rounds: int) -> tuple[float, float]:
         with observed(lm, routes) if counted else nullcontext():
             evaluate_tasks(config, tasks, lm, dict(samples))
         if counted:
-            entropies(count(routes, documents_of(tasks).requests))
+            entropies(count(routes, documents_of(tasks)[0]))
 
     seconds = side_by_side({"plain": lambda: evaluate(False), "counted": lambda: evaluate(True)}, rounds)
     return seconds["plain"], seconds["counted"]

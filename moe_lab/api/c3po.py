@@ -67,7 +67,7 @@ class C3PO(LanguageModel):
             )
         layers = named_layers(settings.layers, loaded.facts.moe_layers)
         plain = EngineLM(loaded.model, tokenizer, progress=False)
-        with opened(loaded.model, "C3PO", C3POLM.refused_inside):
+        with opened(loaded.model, "C3PO", alone=True):
             if isinstance(references, str | Path):
                 check_own(Path(references), settings.tokens, loaded, plain.budget)
                 known = stored_references(Path(references), settings.embeddings, loaded)

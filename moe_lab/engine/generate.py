@@ -71,9 +71,9 @@ def _batches(
     if ensemble.own_history:
         prefix_cache = (prefix_cache or PrefixCache(Store(0))) if ensemble.prefill == "clean" else None
     longest = max((len(state.prompt) for state in states), default=0)
-    fitting = int(CACHE_SHARE * cache_memory(forward.model)) // _sequence_bytes(
-        forward, longest, max_new_tokens
-    )
+    slots = forward.slots(longest, max_new_tokens)
+    free = int(CACHE_SHARE * cache_memory(forward.model))
+    fitting = free // sequence_bytes(forward.model, slots, ensemble.n)
     size = max(1, min(fitting, budget.sequences or MAX_SEQUENCES, budget.tokens // ensemble.n))
     alone = not forward.shares_beginnings
     one_group = prefix_cache or alone or ensemble.own_history or ensemble.cache == "none"
@@ -85,11 +85,6 @@ def _batches(
         prefill = Prefill(forward, budget, max_new_tokens, prefix, prefix_cache)
         for start in range(0, len(members), size):
             yield members[start : start + size], prefill
-
-
-def _sequence_bytes(forward: EnsembleForward, prompt: int, max_new_tokens: int) -> int:
-    """Bytes of a sequence at its longest."""
-    return sequence_bytes(forward.model, forward.slots(prompt, max_new_tokens), forward.ensemble.n)
 
 
 class _Batch:

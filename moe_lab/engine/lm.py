@@ -28,7 +28,7 @@ from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Scores, ScoringRequest
 from moe_lab.errors import ConfigError
-from moe_lab.routing.hook import RECORD, REPLAY, opened, require_routers
+from moe_lab.routing.hook import opened, require_routers
 from moe_lab.routing.noise import document_key
 
 logger = logging.getLogger("moe_lab")
@@ -109,12 +109,10 @@ class EngineLM(CountedHF):
 
     label = "moe_lab.lm"
     """Name of this LM in the messages of `running`."""
-    refused_inside: tuple[str, ...] = (RECORD, REPLAY, "RoE", "C3PO", "moe_lab.lm")
-    """Contexts on the model in which it cannot answer."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Inside the context this LM runs the model. Raises RoutingError inside one of `refused_inside`."""
-        return opened(self.model, self.label, self.refused_inside)
+        """Inside the context this LM runs the model. Raises RoutingError inside another LM, `record` or `replay`."""
+        return opened(self.model, self.label, alone=True)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Use another ensemble from now on; `cost` keeps counting.
@@ -323,7 +321,12 @@ class EngineLM(CountedHF):
         stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
         think_end = options.pop(THINK_END, None)
         max_new_tokens = options.pop("max_gen_toks")
-        room = self._room(max_new_tokens)
+        room = self.max_length - max_new_tokens
+        if room <= 0:
+            raise ConfigError(
+                f"max_gen_toks={max_new_tokens} leaves no room for a prompt: the model reads at most "
+                f"{self.max_length} tokens. Lower max_gen_toks in gen_kwargs, or raise max_length."
+            )
         if not options["do_sample"]:
             options.pop("temperature", None)
         config = generation_config(self.model, options)
@@ -378,13 +381,3 @@ class EngineLM(CountedHF):
                 "their prompts is not read.",
                 *(f"{number:,}" for number in (cut, requests, self.max_length)),
             )
-
-    def _room(self, max_new_tokens: int) -> int:
-        """Tokens of a prompt at most. Raises ConfigError where new tokens leave none."""
-        room = self.max_length - max_new_tokens
-        if room <= 0:
-            raise ConfigError(
-                f"max_gen_toks={max_new_tokens} leaves no room for a prompt: the model reads at most "
-                f"{self.max_length} tokens. Lower max_gen_toks in gen_kwargs, or raise max_length."
-            )
-        return room

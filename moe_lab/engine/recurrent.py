@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache
 
 from moe_lab.engine.engine import Engine
@@ -76,8 +76,9 @@ class RecurrentForward:
     def __enter__(self) -> RecurrentForward:
         self._stack = ExitStack()
         self._stack.enter_context(torch.inference_mode())
-        if head := self.model.get_output_embeddings():
-            self._stack.callback(head.register_forward_pre_hook(_last_token).remove)
+        if head := self.model.get_output_embeddings():  # its input, [R, S, hidden] -> [R, 1, hidden]
+            hook = head.register_forward_pre_hook(lambda head, args: (args[0][:, -1:], *args[1:]))
+            self._stack.callback(hook.remove)
         if self.ensemble.routing:
             self._stack.enter_context(routed(self.model, self.ensemble.routing))
         return self
@@ -144,11 +145,6 @@ class RecurrentForward:
             row=index // count,
             position=state.length + index % count,
         )
-
-
-def _last_token(head: nn.Module, args: tuple) -> tuple:
-    """The output head's input, [R, S, hidden] -> [R, 1, hidden]."""
-    return (args[0][:, -1:], *args[1:])
 
 
 class RecurrentEngine(Engine):

@@ -76,12 +76,13 @@ class SuffixRecorder(RecordingForward):
         super().__enter__()
         self._shared: list[Tensor] = []
         self._logits: dict[Router, list[Tensor]] = {}
-        self._stack.enter_context(routed(self.model, self._record_logits))
-        return self
 
-    def _record_logits(self, router: Router, routing: Routing) -> None:
-        if self._recording:
-            self._logits.setdefault(router, []).append(routing.logits_TE)
+        def record_logits(router: Router, routing: Routing) -> None:
+            if self._recording:
+                self._logits.setdefault(router, []).append(routing.logits_TE)
+
+        self._stack.enter_context(routed(self.model, record_logits))
+        return self
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         if not self._recording:

@@ -156,7 +156,11 @@ class TwoPhaseScorer:
 
     def _activations(self, batch: Batch, budget: Budget) -> list[CachedActivations]:
         shared, device = batch.cache.length, self.clean.device
-        scores = self._clean_scores(batch, budget)
+        clean, done = TokenScores(batch.trees), 0
+        for logits_M1V in batch.passes(self.clean, budget):
+            clean.put(self.clean.ensemble, torch.arange(done, done + len(logits_M1V)), logits_M1V)
+            done += len(logits_M1V)
+        scores = clean.by_tree()
         sizes = [len(tree.logit_nodes) for tree in batch.trees]
         fork, final = (hidden_MD.split(sizes) for hidden_MD in self.clean.recorded())
         return [
@@ -172,14 +176,6 @@ class TwoPhaseScorer:
             for b, tree in enumerate(batch.trees)
         ]
 
-    def _clean_scores(self, batch: Batch, budget: Budget) -> list[TreeScores]:
-        """The base model's scores of each tree."""
-        scores, done = TokenScores(batch.trees), 0
-        for logits_M1V in batch.passes(self.clean, budget):
-            scores.put(self.clean.ensemble, torch.arange(done, done + len(logits_M1V)), logits_M1V)
-            done += len(logits_M1V)
-        return scores.by_tree()
-
     def _sample(
         self,
         ensemble: Ensemble,
@@ -189,7 +185,8 @@ class TwoPhaseScorer:
         on_scores: OnScores,
     ) -> None:
         """The second phase."""
-        if ensemble.n == 1 or self._known(ensemble):
+        unscaled = ensemble.sweep is None and ensemble.logit_scale == 1
+        if ensemble.n == 1 or (self.store and ensemble.noiseless and unscaled):  # the base model's scores
             for i, cached in activations.items():
                 tree = TokenTree(requests[i].context, requests[i].continuations)
                 on_scores(i, TokenScores([tree], [cached.scores]).summed()[0])
@@ -203,12 +200,6 @@ class TwoPhaseScorer:
                     scores.put(ensemble, places, self._logits(ensemble, chunks))
                 for i, summed in zip(indices, scores.summed(), strict=True):
                     on_scores(i, summed)
-
-    def _known(self, ensemble: Ensemble) -> bool:
-        """Whether the scores are the base model's, which the first phase has."""
-        return bool(
-            self.store and ensemble.noiseless and ensemble.sweep is None and ensemble.logit_scale == 1
-        )
 
     @torch.inference_mode()
     def _logits(self, ensemble: Ensemble, chunks: list[Chunk]) -> Tensor:

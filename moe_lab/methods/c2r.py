@@ -199,13 +199,16 @@ def _record(
     from safetensors.numpy import save
 
     from moe_lab.methods.tokenized import Rows
-    from moe_lab.metrics.teacher_forcing import PairCounts, right_tokens
+    from moe_lab.metrics.counts import Routes
+    from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
 
     rows = Rows(conversation_rows(config, conversations, model.facts))
-    counted = PairCounts(len(rows))
-    right_tokens(model.model, rows, counted)
-    write_atomically(folder / COUNTS, save({"pairs": counted.pairs_GLEE.sum(axis=0)}))
-    return {"conversations": len(rows), "tokens": counted.tokens}
+    routes = Routes()
+    right_tokens(model.model, rows, routes)
+    counts = count_rows(routes, rows)
+    pairs_LEE = counts.pairs_GPLEE.sum(axis=(0, 1), dtype="int64")
+    write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
+    return {"conversations": len(rows), "tokens": counts.tokens_P[0]}
 
 
 def conversation_rows(config: RunConfig, conversations: list[Conversation], facts: ModelFacts) -> list[Row]:

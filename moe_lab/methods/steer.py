@@ -296,12 +296,14 @@ def count_selections(model: LoadedModel, rows: list[Row]) -> Counted:
     import torch
 
     from moe_lab.methods.tokenized import Rows
-    from moe_lab.metrics.teacher_forcing import LabelledCounts, right_tokens
+    from moe_lab.metrics.counts import Routes
+    from moe_lab.metrics.teacher_forcing import labelled_selections, right_tokens
 
-    counted = LabelledCounts(Rows(rows))
-    right_tokens(model.model, Rows(rows), counted)
-    experts = [counted.experts[layer] for layer in sorted(counted.experts)]
-    return Counted(torch.from_numpy(counted.selections_LE), counted.tokens, experts)
+    routes = Routes()
+    right_tokens(model.model, Rows(rows), routes)
+    selections_LE, tokens = labelled_selections(routes, Rows(rows))
+    experts = [routes.experts[layer] for layer in routes.layers]
+    return Counted(torch.from_numpy(selections_LE), tokens, experts)
 
 
 def texts_as_rows(config: RunConfig, texts: Texts, model: LoadedModel) -> list[Row]:

@@ -10,7 +10,7 @@ per token, N = distinct tokens in `RouteTable`, parts of a batch in `pair_counts
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,28 +38,22 @@ Part = tuple[int, np.ndarray]
 """The number of a group, and the names of its tokens."""
 
 
-@dataclass
-class Documents:
-    """The documents of an evaluation."""
+def documents_of(tasks: TaskDict) -> tuple[list[list[str]], dict[str, tuple[str, Request]]]:
+    """The requests that lm-eval built: (their keys by document and task, kind and request by key).
 
-    requests: list[list[str]] = field(default_factory=list)
-    """The keys of each document's requests; equal requests have the same key."""
-    by_key: dict[str, tuple[str, Request]] = field(default_factory=dict)
-    """Kind and request by key."""
-
-
-def documents_of(tasks: TaskDict) -> Documents:
-    """The requests that lm-eval built, by document and task. Each of several answers to a prompt is a request."""
-    documents = Documents()
+    Equal requests have the same key. Each of several answers to a prompt is a request.
+    """
+    documents: list[list[str]] = []
+    by_key: dict[str, tuple[str, Request]] = {}
     for task in tasks["tasks"].values():
         by_document: dict[int | None, list[str]] = {}
         for instance in task.instances:
             for repeat in range(instance.repeats or 1):
                 key = request_key(instance.request_type, instance.args, repeat)
-                documents.by_key[key] = instance.request_type, Request(instance.args, repeat)
+                by_key[key] = instance.request_type, Request(instance.args, repeat)
                 by_document.setdefault(instance.doc_id, []).append(key)
-        documents.requests += by_document.values()
-    return documents
+        documents += by_document.values()
+    return documents, by_key
 
 
 @dataclass(frozen=True)
@@ -216,7 +210,9 @@ def _names(routes: Routes, documents: Sequence[Sequence[str]], G: int) -> list[l
     prompts, answers = [], []
     for group in range(G):
         reads = [[read for key in keys for read in routes.reads[key]] for keys in documents[group::G]]
-        prompts.append(_prompts(reads))
+        # a document's distinct prompts: the name of the last token is that of all
+        distinct = [{(len(r.prompt), int(r.prompt[-1])): r.prompt for r in document} for document in reads]
+        prompts.append(_joined([prompt for document in distinct for prompt in document.values()]))
         answers.append(_joined([read.answer for document in reads for read in document]))
     return [prompts, answers]
 
@@ -233,12 +229,6 @@ def _batches(by_group: list[np.ndarray]) -> Iterator[list[Part]]:
         batch.append(part)
     if batch:
         yield batch
-
-
-def _prompts(reads: list[list[Read]]) -> np.ndarray:
-    """The tokens of each document's distinct prompts."""
-    distinct = [{(len(r.prompt), int(r.prompt[-1])): r.prompt for r in document} for document in reads]
-    return _joined([prompt for document in distinct for prompt in document.values()])
 
 
 def _joined(names: list[np.ndarray]) -> np.ndarray:

@@ -208,21 +208,16 @@ def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[s
         }
         for name, task in tasks.items()
     }
-    if len(tasks) > 1:
-        by_task["all"] = _pooled(tasks, base, others)
+    if (
+        len(tasks) > 1
+    ):  # the documents of all tasks as one sample, for the metrics that are means in every task
+        shared = set.intersection(*(set(values) for values in base.values()))
+        means = [m for m in sorted(shared) if all(aggregation(task, m) is None for task in tasks.values())]
+        by_task["all"] = {
+            metric: _loss(_joined(base, metric), [_joined(other, metric) for other in others], None)
+            for metric in means
+        }
     return by_task
-
-
-def _pooled(
-    tasks: dict[str, Any], base: dict[str, Values], others: Sequence[dict[str, Values]]
-) -> dict[str, Any]:
-    """The documents of all tasks as one sample, for the metrics that are means in every task."""
-    shared = set.intersection(*(set(values) for values in base.values()))
-    means = [m for m in sorted(shared) if all(aggregation(task, m) is None for task in tasks.values())]
-    return {
-        metric: _loss(_joined(base, metric), [_joined(other, metric) for other in others], None)
-        for metric in means
-    }
 
 
 def _joined(values: dict[str, Values], metric: str) -> dict[Any, Any]:

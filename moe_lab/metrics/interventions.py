@@ -36,21 +36,14 @@ class Masked(Observer):
 
     def __call__(self, router: Router, routing: Routing) -> Routing:
         masked = self.experts[router.layer]
-        logits_TE = _without(router, routing.logits_TE, masked)
-        scores_TE = router.scores(logits_TE).index_fill(
-            -1, torch.tensor([masked], device=logits_TE.device), -torch.inf
-        )
+        at_1, lowest = torch.tensor([masked], device=routing.logits_TE.device), -torch.inf
+        if router.family.rule.noise == LOGITS:  # in one family they are probabilities
+            lowest = float(router.family.rule.logits(torch.tensor(-torch.inf)))
+        logits_TE = routing.logits_TE.index_fill(-1, at_1, lowest)  # the softmax gives the expert weight 0
+        scores_TE = router.scores(logits_TE).index_fill(-1, at_1, -torch.inf)
         index_TK = router.choose(scores_TE, routing.index_TK.shape[-1])
         weights_TK = router.weights(logits_TE, index_TK)
         return Routing(routing.logits_TE, weights_TK.to(routing.weights_TK.dtype), index_TK)
-
-
-def _without(router: Router, logits_TE: Tensor, masked: int) -> Tensor:
-    """The logits with one expert at -inf, so that the softmax gives it weight 0."""
-    lowest = -torch.inf
-    if router.family.rule.noise == LOGITS:  # in one family they are probabilities
-        lowest = float(router.family.rule.logits(torch.tensor(-torch.inf)))
-    return logits_TE.index_fill(-1, torch.tensor([masked], device=logits_TE.device), lowest)
 
 
 class RandomRouting(Observer):

@@ -9,7 +9,6 @@ L = MoE layers, E = experts (of the layer with the most), K = experts per token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 
 import numpy as np
 import torch
@@ -19,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from moe_lab.engine.forward.batch import Tokens, prefix_names
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.pass_size import in_step, pass_budget
-from moe_lab.metrics.counts import group_count, pair_counts
-from moe_lab.routing import Router, Routing, routed
+from moe_lab.metrics.counts import Counts, Read, Routes, count
+from moe_lab.routing import routed
 
 NO_LABEL = -100
 """Label of tokens that are not predicted, as in transformers."""
@@ -62,93 +61,24 @@ def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
     return np.array([sum(label != NO_LABEL for label in own[1:]) for own in labels], dtype=np.int64)
 
 
-class PairCounts(Observer):
-    """An observer of the unchanged model that counts experts, alone and in pairs, in one pass over N examples."""
-
-    def __init__(self, rows: int):
-        self.experts: dict[int, int] = {}
-        """Experts to choose from, per MoE layer."""
-        self.top_k: dict[int, int] = {}
-        self.tokens = 0
-        self._rows = rows
-        self._at_N = torch.zeros(0, dtype=torch.long)
-        self._lengths: list[int] = []
-        self._index: dict[int, Tensor] = {}
-        self._seen = 0
-        self._pairs_GLEE: np.ndarray | None = None
-
-    def expect(self, tokens: Tokens) -> None:
-        self._keep_pass()
-        assert tokens.real_BS is not None
-        real_BS = tokens.real_BS.cpu()
-        self._at_N = real_BS.reshape(-1).nonzero()[:, 0]
-        self._lengths = real_BS.sum(dim=1).tolist()
-
-    def __call__(self, router: Router, routing: Routing) -> None:
-        self.experts[router.layer] = routing.logits_TE.shape[-1]
-        self.top_k[router.layer] = routing.index_TK.shape[-1]
-        self._index[router.layer] = routing.index_TK[self._at_N.to(routing.index_TK.device)]
-
-    @property
-    def pairs_GLEE(self) -> np.ndarray:
-        """int64: tokens of each group of rows that select both experts; on the diagonal, that select the expert."""
-        self._keep_pass()
-        assert self._pairs_GLEE is not None
-        return self._pairs_GLEE
-
-    @property
-    def experts_of_layers(self) -> list[int]:
-        return [self.experts[layer] for layer in sorted(self.experts)]
-
-    def _keep_pass(self) -> None:
-        if not self._index:
-            return
-        index = [self._index[layer].cpu().numpy() for layer in sorted(self._index)]
-        L, E = len(index), max(self.experts.values())
-        if self._pairs_GLEE is None:
-            G = group_count(self._rows, L * E * E * 8)
-            self._pairs_GLEE = np.zeros((G, L, E, E), dtype=np.int64)
-        parts = [(row, np.zeros(length)) for row, length in enumerate(self._lengths)]
-        groups = (self._seen + np.arange(len(parts))) % len(self._pairs_GLEE)
-        np.add.at(self._pairs_GLEE, groups, pair_counts(index, parts, E))
-        self._seen += len(parts)
-        self.tokens += sum(self._lengths)
-        self._index = {}
+def count_rows(routes: Routes, rows: Sequence[TokenizedExample]) -> Counts:
+    """The experts of all tokens of the rows that `right_tokens` has read. A row is a document, all of it a prompt."""
+    order, nothing = _longest_first(rows), np.zeros(0, dtype=np.int64)
+    routes.reads = {str(n): [Read(prefix_names(rows[n]["input_ids"]), nothing)] for n in order}
+    return count(routes, [[str(n)] for n in order])
 
 
-class LabelledCounts(Observer):
-    """An observer of the unchanged model that counts experts at the labelled tokens of the rows.
+def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> tuple[np.ndarray, int]:
+    """(int64 [L, E]: how often each expert is selected for labelled tokens, the number of these tokens).
 
     A decision counts if the token that the router routes has a label.
     """
-
-    def __init__(self, rows: Sequence[TokenizedExample]):
-        self.experts: dict[int, int] = {}
-        """Experts to choose from, per MoE layer."""
-        self.tokens = 0
-        self._rows = rows
-        self._order = iter(_longest_first(rows))
-        self._at_N = torch.zeros(0, dtype=torch.long)
-        self._counts: dict[int, Tensor] = {}
-
-    def expect(self, tokens: Tokens) -> None:
-        own = [self._rows[number]["labels"] for number in islice(self._order, len(tokens.ids_BS))]
-        self._at_N = (padded(own, NO_LABEL) != NO_LABEL).reshape(-1).nonzero()[:, 0]
-        self.tokens += len(self._at_N)
-
-    def __call__(self, router: Router, routing: Routing) -> None:
-        E = self.experts[router.layer] = routing.logits_TE.shape[-1]
-        chosen_NK = routing.index_TK[self._at_N.to(routing.index_TK.device)]
-        counts_E = torch.zeros(E, dtype=torch.long, device=chosen_NK.device)
-        counts_E.scatter_add_(0, chosen_NK.reshape(-1), torch.ones_like(chosen_NK).reshape(-1))
-        self._counts[router.layer] = self._counts.get(router.layer, 0) + counts_E
-
-    @property
-    def selections_LE(self) -> np.ndarray:
-        """int64: labelled tokens that select each expert."""
-        E = max(self.experts.values())
-        counts = [self._counts[layer].cpu().numpy() for layer in sorted(self._counts)]
-        return np.stack([np.pad(own, (0, E - len(own))) for own in counts])
+    names = [
+        prefix_names(rows[n]["input_ids"])[np.asarray(rows[n]["labels"]) != NO_LABEL]
+        for n in range(len(rows))
+    ]
+    E, by_layer = max(routes.experts.values()), routes.table().of(np.concatenate(names))
+    return np.stack([np.bincount(index.reshape(-1), minlength=E) for index in by_layer]), len(by_layer[0])
 
 
 def _passes(rows: Sequence[TokenizedExample], tokens: int) -> Iterator[list[int]]:

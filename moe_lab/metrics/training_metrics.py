@@ -23,11 +23,11 @@ from transformers import TrainerCallback
 
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.errors import ConfigError
-from moe_lab.metrics.counts import TOKENS_AT_ONCE, group_count, pair_counts
+from moe_lab.metrics.counts import TOKENS_AT_ONCE, Routes, group_count, pair_counts
 from moe_lab.metrics.intervals import entropies_of, ratio
 from moe_lab.metrics.registry import Selections, intervention_metrics, values_of
 from moe_lab.metrics.stored import without_arrays
-from moe_lab.metrics.teacher_forcing import PairCounts, TokenizedExample, labelled_tokens, right_tokens
+from moe_lab.metrics.teacher_forcing import TokenizedExample, count_rows, labelled_tokens, right_tokens
 from moe_lab.results.atomic import plain, write_file
 from moe_lab.results.measured import Interval, Measured
 from moe_lab.results.statistics import LEVEL
@@ -44,22 +44,23 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
     is null for a model whose tokens take all of its experts.
     """
     start = time.perf_counter()
-    counted, answers_N = PairCounts(len(rows)), labelled_tokens(rows)
-    right_N = right_tokens(model, rows, counted)
-    pairs_GLEE, experts = counted.pairs_GLEE, counted.experts_of_layers
+    routes, answers_N = Routes(), labelled_tokens(rows)
+    right_N = right_tokens(model, rows, routes)
+    counts = count_rows(routes, rows)
+    pairs_GLEE = counts.pairs_GPLEE[:, 0]
 
     def lost(policy: Observer) -> dict[str, Any]:
         return ratio(right_N - right_tokens(model, rows, policy), answers_N).to_json()
 
     counts_LE = np.diagonal(pairs_GLEE.sum(axis=0), axis1=-2, axis2=-1)
-    selections = Selections(counts_LE, experts, [counted.top_k[layer] for layer in sorted(counted.top_k)])
+    selections = Selections(counts_LE, counts.experts, [routes.top_k[layer] for layer in routes.layers])
     changed = {name: metric.measure(selections, lost) for name, metric in intervention_metrics().items()}
     return {
         "rows": len(rows),
-        "tokens": counted.tokens,
+        "tokens": counts.tokens_P[0],
         "answer_tokens": int(answers_N.sum()),
         "accuracy": ratio(right_N, answers_N).to_json(),
-        **without_arrays(entropies_of(pairs_GLEE, experts))[0],
+        **without_arrays(entropies_of(pairs_GLEE, counts.experts))[0],
         **changed,
         "seconds": time.perf_counter() - start,
     }
@@ -184,7 +185,7 @@ def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _correlation(one: str, other: str, points: Sequence[tuple[Any, Any]]) -> Correlation:
-    from scipy.stats import spearmanr
+    from scipy.stats import norm, spearmanr
 
     pairs = np.array([point for point in points if None not in point], dtype=float).reshape(-1, 2)
     result = Correlation([one, other], len(pairs))
@@ -193,16 +194,11 @@ def _correlation(one: str, other: str, points: Sequence[tuple[Any, Any]]) -> Cor
     if (np.ptp(pairs, axis=0) == 0).any():
         return replace(result, note="one of the two does not change")
     r = float(np.clip(np.corrcoef(pairs.T)[0, 1], -1, 1))
-    return replace(result, pearson=r, interval=_fisher(r, len(pairs)), spearman=float(spearmanr(*pairs.T)[0]))
-
-
-def _fisher(r: float, n: int) -> Interval | None:
-    from scipy.stats import norm
-
-    if n < FEWEST_WITH_INTERVAL or abs(r) == 1:
-        return None
-    half = float(norm.ppf((1 + LEVEL) / 2)) / math.sqrt(n - 3)
-    return math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+    interval = None
+    if len(pairs) >= FEWEST_WITH_INTERVAL and abs(r) < 1:
+        half = float(norm.ppf((1 + LEVEL) / 2)) / math.sqrt(len(pairs) - 3)
+        interval = math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+    return replace(result, pearson=r, interval=interval, spearman=float(spearmanr(*pairs.T)[0]))
 
 
 def summary(folder: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Facts about a model from its configuration alone, without weights and modeling code; quantized checkpoints.
+"""Facts about a model from its configuration alone, without weights; quantized checkpoints.
 
 `quantization_config` in a model's configuration names the method. Checkpoints that cannot run are refused before their
 weights are fetched. `checks.prove_seam` tests every loaded model and refuses a fused kernel that bypasses the router.
@@ -15,7 +15,8 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, first_line
 from moe_lab.models.adapters import check_adapter
 from moe_lab.models.source import adapter_folder, load_config, model_commit, model_source
-from moe_lab.routing import Family, family_of_type
+from moe_lab.routing import Family, family_of_type, find_routers
+from moe_lab.routing.hook import why_fixed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -131,20 +132,30 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     )
 
 
-def routing_facts(config: Any) -> dict[str, Any]:
-    """The facts that are read of a model's configuration alone."""
+def routing_facts(config: Any, model: Any = None) -> dict[str, Any]:
+    """The facts that are read of a model's configuration, and of `model` or one without weights."""
     text = config.get_text_config()
     family = family_of_type(text.model_type)
+    if family and model is None:
+        model = meta_model(text, torch.float32)
     return {
         "family": text.model_type,
-        "moe_layers": family.moe_layers(text) if family else 0,
+        "moe_layers": len(find_routers(model)) if family else 0,
         "experts": family.num_experts(text) if family else 0,
         "top_k": family.experts_per_token(text) if family else 0,
         "most_experts": family.most_experts_per_token(text) if family else None,
         "max_length": getattr(text, "max_position_embeddings", 2048),
         "selection_bias": getattr(text, "selection_bias", False) is True,
-        "fixed_routing": family.fixed(text) if family else None,
+        "fixed_routing": why_fixed(model) if family else None,
     }
+
+
+def meta_model(config: Any, dtype: torch.dtype) -> Any:
+    """A model of this configuration without weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
 def resolve_device(device: str) -> torch.device:

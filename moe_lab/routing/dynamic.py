@@ -54,7 +54,9 @@ class TopP:
 
     def _chosen(self, router: Router, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
         """(experts of each token, the first ones of which count, [T, C]; how many count, [T])."""
-        most = self.most or _open_experts(router, logits_TE.shape[-1])
+        most, groups = self.most or logits_TE.shape[-1], getattr(router.module, "num_group", None)
+        if self.most is None and groups:  # the experts of the groups that are chosen together
+            most = most // groups * router.module.topk_group
         index_TC = router.choose(router.scores(logits_TE), most)
         if self.p == 1:
             return index_TC, torch.full_like(index_TC[:, 0], most)
@@ -79,12 +81,6 @@ def router_shares(router: Router, logits_TE: Tensor) -> Tensor:
     if router.family.rule.noise == LOGITS:
         return scores_TE.softmax(dim=-1)
     return scores_TE / scores_TE.sum(dim=-1, keepdim=True)
-
-
-def _open_experts(router: Router, experts: int) -> int:
-    """The most experts that a router may choose: all, or those of the groups that are chosen together."""
-    groups = getattr(router.module, "num_group", None)
-    return experts // groups * router.module.topk_group if groups else experts
 
 
 def _weights(router: Router, routing: Routing, index_TC: Tensor, count_T: Tensor) -> Tensor:

@@ -110,10 +110,7 @@ def require_routers(model: nn.Module) -> list[Router]:
 
 def why_fixed(model: nn.Module) -> str | None:
     """Why no policy may read or change the routing of single tokens of this model; None where one may."""
-    return _reason(find_routers(model))
-
-
-def _reason(routers: Sequence[Router]) -> str | None:
+    routers = find_routers(model)
     return getattr(routers[0].module, "fixed_routing", None) if routers else None
 
 
@@ -158,7 +155,7 @@ def routed(
             again in the backward pass.
     """
     routers = require_routers(model)
-    if reason := _reason(routers):
+    if reason := getattr(routers[0].module, "fixed_routing", None):
         raise ModelError(fixed_message(type(model).__name__, reason))
     routers = routers[first:]
     watch = _Watch(model, routers, repeats)
@@ -187,17 +184,6 @@ def routed(
                 _last[router.module] = [each for each in _last[router.module] if each not in handles]
 
 
-def _check_shapes(router: Router, routing: Routing, changed: Routing) -> None:
-    """Raise RoutingError for a decision about other tokens, or without a weight for each expert. Reads no tensor."""
-    weights, experts = changed.weights_TK.shape, changed.index_TK.shape
-    if weights != experts or experts[:-1] != routing.index_TK.shape[:-1]:
-        raise RoutingError(
-            f"The policy of the router {router.name} (MoE layer {router.layer}) returned experts of shape "
-            f"{tuple(experts)} and weights of shape {tuple(weights)}. Both must be [T, K] with T = "
-            f"{len(routing.index_TK)} tokens."
-        )
-
-
 class _Watch:
     """Checks that every router is called in every forward pass of the model, and that its logits are not NaN."""
 
@@ -209,12 +195,11 @@ class _Watch:
 
     def start(self, args: tuple, kwargs: dict) -> None:
         self.called.clear()
-        if not self.repeats and self.model.training and torch.is_grad_enabled():
+        if self.model.training and torch.is_grad_enabled():
             self._refuse(bool(getattr(transformers_model(self.model), "is_gradient_checkpointing", False)))
 
-    @staticmethod
-    def _refuse(checkpointing: bool) -> None:
-        if checkpointing:
+    def _refuse(self, checkpointing: bool) -> None:
+        if checkpointing and not self.repeats:
             raise RoutingError(
                 "Gradient checkpointing routes tokens again in the backward pass, which policies and records do not "
                 "support (replay does). Call model.gradient_checkpointing_disable() first, or use torch.no_grad()."
@@ -222,13 +207,19 @@ class _Watch:
 
     def decide(self, router: Router, policy: Policy) -> Decide:
         def decide(routing: Routing) -> Routing | None:
-            self._refuse(not self.repeats and in_backward())
+            self._refuse(in_backward())
             nan = routing.logits_TE.isnan().any()
             self.called.add(router.layer)
             self.nan[router.layer] = self.nan[router.layer] | nan if router.layer in self.nan else nan
             changed = policy(router, routing)
             if changed is not None:
-                _check_shapes(router, routing, changed)
+                weights, experts = changed.weights_TK.shape, changed.index_TK.shape
+                if weights != experts or experts[:-1] != routing.index_TK.shape[:-1]:
+                    raise RoutingError(
+                        f"The policy of the router {router.name} (MoE layer {router.layer}) returned experts of shape "
+                        f"{tuple(experts)} and weights of shape {tuple(weights)}. Both must be [T, K] with T = "
+                        f"{len(routing.index_TK)} tokens."
+                    )
             return changed
 
         return decide
@@ -246,37 +237,33 @@ class _Watch:
 
     def check_nan(self) -> None:
         """Raise RoutingError if a router's logits were NaN. Waits for the device, once."""
-        called = [router for router in self.routers if router.layer in self.nan]
-        if not called:
+        if not self.nan:
             return
+        called = [router for router in self.routers if router.layer in self.nan]
         device = self.nan[called[0].layer].device
         nan = torch.stack([self.nan[router.layer].to(device) for router in called]).tolist()
-        for router, is_nan in zip(called, nan, strict=True):
-            if is_nan:
-                raise RoutingError(
-                    f"The logits of the router {router.name} (MoE layer {router.layer}) are NaN. "
-                    "Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
-                )
+        if True in nan:
+            router = called[nan.index(True)]
+            raise RoutingError(
+                f"The logits of the router {router.name} (MoE layer {router.layer}) are NaN. "
+                "Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
+            )
         self.nan.clear()
 
-
-OVERRIDE, RECORD, REPLAY = "override(model, policy)", "record(model)", "replay(model, routes)"
-"""Names of contexts."""
 
 _open: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
 """The contexts on each model, the outermost first."""
 
 
 @contextmanager
-def opened(model: nn.Module, name: str, refused: Sequence[str] = ()) -> Iterator[None]:
-    """A context on the model, by its name. Raises RoutingError inside one of the `refused` contexts."""
+def opened(model: nn.Module, name: str, alone: bool = False) -> Iterator[None]:
+    """A context on the model, by its name. With `alone` it raises RoutingError inside another one."""
     names = _open.setdefault(transformers_model(model), [])
-    for outer in refused:
-        if outer in names:
-            raise RoutingError(
-                f"{name} inside {outer}: they cannot be combined, since {name} runs several routings of a token, and "
-                f"later layers on their own. Leave the context of {outer} first."
-            )
+    if alone and names:
+        raise RoutingError(
+            f"{name} inside {names[-1]}: they cannot be combined, since {name} runs several routings of a token, and "
+            f"later layers on their own. Leave the context of {names[-1]} first."
+        )
     names.append(name)
     try:
         yield

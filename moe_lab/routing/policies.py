@@ -238,7 +238,14 @@ class Steered:
         own_TE = torch.zeros(T, E, dtype=torch.bool, device=device).scatter_(-1, index_TK, True)
         changed_T = ~own_TE.gather(-1, chosen_TK).all(dim=-1)
         self._changed[device] = self._changed.get(device, 0) + changed_T.sum()
-        steered_TE = _forced_logits(router, logits_TE, sign_E)
+        rule = router.family.rule
+        if rule.noise == LOGITS:  # Gemma-4's router returns probabilities, whose logarithms are its scores
+            moved_TE = rule.logits(_forced(rule.scores(router.module, logits_TE), sign_E))
+        else:
+            moved_TE = _forced(logits_TE, sign_E)
+        steered_TE = torch.where(
+            sign_E == 0, logits_TE, moved_TE.to(logits_TE.dtype)
+        )  # others keep their bits
         return Routing(steered_TE, router.weights(steered_TE, chosen_TK).to(weights_TK.dtype), chosen_TK)
 
 
@@ -246,16 +253,6 @@ def _forced(scores_TE: Tensor, sign_E: Tensor) -> Tensor:
     highest_T1 = scores_TE.amax(dim=-1, keepdim=True) + MARGIN
     lowest_T1 = scores_TE.amin(dim=-1, keepdim=True) - MARGIN
     return torch.where(sign_E > 0, highest_T1, torch.where(sign_E < 0, lowest_T1, scores_TE))
-
-
-def _forced_logits(router: Router, logits_TE: Tensor, sign_E: Tensor) -> Tensor:
-    """The router's output with the logits of steered experts moved. All others keep their bits."""
-    rule = router.family.rule
-    if rule.noise == LOGITS:  # Gemma-4's router returns probabilities, whose logarithms are its scores
-        moved_TE = rule.logits(_forced(rule.scores(router.module, logits_TE), sign_E))
-    else:
-        moved_TE = _forced(logits_TE, sign_E)
-    return torch.where(sign_E == 0, logits_TE, moved_TE.to(logits_TE.dtype))
 
 
 # The routing of an ensemble's samples: what the ensemble needs of a policy, and samples that take other experts

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from moe_lab.config.arguments import wrong
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import RECORD, REPLAY, Router, Routing, opened, require_routers, routed
+from moe_lab.routing.hook import Router, Routing, opened, require_routers, routed
 from moe_lab.routing.passes import PassTokens, pass_tokens
 
 
@@ -111,7 +111,7 @@ def record(model: nn.Module) -> Iterator[Record]:
     Raises ModelError and RoutingError as `routed` does, so also under gradient checkpointing.
     """
     routes = Record()
-    with opened(model, RECORD), pass_tokens(model, routes.expect), routed(model, routes):
+    with opened(model, "record(model)"), pass_tokens(model, routes.expect), routed(model, routes):
         yield routes
 
 
@@ -245,7 +245,7 @@ def replay(model: nn.Module, record: Record, *, weights: str = RECORDED) -> Iter
         raise RoutingError(f"The record has {len(record.indices)} MoE layers, and the model has {layers}.")
     policy = Replay(record, fresh=weights == OF_MODEL)
     with (
-        opened(model, REPLAY),
+        opened(model, "replay(model, routes)"),
         pass_tokens(model, policy.expect),
         routed(model, policy, repeats=True),
         _repeated(model, policy),

@@ -14,11 +14,12 @@ import torch
 
 from moe_lab.engine import pass_size
 from moe_lab.engine.forward.observer import Observer
+from moe_lab.metrics.counts import Routes
 from moe_lab.metrics.interventions import Masked, RandomRouting
 from moe_lab.metrics.teacher_forcing import (
     NO_LABEL,
-    LabelledCounts,
-    PairCounts,
+    count_rows,
+    labelled_selections,
     labelled_tokens,
     right_tokens,
 )
@@ -74,36 +75,40 @@ def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch:
 def test_pairs_are_those_of_rows_read_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_size, "CPU_TOKENS", 40)
     model, rows = small_model(family), some_rows()
-    counted = PairCounts(len(rows))
-    right_tokens(model, rows, counted)
-    expected = np.zeros(counted.pairs_GLEE.shape[1:], dtype=np.int64)
+    routes = Routes()
+    right_tokens(model, rows, routes)
+    counts = count_rows(routes, rows)
+    pairs_LEE = counts.pairs_GPLEE[:, 0].sum(axis=0)
+    expected = np.zeros_like(pairs_LEE)
     for row in rows:
-        with record(model) as routes, torch.no_grad():
+        with record(model) as alone, torch.no_grad():
             model(torch.tensor([row["input_ids"]]))
-        for layer, index_TK in enumerate(routes.indices):
+        for layer, index_TK in enumerate(alone.indices):
             for experts in index_TK.tolist():
                 for i in experts:
                     for j in experts:
                         expected[layer, i, j] += 1
-    assert (counted.pairs_GLEE.sum(axis=0) == expected).all()
-    assert counted.tokens == sum(len(row["input_ids"]) for row in rows)
+    assert (pairs_LEE == expected).all()
+    assert counts.tokens_P == [sum(len(row["input_ids"]) for row in rows), 0]
 
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_experts_are_counted_at_the_labelled_tokens_of_rows_read_alone(family: str) -> None:
     model, rows = small_model(family), some_rows()
-    counted = LabelledCounts(rows)
-    right_tokens(model, rows, counted)
+    routes = Routes()
+    right_tokens(model, rows, routes)
+    selections_LE, tokens = labelled_selections(routes, rows)
     expected: Any = 0
     for row in rows:
-        with record(model) as routes, torch.no_grad():
+        with record(model) as alone, torch.no_grad():
             model(torch.tensor([row["input_ids"]]))
-        sizes = [logits_TE.shape[-1] for logits_TE in routes.logits]
+        sizes = [logits_TE.shape[-1] for logits_TE in alone.logits]
         own = np.array(row["labels"]) != NO_LABEL
-        counts = [np.bincount(index_TK[own].flatten(), minlength=max(sizes)) for index_TK in routes.indices]
+        counts = [np.bincount(index_TK[own].flatten(), minlength=max(sizes)) for index_TK in alone.indices]
         expected = expected + np.stack(counts)
-    assert counted.selections_LE.tolist() == expected.tolist()
-    assert list(counted.experts.values()) == sizes
+    assert selections_LE.tolist() == expected.tolist()
+    assert list(routes.experts.values()) == sizes
+    assert tokens == sum(label != NO_LABEL for row in rows for label in row["labels"])
 
 
 def test_the_model_is_left_as_it_was() -> None:

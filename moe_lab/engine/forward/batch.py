@@ -176,16 +176,12 @@ class TokenTree:
                 path.append(node)
             self.paths.append(path)
         self.logit_nodes = sorted({node for path in self.paths for node in path})
-        self.positions = self._positions(cached)
+        self.positions = list(range(cached, cached + self.chain))
+        for parent in self.parents[self.chain :]:
+            self.positions.append(self.positions[parent] + 1)
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def _positions(self, cached: int) -> list[int]:
-        positions = list(range(cached, cached + self.chain))
-        for parent in self.parents[self.chain :]:
-            positions.append(positions[parent] + 1)
-        return positions
 
     @property
     def is_chain(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,8 @@ class SuffixForward:
         self.tokens_in = 0
         """Tokens put through the later layers so far, padding excluded."""
         self._windows = WindowHooks(model)
-        self._batch: SuffixBatch | None = None
+        self._batch: Any = None
+        """The `SuffixBatch` of the pass that runs."""
 
     @contextmanager
     def routed(self, policy: Policy | None) -> Iterator[None]:
@@ -72,7 +74,7 @@ class SuffixForward:
             stack.callback(setattr, self, "_batch", None)
             if policy is not None:
                 stack.enter_context(routed(self.model, policy, self.first_moe))
-            stack.enter_context(only_layers_from(self.model, self.fork, lambda: self._running.hidden_BSD))
+            stack.enter_context(only_layers_from(self.model, self.fork, lambda: self._batch.hidden_BSD))
             self._windows.install(stack)
             stack.callback(head.register_forward_pre_hook(self._select).remove)
             yield
@@ -90,14 +92,9 @@ class SuffixForward:
             use_cache=True,
         ).logits[0]
 
-    @property
-    def _running(self) -> SuffixBatch:
-        assert self._batch is not None
-        return self._batch
-
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         """The output head's input, [B, S, D] -> [1, C + M, D]."""
-        batch = self._running
+        batch = self._batch
         chosen = args[0].flatten(0, 1)[batch.logits_at.to(args[0].device)]
         if batch.final_CD is not None:
             chosen = torch.cat([batch.final_CD, chosen])
@@ -111,10 +108,14 @@ def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor])
     The model's own embeddings have no effect.
     """
     layers = decoder_layers(model)
+
+    def unchanged(hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return hidden_states
+
     # a layer may have a forward function of its own (accelerate's offloading sets one), which is put back on exit
     own = [layer.__dict__.get("forward") for layer in layers[:first]]
     for layer in layers[:first]:
-        layer.forward = _unchanged
+        layer.forward = unchanged
 
     def start(layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return (), layer_inputs(layer, args, kwargs) | {"hidden_states": hidden()}
@@ -129,7 +130,3 @@ def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor])
             del layer.forward
             if forward is not None:
                 layer.forward = forward
-
-
-def _unchanged(hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-    return hidden_states

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,10 +43,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
     from moe_lab.config.schema import Config
-    from moe_lab.engine.forward.observer import Observer
-    from moe_lab.engine.hf import Request
     from moe_lab.methods.method import Method
-    from moe_lab.metrics.registry import Evaluate
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.memory import ModelPool
     from moe_lab.results.samples import Log
@@ -92,17 +88,6 @@ def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) ->
         )
 
 
-def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
-    """Measure the run and write its files.
-
-    Args:
-        samples: the samples of the run.
-        routes: have seen the run's answers, but not those stored before.
-    """
-    evaluate, ask = partial(_evaluate_policy, run, models), partial(ask_again, run, models)
-    write_expert_metrics(run, routes, samples, evaluate, ask)
-
-
 def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tuple[dict[str, Any], dict]:
     """Evaluate the run's documents under a routing policy: lm-eval's samples, and their cost.
 
@@ -124,38 +109,47 @@ def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tup
     return samples, cost_block(log)
 
 
-Ask = Callable[["Observer", list[tuple[str, "Request"]]], None]
-"""Answers requests again, seen by the observer."""
+def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
+    """Compute the metrics and write the run's files, expert_metrics.json last.
 
-
-def write_expert_metrics(
-    run: Run, routes: Routes, samples: Log, evaluate: Evaluate, ask: Ask
-) -> dict[str, Any]:
-    """Compute the metrics and write the run's files, expert_metrics.json last. Returns its content.
-
-    Requests that `routes` has not seen are answered again. This happens if the run was interrupted, or stored without
-    metrics. `samples` are those of the run.
+    Args:
+        samples: the samples of the run.
+        routes: what the run's answers showed. Requests that it lacks are answered again, because the run was
+            interrupted, or stored without metrics.
     """
-    documents = documents_of(run.tasks)
-    missing = [request for key, request in documents.by_key.items() if key not in routes.reads]
+    documents, by_key = documents_of(run.tasks)
+    missing = [request for key, request in by_key.items() if key not in routes.reads]
     start = time.perf_counter()
     if missing:
-        ask(routes, missing)
+        ask_again(run, models, routes, missing)
     answered = time.perf_counter()
-    counts = count(routes, documents.requests)
-    top_k = [routes.top_k[layer] for layer in routes.layers]
-    found = header(run.run_id, run.facts.commit, run.config.task.metric, counts, top_k) | entropies(counts)
-    cost = {
-        "asked_again": len(missing),
-        "asking_again_seconds": answered - start if missing else 0.0,
-        "counting_seconds": time.perf_counter() - answered,
+    counts = count(routes, documents)
+    top_k, sources = [routes.top_k[layer] for layer in routes.layers], plugin_sources()
+    found: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run.run_id,
+        "commit": run.facts.commit,
+        "versions": versions(),
+        "metric": run.config.task.metric,
+        "documents": counts.documents,
+        "groups": len(counts.pairs_GPLEE),
+        "experts": counts.experts,
+        "top_k": top_k,
+        "tokens": dict(zip(PHASES, counts.tokens_P, strict=True)) | {"all": sum(counts.tokens_P)},
+        **({"plugins": sources} if sources else {}),
+        **entropies(counts),
+        "cost": {
+            "asked_again": len(missing),
+            "asking_again_seconds": answered - start if missing else 0.0,
+            "counting_seconds": time.perf_counter() - answered,
+        },
+        **dict.fromkeys(intervention_metrics()),
     }
     write_counts(run.folder / FOLDER / COUNTS, counts)
-    found |= {"cost": cost, **dict.fromkeys(intervention_metrics())}
     if run.method.interventions:
         counts_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
-        lost = partial(losses, run.tasks["tasks"], samples)
         selections = Selections(counts_LE, counts.experts, top_k)
+        evaluate, lost = partial(_evaluate_policy, run, models), partial(losses, run.tasks["tasks"], samples)
         for name, metric in intervention_metrics().items():
             found[name] = metric.evaluate(selections, evaluate, lost)
     found, arrays = without_arrays(found)
@@ -168,7 +162,6 @@ def write_expert_metrics(
         if _stored(other) is not None
     }
     write_json(run.folder / FILE, found)
-    return found
 
 
 def _stored(run: Run) -> StoredMetrics | None:
@@ -176,38 +169,17 @@ def _stored(run: Run) -> StoredMetrics | None:
     return stored_metrics(run.folder, run.run_id, run.facts.commit)
 
 
-def header(
-    run_id: str, commit: str | None, metric: str | None, counts: Counts, top_k: list[int]
-) -> dict[str, Any]:
-    """The first part of expert_metrics.json: the run's identity, and the numbers of documents, experts and tokens."""
-    sources = plugin_sources()
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": run_id,
-        "commit": commit,
-        "versions": versions(),
-        "metric": metric,
-        "documents": counts.documents,
-        "groups": len(counts.pairs_GPLEE),
-        "experts": counts.experts,
-        "top_k": top_k,
-        "tokens": dict(zip(PHASES, counts.tokens_P, strict=True)) | {"all": sum(counts.tokens_P)},
-    } | ({"plugins": sources} if sources else {})
-
-
 def entropies(counts: Counts) -> dict[str, Any]:
     """Every counted metric by phase: {metric: {"all", "prefill", "decode"}} (`metrics/intervals.py: entropies_of`)."""
-    phases = {"all": _measured(counts, [0, 1])}
+
+    def of(phases: list[int]) -> dict[str, Any]:
+        return entropies_of(counts.pairs_GPLEE[:, phases].sum(axis=1), counts.experts)
+
+    found = {"all": of([0, 1])}
     for number, phase in enumerate(PHASES):
         own, others = counts.tokens_P[number], sum(counts.tokens_P) - counts.tokens_P[number]
-        phases[phase] = _measured(counts, [number]) if own and others else phases["all"] if own else {}
-    return {
-        metric: {phase: found.get(metric) for phase, found in phases.items()} for metric in counted_metrics()
-    }
-
-
-def _measured(counts: Counts, phases: list[int]) -> dict[str, Any]:
-    return entropies_of(counts.pairs_GPLEE[:, phases].sum(axis=1), counts.experts)
+        found[phase] = of([number]) if own and others else found["all"] if own else {}
+    return {metric: {phase: one.get(metric) for phase, one in found.items()} for metric in counted_metrics()}
 
 
 def write_counts(path: Path, counts: Counts) -> None:

@@ -12,12 +12,11 @@ from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.scoring import Budget, ScoringRequest, TokenScores, read_scores
 from moe_lab.errors import RoutingError
-from moe_lab.routing import GumbelTopK, document_key, find_routers
+from moe_lab.routing import GumbelTopK, document_key
 from tests.support import roe_reference as reference
 from tests.support import rounding
 from tests.support.ensembles import plain, questions_for, scores_of
-from tests.support.models import FAMILIES, make_model
-from tests.support.tiers import by_family
+from tests.support.models import make_model
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(70), Budget(7)]
 
@@ -87,35 +86,6 @@ def test_eager_attention_takes_the_same_masks(olmoe):
         assert [value for value, _ in found[i]] == rounding.approx([value for value, _ in expected[i]])
 
 
-@pytest.mark.parametrize("family", by_family(FAMILIES))
-def test_roe_equals_the_slow_reference(family):
-    model = make_model(family)
-    double = reference.in_float64(model)
-    layers = len(find_routers(model))
-    temperatures = [0.0] + [0.7] * (layers - 2) + [0.3]
-    questions = questions_for(random.Random(0), 3, choices=2, longest=8)
-    expected = [
-        [reference.score(double, q.context, c, 4, temperatures, seed=3) for c in q.continuations]
-        for q in questions
-    ]
-    clean = [
-        [reference.score(double, q.context, c, 1, temperatures) for c in q.continuations] for q in questions
-    ]
-    for budget in (Budget(4000), Budget(60), Budget(13)):
-        for first_noisy in (0, 1):
-            ensemble = Ensemble(4, GumbelTopK(temperatures, seed=3), first_noisy)
-            found, _ = scores_of(model, questions, budget, ensemble)
-            for i in found:
-                assert [value for value, _ in found[i]] == rounding.approx([v for v, _ in expected[i]])
-                assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
-            assert ensemble.routing.decisions[0] > 0
-    # The noise must matter for this test to mean anything.
-    assert (
-        max(abs(a[0] - b[0]) for x, y in zip(expected, clean, strict=True) for a, b in zip(x, y, strict=True))
-        > 0.05
-    )
-
-
 def test_perturbed_weights_equal_the_slow_reference(olmoe):
     double = reference.in_float64(olmoe)
     question = ScoringRequest([5, 6, 7, 8], [[9, 10]], document_key([5, 6, 7, 8]))
@@ -151,27 +121,6 @@ def test_batch_and_order_do_not_change_roe(olmoe):
         values = [value for value, _ in expected[i]]
         assert [value for value, _ in alone[i]] == rounding.approx(values)
         assert [value for value, _ in backwards[len(questions) - 1 - i]] == rounding.approx(values)
-
-
-@pytest.mark.parametrize(
-    ("ensemble", "expected"),
-    [
-        (Ensemble(1), lambda rows: rows[:, 0].log_softmax(-1)),
-        (Ensemble(3), lambda rows: rows.softmax(-1).mean(1).log()),
-        (Ensemble(3, include_clean=False), lambda rows: rows[:, 1:].softmax(-1).mean(1).log()),
-        (Ensemble(3, aggregate="logits"), lambda rows: rows.mean(1).log_softmax(-1)),
-    ],
-)
-def test_aggregates_are_as_defined(ensemble, expected):
-    logits_MnV = torch.randn(4, ensemble.n, 5, generator=torch.Generator().manual_seed(0)) * 3
-    wanted_P, target_P = torch.tensor([0, 3, 3, 1]), torch.tensor([4, 0, 2, 1])
-    log_probs = expected(logits_MnV.double())
-    close = {"rtol": 1e-5, "atol": 1e-6}
-    found = ensemble.next_scores(logits_MnV).double().log_softmax(-1)
-    torch.testing.assert_close(found, log_probs, **close)
-    scores = ensemble.score(logits_MnV, wanted_P, target_P).double()
-    torch.testing.assert_close(scores, log_probs[wanted_P, target_P], **close)
-    assert torch.equal(ensemble.greedy(logits_MnV), log_probs.argmax(-1))
 
 
 def test_scores_of_hopeless_tokens_are_finite():

@@ -69,24 +69,6 @@ def own_probs(model, tokens):
     }
 
 
-def test_untouched_logits_and_pathways_are_those_of_whole_passes(model):
-    replay, tokens = read(model)
-    logits_NV = replay.logits(tokens, None)
-    for token, row, prompt in zip(tokens, logits_NV, prompts(), strict=True):
-        with torch.no_grad(), record(model) as routes:
-            expected = model(torch.tensor([prompt]), use_cache=False).logits[0, -1]
-        rounding.assert_close(row, expected)
-        assert token.position == len(prompt) - 1
-        for own_E, logits_TE in zip(token.pathway_WME[0], routes.logits, strict=True):
-            rounding.assert_close(own_E, logits_TE[-1].softmax(-1))
-
-
-def test_own_probabilities_change_nothing(model):
-    replay, tokens = read(model)
-    own = own_probs(model, tokens)
-    rounding.assert_close(replay.logits(tokens, Remix(own)), replay.logits(tokens, None))
-
-
 @pytest.mark.parametrize(
     ("span", "core"),
     # which experts take part is settled in a router, which knows nothing of where its tokens stand
@@ -181,15 +163,6 @@ def test_backward_through_an_earlier_pass_of_the_same_batch_is_an_error():
     replay.logits(batch, Remix(probs))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         first.sum().backward()
-
-
-def test_a_batch_gives_what_one_by_one_gives(model):
-    replay, tokens = read(model)
-    probs = mixed(model, tokens)
-    together = replay.logits(tokens, Remix(probs))
-    for n, token in enumerate(tokens):
-        alone = replay.logits([token], Remix({layer: value[n : n + 1] for layer, value in probs.items()}))
-        rounding.assert_close(together[n], alone[0])
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ Broken by a replacement of transformers' own attention, or of other models' atte
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 
 import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from moe_lab.engine import suffix, suffix_attention
+from moe_lab.engine import suffix_attention
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import SuffixReplay
 from moe_lab.engine.token_span import TokenSpan
@@ -89,23 +88,6 @@ def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
         torch.testing.assert_close(
             one, other, atol=scale * (1e-5 if dtype == torch.float32 else 0.05), rtol=0
         )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_equals_the_replacement_of_sdpa_bit_for_bit(dtype, monkeypatch):
-    """Earlier versions replaced transformers' own `sdpa` for all models while gradients were computed."""
-    model = copy.deepcopy(small_model("olmoe")).to(dtype)
-    replay, read, probs = prepared(model)
-
-    def results():
-        logits = replay.logits(read, Remix(probs))
-        return logits, *torch.autograd.grad(logits.logsumexp(-1).sum(), list(probs.values()))
-
-    own = results()
-    monkeypatch.setattr(suffix, "suffix_attention", lambda model: nullcontext())
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", suffix_attention._attend)
-    for one, other in zip(own, results(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_nothing_of_transformers_is_replaced():

@@ -91,7 +91,7 @@ def ask(lm, kind):
 
 
 def direct(model, tokenizer, ensemble, **options):
-    """An LM that scores in whole passes, which test_scoring.py compares with the slow reference."""
+    """An LM that scores in whole passes, which test_histories.py compares with the slow reference."""
     lm = EngineLM(model, tokenizer, ensemble=ensemble, **options)
     lm.engine.two_phase = None
     return lm

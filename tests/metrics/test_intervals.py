@@ -75,11 +75,6 @@ def test_the_same_experts_every_time_have_log2_of_k(k: int) -> None:
     assert collaboration(pairs, [E]) == pytest.approx([k * math.log2(max(1, k - 1)) / E])
 
 
-def test_random_top_1_never_collaborates() -> None:
-    index_T1 = np.random.default_rng(0).integers(E, size=(300, 1)).astype(np.uint8)
-    assert collaboration(counts_of(index_T1)[1], [E]) == [0.0]
-
-
 def test_a_layer_with_fewer_experts_is_a_mean_over_its_own() -> None:
     pairs = np.zeros((2, 4, 4))
     pairs[:, :3, :3] = 1

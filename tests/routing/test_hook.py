@@ -40,48 +40,6 @@ def all_noisy(tokens, row=1):
     return NoisyTokens(n, torch.full_like(n, 77), torch.zeros_like(n), torch.full_like(n, row), n)
 
 
-def test_every_moe_layer_has_a_router(moe_model):
-    dense = {"qwen2_moe": 1}.get(moe_model.config.model_type, 0)
-    routers = find_routers(moe_model)
-    assert [router.layer for router in routers] == list(range(4 - dense))
-
-
-def test_recomputed_weights_are_the_routers_own_bit_for_bit(moe_model):
-    def recompute(router, routing):
-        weights = router.weights(routing.logits_TE, routing.index_TK)
-        assert weights.dtype == routing.weights_TK.dtype
-        assert torch.equal(weights, routing.weights_TK)
-        return Routing(routing.logits_TE, weights, routing.index_TK)
-
-    clean = logits(moe_model)
-    with routed(moe_model, recompute):
-        assert torch.equal(logits(moe_model), clean)
-
-
-@pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
-def test_temperature_zero_is_the_untouched_model_bit_for_bit(moe_model, experts):
-    moe_model.set_experts_implementation(experts)
-    try:
-        clean = logits(moe_model)
-        policy = GumbelTopK([0.0] * len(find_routers(moe_model)), seed=0)
-        policy.expect(all_noisy(IDS.numel()))
-        with routed(moe_model, policy):
-            assert torch.equal(logits(moe_model), clean)
-    finally:
-        moe_model.set_experts_implementation("grouped_mm")
-
-
-def test_noise_changes_routing_and_output(moe_model):
-    clean = logits(moe_model)
-    policy = GumbelTopK([0.5] * len(find_routers(moe_model)), seed=0)
-    policy.expect(all_noisy(IDS.numel()))
-    with routed(moe_model, policy):
-        assert not torch.equal(logits(moe_model), clean)
-    changed, decisions = policy.decisions
-    assert decisions == IDS.numel() * len(find_routers(moe_model))
-    assert 0 < changed < decisions
-
-
 def test_model_is_restored_after_an_exception(moe_model):
     clean, hooks = logits(moe_model), hooks_of(moe_model)
     with pytest.raises(ZeroDivisionError), routed(moe_model, lambda router, routing: 1 / 0):

@@ -43,12 +43,13 @@ def by_hand(logits_nV: torch.Tensor, scale: float, aggregate: str) -> torch.Tens
 
 
 @pytest.mark.parametrize("aggregate", ["probabilities", "logits"])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("n", "clean"), [(1, True), (3, True), (3, False)])
 @pytest.mark.parametrize("scale", [0.4, 1.0, 2.5])
-def test_the_averaged_distribution_is_scaled(logits_MnV, n, aggregate, scale):
+def test_the_averaged_distribution_is_scaled(logits_MnV, n, clean, aggregate, scale):
     logits_MnV = logits_MnV[:, :n]
-    ensemble = Ensemble(n=n, aggregate=aggregate, logit_scale=scale)
-    expected = torch.stack([by_hand(logits_nV, scale, aggregate) for logits_nV in logits_MnV])
+    ensemble = Ensemble(n=n, aggregate=aggregate, logit_scale=scale, include_clean=clean)
+    averaged = logits_MnV if clean else logits_MnV[:, 1:]
+    expected = torch.stack([by_hand(logits_nV, scale, aggregate) for logits_nV in averaged])
     at, target = torch.tensor([4, 0, 2, 2]), torch.tensor([10, 3, 0, 7])
     assert torch.allclose(ensemble.score(logits_MnV, at, target), expected[at, target].float(), atol=1e-5)
     assert torch.allclose(ensemble.next_scores(logits_MnV).softmax(-1), expected.exp().float(), atol=1e-6)

@@ -111,7 +111,7 @@ def models(family):
 def test_scores_equal_the_slow_reference(family, history, perturbed):
     model, double = models(family)
     switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)
-    questions = questions_for(random.Random(0), 2, choices=1, longest=6)
+    questions = questions_for(random.Random(0), 2, choices=2, longest=6)
     expected = [
         [
             reference.score(double, q.context, c, N, temperatures_for(model), **switches)

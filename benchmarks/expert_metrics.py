@@ -15,7 +15,7 @@ import torch
 from benchmarks.measure import side_by_side
 from moe_lab.config.compose import compose
 from moe_lab.config.schema import Config
-from moe_lab.engine.forward.observer import observed
+from moe_lab.engine.forward.forward import observed
 from moe_lab.engine.lm import EngineLM
 from moe_lab.metrics.counts import Routes, count, documents_of
 from moe_lab.models.load import load_model

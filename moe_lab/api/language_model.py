@@ -29,7 +29,7 @@ from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import ModelFacts, routing_facts
 from moe_lab.models.load import LoadedModel
 from moe_lab.models.tokenizer import rendered
-from moe_lab.routing.hook import fixed_message, require_routers, why_fixed
+from moe_lab.routing.hook import find_routers, fixed_message, require_routers, why_fixed
 from moe_lab.routing.passes import transformers_model
 
 
@@ -59,7 +59,7 @@ def loaded_model(
         require_routers(model)
         if reason := why_fixed(model):
             raise ModelError(fixed_message(name, reason))
-    facts = routing_facts(model.config, model)
+    facts = routing_facts(model.config) | {"moe_layers": len(find_routers(model))}
     dtype = str(model.dtype).removeprefix("torch.")
     own = ModelFacts(name=name, path=None, revision=None, commit=None, dtype=dtype, **facts)
     return LoadedModel(model, tokenizer, own, next(model.parameters()).device, load_seconds=0.0)

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
 
 from moe_lab.engine.forward.kv_cache import KVCache
-from moe_lab.models.facts import meta_model
 
 SIZES = (256, 512)
 """Tokens, or cached slots, of the two passes whose difference is the cost of one more."""
@@ -201,3 +201,9 @@ def _metered(kind: Any, text: str, dtype: torch.dtype, attention: str) -> Footpr
         return Footprint(model)
     except NotImplementedError:
         return None
+
+
+def meta_model(config: Any, dtype: torch.dtype) -> Any:
+    """A model of this configuration without weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)

@@ -169,7 +169,7 @@ class _Batch:
 class PrefixCache:
     """Reads prompts without noise, and keeps their keys and values if they fit into `store`."""
 
-    def __init__(self, store: Store[KVCache]):
+    def __init__(self, store: Store):
         self.store = store
 
     def of(self, forward: EnsembleForward, prompts: Sequence[Sequence[int]], budget: Budget) -> list[KVCache]:

@@ -53,7 +53,10 @@ class CountedHF(HFLM):
         from lm_eval.api.instance import Instance
 
         generates = kind == "generate_until"
-        one_by_one = generates and (reads_padding(self.model) or any(map(_samples, requests)))
+        sampled = generates and any(
+            normalize_gen_kwargs(request.args[1])["do_sample"] for request in requests
+        )
+        one_by_one = sampled or (generates and reads_padding(self.model))
         size = 1 if one_by_one else PORTION
         for start in range(0, len(requests), size):
             portion = requests[start : start + size]
@@ -62,7 +65,8 @@ class CountedHF(HFLM):
                 for request in portion
             ]
             if one_by_one:
-                torch.manual_seed(_seed(portion[0]))
+                key = repr((portion[0].args[0], portion[0].repeat)).encode()
+                torch.manual_seed(int.from_bytes(blake2b(key, digest_size=8).digest(), "little"))
             with torch.inference_mode():
                 answers = getattr(HFLM, kind)(self, instances, disable_tqdm=True)
             for i, answer in enumerate(answers, start):
@@ -86,15 +90,6 @@ class CountedHF(HFLM):
 
 def _of_a_given_model(record: logging.LogRecord) -> bool:
     return "`pretrained`" not in record.getMessage()
-
-
-def _samples(request: Request) -> bool:
-    return bool(normalize_gen_kwargs(request.args[1])["do_sample"])
-
-
-def _seed(request: Request) -> int:
-    digest = blake2b(repr((request.args[0], request.repeat)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
 
 
 class Encoder:

@@ -19,9 +19,8 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from moe_lab.config.progress import Progress
 from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.forward import EnsembleForward, Observer
 from moe_lab.engine.forward.layers import reads_the_batch, require_masks, runs_on_kv_cache
-from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Request
 from moe_lab.engine.pass_size import LEAST_TOKENS, in_step, pass_budget
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward

@@ -14,7 +14,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,9 +41,6 @@ class RecurrentState:
     length: int = 0
     cache: Cache | None = None
     """The model's own; None before the first token."""
-
-    def copied(self) -> RecurrentState:
-        return replace(self, cache=copy.deepcopy(self.cache))
 
     def take(self, entries: list[int]) -> None:
         """Keep these entries, in this order. An entry may be repeated."""
@@ -190,7 +187,7 @@ def _after_nodes(forward: RecurrentForward, request: ScoringRequest, tree: Token
     for node in others:
         parent = tree.parents[node]
         children[parent] -= 1
-        state = states[parent].copied() if children[parent] else states.pop(parent)
+        state = states.pop(parent) if not children[parent] else copy.deepcopy(states[parent])
         yield forward.step(state, [tree.ids[node]])[None]
         if children[node]:
             states[node] = state

@@ -41,7 +41,7 @@ class GenerationState:
         """`prefix_names` of the newest token."""
         count, name = self._named
         if count < len(self.prompt) + len(self.generated):
-            new = token_names(self.ids[count:], first=count)
+            new = token_names(self.ids[count:], range(count, len(self.prompt) + len(self.generated)))
             self._named = count + len(new), np.add.reduce(new, initial=name)
         return self._named[1]
 

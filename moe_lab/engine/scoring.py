@@ -60,16 +60,13 @@ class TokenScores:
         """Set the scores after the logit nodes `place_M` (int64, on the CPU: numbers among all trees' logit nodes)."""
         rows = max(1, SCORED_BYTES // (4 * math.prod(logits_MnV.shape[1:])))
         for place_R, logits_RnV in zip(place_M.split(rows), logits_MnV.split(rows), strict=True):
-            self._put(ensemble, place_R, logits_RnV)
-
-    def _put(self, ensemble: Ensemble, place_M: Tensor, logits_MnV: Tensor) -> None:
-        row = torch.full_like(self._greedy_M, -1)
-        row[place_M] = torch.arange(len(place_M))
-        here = (row[self._place_P] >= 0).nonzero()[:, 0]
-        device = logits_MnV.device
-        at, target = row[self._place_P[here]].to(device), self._target_P[here].to(device)
-        self._picked_P[here] = ensemble.score(logits_MnV, at, target).cpu()
-        self._greedy_M[place_M] = ensemble.greedy(logits_MnV).cpu()
+            row = torch.full_like(self._greedy_M, -1)
+            row[place_R] = torch.arange(len(place_R))
+            here = (row[self._place_P] >= 0).nonzero()[:, 0]
+            device = logits_RnV.device
+            at, target = row[self._place_P[here]].to(device), self._target_P[here].to(device)
+            self._picked_P[here] = ensemble.score(logits_RnV, at, target).cpu()
+            self._greedy_M[place_R] = ensemble.greedy(logits_RnV).cpu()
 
     def by_tree(self) -> list[TreeScores]:
         """The values of each tree."""
@@ -256,7 +253,10 @@ def _alike(
     Args:
         slots: those of a tree in the cache, at most.
     """
-    sizes = {i: _size(tree, ensemble, budget) for i, tree in trees.items()}
+    sizes = {
+        i: budget.size(_tokens(tree, ensemble), len(tree.logit_nodes) * ensemble.n)
+        for i, tree in trees.items()
+    }
     batch: list[int] = []
     width = 0.0
     for i in sorted(trees, key=lambda i: -sizes[i]):
@@ -273,11 +273,6 @@ def _tokens(tree: TokenTree, ensemble: Ensemble) -> int:
     """Tokens that pass the noisy layers."""
     noisy = len(tree) if ensemble.own_history else len(tree.logit_nodes)
     return len(tree) + noisy * (ensemble.n - 1)
-
-
-def _size(tree: TokenTree, ensemble: Ensemble, budget: Budget) -> float:
-    """What a tree takes of the budget: its tokens and its rows of logits."""
-    return budget.size(_tokens(tree, ensemble), len(tree.logit_nodes) * ensemble.n)
 
 
 def tokens_to_score(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> int:

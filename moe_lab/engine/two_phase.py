@@ -106,7 +106,7 @@ class TwoPhaseScorer:
             the base model's scores, without a second phase.
     """
 
-    def __init__(self, model: nn.Module, first_noisy: int, store: Store[CachedActivations] | None):
+    def __init__(self, model: nn.Module, first_noisy: int, store: Store | None):
         self.first_noisy, self.store = first_noisy, store
         self.clean = RecordingForward(model, first_noisy)
         self.noisy = SuffixForward(model, first_noisy)

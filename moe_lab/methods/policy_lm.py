@@ -10,8 +10,8 @@ from moe_lab.config.schema import Config
 from moe_lab.engine.engine import KVEngine
 from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import Observer
 from moe_lab.engine.forward.layers import runs_on_kv_cache
-from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.methods.base import engine_options

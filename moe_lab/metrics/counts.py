@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.engine.forward.batch import Tokens, prefix_names, token_names
-from moe_lab.engine.forward.observer import Observer
+from moe_lab.engine.forward.forward import Observer
 from moe_lab.engine.hf import Request
 from moe_lab.errors import RoutingError
 from moe_lab.results.logs import request_key
@@ -114,7 +114,8 @@ class Routes(Observer):
         mine = self._prompts.get(tuple(prompt))
         if mine is None:
             mine = self._prompts[tuple(prompt)] = prefix_names(prompt)
-        rest = np.cumsum(token_names(answer, first=len(prompt))) + mine[-1:] if answer else _joined([])
+        names = token_names(answer, range(len(prompt), len(prompt) + len(answer)))
+        rest = np.cumsum(names) + mine[-1:]
         key = request_key(kind, request.args, request.repeat)
         self.reads.setdefault(key, []).append(Read(mine, rest))
 

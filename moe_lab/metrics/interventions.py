@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.engine.forward.batch import Tokens
-from moe_lab.engine.forward.observer import Observer
+from moe_lab.engine.forward.forward import Observer
 from moe_lab.routing import Router, Routing
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.rules import LOGITS

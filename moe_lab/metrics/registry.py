@@ -24,7 +24,7 @@ from moe_lab.results.identity import source_digest
 from moe_lab.results.measured import Value
 
 if TYPE_CHECKING:
-    from moe_lab.engine.forward.observer import Observer
+    from moe_lab.engine.forward.forward import Observer
 
 Evaluate = Callable[[str, "Observer"], tuple[Any, dict[str, Any]]]
 """(name, policy) -> lm-eval's samples under the policy, and the cost of the evaluation."""
@@ -196,20 +196,6 @@ PLUGINS = "moe_lab.metrics"
 """The entry-point group of metrics of plug-ins."""
 HEADER = {"metric", "documents", "experts", "top_k", "tokens"}
 """Keys that every expert_metrics.json has in addition to its metrics."""
-_TAKEN = HEADER | {
-    *(
-        "schema_version",
-        "run_id",
-        "commit",
-        "versions",
-        "groups",
-        "cost",
-        "baseline",
-        "differences",
-        "plugins",
-    )
-}
-"""Keys of expert_metrics.json, which no metric may have as its name."""
 
 
 def metrics() -> dict[str, CountedMetric | InterventionMetric]:
@@ -234,7 +220,7 @@ def _plugins(search_path: tuple[str, ...]) -> dict[str, tuple[CountedMetric | In
             raise ConfigError(
                 f"{place} has the type {type(metric).__name__}; a CountedMetric or InterventionMetric is needed."
             )
-        if not entry.name.isidentifier() or entry.name in {*METRICS, *_TAKEN, *found}:
+        if not entry.name.isidentifier() or entry.name in {*METRICS, *HEADER, *found}:
             raise ConfigError(f"{place} needs another name: this one is taken, or no identifier.")
         found[entry.name] = metric, source_digest(entry.module.partition(".")[0])
     return found

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from moe_lab.engine.forward.batch import Tokens, prefix_names
-from moe_lab.engine.forward.observer import Observer
+from moe_lab.engine.forward.batch import TokenTree, collate, prefix_names
+from moe_lab.engine.forward.forward import Observer
 from moe_lab.engine.pass_size import in_step, pass_budget
 from moe_lab.metrics.counts import Counts, Read, Routes, count
 from moe_lab.routing import routed
@@ -42,13 +42,16 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
             budget = pass_budget(model)
             # each token has a row of logits
             for numbers in _passes(rows, in_step(model, int(budget.tokens / budget.size(1, 1)))):
-                tokens = _tokens([rows[number]["input_ids"] for number in numbers], device)
+                trees = [TokenTree(rows[number]["input_ids"], []) for number in numbers]
+                tokens = collate(trees, 0, device)
                 policy.expect(tokens)
                 assert tokens.real_BS is not None
                 logits_BSV = model(
                     input_ids=tokens.ids_BS, attention_mask=tokens.real_BS.long(), use_cache=False
                 ).logits
-                right_N[numbers] = _right(logits_BSV, [rows[number]["labels"] for number in numbers])
+                predicted_BS = logits_BSV[:, :-1].argmax(dim=-1).cpu()
+                labels_BS = padded([rows[number]["labels"] for number in numbers], NO_LABEL)
+                right_N[numbers] = (predicted_BS == labels_BS[:, 1:]).sum(dim=1).numpy()
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -100,34 +103,3 @@ def _longest_first(rows: Sequence[TokenizedExample]) -> list[int]:
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     """int64 [B, S]: rows of different lengths, with `value` after the end of each."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
-
-
-def _tokens(ids: Sequence[Sequence[int]], device: torch.device) -> Tokens:
-    ids_BS = padded(ids, 0)
-    real_BS = padded([[1] * len(own) for own in ids], 0).bool()
-    B, S = ids_BS.shape
-
-    def names_BS() -> np.ndarray:
-        names = np.zeros((B, S), dtype=np.int64)
-        for row, own in enumerate(ids):
-            names[row, : len(own)] = prefix_names(own)
-        return names
-
-    return Tokens(
-        ids_BS=ids_BS.to(device),
-        position_BS=torch.arange(S, device=device).expand(B, S),
-        visible_BSK=None,
-        logit_positions_M=torch.zeros(0, dtype=torch.long),
-        noise_key_B=torch.zeros(B, dtype=torch.long),
-        sample_index_B=torch.zeros(B, dtype=torch.long),
-        most_logits=0,
-        real_BS=real_BS.to(device),
-        names_BS=names_BS,
-    )
-
-
-def _right(logits_BSV: Tensor, labels: Sequence[Sequence[int]]) -> np.ndarray:
-    """int64 [B]: the number of labels of each row that the logits predict."""
-    labels_BS = padded(labels, NO_LABEL)
-    predicted_BS = logits_BSV[:, :-1].argmax(dim=-1).cpu()
-    return (predicted_BS == labels_BS[:, 1:]).sum(dim=1).numpy()

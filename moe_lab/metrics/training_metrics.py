@@ -21,7 +21,7 @@ import numpy as np
 from torch import nn
 from transformers import TrainerCallback
 
-from moe_lab.engine.forward.observer import Observer
+from moe_lab.engine.forward.forward import Observer
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.counts import TOKENS_AT_ONCE, Routes, group_count, pair_counts
 from moe_lab.metrics.intervals import entropies_of, ratio

@@ -1,4 +1,4 @@
-"""Facts about a model from its configuration alone, without weights; quantized checkpoints.
+"""Facts about a model from its configuration alone, without weights and modeling code; quantized checkpoints.
 
 `quantization_config` in a model's configuration names the method. Checkpoints that cannot run are refused before their
 weights are fetched. `checks.prove_seam` tests every loaded model and refuses a fused kernel that bypasses the router.
@@ -15,8 +15,7 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, first_line
 from moe_lab.models.adapters import check_adapter
 from moe_lab.models.source import adapter_folder, load_config, model_commit, model_source
-from moe_lab.routing import Family, family_of_type, find_routers
-from moe_lab.routing.hook import why_fixed
+from moe_lab.routing import Family, family_of_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -37,11 +36,11 @@ def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
 
 def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -> None:
     """Raise ModelError, with a remedy, for a checkpoint that cannot be loaded on this machine."""
-    from transformers.quantizers.auto import AutoHfQuantizer
-
     stored = quantization_of(config)
     if stored is None:
         return
+    from transformers.quantizers.auto import AutoHfQuantizer  # it imports modeling code
+
     method = _method(stored)
     try:
         if moe_layers and method in LINEAR_ONLY.split():
@@ -132,30 +131,20 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     )
 
 
-def routing_facts(config: Any, model: Any = None) -> dict[str, Any]:
-    """The facts that are read of a model's configuration, and of `model` or one without weights."""
+def routing_facts(config: Any) -> dict[str, Any]:
+    """The facts that are read of a model's configuration alone."""
     text = config.get_text_config()
     family = family_of_type(text.model_type)
-    if family and model is None:
-        model = meta_model(text, torch.float32)
     return {
         "family": text.model_type,
-        "moe_layers": len(find_routers(model)) if family else 0,
+        "moe_layers": family.moe_layers(text) if family else 0,
         "experts": family.num_experts(text) if family else 0,
         "top_k": family.experts_per_token(text) if family else 0,
         "most_experts": family.most_experts_per_token(text) if family else None,
         "max_length": getattr(text, "max_position_embeddings", 2048),
         "selection_bias": getattr(text, "selection_bias", False) is True,
-        "fixed_routing": why_fixed(model) if family else None,
+        "fixed_routing": family.fixed(text) if family else None,
     }
-
-
-def meta_model(config: Any, dtype: torch.dtype) -> Any:
-    """A model of this configuration without weights."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
 def resolve_device(device: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""The table of model families: their router classes, rules and seams.
+"""The table of model families: their router classes, rules and seams, and their numbers of MoE layers.
 
 A new family of transformers needs a row of `FAMILIES`. A router that returns something else than `(logits, weights,
 indices)` needs a seam in `rules.py` too. Routers are recognised by class, never by a name such as "gate".
@@ -6,6 +6,7 @@ indices)` needs a seam in `rules.py` too. Routers are recognised by class, never
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -14,6 +15,68 @@ from torch import nn
 
 from moe_lab.routing import rules
 from moe_lab.routing.rules import Rule, Seam
+
+CountLayers = Callable[[Any], int]
+"""Model configuration -> number of MoE layers."""
+
+
+def every_layer(config: Any) -> int:
+    return config.num_hidden_layers
+
+
+def layers_after(attribute: str) -> CountLayers:
+    """All layers but the first ones, whose number is this attribute."""
+    return lambda config: max(0, config.num_hidden_layers - getattr(config, attribute))
+
+
+def marked_layers(attribute: str, kind: str) -> CountLayers:
+    """Layers of this kind, where this attribute lists the kinds of all layers."""
+    return lambda config: list(getattr(config, attribute)).count(kind)
+
+
+def layers_if(attribute: str) -> CountLayers:
+    """Every layer; none for a dense model of the family, whose attribute is 0 or false."""
+    return lambda config: config.num_hidden_layers if getattr(config, attribute) else 0
+
+
+def sparse_step(config: Any) -> int:
+    """Every `decoder_sparse_step`-th layer, except those in `mlp_only_layers`."""
+    step, dense = config.decoder_sparse_step, config.mlp_only_layers
+    layers = range(config.num_hidden_layers)
+    return sum(config.num_experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in layers)
+
+
+def deepseek_layers(config: Any) -> int:
+    return sum(config.is_moe_layer(layer) for layer in range(config.num_hidden_layers))
+
+
+def ernie_layers(config: Any) -> int:
+    """Every `moe_layer_interval`-th layer from the first to the last MoE layer."""
+    first, last, step = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
+    last = config.num_hidden_layers - 1 if last == -1 else last
+    return sum((i + 1) % step == 0 and first <= i <= last for i in range(config.num_hidden_layers))
+
+
+listed_layers = marked_layers("mlp_layer_types", "sparse")
+
+
+_UNIT = (
+    "its router decides once for all tokens of a {unit}, at the first one. Another decision for a single token (noise, "
+    "given experts) would break up the {unit}, and text that begins inside it lacks its decision"
+)
+FIXED = {
+    "word": _UNIT.format(unit="word"),
+    "sentence": _UNIT.format(unit="sentence"),
+    "word-hash": "its router takes the experts of a word by the id of its first token, and has no scores",
+    "expert": "its experts choose their tokens: a token has no fixed number of experts, and its routing depends on "
+    "later tokens",
+}
+"""Reasons by the configuration's `router`."""
+
+
+def fixed_routing(config: Any) -> str | None:
+    """Why no policy may change the routing of this design; None where one may."""
+    return FIXED.get(config.router)
 
 
 @dataclass(frozen=True)
@@ -27,6 +90,7 @@ class Family:
     router: str
     """Class name of its router."""
     rule: Rule
+    moe_layers: CountLayers = every_layer
     experts: str = "num_experts"
     """Attribute of the configuration: routed experts per layer."""
     top_k: str = "num_experts_per_tok"
@@ -35,11 +99,14 @@ class Family:
     """Attribute of the router or its MoE block: the bias added to the scores by which experts are chosen."""
     fixed_top_k: bool = False
     """Whether the number of experts per token cannot be changed (in LongCat it differs between tokens)."""
-    seam: Seam = rules.triple
+    seam: Seam | None = None
+    """None: its routers return (logits, weights, indices)."""
     module: str | None = None
     """transformers' module name of the family, if it is not `model_type`; or the full name of a module."""
     block: str | None = None
     """Class name of the MoE block, if routers of this class also have other uses."""
+    fixed: Callable[[Any], str | None] = lambda config: None
+    """Configuration -> why no policy may read or change the routing of single tokens; None where one may."""
 
     @property
     def router_class(self) -> str:
@@ -84,91 +151,112 @@ _DESIGN = Family(
     "moe_design",
     "DesignRouter",
     rules.softmax(),
+    deepseek_layers,
     experts="n_routed_experts",
     module="moe_lab.models.designs.routers",
+    fixed=fixed_routing,
 )
 _BIASED_DESIGN = replace(_DESIGN, router="BiasedTopKRouter", rule=rules.BIASED, bias="selection_bias")
 
 # fmt: off
 FAMILIES = (
-    Family("A.X K1", "axk1", "AXK1TopkRouter", _DEEPSEEK_V3, experts="n_routed_experts", bias=_BIAS),
-    Family("A.X K2", "axk2", "AXK2TopkRouter", rules.sigmoid(eps=1e-20, scale="routed_scaling_factor", closed=0.0),
+    Family("A.X K1", "axk1", "AXK1TopkRouter", _DEEPSEEK_V3, listed_layers, experts="n_routed_experts", bias=_BIAS),
+    Family("A.X K2", "axk2", "AXK2TopkRouter",
+           rules.sigmoid(eps=1e-20, scale="routed_scaling_factor", closed=0.0), listed_layers,
            experts="n_routed_experts", bias=_BIAS),
-    Family("AFMoE (Trinity)", "afmoe", "AfmoeTokenChoiceRouter", rules.sigmoid(eps=1e-20, scale="route_scale"),
-           bias="expert_bias"),
+    Family("AFMoE (Trinity)", "afmoe", "AfmoeTokenChoiceRouter",
+           rules.sigmoid(eps=1e-20, scale="route_scale"), layers_after("num_dense_layers"), bias="expert_bias"),
     Family("Aria", "aria_text", "AriaTextTopKRouter", rules.softmax_of_chosen(), experts="moe_num_experts",
            top_k="moe_topk", module="aria"),
-    Family("Bailing (Ling, hybrid)", "bailing_hybrid", "BailingHybridTopkRouter", _DEEPSEEK_V3, bias=_BIAS),
-    Family("Beam", "beam", "BeamTopKRouter", rules.sigmoid(eps=1e-20), bias=_BIAS),
-    Family("Cohere2-MoE", "cohere2_moe", "Cohere2MoeTopKRouter", rules.COHERE),
-    Family("DBRX", "dbrx", "DbrxFFN", rules.DBRX, experts="ffn_config.moe_num_experts", top_k="ffn_config.moe_top_k",
-           seam=rules.dbrx),
-    Family("DeepSeek-MoE", "deepseek", "DeepseekTopKRouter", rules.softmax(), experts="n_routed_experts",
-           module="moe_lab.models.designs.deepseek"),
-    Family("DeepSeek-V2", "deepseek_v2", "DeepseekV2TopkRouter", rules.DEEPSEEK_V2, experts="n_routed_experts"),
-    Family("DeepSeek-V3", "deepseek_v3", "DeepseekV3TopkRouter", _DEEPSEEK_V3, experts="n_routed_experts", bias=_BIAS),
-    Family("DeepSeek-V3.2", "deepseek_v32", "DeepseekV32TopkRouter", _DEEPSEEK_V3, experts="n_routed_experts",
+    Family("Bailing (Ling, hybrid)", "bailing_hybrid", "BailingHybridTopkRouter", _DEEPSEEK_V3, listed_layers,
            bias=_BIAS),
-    Family("dots.llm1", "dots1", "Dots1TopkRouter", _DEEPSEEK_V3, experts="n_routed_experts", bias=_BIAS),
-    Family("dots3-note", "dots3_note_text", "Dots3NoteTextTopkRouter", _DEEPSEEK_V3, experts="n_routed_experts",
-           bias=_BIAS, module="dots3_note"),
-    Family("ERNIE-4.5-MoE", "ernie4_5_moe", "Ernie4_5_MoeTopKRouter", rules.ERNIE,
+    Family("Beam", "beam", "BeamTopKRouter", rules.sigmoid(eps=1e-20), listed_layers, bias=_BIAS),
+    Family("Cohere2-MoE", "cohere2_moe", "Cohere2MoeTopKRouter", rules.COHERE, listed_layers),
+    Family("DBRX", "dbrx", "DbrxFFN", rules.DBRX, lambda config: config.n_layers,
+           experts="ffn_config.moe_num_experts", top_k="ffn_config.moe_top_k", seam=rules.dbrx),
+    Family("DeepSeek-MoE", "deepseek", "DeepseekTopKRouter", rules.softmax(), deepseek_layers,
+           experts="n_routed_experts", module="moe_lab.models.designs.deepseek"),
+    Family("DeepSeek-V2", "deepseek_v2", "DeepseekV2TopkRouter", rules.DEEPSEEK_V2,
+           layers_after("first_k_dense_replace"), experts="n_routed_experts"),
+    Family("DeepSeek-V3", "deepseek_v3", "DeepseekV3TopkRouter", _DEEPSEEK_V3, layers_after("first_k_dense_replace"),
+           experts="n_routed_experts", bias=_BIAS),
+    Family("DeepSeek-V3.2", "deepseek_v32", "DeepseekV32TopkRouter", _DEEPSEEK_V3, listed_layers,
+           experts="n_routed_experts", bias=_BIAS),
+    Family("dots.llm1", "dots1", "Dots1TopkRouter", _DEEPSEEK_V3, layers_after("first_k_dense_replace"),
+           experts="n_routed_experts", bias=_BIAS),
+    Family("dots3-note", "dots3_note_text", "Dots3NoteTextTopkRouter", _DEEPSEEK_V3, listed_layers,
+           experts="n_routed_experts", bias=_BIAS, module="dots3_note"),
+    Family("ERNIE-4.5-MoE", "ernie4_5_moe", "Ernie4_5_MoeTopKRouter", rules.ERNIE, ernie_layers,
            bias="moe_statics.e_score_correction_bias"),
-    Family("EXAONE-MoE", "exaone_moe", "ExaoneMoeTopkRouter", _DEEPSEEK_V3, bias=_BIAS),
+    Family("EXAONE-MoE", "exaone_moe", "ExaoneMoeTopkRouter", _DEEPSEEK_V3, listed_layers, bias=_BIAS),
     Family("FlexOlmo", "flex_olmo", "FlexOlmoTopKRouter", rules.softmax()),
-    Family("Flint", "flint", "FlintTopKRouter", rules.sigmoid()),
-    Family("Gemma-4", "gemma4_text", "Gemma4TextRouter", rules.GEMMA, top_k="top_k_experts", module="gemma4"),
-    Family("GLM-4-MoE", "glm4_moe", "Glm4MoeTopkRouter", _DEEPSEEK_V3, experts="n_routed_experts", bias=_BIAS),
-    Family("GLM-4-MoE-Lite", "glm4_moe_lite", "Glm4MoeLiteTopkRouter", _DEEPSEEK_V3, experts="n_routed_experts",
-           bias=_BIAS),
-    Family("GLM-MoE-DSA (GLM-5)", "glm_moe_dsa", "GlmMoeDsaTopkRouter", _DEEPSEEK_V3, experts="n_routed_experts",
-           bias=_BIAS),
+    Family("Flint", "flint", "FlintTopKRouter", rules.sigmoid(), sparse_step),
+    Family("Gemma-4", "gemma4_text", "Gemma4TextRouter", rules.GEMMA,
+           layers_if("enable_moe_block"), top_k="top_k_experts",
+           module="gemma4"),
+    Family("GLM-4-MoE", "glm4_moe", "Glm4MoeTopkRouter", _DEEPSEEK_V3, layers_after("first_k_dense_replace"),
+           experts="n_routed_experts", bias=_BIAS),
+    Family("GLM-4-MoE-Lite", "glm4_moe_lite", "Glm4MoeLiteTopkRouter", _DEEPSEEK_V3, listed_layers,
+           experts="n_routed_experts", bias=_BIAS),
+    Family("GLM-MoE-DSA (GLM-5)", "glm_moe_dsa", "GlmMoeDsaTopkRouter", _DEEPSEEK_V3, listed_layers,
+           experts="n_routed_experts", bias=_BIAS),
     Family("GPT-OSS", "gpt_oss", "GptOssTopKRouter", rules.softmax_of_chosen(), experts="num_local_experts"),
-    Family("Granite-MoE", "granitemoe", "GraniteMoeTopKRouter", rules.softmax_of_chosen(), experts="num_local_experts"),
+    Family("Granite-MoE", "granitemoe", "GraniteMoeTopKRouter", rules.softmax_of_chosen(),
+           experts="num_local_experts"),
     Family("Granite-MoE-Hybrid (Granite-4)", "granitemoehybrid", "GraniteMoeHybridTopKRouter",
-           rules.softmax_of_chosen(), experts="num_local_experts"),
+           rules.softmax_of_chosen(), layers_if("num_local_experts"), experts="num_local_experts"),
     Family("Granite-MoE-Shared", "granitemoeshared", "GraniteMoeSharedTopKRouter", rules.softmax_of_chosen(),
            experts="num_local_experts"),
     Family("Granite-MoE-SWA", "granitemoe_swa", "GraniteMoeSWATopKRouter", rules.softmax_of_chosen(),
            experts="num_local_experts"),
-    Family("Hunyuan 3", "hy_v3", "HYV3TopKRouter", rules.sigmoid(eps=1e-20, scale="router_scaling_factor"), bias=_BIAS),
-    Family("Hunyuan 4", "hy_v4", "HYV4TopkRouter", _DEEPSEEK_V3, experts="n_routed_experts", bias=_BIAS),
-    Family("Hunyuan-MoE", "hunyuan_v1_moe", "HunYuanMoEV1Gate", rules.softmax(renormalize=True), top_k="moe_topk"),
-    Family("Inkling-2", "inkling2_text", "Inkling2TopKRouter", _DEEPSEEK_V3, experts="n_routed_experts", bias=_BIAS,
-           module="inkling2"),
-    Family("Jamba", "jamba", "JambaTopKRouter", rules.softmax(renormalize=False)),
+    Family("Hunyuan 3", "hy_v3", "HYV3TopKRouter", rules.sigmoid(eps=1e-20, scale="router_scaling_factor"),
+           listed_layers, bias=_BIAS),
+    Family("Hunyuan 4", "hy_v4", "HYV4TopkRouter", _DEEPSEEK_V3, listed_layers, experts="n_routed_experts",
+           bias=_BIAS),
+    Family("Hunyuan-MoE", "hunyuan_v1_moe", "HunYuanMoEV1Gate", rules.softmax(renormalize=True),
+           top_k="moe_topk"),
+    Family("Inkling-2", "inkling2_text", "Inkling2TopKRouter", _DEEPSEEK_V3, experts="n_routed_experts",
+           bias=_BIAS, module="inkling2"),
+    Family("Jamba", "jamba", "JambaTopKRouter", rules.softmax(renormalize=False),
+           lambda config: sum(count > 1 for count in config.layers_num_experts)),
     Family("JetMoE", "jetmoe", "JetMoeTopKGating", rules.softmax_of_chosen(), experts="num_local_experts",
            seam=rules.jetmoe, block="JetMoeMoE", fixed_top_k=True),
-    Family("Kimi-Linear", "kimi_linear", "KimiLinearTopkRouter", _DEEPSEEK_V3, bias=_BIAS),
+    Family("Kimi-Linear", "kimi_linear", "KimiLinearTopkRouter", _DEEPSEEK_V3, listed_layers, bias=_BIAS),
     Family("Kolibri-1", "kolibri1", "Kolibri1TopKRouter", rules.KOLIBRI, bias=_BIAS),
-    Family("Laguna", "laguna", "LagunaTopKRouter", rules.sigmoid(), bias=_BIAS),
-    Family("LFM2-MoE", "lfm2_moe", "Lfm2MoeTopKRouter", rules.sigmoid(eps=1e-6, scale="routed_scaling_factor"),
+    Family("Laguna", "laguna", "LagunaTopKRouter", rules.sigmoid(), listed_layers, bias=_BIAS),
+    Family("LFM2-MoE", "lfm2_moe", "Lfm2MoeTopKRouter",
+           rules.sigmoid(eps=1e-6, scale="routed_scaling_factor"), layers_after("num_dense_layers"),
            bias="expert_bias"),
-    Family("Llama-4", "llama4_text", "Llama4Router", rules.LLAMA4, experts="num_local_experts", seam=rules.llama4,
-           module="llama4"),
-    Family("LongCat-Flash", "longcat_flash", "LongcatFlashTopkRouter", rules.LONGCAT, experts="n_routed_experts",
-           top_k="moe_topk", bias=_BIAS, fixed_top_k=True),
-    Family("Mellum", "mellum", "MellumTopKRouter", rules.softmax()),
-    Family("MiMo-V2-Flash", "mimo_v2_flash", "MiMoV2FlashTopkRouter", _DEEPSEEK_V3, experts="n_routed_experts",
-           bias=_BIAS),
+    Family("Llama-4", "llama4_text", "Llama4Router", rules.LLAMA4, lambda config: len(config.moe_layers),
+           experts="num_local_experts", seam=rules.llama4, module="llama4"),
+    Family("LongCat-Flash", "longcat_flash", "LongcatFlashTopkRouter", rules.LONGCAT,
+           lambda config: config.num_layers,  # each has one MoE block and counts as two
+           experts="n_routed_experts", top_k="moe_topk", bias=_BIAS, fixed_top_k=True),
+    Family("Mellum", "mellum", "MellumTopKRouter", rules.softmax(), listed_layers),
+    Family("MiMo-V2-Flash", "mimo_v2_flash", "MiMoV2FlashTopkRouter", _DEEPSEEK_V3, listed_layers,
+           experts="n_routed_experts", bias=_BIAS),
     Family("MiniMax", "minimax", "MiniMaxTopKRouter", rules.softmax(renormalize=True, cast=False),
            experts="num_local_experts"),
-    Family("MiniMax-M2", "minimax_m2", "MiniMaxM2TopKRouter", rules.sigmoid(), experts="num_local_experts", bias=_BIAS),
-    Family("MiniMax-M3", "minimax_m3_vl_text", "MiniMaxM3VLTopKRouter", rules.sigmoid(), experts="num_local_experts",
-           bias=_BIAS, module="minimax_m3_vl"),
+    Family("MiniMax-M2", "minimax_m2", "MiniMaxM2TopKRouter", rules.sigmoid(), experts="num_local_experts",
+           bias=_BIAS),
+    Family("MiniMax-M3", "minimax_m3_vl_text", "MiniMaxM3VLTopKRouter", rules.sigmoid(), listed_layers,
+           experts="num_local_experts", bias=_BIAS, module="minimax_m3_vl"),
     Family("Mixtral", "mixtral", "MixtralTopKRouter", rules.softmax(renormalize=True, cast=False),
            experts="num_local_experts"),
     _DESIGN,
-    Family("Nemotron-H", "nemotron_h", "NemotronHTopkRouter", _DEEPSEEK_V3, experts="n_routed_experts", bias=_BIAS),
+    Family("Nemotron-H", "nemotron_h", "NemotronHTopkRouter", _DEEPSEEK_V3, marked_layers("layers_block_type", "moe"),
+           experts="n_routed_experts", bias=_BIAS),
     Family("OLMoE", "olmoe", "OlmoeTopKRouter", rules.softmax()),
-    Family("Phi-MoE", "phimoe", "PhimoeTopKRouter", rules.SPARSE_MIXER, experts="num_local_experts", fixed_top_k=True),
-    Family("Qwen2-MoE", "qwen2_moe", "Qwen2MoeTopKRouter", rules.softmax()),
-    Family("Qwen3-MoE", "qwen3_moe", "Qwen3MoeTopKRouter", rules.softmax()),
-    Family("Qwen3-Next", "qwen3_next", "Qwen3NextTopKRouter", rules.softmax()),
+    Family("Phi-MoE", "phimoe", "PhimoeTopKRouter", rules.SPARSE_MIXER, experts="num_local_experts",
+           fixed_top_k=True),
+    Family("Qwen2-MoE", "qwen2_moe", "Qwen2MoeTopKRouter", rules.softmax(), sparse_step),
+    Family("Qwen3-MoE", "qwen3_moe", "Qwen3MoeTopKRouter", rules.softmax(), sparse_step),
+    Family("Qwen3-Next", "qwen3_next", "Qwen3NextTopKRouter", rules.softmax(), sparse_step),
     Family("Qwen3.5-MoE", "qwen3_5_moe_text", "Qwen3_5MoeTopKRouter", rules.softmax(renormalize=True),
            module="qwen3_5_moe"),
     Family("Qwen4-Exp", "qwen4_exp_text", "Qwen4ExpTextTopKRouter", rules.softmax(), module="qwen4_exp"),
-    Family("Solar-Open", "solar_open", "SolarOpenTopkRouter", _DEEPSEEK_V3, experts="n_routed_experts", bias=_BIAS),
+    Family("Solar-Open", "solar_open", "SolarOpenTopkRouter", _DEEPSEEK_V3, experts="n_routed_experts",
+           bias=_BIAS),
 )
 # fmt: on
 

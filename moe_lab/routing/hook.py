@@ -161,7 +161,8 @@ def routed(
     watch = _Watch(model, routers, repeats)
     handles: list[Any] = []
     for router in routers:
-        own = router.family.seam(router.module, watch.decide(router, policy))
+        decide, seam = watch.decide(router, policy), router.family.seam
+        own = seam(router.module, decide) if seam else [router.module.register_forward_hook(_hook(decide))]
         handles += own
         if final or (getattr(policy, "observes", False) and _last.get(router.module)):
             _last.setdefault(router.module, []).extend(own)
@@ -182,6 +183,16 @@ def routed(
         for router in routers:
             if router.module in _last:
                 _last[router.module] = [each for each in _last[router.module] if each not in handles]
+
+
+def _hook(decide: Decide) -> Callable[[nn.Module, tuple, tuple], tuple | None]:
+    """A hook on a router that returns (logits, weights, indices)."""
+
+    def hook(module: nn.Module, args: tuple, output: tuple) -> tuple | None:
+        changed = decide(Routing(*output))
+        return None if changed is None else tuple(changed)
+
+    return hook
 
 
 class _Watch:
@@ -236,18 +247,13 @@ class _Watch:
             self.check_nan()
 
     def check_nan(self) -> None:
-        """Raise RoutingError if a router's logits were NaN. Waits for the device, once."""
-        if not self.nan:
-            return
-        called = [router for router in self.routers if router.layer in self.nan]
-        device = self.nan[called[0].layer].device
-        nan = torch.stack([self.nan[router.layer].to(device) for router in called]).tolist()
-        if True in nan:
-            router = called[nan.index(True)]
-            raise RoutingError(
-                f"The logits of the router {router.name} (MoE layer {router.layer}) are NaN. "
-                "Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
-            )
+        """Raise RoutingError if a router's logits were NaN. Waits for the device."""
+        for router in self.routers:
+            if self.nan.get(router.layer, False):
+                raise RoutingError(
+                    f"The logits of the router {router.name} (MoE layer {router.layer}) are NaN. "
+                    "Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
+                )
         self.nan.clear()
 
 

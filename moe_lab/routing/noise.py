@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 import torch
@@ -95,12 +94,12 @@ def gumbel_for_tokens(
     mirrored_T = (row_T > 0) & (row_T % 2 == 0) & antithetic
     row_T = row_T - mirrored_T.long()
     # keys of a token first, then layer and expert: the shared part of the hash is computed once for all of them
-    hash_T = _absorb(torch.zeros_like(document_T), torch.full_like(document_T, seed))
+    hash_T = absorb(torch.zeros_like(document_T), torch.full_like(document_T, seed))
     for value_T in (document_T, repeat_T, row_T):
-        hash_T = _absorb(hash_T, value_T)
-    hash_LT = _absorb(_absorb(hash_T[None], layer_L[:, None]), position_T[None])
+        hash_T = absorb(hash_T, value_T)
+    hash_LT = absorb(absorb(hash_T[None], layer_L[:, None]), position_T[None])
     expert_E = torch.arange(n_experts, device=document_T.device)
-    k_LTE = _shift(_absorb(hash_LT[..., None], expert_E), 11)
+    k_LTE = _shift(absorb(hash_LT[..., None], expert_E), 11)
     k_LTE = torch.where(mirrored_T[:, None], 2**53 - 1 - k_LTE, k_LTE)  # the k of 1 - u
     if document_T.device.type in WITHOUT_FLOAT64:
         return _gumbel_in_float32(k_LTE)
@@ -118,7 +117,8 @@ def _gumbel_in_float32(k: Tensor) -> Tensor:
     return -torch.log(torch.where(small, -torch.log(part), -torch.log1p(-part)))
 
 
-def _absorb(hash_: Tensor, value: Tensor) -> Tensor:
+def absorb(hash_: Tensor, value: Tensor) -> Tensor:
+    """int64: a hash of `hash_` and a further value, one step of the hash of `gumbel`."""
     z = (hash_ ^ value) + _GOLDEN
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
@@ -185,16 +185,6 @@ class GumbelTopK:
     def noiseless(self) -> bool:
         """Whether no layer has noise."""
         return not self._noisy_layers
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments of an equal policy without any decisions yet."""
-        return {
-            "temperatures": self.temperatures,
-            "seed": self.seed,
-            "perturbed_weights": self.perturbed_weights,
-            "antithetic": self.antithetic,
-        }
 
     @property
     def decisions(self) -> tuple[int, int]:

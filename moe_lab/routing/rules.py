@@ -5,7 +5,8 @@ logits (a softmax keeps the order), so noise is added to the logits, as in the R
 sigmoid, or by a probability plus a learned bias, and noise is added there. Combine weights are computed from the clean
 logits at the chosen experts.
 
-A seam is a set of hooks by which a policy reads and changes a router's decision. Each form of router output has one.
+A seam is a set of hooks by which a policy reads and changes a router's decision. Most routers return (logits, weights,
+indices), which `routed` hooks itself. Each other form of router output has a seam here.
 
 T = tokens, E = experts, G = groups of experts, K = experts per token.
 """
@@ -32,16 +33,6 @@ Decide = Callable[[Routing], Routing | None]
 """Called with a decision. Returns another one, or None for no change."""
 Seam = Callable[[nn.Module, Decide], list[Any]]
 """(router, decide) -> handles of the installed hooks."""
-
-
-def triple(router: nn.Module, decide: Decide) -> list[Any]:
-    """Routers that return (logits, weights, indices), as most do."""
-
-    def hook(module: nn.Module, args: tuple, output: tuple) -> tuple | None:
-        changed = decide(Routing(*output))
-        return None if changed is None else tuple(changed)
-
-    return [router.register_forward_hook(hook)]
 
 
 def llama4(router: nn.Module, decide: Decide) -> list[Any]:
@@ -149,11 +140,11 @@ def softmax(*, renormalize: bool | None = None, cast: bool = True) -> Rule:
     return Rule(LOGITS, _logits, weights, f"softmax over all, gathered{how}")
 
 
-def softmax_of_chosen(dtype: torch.dtype | None = None) -> Rule:
-    """Softmax over the logits of the chosen experts, in `dtype`; None: in the logits' dtype."""
+def softmax_of_chosen() -> Rule:
+    """Softmax over the logits of the chosen experts, in the logits' dtype."""
 
     def weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-        return torch.softmax(logits_TE.gather(-1, index_TK), dim=-1, dtype=dtype)
+        return torch.softmax(logits_TE.gather(-1, index_TK), dim=-1)
 
     return Rule(LOGITS, _logits, weights, "softmax over the chosen")
 

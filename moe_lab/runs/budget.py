@@ -124,7 +124,7 @@ def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) ->
     import torch
 
     from moe_lab.engine.dry_run import planned_peak
-    from moe_lab.models.facts import meta_model
+    from moe_lab.engine.footprint import meta_model
     from moe_lab.models.load import LoadedModel
     from moe_lab.models.memory import weight_bytes
 

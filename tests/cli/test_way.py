@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
 
+import pytest
+
 import moe_lab
+from moe_lab.routing import noise
 from tests.support.command import FakeRuns, install, run_command
 
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
@@ -50,6 +54,30 @@ def test_ten_files_lead_to_a_run(capsys, monkeypatch, tmp_path):
     assert ended.code == 0 and runs.prepared
     assert len(documented()) <= 10
     assert entered - BESIDE == documented() - {"runs/prepare.py"}, "prepare is a stand-in here"
+
+
+@pytest.mark.slow
+def test_fourteen_files_lead_to_the_first_noise(capsys, monkeypatch, tmp_path):
+    stack: list[str] = []
+
+    def stop(*args: object) -> None:
+        stack.extend(frame.filename for frame in traceback.extract_stack() if PACKAGE in frame.filename)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(noise, "gumbel_for_tokens", stop)
+    run_command(
+        capsys,
+        "method=roe",
+        "model=tiny",
+        "task=toy_math",
+        "limit=1",
+        "baseline=false",
+        f"output_dir={tmp_path}",
+    )
+    files = list(dict.fromkeys(file.removeprefix(PACKAGE) for file in stack))
+    text = DOCUMENT.read_text(encoding="utf-8")
+    way = text[text.index("## The way to the first noise") :].partition("\n## ")[0]
+    assert files == re.findall(r"`(\w[\w/]+\.py)`", way) and len(files) <= 14
 
 
 def in_import(frame: FrameType | None) -> bool:

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from moe_lab.engine.dry_run import PASS_TOKENS, planned_peak, rehearse
-from moe_lab.engine.footprint import footprint_of
+from moe_lab.engine.footprint import footprint_of, meta_model
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.pass_size import PASS_SHARE
 from moe_lab.engine.planned import Asked
-from moe_lab.models.facts import meta_model
 from moe_lab.models.memory import free_memory, weight_bytes
 from tests.support.models import make_model, small_config
 

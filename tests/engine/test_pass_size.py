@@ -15,13 +15,12 @@ import pytest
 import torch
 
 from moe_lab.engine import pass_size, two_phase
-from moe_lab.engine.footprint import footprint_of
+from moe_lab.engine.footprint import footprint_of, meta_model
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.scoring import Budget
-from moe_lab.models.facts import meta_model
 from moe_lab.routing import GumbelTopK
 from tests.support import rounding
 from tests.support.models import make_model, small_model

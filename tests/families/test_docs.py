@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.engine.forward.layers import runs_on_kv_cache
-from moe_lab.routing.families import FAMILIES, UNSUPPORTED
+from moe_lab.routing.families import FAMILIES, UNSUPPORTED, every_layer
 from tests.support.models import small_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -25,6 +25,7 @@ def row(family) -> str:
         family.rule.text,
         family.rule.noise + (" + bias" if family.bias else ""),
         "yes" if shared else "",
+        "all" if family.moe_layers is every_layer else "as configured",
         "KV cache" if runs_on_kv_cache(model) else "recurrent",
     )
     return f"| {' | '.join(cells)} |"

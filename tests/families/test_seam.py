@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 import moe_lab.models.experts  # noqa: F401 - registers weights_first
 from moe_lab.errors import ConfigError
-from moe_lab.models.facts import routing_facts
 from moe_lab.models.source import set_experts_per_token
 from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
@@ -74,11 +73,7 @@ def test_what_the_configuration_says_is_what_the_model_has(model_type):
         logits(small_model(model_type))
     # LongCat's router chooses among its zero experts too, which compute nothing
     experts = family.num_experts(config) + getattr(config, "zero_expert_num", 0)
-    assert (
-        len(routes.logits)
-        == routing_facts(config)["moe_layers"]
-        == len(find_routers(small_model(model_type)))
-    )
+    assert len(routes.logits) == family.moe_layers(config) == len(find_routers(small_model(model_type)))
     for layer_logits, index in zip(routes.logits, routes.indices, strict=True):
         assert layer_logits.shape == (IDS.numel(), experts)
         assert index.shape == (IDS.numel(), family.experts_per_token(config))

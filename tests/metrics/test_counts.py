@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from moe_lab.engine.forward.observer import observed
+from moe_lab.engine.forward.forward import observed
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moe_lab.engine.forward.batch import prefix_names
-from moe_lab.engine.forward.observer import Observer, observed
+from moe_lab.engine.forward.forward import Observer, observed
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.metrics.interventions import Masked, RandomRouting, random_experts

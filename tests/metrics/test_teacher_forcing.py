@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from moe_lab.engine import pass_size
-from moe_lab.engine.forward.observer import Observer
+from moe_lab.engine.forward.forward import Observer
 from moe_lab.metrics.counts import Routes
 from moe_lab.metrics.interventions import Masked, RandomRouting
 from moe_lab.metrics.teacher_forcing import (

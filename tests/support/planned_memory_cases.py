@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
 from moe_lab.engine.dry_run import planned_peak, rehearse
 from moe_lab.engine.engine import KVEngine
+from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.forward.ensemble import Ensemble, ScaleSweep
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.pass_size import pass_budget
@@ -28,7 +29,6 @@ from moe_lab.methods.c3po import rehearsal
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.engine import PathwayEngine
 from moe_lab.methods.references.reference_set import ReferenceSet
-from moe_lab.models.facts import meta_model
 from moe_lab.models.memory import weight_bytes
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support.accelerator import DEVICE, memory, metered

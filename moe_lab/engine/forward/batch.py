@@ -16,22 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_SHIFTS = tuple(map(np.uint64, (30, 27, 31)))
+from moe_lab.routing.noise import absorb
 
 
-def token_names(ids: Sequence[int] | np.ndarray, first: int = 0) -> np.ndarray:
-    """int64 [T]: a hash (SplitMix64) of each token and its position; positions are `first`, `first + 1`, ..."""
-    positions = np.arange(first, first + len(ids), dtype=np.uint64)
-    return token_names_at(ids, positions)
-
-
-def token_names_at(ids: Sequence[int] | np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """int64 [T]: a hash of each token and its position."""
-    z = _mixed(np.asarray(ids, dtype=np.uint64) + _GOLDEN) ^ positions.astype(np.uint64)
-    return _mixed(z + _GOLDEN).view(np.int64)
+def token_names(ids: Sequence[int], positions: Sequence[int] | range) -> np.ndarray:
+    """int64 [T]: a hash of each token and its position (that of `routing/noise.py`)."""
+    id_T, position_T = (torch.as_tensor(values, dtype=torch.int64) for values in (ids, positions))
+    return absorb(absorb(torch.zeros_like(id_T), id_T), position_T).numpy()
 
 
 def prefix_names(ids: Sequence[int]) -> np.ndarray:
@@ -40,13 +31,7 @@ def prefix_names(ids: Sequence[int]) -> np.ndarray:
     A name does not depend on the batch, the order, the padding or shared prefixes. Causal models route tokens with
     equal names alike, so names identify routing decisions across passes.
     """
-    return np.cumsum(token_names(ids))
-
-
-def _mixed(z: np.ndarray) -> np.ndarray:
-    z = (z ^ (z >> _SHIFTS[0])) * _MIX_1
-    z = (z ^ (z >> _SHIFTS[1])) * _MIX_2
-    return z ^ (z >> _SHIFTS[2])
+    return np.cumsum(token_names(ids, range(len(ids))))
 
 
 MIN_SHARED = 16
@@ -204,7 +189,7 @@ class TokenTree:
         names = np.empty(len(self), dtype=np.int64)
         names[: self.chain] = prefix_names(self.context)[self.cached :]
         branches = slice(self.chain, len(self))
-        names[branches] = token_names_at(self.ids[branches], np.asarray(self.positions[branches]))
+        names[branches] = token_names(self.ids[branches], self.positions[branches])
         with np.errstate(over="ignore"):  # sums wrap around
             for node in range(self.chain, len(self)):
                 names[node] += names[self.parents[node]]
@@ -215,7 +200,6 @@ def collate(
     trees: Sequence[TokenTree],
     prefix: int,
     device: torch.device,
-    pad: int = 0,
     start: int = 0,
     stop: int | None = None,
     left: bool = False,
@@ -229,7 +213,10 @@ def collate(
     nodes = [np.arange(start, len(tree) if stop is None else min(stop, len(tree))) for tree in trees]
     width = max(len(node) for node in nodes)
     offsets = [width - len(node) if left else 0 for node in nodes]
-    ids, positions = np.full((len(trees), width), pad), np.zeros((len(trees), width), dtype=np.int64)
+    ids, positions = (
+        np.zeros((len(trees), width), dtype=np.int64),
+        np.zeros((len(trees), width), dtype=np.int64),
+    )
     real = np.zeros((len(trees), width), dtype=bool)
     positions_M: list[int] = []
     most_logits = 0

@@ -11,8 +11,9 @@ B = sequences, S = new tokens, T = cached slots, M = logit positions, n = routin
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +30,47 @@ from moe_lab.engine.forward.layers import (
     fork_layer,
     layer_inputs,
 )
-from moe_lab.engine.forward.observer import Observer
-from moe_lab.routing import routed
+from moe_lab.routing import Router, Routing, routed
+
+if TYPE_CHECKING:
+    from moe_lab.engine.hf import Request
+
+
+class Observer:
+    """The base of observers of the base model, which does nothing.
+
+    They get each pass before it runs, and each request's tokens after it.
+    """
+
+    observes = True
+    """Whether it changes no decision: it then gets those of final policies (`routed`)."""
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        """The observer is also a routing policy, called at every router."""
+        return None
+
+    def expect(self, tokens: Tokens) -> None:
+        """Called before each forward pass."""
+
+    def read(self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Called when a request is answered, with the token ids that the model read for it.
+
+        A text of several windows leads to several calls. `answer` lacks its last token, which is predicted only.
+        """
+
+
+@contextmanager
+def observed(lm: Any, observer: Observer) -> Iterator[None]:
+    """Inside the context `observer` gets all passes, routing decisions and requests of an `EngineLM`.
+
+    Raises ConfigError for a model without a `KVEngine`.
+    """
+    lm.observe(observer)
+    try:
+        with routed(lm.model, observer):
+            yield
+    finally:
+        lm.observe(Observer())
 
 
 class EnsembleForward:

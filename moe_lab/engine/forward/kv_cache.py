@@ -10,7 +10,7 @@ B = sequences, H = key-value heads, T = cached slots, D = head size.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from moe_lab.models.memory import free_memory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
 class KVLayer(CacheLayerMixin):
@@ -202,28 +202,20 @@ KEPT_SHARE = 0.25
 processes."""
 
 
-class _Sized(Protocol):
-    @property
-    def nbytes(self) -> int: ...
-
-
-T = TypeVar("T", bound=_Sized)
-
-
-class Store(Generic[T]):
-    """Keeps values by key as long as they fit into a number of bytes. Values that do not fit are not kept."""
+class Store:
+    """Keeps values by key as long as their `nbytes` fit into a number of bytes. Others are not kept."""
 
     def __init__(self, limit: int):
         self.limit = limit
         self.nbytes = 0
-        self._kept: dict[Hashable, T] = {}
+        self._kept: dict[Hashable, Any] = {}
 
-    def add(self, key: Hashable, value: T) -> None:
+    def add(self, key: Hashable, value: Any) -> None:
         if key not in self._kept and self.nbytes + value.nbytes <= self.limit:
             self._kept[key] = value
             self.nbytes += value.nbytes
 
-    def get(self, key: Hashable) -> T | None:
+    def get(self, key: Hashable) -> Any:
         return self._kept.get(key)
 
 
@@ -237,17 +229,15 @@ def token_bytes(model: PreTrainedModel) -> int:
 
     It is exact where all layers have the same heads and keep all that they compute.
     """
-    config = model.config.get_text_config()
-    layers = (config.per_layer_config[layer] for layer in range(config.num_hidden_layers))
-    return sum(map(_width, layers)) * model.dtype.itemsize
-
-
-def _width(layer: PreTrainedConfig) -> int:
-    """Numbers of a token's keys and values in a layer with this configuration."""
-    heads = layer.num_attention_heads
-    if getattr(
-        layer, "kv_lora_rank", None
-    ):  # latent attention caches the latent vector and the key of the positions
-        return layer.kv_lora_rank + layer.qk_rope_head_dim
-    head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // heads
-    return 2 * (getattr(layer, "num_key_value_heads", None) or heads) * head_dim
+    config, numbers = model.config.get_text_config(), 0
+    for number in range(config.num_hidden_layers):
+        layer = config.per_layer_config[number]
+        if getattr(
+            layer, "kv_lora_rank", None
+        ):  # latent attention: the latent vector, the key of the positions
+            numbers += layer.kv_lora_rank + layer.qk_rope_head_dim
+            continue
+        heads = layer.num_attention_heads
+        head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+        numbers += 2 * (getattr(layer, "num_key_value_heads", None) or heads) * head_dim
+    return numbers * model.dtype.itemsize

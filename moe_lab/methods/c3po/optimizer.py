@@ -56,7 +56,7 @@ class PathwayOptimizer:
         self.model, self.settings, self.layers = model, settings, layers
         self.references, self.replay, self.budget = references, replay, budget
         self.counted = {"reference_dropped": 0, "reference_none": 0}
-        self._kept: Store[PromptSuffix] = store_on(model.device)
+        self._kept: Store = store_on(model.device)
         """Suffixes of references by the token ids of prompt and answer."""
 
     def __call__(

@@ -141,8 +141,8 @@ class VirtualTokensLM(EngineLM):
 
 def refusal(config: Any, kind: str) -> str | None:
     """The first line of the error with which peft or the model refuses virtual tokens, or None. Needs no weights."""
+    from moe_lab.engine.footprint import meta_model
     from moe_lab.errors import first_line
-    from moe_lab.models.facts import meta_model
 
     try:
         with torch.device("meta"), with_adapter(meta_model(config, torch.bfloat16), kind, 1) as wrapped:

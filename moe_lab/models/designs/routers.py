@@ -35,23 +35,11 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.designs.deepseek import DeepseekExperts
 from moe_lab.models.designs.units import Units
+from moe_lab.routing.families import fixed_routing
 from moe_lab.routing.noise import gumbel_for_tokens
 
 Decision = tuple[Tensor, Tensor, Tensor]
 """(router logits [T, E], combine weights [T, K], experts int64 [T, K])"""
-
-_UNIT = (
-    "its router decides once for all tokens of a {unit}, at the first one. Another decision for a single token (noise, "
-    "given experts) would break up the {unit}, and text that begins inside it lacks its decision"
-)
-FIXED = {
-    "word": _UNIT.format(unit="word"),
-    "sentence": _UNIT.format(unit="sentence"),
-    "word-hash": "its router takes the experts of a word by the id of its first token, and has no scores",
-    "expert": "its experts choose their tokens: a token has no fixed number of experts, and its routing depends on "
-    "later tokens",
-}
-"""By the configuration's `router`: why no policy may read or change the routing of single tokens."""
 
 
 class DesignRouter(Qwen2MoeTopKRouter):
@@ -59,7 +47,7 @@ class DesignRouter(Qwen2MoeTopKRouter):
 
     def __init__(self, config: MoeDesignConfig):
         super().__init__(config)
-        self.fixed_routing = FIXED.get(config.router)
+        self.fixed_routing = fixed_routing(config)
         bias_E = torch.zeros(self.num_experts, dtype=torch.float32) if config.selection_bias else None
         self.register_buffer("selection_bias", bias_E)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
     from moe_lab.config.schema import Config
-    from moe_lab.engine.forward.observer import Observer
+    from moe_lab.engine.forward.forward import Observer
     from moe_lab.engine.hf import Request
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
@@ -50,7 +50,7 @@ def evaluate_answers(
     All processes of torchrun answer a part. With an observer, which sees the passes of one process only, process 0
     answers alone.
     """
-    from moe_lab.engine.forward.observer import observed
+    from moe_lab.engine.forward.forward import observed
     from moe_lab.models.memory import reset_peak_memory, weight_bytes
     from moe_lab.models.tokenizer import prompt_tokenizer
     from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
@@ -190,7 +190,7 @@ def ask_again(
     run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
 ) -> None:
     """Answer requests again so that an observer sees their passes. The answers are dropped."""
-    from moe_lab.engine.forward.observer import observed
+    from moe_lab.engine.forward.forward import observed
 
     print(
         f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr

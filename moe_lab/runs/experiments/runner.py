@@ -102,7 +102,7 @@ def jobs_of_experiments(config: Config, cell: Cell) -> list[Job]:
 
 def report_experiments(config: Config, cell: Cell) -> int:
     """Write the tables of stored results. Raises ConfigError if there are none."""
-    _make_tables(_prepare(config, cell, compute=False), config, compute=False)
+    make_tables(_prepare(config, cell, compute=False), config, compute=False)
     return 0
 
 
@@ -113,7 +113,7 @@ def _run(config: Config, cell: Cell) -> int:
             "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push one "
             "by its own command."
         )
-    failures = _make_tables(prepared, config, compute=True)
+    failures = make_tables(prepared, config, compute=True)
     errors = [] if is_worker() else prepared.errors
     if errors and not prepared.jobs:
         return exit_code(errors[0])
@@ -137,7 +137,7 @@ def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExp
     return PreparedExperiments(experiments)
 
 
-def _make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool) -> list[Failure]:
+def make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool) -> list[Failure]:
     """Run the jobs, or read their stored results, and write the tables. Returns the failures."""
     from moe_lab.models.memory import ModelPool
 

@@ -47,11 +47,10 @@ def rehearse(
     states: list[GenerationState],
     budget: Budget,
     decoding: Decoding,
-    prefix_cache: PrefixCache | None = None,
 ) -> None:
     """The first and the last step of the first batches, for a dry run: other steps and batches take no more memory."""
     rehearsed = None
-    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, prefix_cache):
+    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, None):
         if prefill is not rehearsed:  # the longest prompts with this beginning
             _Batch(forward, batch, prefill).rehearse(decoding)
         rehearsed = prefill

@@ -119,10 +119,6 @@ _LONGEST = 2**32
 """Larger than the length of any sequence."""
 
 
-RECORDED, OF_MODEL = WEIGHTS = ("record", "model")
-"""Which combine weights a replay takes."""
-
-
 class Replay:
     """A policy: routes every token as the record has it, by the number of its sequence and its position in it.
 
@@ -216,7 +212,7 @@ def _repeated(model: nn.Module, policy: Replay) -> Iterator[None]:
 
 
 @contextmanager
-def replay(model: nn.Module, record: Record, *, weights: str = RECORDED) -> Iterator[None]:
+def replay(model: nn.Module, record: Record, *, weights: str = "record") -> Iterator[None]:
     """Route the tokens of `model(...)` and `model.generate(...)` inside the context as they were recorded.
 
         with record(old) as routes:
@@ -237,13 +233,13 @@ def replay(model: nn.Module, record: Record, *, weights: str = RECORDED) -> Iter
     and, in a pass, for a token that was not recorded.
     """
     layers = len(require_routers(model))
-    if weights not in WEIGHTS:
+    if weights not in ("record", "model"):
         raise wrong("weights", weights, 'give "record" or "model"')
     if not isinstance(record, Record):
         raise wrong("replay(model, record)", record, "give what `with record(model) as routes:` yields")
     if len(record.indices) != layers:
         raise RoutingError(f"The record has {len(record.indices)} MoE layers, and the model has {layers}.")
-    policy = Replay(record, fresh=weights == OF_MODEL)
+    policy = Replay(record, fresh=weights == "model")
     with (
         opened(model, "replay(model, routes)"),
         pass_tokens(model, policy.expect),

@@ -218,10 +218,10 @@ def _row(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _draw(composed: Composed, cells: list[PreparedCell]) -> dict[str, Any]:
     """The table, the figure and the page of an experiment, of the cells that this process ran."""
-    from moe_lab.runs.experiments.runner import PreparedExperiments, write_tables
+    from moe_lab.runs.experiments.runner import PreparedExperiments, make_tables
 
     with contextlib.redirect_stdout(io.StringIO()):
-        write_tables(PreparedExperiments([(composed.experiment, cells)]), cells[0].config)
+        make_tables(PreparedExperiments([(composed.experiment, cells)]), cells[0].config, compute=False)
     return {"state": "done"}
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.recorded import recorded
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.pages.answers import answer_of
-from moe_lab.reports.papers.cells import TableCell, compared_names, published_of, shown_cells
-from moe_lab.reports.papers.experiment import Experiment
+from moe_lab.reports.papers.table import Table
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.samples import Sample, metric_values, read_samples
 from moe_lab.results.score_table import Family, SeedGroup
@@ -200,7 +199,7 @@ def _measured(result: RunResult) -> dict[str, float]:
 # The tables of experiments
 
 
-def table_frame(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> pd.DataFrame:
+def table_frame(table: Table) -> pd.DataFrame:
     """One row per cell, average and run that it is compared with; a cell without a result has the reason alone.
 
     Columns: the coordinates of the cell, the numbers of `score_frame`, `published` (the paper's number, a fraction
@@ -209,15 +208,11 @@ def table_frame(experiment: Experiment, cells: Sequence[TableCell], family: Fami
     import pandas as pd
 
     rows = []
-    for cell in shown_cells(experiment, cells):
-        published = published_of(experiment, cell)
-        paper = {"published": None if published is None else published.fraction, "problem": cell.problem}
-        scores = [score for other in (BASE, *compared_names([cell])) if (score := cell.score(other))]
-        for score in scores:
-            numbers = _row(family.correct(score), {}, {"seed": None, "run": None})
-            rows.append(cell.coordinates | {name: numbers[name] for name in OF_CELLS} | paper)
-        if not scores:
-            rows.append(cell.coordinates | paper)
+    for row in table.shown:
+        paper = {"published": row.published and row.published.fraction, "problem": row.problem}
+        for score in [row.score, *row.compared.values()] if row.score or row.compared else [None]:
+            numbers = _row(score, {}, {"seed": None, "run": None}) if score else {}
+            rows.append(row.coordinates | {name: numbers[name] for name in OF_CELLS if score} | paper)
     return pd.DataFrame(rows)
 
 

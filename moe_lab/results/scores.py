@@ -82,7 +82,9 @@ class Score:
     other: str = BASE
     """The run that the difference is to: the base model's, or a key of `compared` in results.json."""
     flips: tuple[int, int] | None = None
-    """Documents that only this run has right, and documents that only the base model has right."""
+    """Documents that only this run has right, and documents that only the other run has right."""
+    lower_is_better: bool | None = False
+    """Of the metric; None where a log of lm-eval does not say."""
     marks: tuple[str, ...] = field(default=())
 
     @property
@@ -245,6 +247,7 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
         p_randomization=_number(paired.p_permutation),
         other=other,
         flips=paired.changed,
+        lower_is_better=result.lower_is_better(task, metric),
         marks=(*marks_of(result, task, metric), *[EQUAL] * paired.equal),
     )
 

@@ -33,9 +33,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
     found = [_verdict(score, evaluations, len(scores)) for score in scores]
     drawn = [(one, score) for one, score in zip(found, scores, strict=True) if score.interval is not None]
     names = distinct_names(comparison.evaluations)
-    rows = [
-        difference_of(one.score, names[score.other], score.higher_is_better is False) for one, score in drawn
-    ]
+    rows = [difference_of(one.score, names[score.other]) for one, score in drawn]
     answers = [answer for score in scores for answer in _flips(score, comparison, evaluations)]
     lines = [
         {"with": score.other} | {key: value for key, value in score.to_json().items() if key not in LEFT_OUT}
@@ -99,6 +97,7 @@ def _verdict(score: ComparedScore, evaluations: dict[str, Evaluation], tests: in
         difference_interval=score.interval,
         p_mcnemar=None if flips is None else score.p,
         p_randomization=score.p if flips is None else None,
+        lower_is_better=None if score.higher_is_better is None else not score.higher_is_better,
         equal=score.equal,
         p_holm=score.p_holm,
         family=tests,

@@ -23,7 +23,7 @@ from moe_lab.reports.pages.page import (
     write_page,
 )
 from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
-from moe_lab.reports.pages.record import RunRecord
+from moe_lab.reports.pages.provenance import Provenance
 from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, outcome, verdicts
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.terminal.results import run_labels, seed_lines
@@ -211,8 +211,7 @@ class Line:
     @property
     def named(self) -> Compared:
         score, settings = self.score, f" ({self.label})" if self.label else ""
-        lower = self.run.lower_is_better(score.task, score.metric)
-        return Compared(f"{score.method} on {score.task}{settings}", score, lower)
+        return Compared(f"{score.method} on {score.task}{settings}", score)
 
 
 def write_runs_page(
@@ -276,7 +275,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),
         plots=_plots(lines, {run.run_id: str(place) for place, run in enumerate(runs, start=1)}),
-        runs=[RunRecord.of(run) for run in runs],
+        runs=[Provenance.of(run) for run in runs],
         marks=explained_marks(mark for line in lines for mark in line.score.marks),
     )
 
@@ -317,7 +316,7 @@ def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
         for score in line.scores:
             if has_verdict(score) and score.tested_interval is not None:
                 to = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
-                rows.append(difference_of(score, label + to, named.lower_is_better))
+                rows.append(difference_of(score, label + to))
                 outcomes.append(outcome(replace(named, score=score)))
     return forest(rows, outcomes)
 

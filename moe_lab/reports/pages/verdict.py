@@ -19,8 +19,6 @@ class Compared:
 
     name: str
     score: Score
-    lower_is_better: bool
-    """Whether a lower value of the metric is the better one."""
 
     @property
     def against(self) -> str:
@@ -66,13 +64,15 @@ def by_outcome(found: Sequence[Verdict]) -> dict[str, list[Verdict]]:
 
 
 def outcome(one: Compared) -> str:
-    """BETTER, WORSE, EQUAL or NOT_SIGNIFICANT."""
+    """BETTER, WORSE, DIFFERENT (better or worse is not known), EQUAL or NOT_SIGNIFICANT."""
     score = one.score
     if score.equal:
         return EQUAL
     if not score.difference or not _significant(score):
         return NOT_SIGNIFICANT
-    return WORSE if (score.difference > 0) is one.lower_is_better else BETTER
+    if score.lower_is_better is None:
+        return DIFFERENT
+    return WORSE if (score.difference > 0) is score.lower_is_better else BETTER
 
 
 def made_verdict(name: str, score: Score, outcome: str, against: str = BASE_MODEL) -> Verdict:

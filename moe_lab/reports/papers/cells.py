@@ -82,8 +82,7 @@ class TableCell:
             return unit_of(score.metric)
         if self.of_training:
             return meaning_of(score.metric)
-        lower = self.results[0].lower_is_better(score.task, score.metric)
-        return f"{score.metric}, lower is better" if lower else score.metric
+        return f"{score.metric}, lower is better" if score.lower_is_better else score.metric
 
     def without_neighbour(self) -> tuple[int, int] | None:
         """`Method.without_neighbour` of the first seed; the sums over the parts of an average."""
@@ -172,10 +171,14 @@ def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[Tabl
 
     Numbers of trainings belong to no task and are shown with the averages.
     """
-    means = averages(experiment, cells)
-    alone = experiment.average not in [*experiment.rows, *experiment.columns]
-    kept = [cell for cell in cells if cell.of_training] if means and alone else cells
-    return [*kept, *means]
+    kept = [cell for cell in cells if cell.of_training] if averages_alone(experiment, cells) else cells
+    return [*kept, *averages(experiment, cells)]
+
+
+def averages_alone(experiment: Experiment, cells: Sequence[TableCell]) -> bool:
+    """Whether averages are shown in place of the cells that they are of."""
+    shown = experiment.average in [*experiment.rows, *experiment.columns]
+    return not shown and bool(averages(experiment, cells))
 
 
 def _average(line: dict[str, TableCell], axis: str, values: Sequence[str]) -> TableCell:

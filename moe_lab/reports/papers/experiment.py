@@ -173,8 +173,6 @@ class Experiment:
     """Overrides typed with `experiment=` that change the table."""
     config_dirs: list[str] = field(default_factory=list)
     """The folders of `--config-dir`."""
-    merged: int = 0
-    """Number of cells that these overrides make equal to others."""
 
     def __post_init__(self) -> None:
         kinds = sorted([*FIGURES, *TABLES])

@@ -163,7 +163,7 @@ def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) ->
         "difference_low": difference_low,
         "difference_high": difference_high,
         "difference_over": score.tested_over if score.tested_interval else None,
-        "test": _test(score),
+        "test": score.test,
         "p": score.p,
         "p_holm": score.p_holm,
         "question": score.question,
@@ -173,17 +173,6 @@ def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) ->
         "notes": " ".join(score.marks),
         "run": place["run"],
     }
-
-
-def _test(score: Score) -> str | None:
-    """What `p` is of."""
-    tests = {
-        "McNemar": score.p_mcnemar,
-        "permutation": score.p_randomization,
-        "seeds": score.p_seeds,
-        "average": score.p_average,
-    }
-    return next((name for name, p in tests.items() if p is not None), None)
 
 
 def _costs(result: RunResult) -> dict[str, Any]:

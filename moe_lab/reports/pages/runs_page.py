@@ -24,7 +24,7 @@ from moe_lab.reports.pages.page import (
 )
 from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
 from moe_lab.reports.pages.provenance import Provenance
-from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, outcome, verdicts
+from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, verdicts
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.terminal.results import run_labels, seed_lines
 from moe_lab.results.atomic import write_file
@@ -310,14 +310,13 @@ def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
     """The differences to the base model and to the runs in `compared`."""
     rows, outcomes = [], []
     for line in lines:
-        named = line.named
         parts = [line.score.model] * several_models + [line.score.method, line.label.replace("method.", "")]
         label = ", ".join(part for part in parts if part)
         for score in line.scores:
             if has_verdict(score) and score.tested_interval is not None:
                 to = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
                 rows.append(difference_of(score, label + to))
-                outcomes.append(outcome(replace(named, score=score)))
+                outcomes.append(score.verdict)
     return forest(rows, outcomes)
 
 

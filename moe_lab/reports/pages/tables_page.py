@@ -20,7 +20,7 @@ from moe_lab.reports.pages.page import (
     text_uri,
 )
 from moe_lab.reports.pages.plots import forest
-from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, outcome, verdicts
+from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, verdicts
 from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
@@ -95,7 +95,9 @@ def _text_of(tables: Sequence[ShownTable]) -> str:
         of_papers=True in kinds,
         states={state: STATES[state] for state in states},
         verdicts=by_outcome(found),
-        forest=forest([difference_of(one.score, one.name) for one in drawn], list(map(outcome, drawn))),
+        forest=forest(
+            [difference_of(one.score, one.name) for one in drawn], [one.score.verdict for one in drawn]
+        ),
         count=len(found),
         marks=explained_marks(
             mark for one in tables for row in one.content.rows if row.score for mark in row.score.marks

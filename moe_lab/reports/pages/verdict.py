@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moe_lab.reports.pages.page import number, percent
-from moe_lab.results.scores import BASE, PART, Score
+from moe_lab.results.scores import (
+    BASE,
+    BETTER,
+    DIFFERENT,
+    EQUAL_RUNS,
+    NOT_SIGNIFICANT,
+    PART,
+    WORSE,
+    Score,
+)
 
-BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not significant"
-EQUAL = "equal within rounding"
 BASE_MODEL = "the base model"
 
 
@@ -28,26 +35,19 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A comparison in sentences, with its outcome: BETTER, WORSE, DIFFERENT, EQUAL or NOT_SIGNIFICANT."""
+    """A comparison in sentences."""
 
     name: str
     score: Score
-    outcome: str
     text: str
 
 
 def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
     """The verdicts on the scores of one page. Only scores that are compared with another run have a verdict.
 
-    The corrected p of the command's family decides. A mean over seeds without a p is not significant. Expert metrics of
-    one run have no p; their difference is significant if its interval excludes 0. A single one of several seeds has no
-    verdict, because the mean over the seeds has one.
+    A single one of several seeds has none, because the mean over the seeds has one.
     """
-    return [
-        made_verdict(one.name, one.score, outcome(one), one.against)
-        for one in compared
-        if has_verdict(one.score)
-    ]
+    return [made_verdict(one.name, one.score, one.against) for one in compared if has_verdict(one.score)]
 
 
 def has_verdict(score: Score) -> bool:
@@ -58,36 +58,15 @@ def has_verdict(score: Score) -> bool:
 
 def by_outcome(found: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     """The verdicts by outcome. The keys `different` and `equal within rounding` are absent without such a verdict."""
-    rare = [kind for kind in (DIFFERENT, EQUAL) if any(one.outcome == kind for one in found)]
+    rare = [kind for kind in (DIFFERENT, EQUAL_RUNS) if any(one.score.verdict == kind for one in found)]
     kinds = [BETTER, WORSE, *rare, NOT_SIGNIFICANT]
-    return {kind: [one for one in found if one.outcome == kind] for kind in kinds}
+    return {kind: [one for one in found if one.score.verdict == kind] for kind in kinds}
 
 
-def outcome(one: Compared) -> str:
-    """BETTER, WORSE, DIFFERENT (better or worse is not known), EQUAL or NOT_SIGNIFICANT."""
-    score = one.score
-    if score.equal:
-        return EQUAL
-    if not score.difference or not _significant(score):
-        return NOT_SIGNIFICANT
-    if score.lower_is_better is None:
-        return DIFFERENT
-    return WORSE if (score.difference > 0) is score.lower_is_better else BETTER
-
-
-def made_verdict(name: str, score: Score, outcome: str, against: str = BASE_MODEL) -> Verdict:
+def made_verdict(name: str, score: Score, against: str = BASE_MODEL) -> Verdict:
     """A verdict with its sentences; `against` names the run that the score is compared with."""
-    text = f"{name}: {_numbers(score, against)} {_conclusion(score, outcome)}"
-    return Verdict(name, score, outcome, text)
-
-
-def _significant(score: Score) -> bool:
-    if score.p_holm is not None:
-        return score.significant
-    if score.seeds > 1:
-        return False
-    bounds = score.tested_interval
-    return bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
+    text = f"{name}: {_numbers(score, against)} {_conclusion(score)}"
+    return Verdict(name, score, text)
 
 
 def _numbers(score: Score, against: str) -> str:
@@ -124,10 +103,10 @@ def _test(score: Score) -> str:
     return "permutation test's" if score.p_randomization is not None else "over seeds and documents,"
 
 
-def _conclusion(score: Score, outcome: str) -> str:
+def _conclusion(score: Score) -> str:
     marks = f" [{', '.join(score.marks)}]" if score.marks else ""
-    if outcome == EQUAL:
+    if score.verdict == EQUAL_RUNS:
         return f"They are equal within rounding in every document.{marks}"
-    if outcome == NOT_SIGNIFICANT:
+    if score.verdict == NOT_SIGNIFICANT:
         return f"The difference is not statistically significant.{marks}"
-    return f"It is {outcome}, and the difference is statistically significant.{marks}"
+    return f"It is {score.verdict}, and the difference is statistically significant.{marks}"

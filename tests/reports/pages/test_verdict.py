@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.pages.verdict import BETTER, EQUAL, NOT_SIGNIFICANT, WORSE, Compared, verdicts
+from moe_lab.reports.pages.verdict import Compared, verdicts
 from moe_lab.results.score_table import Family
-from moe_lab.results.scores import Score
+from moe_lab.results.scores import BETTER, EQUAL_RUNS, NOT_SIGNIFICANT, WORSE, Score
 
 SCORE = Score(
     model="tiny",
@@ -73,7 +73,7 @@ def test_the_sentences_can_be_quoted():
     ],
 )
 def test_p_decides_and_else_the_interval(changes, lower, outcome):
-    assert verdict("x", replace(SCORE, **changes), lower).outcome == outcome
+    assert verdict("x", replace(SCORE, **changes), lower).score.verdict == outcome
 
 
 def test_other_metrics_are_no_percentages():
@@ -90,7 +90,9 @@ def test_equal_within_rounding_is_no_difference():
     """Broken by an interval that excludes 0 by rounding, which is then called significant."""
     same = replace(SCORE, p_mcnemar=None, flips=None, equal=True, difference_interval=(1e-6, 2e-6), marks=())
     made = verdict("x", same, lower_is_better=True)
-    assert made.outcome == EQUAL and made.text.endswith("They are equal within rounding in every document.")
+    assert made.score.verdict == EQUAL_RUNS and made.text.endswith(
+        "They are equal within rounding in every document."
+    )
     assert "p =" not in made.text
 
 
@@ -102,7 +104,7 @@ def test_holm_corrects_for_all_comparisons_of_the_command():
     """Of 0.01, 0.03 and 0.04 Holm leaves 0.03, 0.06 and 0.06; a comparison without p does not count."""
     given = [replace(SCORE, run_id=str(p), p_mcnemar=p) for p in (0.04, 0.01, None, 0.03)]
     made = verdicts([Compared("x", score) for score in map(family_of(given).correct, given)])
-    assert [one.outcome for one in made] == [NOT_SIGNIFICANT, BETTER, NOT_SIGNIFICANT, NOT_SIGNIFICANT]
+    assert [one.score.verdict for one in made] == [NOT_SIGNIFICANT, BETTER, NOT_SIGNIFICANT, NOT_SIGNIFICANT]
     assert "(McNemar's p = 0.01, 0.03 by Holm for 3 scores)" in made[1].text
 
 

@@ -3,73 +3,77 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from moe_lab.results.comparisons.scores import MCNEMAR, RANDOMIZATION, compared_score
+from moe_lab.results.comparisons.comparison import compare
+from moe_lab.results.scores import Score
+from tests.support.lm_eval_logs import evaluation, samples_of
 
 RANDOM = np.random.default_rng(0)
-BINARY = [(float(x), float(y), x == y) for x, y in RANDOM.integers(2, size=(60, 2))]
-NUMBERS = list(range(100, 160))
+BINARY = RANDOM.integers(2, size=(2, 60)).astype(float).tolist()
 
 
-def row(values, better=True, aggregate=None, documents=None):
-    return compared_score(
-        "b", "t", "acc,none", values, aggregate=aggregate, higher_is_better=better, documents=documents
-    )
+def row(folder: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[str, Any]:
+    """The row of comparison.json for the values of one metric."""
+    logs = [
+        evaluation(folder, key, {"t": samples_of(acc=values)}, **more)
+        for key, values in (("a", mine), ("b", theirs))
+    ]
+    [found] = compare(logs).rows
+    return found
 
 
 @pytest.mark.parametrize("better", (True, None, False))
-def test_right_and_wrong(better: bool | None) -> None:
+def test_right_and_wrong(tmp_path: Path, better: bool | None) -> None:
     right, wrong = [], []
-    for number, (mine, theirs, _) in zip(NUMBERS, BINARY, strict=True):
+    for number, (mine, theirs) in enumerate(zip(*BINARY, strict=True)):
         if mine != theirs:
             (right if (theirs > mine) == (better is not False) else wrong).append(number)
-    found = row(BINARY, better, documents=NUMBERS)
-    assert found.flips == {"to_right": right, "to_wrong": wrong}
-    assert (found.to_right, found.to_wrong) == (len(right), len(wrong))
+    said = {} if better is None else {"t": {"acc": better}}
+    found = row(tmp_path, *BINARY, higher_is_better=said)
+    assert found["flips"] == {"to_right": right, "to_wrong": wrong}
+    assert (found["to_right"], found["to_wrong"]) == (len(right), len(wrong))
     expected = binomtest(len(right), len(right) + len(wrong), 0.5).pvalue
-    assert found.p == pytest.approx(expected, rel=1e-12)
-    assert (found.n, found.test) == (60, MCNEMAR)
-    assert (found.a, found.b) == tuple(np.mean(BINARY, axis=0)[:2])
-    assert found.difference == pytest.approx(found.b - found.a)
-    assert found.interval is not None and found.interval[0] < found.difference < found.interval[1]
+    assert found["p"] == pytest.approx(expected, rel=1e-12)
+    assert (found["n"], found["test"], found["higher_is_better"]) == (60, "McNemar", better)
+    assert (found["a"], found["b"]) == pytest.approx(tuple(np.mean(BINARY, axis=1)))
+    assert found["difference"] == pytest.approx(found["b"] - found["a"])
+    assert found["ci95"][0] < found["difference"] < found["ci95"][1]
 
 
-def test_other_scores_have_a_randomization_test_and_no_flips() -> None:
-    values = [(float(x), float(x) + 1, False) for x in RANDOM.normal(size=30)]
-    found = row(values, documents=NUMBERS[:30])
-    assert (found.test, found.p, found.to_right, found.flips) == (RANDOMIZATION, 1e-4, None, None)
+def test_other_scores_have_a_permutation_test_and_no_changed_answers(tmp_path: Path) -> None:
+    values = RANDOM.normal(size=30)
+    found = row(tmp_path, values.tolist(), (values + 1).tolist())
+    assert (found["test"], found["p"], found["to_right"], found["flips"]) == ("permutation", 1e-4, None, None)
 
 
-def test_equal_scores_have_no_test() -> None:
-    found = row([(0.3, 0.3 + 1e-9, True), (0.5, 0.5, True)])
-    assert (found.equal, found.p, found.test, found.verdict) == (True, None, None, "equal within rounding")
-    assert not found.told_from_chance
+def test_equal_scores_have_no_test(tmp_path: Path) -> None:
+    found = row(tmp_path, [0.3, 0.5], [0.3, 0.5])
+    assert (found["equal"], found["p"], found["test"]) == (True, None, None)
+    assert (found["verdict"], found["told_from_chance"]) == ("equal within rounding", False)
 
 
-def test_an_aggregate_that_is_no_mean() -> None:
-    found = row([(1.0, 4.0, False), (3.0, 9.0, False), (2.0, 7.0, False)], aggregate=max)
-    assert (found.a, found.b, found.difference) == (3.0, 9.0, 6.0)
-
-
-def test_one_document_has_no_interval() -> None:
-    assert row([(0.0, 1.0, False)]).interval is None
+def test_one_document_has_no_interval(tmp_path: Path) -> None:
+    assert row(tmp_path, [0.0], [1.0])["ci95"] is None
 
 
 @pytest.mark.parametrize(
-    ("p_holm", "better", "difference", "verdict"),
+    ("p_holm", "lower", "difference", "verdict"),
     [
-        (0.05, True, 0.1, "not significant"),
-        (0.049, True, 0.1, "better"),
-        (0.049, True, -0.1, "worse"),
-        (0.049, False, 0.1, "worse"),
-        (0.049, False, -0.1, "better"),
+        (0.05, False, 0.1, "not significant"),
+        (0.049, False, 0.1, "better"),
+        (0.049, False, -0.1, "worse"),
+        (0.049, True, 0.1, "worse"),
+        (0.049, True, -0.1, "better"),
         (0.049, None, 0.1, "different"),
     ],
 )
-def test_verdict(p_holm: float, better: bool | None, difference: float, verdict: str) -> None:
-    changed = replace(row(BINARY), p_holm=p_holm, higher_is_better=better, difference=difference)
-    assert (changed.verdict, changed.told_from_chance) == (verdict, verdict != "not significant")
+def test_verdict(p_holm: float, lower: bool | None, difference: float, verdict: str) -> None:
+    score = Score(model="", method="", task="t", metric="acc,none", run_id="b", difference=difference)
+    changed = replace(score, p_holm=p_holm, lower_is_better=lower)
+    assert (changed.verdict, changed.significant) == (verdict, verdict != "not significant")

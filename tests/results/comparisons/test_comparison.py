@@ -22,7 +22,7 @@ def test_all_rows_of_the_command_are_corrected_together(tmp_path: Path) -> None:
     b1 = evaluation(tmp_path, "b1", {"t": ONES, "u": HALF})
     b2 = evaluation(tmp_path, "b2", {"t": HALF, "u": HALF})
     scores = compare([a, b1, b2]).scores
-    assert [(score.other, score.task) for score in scores] == [
+    assert [(score.run_id, score.task) for score in scores] == [
         ("b1", "t"),
         ("b1", "u"),
         ("b2", "t"),
@@ -30,7 +30,7 @@ def test_all_rows_of_the_command_are_corrected_together(tmp_path: Path) -> None:
     ]
     assert [score.p for score in scores] == pytest.approx([2 / 2**12, 1, 2 / 2**6, 1])
     assert [score.p_holm for score in scores] == pytest.approx(holm([score.p for score in scores]))
-    assert [score.told_from_chance for score in scores] == [True, False, False, False]
+    assert [score.significant for score in scores] == [True, False, False, False]
     alone = compare([a, b2]).scores[0]
     assert alone.p_holm == pytest.approx(2 * alone.p)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moe_lab.results.comparisons.comparison import compare, flipped_documents
+from moe_lab.results.comparisons.comparison import compare
 from tests.support.lm_eval_logs import evaluation, samples_of
 
 
@@ -13,9 +13,9 @@ def test_documents_that_flip_anywhere_have_all_answers(tmp_path: Path) -> None:
     b1 = evaluation(tmp_path, "b1", {"t": samples_of(acc=[0.0, 1.0, 1.0])})
     b2 = evaluation(tmp_path, "b2", {"t": samples_of(acc=[0.0, 0.0, 0.0])})
     evaluations = [a, b1, b2]
-    documents = flipped_documents(evaluations, compare(evaluations).scores)["t"]
+    documents = compare(evaluations).to_json()["documents"]["t"]
     assert list(documents) == [1, 2]
-    first, second = (document.to_json() for document in documents.values())
+    first, second = documents.values()
     assert (first["prompt"], first["target"]) == ("Question: document 1", "target of document 1")
     answers = {key: found["none"]["resps"] for key, found in second["answers"].items()}
     expected = {"a": 1.0, "b1": 1.0, "b2": 0.0}
@@ -27,10 +27,10 @@ def test_multiple_choice_has_its_choices(tmp_path: Path) -> None:
     for [line] in lines:
         line["arguments"] = {f"gen_args_{i}": {"arg_0": "Q:", "arg_1": f" {i}"} for i in range(3)}
     evaluations = [evaluation(tmp_path, key, {"t": each}) for key, each in zip("ab", lines, strict=True)]
-    documents = flipped_documents(evaluations, compare(evaluations).scores)
-    assert documents["t"][0].to_json()["choices"] == [" 0", " 1", " 2"]
+    documents = compare(evaluations).to_json()["documents"]
+    assert documents["t"][0]["choices"] == [" 0", " 1", " 2"]
 
 
 def test_without_flips_nothing_is_kept(tmp_path: Path) -> None:
     evaluations = [evaluation(tmp_path, key, {"t": samples_of(acc=[1.0])}) for key in "ab"]
-    assert flipped_documents(evaluations, compare(evaluations).scores) == {}
+    assert compare(evaluations).documents == {}

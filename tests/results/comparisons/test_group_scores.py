@@ -25,8 +25,8 @@ def test_a_mean_over_documents_is_one_sample_of_them(tmp_path: Path) -> None:
     found = compared(tmp_path, 3 / 6, 5 / 6)
     assert [score.task for score in found.scores] == ["t", "u", "g"]
     group = found.scores[-1]
-    assert (group.n, group.a, group.b) == (6, 0.5, 5 / 6)
-    assert (group.to_right, group.to_wrong, group.flips) == (3, 1, None)
+    assert (group.n, group.baseline, group.value) == (6, 0.5, 5 / 6)
+    assert group.flips == (3, 1) and group.comparison not in found.changed
 
 
 def test_tasks_without_the_filter_are_no_part_of_the_group(tmp_path: Path) -> None:

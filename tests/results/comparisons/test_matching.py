@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moe_lab.errors import ConfigError
-from moe_lab.results.comparisons.scores import paired_lines
+from moe_lab.results.comparisons.comparison import paired_lines
 from tests.support.lm_eval_logs import evaluation, sample, samples_of
 
 

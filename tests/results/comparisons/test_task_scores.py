@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lm_eval.api.metrics import weighted_perplexity
 
-from moe_lab.results.comparisons.scores import compare_task
+from moe_lab.results.comparisons.comparison import compare_task
 from tests.support.lm_eval_logs import evaluation, samples_of
 
 PERPLEXITY = {"t": {"metric_list": [{"metric": "word_perplexity"}]}}
@@ -21,14 +21,17 @@ def rows_of(
     a = evaluation(tmp_path, "a", {"t": mine}, **mine_more)
     b = evaluation(tmp_path, "b", {"t": theirs}, **theirs_more)
     notes: list[str] = []
-    return [row for row, _ in compare_task(a, b, "t", notes)], notes
+    return compare_task(a, b, "t", {}, notes), notes
 
 
 def test_every_metric_and_filter_of_both(tmp_path: Path) -> None:
     mine = samples_of("strict", acc=[1.0, 0.0], f1=[0.5, 0.25]) + samples_of("flexible", acc=[1.0, 1.0])
     theirs = samples_of("strict", acc=[1.0, 1.0]) + samples_of("flexible", acc=[0.0, 1.0], em=[1.0, 1.0])
     rows, notes = rows_of(tmp_path, mine, theirs)
-    assert [(row.metric, row.a, row.b) for row in rows] == [("acc,strict", 0.5, 1), ("acc,flexible", 1, 0.5)]
+    assert [(row.metric, row.baseline, row.value) for row in rows] == [
+        ("acc,strict", 0.5, 1),
+        ("acc,flexible", 1, 0.5),
+    ]
     assert notes == [
         "Only in a, and not compared: f1,strict of t.",
         "Only in b, and not compared: em,flexible of t.",
@@ -45,7 +48,7 @@ def test_a_perplexity_is_lm_evals(tmp_path: Path, named: bool) -> None:
         for score in scores
     ]
     [row], notes = rows_of(tmp_path, *(samples_of(word_perplexity=each) for each in values), *more)
-    assert (row.a, row.b) == pytest.approx(tuple(scores))
+    assert (row.baseline, row.value) == pytest.approx(tuple(scores))
     assert row.difference == pytest.approx(scores[1] - scores[0])
     assert not notes
 
@@ -74,12 +77,12 @@ def test_documents_without_a_value_are_left_out_of_both(tmp_path: Path) -> None:
     del mine[0]["acc"]
     mine[0]["metrics"] = []
     [row], notes = rows_of(tmp_path, mine, theirs)
-    assert (row.n, row.a, row.b) == (3, 1 / 3, 2 / 3)
-    assert row.flips == {"to_right": [1], "to_wrong": []}
+    assert (row.n, row.baseline, row.value) == (3, 1 / 3, 2 / 3)
+    assert row.flips == (1, 0)
     assert notes == ["acc,none of t: 1 documents without a value are left out."]
 
 
 def test_lower_is_better_turns_the_flips(tmp_path: Path) -> None:
     better = {"higher_is_better": {"t": {"acc": False}}}
     [row], _ = rows_of(tmp_path, samples_of(acc=[1.0, 0.0]), samples_of(acc=[0.0, 0.0]), better, better)
-    assert row.flips == {"to_right": [0], "to_wrong": []}
+    assert (row.flips, row.lower_is_better) == ((1, 0), True)

@@ -131,8 +131,7 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
     Raises ConfigError for an unknown group and for one without parameters that are trained, and ModelError for a model
     without routers.
     """
-    from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
-    from moe_lab.methods.finetune_freeze.trainer import Freezing
+    from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups, trainable
 
     for name in groups:
         if not isinstance(name, str):
@@ -140,20 +139,22 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
                 "freeze(model, group)", name, 'give names one by one: freeze(model, "router", "experts")'
             )
     require_routers(model)
-    found = parameter_groups(model)
-    freezing = Freezing(found, phases=[], ends=[])
+    found = trainable(parameter_groups(model))
     for name in groups:
         if name not in found:
             raise ConfigError(f"freeze(model, {name!r}): choose among {', '.join(found)}.")
-        if not freezing.groups[name]:
+        if not found[name]:
             raise ConfigError(f"freeze(model, {name!r}): {type(model).__name__} trains no such parameters.")
     if not groups:
         raise ConfigError(f"freeze(model) names no group: choose among {', '.join(found)}.")
-    freezing.freeze(groups, optimizer=None)
+    frozen = [parameter for name in groups for parameter in found[name]]
+    for parameter in frozen:
+        parameter.requires_grad, parameter.grad = False, None
     try:
-        yield sum(parameter.numel() for name in groups for parameter in freezing.groups[name])
+        yield sum(parameter.numel() for parameter in frozen)
     finally:
-        freezing.freeze([], optimizer=None)
+        for parameter in frozen:
+            parameter.requires_grad = True
 
 
 # MoE-Bench's metrics

@@ -107,39 +107,26 @@ def _explained(group: str, option: str, config_dirs: list[Path]) -> str:
 
 def _overview(config_dirs: list[Path]) -> str:
     groups = [f"{_group(group, config_dirs)}\n" for group in (*GROUPS, "experiment")]
-    return "\n".join(
-        [HEAD, "Groups (the first line of each option's YAML says what it is):", *groups, _keys(), TAIL]
-    )
+    keys = [f"  {f'{key}={default}':<28} {comment}" for key, default, comment in top_level_keys()]
+    for group, cls in GROUP_CONFIGS.items():
+        names = [f"{group}.{one.name}" for one in fields(cls) if group == "task" or one.name != "name"]
+        keys.append(f"  {', '.join(names)}")
+    about_groups = "Groups (the first line of each option's YAML says what it is):"
+    about_keys = "Keys and defaults (of a method: --help method=<method>; of a command: --cfg job):"
+    return "\n".join([HEAD, about_groups, *groups, about_keys, *keys, "", TAIL])
 
 
 def _group(group: str, config_dirs: list[Path]) -> str:
-    return "\n".join([f"{group}=", *_listed(_files(group, config_dirs))])
+    files = _files(group, config_dirs)
+    return "\n".join(
+        [f"{group}=", *(f"  {name:<16} {read_option(file).about}" for name, file in files.items())]
+    )
 
 
 def _files(group: str, config_dirs: list[Path]) -> dict[str, Path]:
     if group == "experiment":
         return experiment_files(config_dirs)
     return option_files(group, [resource_folder("conf"), *config_dirs, *plugin_folders()])
-
-
-def _listed(files: dict[str, Path]) -> list[str]:
-    return [f"  {name:<16} {read_option(file).about}" for name, file in files.items()]
-
-
-def _keys() -> str:
-    rows = [f"  {f'{key}={default}':<28} {comment}" for key, default, comment in top_level_keys()]
-    grouped = [
-        ", ".join(f"{group}.{f.name}" for f in fields(cls) if group == "task" or f.name != "name")
-        for group, cls in GROUP_CONFIGS.items()
-    ]
-    return "\n".join(
-        [
-            "Keys and defaults (of a method: --help method=<method>; of a command: --cfg job):",
-            *rows,
-            *(f"  {keys}" for keys in grouped),
-            "",
-        ]
-    )
 
 
 def _config_dirs(argv: list[str]) -> list[Path]:

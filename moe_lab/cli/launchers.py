@@ -218,7 +218,13 @@ def run_ray(folder: Path, config: Config, argv: list[str], wait: Wait) -> list[i
         logs = [log_file(folder, number) for number in range(count)]
         tasks = [worker.remote(os.getcwd(), log, argv, folder.name) for log in logs]
         wait(count, lambda: ray.wait(tasks, num_returns=count, timeout=0)[1])
-        return [_exit_code_of_task(ray, task) for task in tasks]
+        codes = []
+        for task in tasks:
+            try:
+                codes.append(int(ray.get(task)))
+            except ray.exceptions.RayError:  # its process died for good
+                codes.append(1)
+        return codes
     finally:
         ray.shutdown()  # ends the tasks of this command
 
@@ -235,14 +241,6 @@ def _parameters(given: str) -> Iterator[None]:
 def _work(place: str, log: Path, argv: list[str], attempt: str) -> int:
     os.chdir(place)  # paths of the command line are relative to it
     return work_logged(log, argv, attempt)
-
-
-def _exit_code_of_task(ray: Any, task: Any) -> int:
-    """The exit code of a task; 1 if its process died for good."""
-    try:
-        return int(ray.get(task))
-    except ray.exceptions.RayError:
-        return 1
 
 
 # launcher=submitit: workers are the jobs of a SLURM array, or processes of submitit's local executor
@@ -273,6 +271,7 @@ class Requeued:
 def run_submitit(folder: Path, config: Config, argv: list[str], wait: Wait) -> list[int]:
     """As `run_local`, with queued jobs. Raises ConfigError where submitit refuses a parameter."""
     import submitit
+    from submitit.core.utils import UncompletedJobError
 
     launcher = config.launcher
     gpus = {} if launcher.gpus_per_worker is None else {"gpus_per_node": launcher.gpus_per_worker}
@@ -286,17 +285,13 @@ def run_submitit(folder: Path, config: Config, argv: list[str], wait: Wait) -> l
         for job in jobs:
             job.cancel()
         raise
-    return [_exit_code_of_job(job) for job in jobs]
-
-
-def _exit_code_of_job(job: Any) -> int:
-    """The exit code of a job; 1 if it ended without one."""
-    from submitit.core.utils import UncompletedJobError
-
-    try:
-        return int(job.result())
-    except UncompletedJobError:  # killed
-        return 1
+    codes = []
+    for job in jobs:
+        try:
+            codes.append(int(job.result()))
+        except UncompletedJobError:  # killed
+            codes.append(1)
+    return codes
 
 
 # What workers cannot share

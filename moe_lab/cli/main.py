@@ -82,7 +82,7 @@ def _main(argv: list[str]) -> int:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Let SIGTERM unwind, so that a run's status says `interrupted`."""
+    """Let SIGTERM unwind as Ctrl-C does: what is stored so far is whole, and locks are free."""
     raise Terminated
 
 

@@ -9,18 +9,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.references.embeddings import neighbours
+from moe_lab.methods.references.reference_set import ReferenceSet
+from moe_lab.models.load import LoadedModel
 from moe_lab.results.atomic import writing
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-    from moe_lab.methods.references.reference_set import ReferenceSet
-    from moe_lab.models.load import LoadedModel
-
 
 FILE = "demonstrations.jsonl"
 """File in the run's folder with a line per question: lm-eval's `prompt`, and `asked`, the prompt that the model reads.

@@ -228,11 +228,21 @@ class Method(ABC):
         return None
 
 
+def check_first_gpu(config: RunConfig) -> None:
+    """Raise ConfigError for another GPU than that on which transformers' Trainer trains."""
+    if config.device.partition(":")[2] not in ("", "0"):
+        raise ConfigError(
+            f"device={config.device}: training uses the first visible GPU. Use device=cuda and choose with "
+            "CUDA_VISIBLE_DEVICES."
+        )
+
+
 class TrainingMethod(Method):
     """Evaluates a model that it trains first. All processes of torchrun work on one training."""
 
     def check_training(self, config: RunConfig, facts: ModelFacts) -> None:
         """Raise ConfigError for a dtype or a placement of the model with which no training works."""
+        check_first_gpu(config)
         if facts.dtype == "float16":
             raise ConfigError("dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.")
         if config.model.device_map or config.model.tp_plan:

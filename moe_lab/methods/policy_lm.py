@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from moe_lab.config.schema import Config
 from moe_lab.engine.engine import KVEngine
+from moe_lab.engine.forward.batch import Tokens
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.forward.observer import Observer
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.methods.base import engine_options
+from moe_lab.models.load import LoadedModel
 from moe_lab.routing import routed
 from moe_lab.routing.dynamic import TopP
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-    from moe_lab.engine.forward.batch import Tokens
-    from moe_lab.models.load import LoadedModel
-    from moe_lab.routing.policies import PartnersOnly, Steered
+from moe_lab.routing.policies import PartnersOnly, Steered
 
 
 class PolicyLM(EngineLM):

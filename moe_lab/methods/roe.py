@@ -7,7 +7,7 @@ cache=standard, each sample attends to its own cache. cache=none is the same, co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -206,21 +206,20 @@ class RoE(Method):
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         roe = block["roe"]
-        lines = [_noise_footnote(roe["n"], roe["temperatures"])]
+        total, noisy = len(roe["temperatures"]), [each for each in roe["temperatures"] if each]
+        if noisy:
+            values = " to ".join(dict.fromkeys((f"{min(noisy):.3g}", f"{max(noisy):.3g}")))
+            layers = f"all {total} MoE layers"
+            if len(noisy) < total:
+                layers = f"{len(noisy)} of {total} MoE layers, 0 in the others"
+            lines = [f"roe: {roe['n']} routing samples; temperature {values} in {layers}."]
+        else:
+            lines = [
+                "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
+            ]
         if roe.get("changed_fraction") is not None:
             lines.append("re-routed: noisy routing decisions whose experts are not the clean ones.")
         return lines
-
-
-def _noise_footnote(n: int, temperatures: Sequence[float]) -> str:
-    noisy = [temperature for temperature in temperatures if temperature]
-    if not noisy:
-        return "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
-    least, most = f"{min(noisy):.3g}", f"{max(noisy):.3g}"
-    values = least if least == most else f"{least} to {most}"
-    total, clean = len(temperatures), len(temperatures) - len(noisy)
-    layers = f"{len(noisy)} of {total} MoE layers, 0 in the others" if clean else f"all {total} MoE layers"
-    return f"roe: {n} routing samples; temperature {values} in {layers}."
 
 
 def _check_temperatures(given: Any) -> None:

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods.data_files import Conversation, Data
+from moe_lab.methods.finetune_freeze.config import Recipe
 from moe_lab.metrics.teacher_forcing import padded
+from moe_lab.models.facts import ModelFacts
 from moe_lab.models.tokenizer import load_tokenizer, with_template
 from moe_lab.tasks.loading import once
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-    from moe_lab.methods.finetune_freeze.config import Recipe
-    from moe_lab.models.facts import ModelFacts
 
 NO_LOSS = -100
 """Label of tokens without a loss, as in transformers."""

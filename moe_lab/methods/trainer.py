@@ -6,37 +6,38 @@ T = tokens of a pass, B = its sequences, E = experts, K = experts per token.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.integrations import moe as _grouped_products  # noqa: F401 - registers grouped_mm_fallback
 from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress
-from moe_lab.errors import ResultsError, TrainingError
+from moe_lab.errors import TrainingError
 from moe_lab.methods.trained import COMPLETE, last_checkpoint
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.source import NO_CODE
 from moe_lab.results.atomic import write_atomically, writing
-from moe_lab.results.lock import check_lease
 from moe_lab.routing.hook import Router, Routing
 from moe_lab.routing.noise import NoisyTokens, gumbel_for_tokens
 from moe_lab.routing.passes import in_backward, is_peft
 from moe_lab.tasks.toy.corpus import documents
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 # Autocast of torch 2.13 leaves grouped products in the dtype of their weights, float32 here: most FLOPs of a training.
 for _product in ("aten::_grouped_mm", "transformers::grouped_mm_fallback"):
@@ -192,16 +193,8 @@ class MoeTrainer(Trainer):
         return self.lr_scheduler
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        try:
-            with writing(checkpoint):
-                super()._save_checkpoint(model, trial)
-        except ResultsError as error:
-            check_lease(checkpoint)  # never remove the checkpoint of another process
-            shutil.rmtree(checkpoint, ignore_errors=True)
-            raise ResultsError(
-                f"{error}\nThe same command continues from the last complete checkpoint."
-            ) from error
+        with writing(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"):
+            super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if not is_peft(self.model):

@@ -36,11 +36,11 @@ def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
 
 def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -> None:
     """Raise ModelError, with a remedy, for a checkpoint that cannot be loaded on this machine."""
-    from transformers.quantizers.auto import AutoHfQuantizer
-
     stored = quantization_of(config)
     if stored is None:
         return
+    from transformers.quantizers.auto import AutoHfQuantizer  # it imports modeling code
+
     method = _method(stored)
     try:
         if moe_layers and method in LINEAR_ONLY.split():

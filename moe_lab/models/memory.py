@@ -56,12 +56,6 @@ def free_host_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
     return max(free, 0)
 
 
-def size_text(size: int) -> str:
-    """A number of bytes with a unit: 1.50 GB."""
-    unit, name = next((one for one in ((1e9, "GB"), (1e6, "MB")) if size >= one[0]), (1e3, "kB"))
-    return f"{size / unit:.2f} {name}"
-
-
 def reset_peak_memory(device: torch.device | None) -> None:
     """Start a new measurement of the peak: of the device's memory, or of this process where the system can.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from moe_lab.config.progress import naming
 from moe_lab.config.terminal import without_passwords
-from moe_lab.errors import ConfigError, ResultsError, RunHeldError
+from moe_lab.errors import ConfigError, MoeLabError, ResultsError, RunHeldError
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.model import RunResult, read_run
@@ -94,7 +94,8 @@ class RunFolder:
         except RunHeldError:
             raise  # another process holds what the run needs, or has taken the folder over
         except Exception as error:
-            reason = without_passwords(f"{type(error).__name__}: {error}")
+            kind = "" if isinstance(error, MoeLabError) else f"{type(error).__name__}: "
+            reason = without_passwords(f"{kind}{error}")
             with suppress(Exception):  # the error that ended the block is the one to report
                 write_json(file, {"reason": reason, "attempt": os.environ.get(ATTEMPT)})
             raise

@@ -49,7 +49,7 @@ def damaged(path: Path, reason: object, advice: str = AGAIN) -> DamagedError:
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by heading. Raises OSError, ValueError and csv.Error."""
     with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+        return list(csv.DictReader(file, restval=""))
 
 
 def read_mapping(path: Path, advice: str = AGAIN) -> dict[str, Any] | None:

@@ -293,13 +293,13 @@ def print_rows(rows: Sequence[Row]) -> None:
         "task": task,
         "seed": seed,
         "settings": labels,
-        "state": [row.state for row in rows],
     }
     counts = {
         "documents": [_count(row.documents) for row in rows],
         "forward tokens left (estimated)": [_count(row.tokens) for row in rows],
         "hours here": ["" if row.hours is None else hours_text(row.hours) for row in rows],
         "memory (GB)": ["" if row.memory is None else f"{row.memory / GIGABYTE:.3g}" for row in rows],
+        "state": [row.state for row in rows],
     }
     print_text_table(text_table("Plan", [*names(named), *numbers(counts)]))
 

@@ -125,22 +125,18 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     def run_of(other: Config) -> Run:
         return _identified(other, get_method(other.method.name)(other.method), facts, tasks, samples)
 
-    baseline = run_of(_baseline_config(config))
-    comparisons = {
-        name: replace(run_of(_with_method(config, other, typed)), baseline=baseline)
-        for name, (other, typed) in method.comparisons().items()
-        if get_method(other.name).changes_greedy or not _greedy(config, tasks)
-    }
-    return replace(run, baseline=baseline, comparisons=comparisons)
-
-
-def _greedy(config: Config, tasks: TaskDict) -> bool:
-    """Whether all answers are generated greedily."""
-    return all(
+    greedy = all(
         task.get_config("output_type") == "generate_until"
         and not (task.get_config("generation_kwargs") or {}).get("do_sample")
         for task in tasks["tasks"].values()
     )
+    baseline = run_of(_baseline_config(config))
+    comparisons = {
+        name: replace(run_of(_with_method(config, other, typed)), baseline=baseline)
+        for name, (other, typed) in method.comparisons().items()
+        if get_method(other.name).changes_greedy or not greedy
+    }
+    return replace(run, baseline=baseline, comparisons=comparisons)
 
 
 def _identified(

@@ -61,12 +61,8 @@ class Run:
         stored = self.stored()
         if stored is None or stored.older_intervals:
             return False
-        return self.has_metrics and not (self.judges and stored.waiting)
-
-    @property
-    def has_metrics(self) -> bool:
-        """Whether the wanted metrics are stored."""
-        return self.stored_metrics() is not None or self.config.metrics == "none"
+        has_metrics = self.config.metrics == "none" or self.stored_metrics() is not None
+        return has_metrics and not (self.judges and stored.waiting)
 
     @property
     def num_documents(self) -> int:

@@ -15,10 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError
-from moe_lab.methods import c2r, get_method
-from moe_lab.methods.c2r import check_groups, check_partners, check_profile
+from moe_lab.methods import c2r
+from moe_lab.methods.c2r import check_partners, check_profile
 from moe_lab.models.source import TINY
 from moe_lab.routing import record
 from tests.support.command import Ended, run_command
@@ -177,15 +176,3 @@ def test_counts_have_the_models_layers_and_experts():
     check_profile("x", torch.zeros(layers, experts, experts), facts())
     with pytest.raises(ConfigError, match=r"method.profile=x (.|\n)*profile of this model"):
         check_profile("x", torch.zeros(layers - 1, experts, experts), facts())
-
-
-def test_a_model_that_chooses_within_groups_is_refused(tmp_path):
-    configs = {}
-    for family in ("olmoe", "deepseek_v3"):
-        small_model(family).config.save_pretrained(tmp_path / family)
-        configs[family] = Config(
-            method=get_method("c2r").Config(name="c2r"), model=ModelConfig(path=str(tmp_path / family))
-        )
-    check_groups(configs["olmoe"], facts())
-    with pytest.raises(ConfigError, match="method=c2r: .* chooses experts within groups"):
-        check_groups(configs["deepseek_v3"], facts())

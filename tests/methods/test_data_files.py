@@ -80,13 +80,6 @@ def test_a_folder_is_its_train_files_or_all_files_in_order(tmp_path):
         files(str(tmp_path / "empty"))
 
 
-def test_a_compressed_file_that_is_cut_is_named(tmp_path):
-    cut = gzip.compress(b'{"text": "a"}\n' * 1000)[:-20]
-    (tmp_path / "cut.jsonl.gz").write_bytes(cut)
-    with pytest.raises(TaskError, match=r"cut\.jsonl\.gz cannot be read"):
-        list(read_rows(tmp_path / "cut.jsonl.gz"))
-
-
 def test_a_parquet_file_of_several_batches_is_read_to_its_end(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -25,6 +25,7 @@ from moe_lab.models.memory import ModelPool
 from moe_lab.results.identity import source_digest
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
+from tests.support.command import run_command
 from tests.support.runs import config, small_data
 
 HOOKS = ("trained_facts", "check", "data_identity", "identity", "resolve_model", "open", "report")
@@ -128,6 +129,21 @@ def test_a_method_is_one_module_and_one_yaml(tmp_path: Path, monkeypatch: pytest
     assert method_names() == ["throw-away"]
     assert get_method("throw-away").Config().name == "throw-away"
     assert get_method("throw-away").__name__ == "ThrowAway"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("method=top-k method.k=17", "method=top-p method.k_max=17", "method=scmoe method.rank=17"),
+        *("method=scmoe method.beta=-1", "method=scmoe method.weak=last"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_before_weights_load(
+    typed: str, tmp_path: Path, capsys: Any, loads: list[str]
+) -> None:
+    ended = run_command(capsys, *typed.split(), "task=toy_choice", f"output_dir={tmp_path / 'out'}")
+    assert ended.code == 2 and typed.split()[1] in ended.err
+    assert loads == [] and not (tmp_path / "out").exists()
 
 
 CODE = """

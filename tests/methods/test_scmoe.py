@@ -304,14 +304,3 @@ def test_a_study_finds_settings_that_another_run_takes(tmp_path: Path, capsys: A
     tested = run_command(capsys, *command, f"method.profile={best}", "baseline=false")
     again = json.loads(Path(tested.out.splitlines()[-1]).read_text())["moe_lab"]
     assert again["run_id"] == result["run_id"] and "untuned" not in again
-
-
-@pytest.mark.parametrize("typed", ["method.rank=17", "method.beta=-1", "method.weak=last"])
-def test_they_are_refused_before_weights_load(
-    typed: str, tmp_path: Any, capsys: Any, loads: list[str]
-) -> None:
-    ended = run_command(
-        capsys, "method=scmoe", "model=tiny", "task=toy_choice", f"output_dir={tmp_path / 'out'}", typed
-    )
-    assert ended.code == 2 and typed in ended.err
-    assert loads == [] and not (tmp_path / "out").exists()

@@ -18,7 +18,6 @@ from moe_lab.methods.expert_counts import TopK
 from moe_lab.models.facts import ModelFacts
 from moe_lab.routing import find_routers
 from tests.support import rounding
-from tests.support.command import run_command
 from tests.support.models import small_model
 from tests.support.opened_methods import answered, facts_of, opened
 from tests.support.roe_reference import in_float64
@@ -104,15 +103,3 @@ def test_impossible_numbers_are_refused() -> None:
         top_k(k=7).check(FACTS)
     with pytest.raises(ConfigError, match="1 to 4 experts of the 8"):  # two of four groups are open
         top_k(k=5).check(facts_of(small_model("deepseek_v3")))
-
-
-def test_they_are_refused_before_weights_load(tmp_path: Any, capsys: Any, loads: list[str]) -> None:
-    ended = run_command(
-        capsys,
-        "method=top-k",
-        "model=tiny",
-        "task=toy_choice",
-        f"output_dir={tmp_path / 'out'}",
-        "method.k=17",
-    )
-    assert ended.code == 2 and "method.k=17" in ended.err and loads == []

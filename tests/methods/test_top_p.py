@@ -19,7 +19,6 @@ from moe_lab.methods.expert_counts import TopP
 from moe_lab.models.facts import ModelFacts
 from moe_lab.routing import find_routers
 from tests.support import attention_kinds, rounding
-from tests.support.command import run_command
 from tests.support.models import build, small_model
 from tests.support.opened_methods import answered, facts_of, opened
 from tests.support.roe_reference import in_float64
@@ -200,15 +199,3 @@ def test_impossible_values_are_refused(keys: dict[str, Any], says: str) -> None:
 def test_models_with_a_fixed_number_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot have another number"):
         top_p().check(facts_of(small_model("phimoe")))
-
-
-def test_it_is_refused_before_weights_load(tmp_path: Any, capsys: Any, loads: list[str]) -> None:
-    ended = run_command(
-        capsys,
-        "method=top-p",
-        "model=tiny",
-        "task=toy_choice",
-        f"output_dir={tmp_path / 'out'}",
-        "method.k_max=17",
-    )
-    assert ended.code == 2 and "method.k_max=17" in ended.err and loads == []

@@ -174,7 +174,7 @@ def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(
     measured, plain = deepcopy(small_model("mixtral")), deepcopy(small_model("mixtral"))
     told = train(measured, tmp_path / "measured", held_out=5, schedule="none-router", epochs=2)
     assert told["expert_metrics"]["measurements"] == 3 and told["expert_metrics"]["rows"] == 5
-    monkeypatch.setattr(training, "_measuring", lambda model, settings: [])
+    monkeypatch.setattr(training, "find_routers", lambda model: [])
     train(plain, tmp_path / "plain", held_out=5, schedule="none-router", epochs=2)
     assert same_weights(plain, measured)
     assert train(plain, tmp_path / "none")["expert_metrics"] is None

@@ -58,11 +58,11 @@ def test_a_warning_of_lm_eval_is_in_the_runs_log_and_once_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     harness = logging.getLogger("lm_eval")
-    level = harness.level
+    before = harness.level, list(harness.handlers)
     run: Any = SimpleNamespace(folder=tmp_path)
     with _run_log(run):
         for document in ("{'question': 1}", "{'question': 2}"):
             logging.getLogger("lm_eval.api.task").warning(f"Label index is out of range, Sample:\n{document}")
     assert capsys.readouterr().err == "Warning: Label index is out of range, Sample:\n"
     assert (tmp_path / "run.log").read_text().count("Label index") == 2
-    assert (harness.level, harness.handlers) == (level, [])
+    assert (harness.level, harness.handlers) == before

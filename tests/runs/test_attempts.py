@@ -115,7 +115,7 @@ def test_what_failed_in_a_worker_is_a_row_of_the_table_and_is_tried_by_the_next_
 ) -> None:
     fail(Path("outputs/runs") / HELD, ResultsError("the disk is full"))
     ended = run_command(capsys, *GRID)
-    assert ended.code == 1 and f"{HELD}:\nError: ResultsError: the disk is full\n" in ended.err
+    assert ended.code == 1 and f"{HELD}:\nError: the disk is full\n" in ended.err
     assert "failed" in ended.out and runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
     for other in ("2", None):  # another command with workers, and one without
         if other:

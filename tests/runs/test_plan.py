@@ -25,9 +25,10 @@ ROW = Row(
 
 
 def test_a_pipe_gets_one_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    print_rows([ROW])
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "a1b2c3d4" in line]
-    assert "allenai/OLMoE-1B-7B-0924-Instruct" in line and "12.3" in line and "123,456,789" in line
+    print_rows([ROW, replace(ROW, run="00000000")])
+    title, *lines = capsys.readouterr().out.splitlines()
+    [line] = [line for line in lines if "a1b2c3d4" in line]
+    assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title and "12.3" in line and "123,456,789" in line
 
 
 def test_a_terminal_gets_80_columns(

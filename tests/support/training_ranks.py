@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from moe_lab.errors import TrainingError
-from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
-from moe_lab.methods.finetune_freeze.training import train_phases
-from moe_lab.methods.trainer import MoeTrainer
+from moe_lab.methods.finetune_freeze.training import train_on_rank
+from moe_lab.methods.trainer import Log, MoeTrainer
 from moe_lab.runs.distributed import sharded
 from tests.support.trainings import training_of
 
@@ -23,17 +22,19 @@ def whole(value: torch.Tensor) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
 
-def watched(train, folder):
-    """`FreezeTrainer.train`, after which weights, the names of what has moments, and whether all is split are kept."""
+def watched(on_step_end, training):
+    """`Log.on_step_end`, which after each phase keeps weights, the names of what has moments, and whether all is split."""
 
-    def and_write(self, **options):
-        train(self, **options)
-        weights = {name: whole(value) for name, value in self.model.state_dict().items()}
-        held = {name for name, own in self.model.named_parameters() if own in self.optimizer.state}
-        split = all(isinstance(own, DTensor) for own in self.model.parameters())
-        torch.save(
-            [weights, held, split], folder / f"step{self.state.global_step}.rank{os.environ['RANK']}.pt"
-        )
+    def and_write(self, args, state, control, model=None, optimizer=None, **kwargs):
+        on_step_end(self, args, state, control)
+        if state.global_step not in training.recipe.ends(len(training.rows)):
+            return
+        model = model.module if hasattr(model, "module") else model
+        weights = {name: whole(value) for name, value in model.state_dict().items()}
+        held = {name for name, own in model.named_parameters() if own in optimizer.state}
+        split = all(isinstance(own, DTensor) for own in model.parameters())
+        file = training.folder / f"step{state.global_step}.rank{os.environ['RANK']}.pt"
+        torch.save([weights, held, split], file)
 
     return and_write
 
@@ -58,14 +59,15 @@ def train_in_turn(model: Path, trainings: dict[Path, dict[str, Any]]) -> None:
     """
     dist.init_process_group("gloo")
     sharded()
-    train, compute_loss = FreezeTrainer.train, MoeTrainer.compute_loss
+    on_step_end, compute_loss = Log.on_step_end, MoeTrainer.compute_loss
     for folder, settings in trainings.items():
-        FreezeTrainer.train = watched(train, folder)
         MoeTrainer.compute_loss = troubled(
             compute_loss, settings.pop("die", None), settings.pop("poison", None)
         )
+        training = training_of(folder, model=model, **settings)
+        Log.on_step_end = watched(on_step_end, training)
         try:
-            train_phases(training_of(folder, model=model, **settings))
+            train_on_rank(training)
         except TrainingError as error:
             (folder / f"error.rank{os.environ['RANK']}").write_text(str(error))
     dist.destroy_process_group()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,10 +22,8 @@ from moe_lab.engine.pass_size import pass_budget
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
 from moe_lab.errors import RoutingError
+from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
-
-if TYPE_CHECKING:
-    from moe_lab.methods.c3po.config import C3POConfig
 
 ROWS = 96
 """Pairs of one pass."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from moe_lab.config.schema import Config
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.generate import generate
@@ -22,18 +23,14 @@ from moe_lab.engine.scoring import Budget, Scores, ScoringRequest
 from moe_lab.engine.suffix import PromptSuffix, ReroutedForward, SuffixReplay
 from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.methods.base import engine_options
+from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.optimizer import Optimized, PathwayOptimizer
 from moe_lab.methods.c3po.pathway import Pathways
 from moe_lab.methods.references.embeddings import text_key
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
+from moe_lab.models.load import LoadedModel
 from moe_lab.results.atomic import writing
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-    from moe_lab.methods.c3po.config import C3POConfig
-    from moe_lab.models.load import LoadedModel
-
 
 FILE = "traces.jsonl"
 DIGITS = 6

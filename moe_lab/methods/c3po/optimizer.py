@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from moe_lab.engine.forward.kv_cache import Store, store_on
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
+from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.descent import NeighbourLoss, ngd
 from moe_lab.methods.c3po.kernel_methods import (
     kernel,
@@ -25,10 +25,7 @@ from moe_lab.methods.c3po.kernel_methods import (
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 from moe_lab.methods.references.embeddings import Neighbours, neighbours, text_ids
 from moe_lab.methods.references.reference_set import ReferenceSet
-
-if TYPE_CHECKING:
-    from moe_lab.methods.c3po.config import C3POConfig
-    from moe_lab.models.load import LoadedModel
+from moe_lab.models.load import LoadedModel
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,15 +21,13 @@ from moe_lab.engine.planned import Asked, Ids
 from moe_lab.engine.prefill import GenerationState
 from moe_lab.engine.scoring import ScoringRequest
 from moe_lab.engine.suffix import PromptSuffix
+from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.engine import AT_ONCE, PathwayEngine
 from moe_lab.methods.c3po.optimizer import PathwayOptimizer
 from moe_lab.methods.references.embeddings import Neighbours
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
-
-if TYPE_CHECKING:
-    from moe_lab.methods.c3po.config import C3POConfig
-    from moe_lab.models.load import LoadedModel
+from moe_lab.models.load import LoadedModel
 
 T = TypeVar("T")
 OTHER_IDS = 2**32

@@ -79,7 +79,14 @@ def with_shared_experts(phases: Sequence[Phase]) -> tuple[Phase, ...]:
 def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
     """The listed phases, or those of a named schedule. Raises ConfigError for an unknown schedule."""
     if phases is not None:
-        return _listed(phases)
+        found: list[Phase] = coerce(phases, list[Phase], "method.phases")
+        ends = [phase.until for phase in found]
+        if not found or ends != sorted(set(ends)) or ends[-1] != 1:
+            raise ConfigError(
+                f"method.phases: the phases end at {', '.join(f'{end:g}' for end in ends)}. `until` is the share of "
+                "the steps at which a phase ends: above 0, increasing, and 1 for the last phase."
+            )
+        return tuple(replace(phase, frozen=tuple(sorted(set(phase.frozen)))) for phase in found)
     if schedule not in SCHEDULES:
         raise ConfigError(
             f"method.schedule={schedule} is unknown. Choices: {', '.join(SCHEDULES)}."
@@ -90,17 +97,6 @@ def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
         Phase(frozen=() if part == "none" else (part,), until=(number + 1) / len(parts))
         for number, part in enumerate(parts)
     )
-
-
-def _listed(phases: Any) -> tuple[Phase, ...]:
-    found: list[Phase] = coerce(phases, list[Phase], "method.phases")
-    ends = [phase.until for phase in found]
-    if not found or ends != sorted(set(ends)) or ends[-1] != 1:
-        raise ConfigError(
-            f"method.phases: the phases end at {', '.join(f'{end:g}' for end in ends)}. `until` is the share of the "
-            "steps at which a phase ends: above 0, increasing, and 1 for the last phase."
-        )
-    return tuple(replace(phase, frozen=tuple(sorted(set(phase.frozen)))) for phase in found)
 
 
 def label(phases: Sequence[Phase]) -> str:

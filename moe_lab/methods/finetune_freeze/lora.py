@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, first_line, reading
 from moe_lab.methods.finetune_freeze.config import Lora
@@ -24,9 +25,6 @@ from moe_lab.models.adapters import save_adapter
 from moe_lab.models.distributed import sharded
 from moe_lab.models.source import load_config, model_source
 from moe_lab.results.atomic import obey_umask
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
 
 
 def check_lora(config: Config, lora: Lora) -> None:

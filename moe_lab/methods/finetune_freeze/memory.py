@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from moe_lab.config.schema import Config
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, MOMENTS, FinetuneConfig, Phase, Recipe
 from moe_lab.methods.finetune_freeze.lora import empty_adapted
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, empty_model, parameter_groups, trainable
 from moe_lab.methods.training_memory import bytes_of, pass_bytes, with_shapes
 from moe_lab.models.distributed import num_processes
-from moe_lab.models.facts import resolve_device
+from moe_lab.models.facts import ModelFacts, resolve_device
 from moe_lab.models.source import load_config
 from moe_lab.tasks.loading import once
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-    from moe_lab.models.facts import ModelFacts
 
 BLOCK, CODES, LEAST_QUANTIZED = 256, 256, 4096
 """torchao's AdamW8bit: numbers that share a float32 scale, float32 values of the codes, its smallest 8-bit tensor."""

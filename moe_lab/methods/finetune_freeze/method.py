@@ -111,11 +111,6 @@ class FinetuneFreeze(TrainingMethod):
             raise ModelError(
                 "A quantized model cannot be fine-tuned. Use the checkpoint before quantization."
             )
-        if config.device.partition(":")[2] not in ("", "0"):
-            raise ConfigError(
-                f"device={config.device}: training uses the first visible GPU. Use device=cuda and choose with "
-                "CUDA_VISIBLE_DEVICES."
-            )
         self._check_deepspeed(config)
         if self.config.lora.r is not None:
             check_lora(config, self.config.lora)

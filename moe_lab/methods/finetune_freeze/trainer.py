@@ -55,7 +55,8 @@ class Rate:
 class Freezing(TrainerCallback):
     """Freezes and unfreezes parameters at the first step of each phase, also in a resumed training.
 
-    Parameters that the model itself does not train stay frozen.
+    Parameters that the model itself does not train stay frozen. All others are trainable while the model is wrapped for
+    several processes: wrappers never reduce the gradients of parameters that are frozen then.
     """
 
     def __init__(self, groups: Groups, phases: Sequence[Phase], ends: Sequence[int]):
@@ -66,31 +67,22 @@ class Freezing(TrainerCallback):
     def on_step_begin(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
     ) -> None:
+        """Freeze exactly the phase's groups, and remove their gradients and optimizer state."""
         phase = phase_at(self.ends, state.global_step)
-        if phase != self.phase:
-            self.phase = phase
-            self.freeze(self.phases[phase].frozen, optimizer)
-
-    def freeze(self, frozen: Sequence[str], optimizer: Any) -> None:
-        """Freeze exactly these groups, and remove their gradients and optimizer state."""
+        if phase == self.phase:
+            return
+        self.phase = phase
         for name, group in self.groups.items():
             for parameter in group:
-                parameter.requires_grad = name not in frozen
-                if name in frozen:
+                parameter.requires_grad = name not in self.phases[phase].frozen
+                if not parameter.requires_grad:
                     parameter.grad = None
-                    if optimizer is not None:
-                        optimizer.state.pop(parameter, None)
-
-
-class UpTo(TrainerCallback):
-    """Writes a checkpoint at a step and stops."""
-
-    def __init__(self, step: int):
-        self.step = step
+                    optimizer.state.pop(parameter, None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            control.should_save = control.should_log = control.should_training_stop = True
+        """Of several processes, the first one reads the trained model from the last step's checkpoint."""
+        if args.world_size > 1 and state.global_step == state.max_steps:
+            control.should_save = control.should_log = True
 
 
 class AtEpochEnds(TrainerCallback):
@@ -180,10 +172,7 @@ class Order(Sampler[int]):
 
 
 class FreezeTrainer(MoeTrainer):
-    """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN.
-
-    With `phase` it runs only the steps of that phase, for a model that several processes share.
-    """
+    """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN."""
 
     def __init__(
         self,
@@ -191,7 +180,6 @@ class FreezeTrainer(MoeTrainer):
         recipe: Recipe,
         validation: Rows,
         noise: RoutingNoise | None = None,
-        phase: int | None = None,
         **options: Any,
     ):
         rows = len(options["train_dataset"])
@@ -206,9 +194,6 @@ class FreezeTrainer(MoeTrainer):
         self.args.save_only_model = False  # `save_optimizer` stores a sharded model's optimizer
         self.freezing = Freezing(parameter_groups(self.model), recipe.phases, recipe.ends(rows))
         self.add_callback(self.freezing)
-        if phase is not None:
-            self.freezing.freeze(recipe.phases[phase].frozen, None)
-            self.add_callback(UpTo(recipe.ends(rows)[phase]))
         if len(validation):
             self.add_callback(AtEpochEnds(recipe.steps_per_epoch(rows), recipe.early_stop_patience))
         if self.auxiliary:

@@ -22,12 +22,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
 from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
+from moe_lab.config.schema import Config
 from moe_lab.methods.c2r import partners_in, write_profile
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
 from moe_lab.methods.finetune_freeze.lora import empty_adapted, save_lora, with_lora
@@ -40,26 +42,19 @@ from moe_lab.methods.finetune_freeze.parameter_groups import (
     trainable,
 )
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
-from moe_lab.methods.tokenized import Pad, Row, Rows
+from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, print_resumed, save_model
 from moe_lab.methods.trainer import LOSS, Log, RoutingNoise, own_checkpoint, training_arguments
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.adapters import load_adapter
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
-from moe_lab.models.facts import resolve_device
+from moe_lab.models.facts import ModelFacts, resolve_device
 from moe_lab.models.load import LoadedModel, load_model
 from moe_lab.models.source import load_config
 from moe_lab.results.atomic import writing
 from moe_lab.results.identity import versions
 from moe_lab.routing.hook import find_routers, routed, why_fixed
 from moe_lab.routing.policies import PartnersOnly
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from moe_lab.config.schema import Config
-    from moe_lab.methods.tokenized import Encoded, Prepared
-    from moe_lab.models.facts import ModelFacts
 
 LOGGING_STEPS = 10
 
@@ -111,9 +106,12 @@ def finetune(model: Any, training: Training) -> dict[str, Any]:
 
 def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     """Train in all processes. Returns the trained model, loaded in this process, and training.json's content."""
-    _print_resumed(training, last_checkpoint(training.checkpoints))
-    run_on_all_ranks(partial(train_phases, training))
     checkpoint = last_checkpoint(training.checkpoints)
+    _print_resumed(training, checkpoint)
+    if checkpoint is None or not is_done(training, checkpoint):
+        run_on_all_ranks(partial(train_on_rank, training))
+        gc.collect()  # the Trainer's model is in reference cycles
+        checkpoint = last_checkpoint(training.checkpoints)
     assert checkpoint is not None
     state, full = state_of(checkpoint), None
     if training.recipe.lora is None:
@@ -128,21 +126,11 @@ def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
     return model, course | {"processes": num_processes(), "sharded": sharded()}
 
 
-def train_phases(training: Training) -> None:
-    """Run the phases in this process, each with a new model and trainer from the last phase's checkpoint.
-
-    A wrapper for several processes cannot change which parameters it trains, so a phase needs its own.
-    """
-    for phase in range(len(training.recipe.phases)):
-        checkpoint = last_checkpoint(training.checkpoints)
-        if checkpoint is not None and is_done(training, checkpoint, phase):
-            continue
-        loaded = load_to_train(training, shard=sharded())
-        with _routing(loaded.model, training) as noise:
-            trainer = _trainer(loaded.model, training, noise, phase)
-            trainer.train_from_last()
-        del loaded, trainer
-        gc.collect()
+def train_on_rank(training: Training) -> None:
+    """Train in this process, with the others that run the same."""
+    loaded = load_to_train(training, shard=sharded())
+    with _routing(loaded.model, training) as noise:
+        _trainer(loaded.model, training, noise).train_from_last()
 
 
 def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
@@ -164,9 +152,10 @@ def _routing(model: Any, training: Training) -> Iterator[RoutingNoise | None]:
         yield noise
 
 
-def _trainer(
-    model: Any, training: Training, noise: RoutingNoise | None, phase: int | None = None
-) -> FreezeTrainer:
+def _trainer(model: Any, training: Training, noise: RoutingNoise | None) -> FreezeTrainer:
+    callbacks: list[Any] = [Log(training.folder)]
+    if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
+        callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
     return FreezeTrainer(
         recipe=training.recipe,
         model=model,
@@ -174,9 +163,8 @@ def _trainer(
         train_dataset=Rows(training.rows),
         validation=Rows(training.validation),
         data_collator=Pad(training.pad_token),
-        callbacks=[Log(training.folder), *_measuring(model, training)],
+        callbacks=callbacks,
         noise=noise,
-        phase=phase,
     )
 
 
@@ -186,10 +174,10 @@ def _print_resumed(training: Training, checkpoint: Path | None) -> None:
         print_resumed(training.folder, state_of(checkpoint).global_step, steps)
 
 
-def is_done(training: Training, checkpoint: Path, phase: int = -1) -> bool:
-    """Whether a phase, or the whole training (-1), ends at this checkpoint or before it, or stopped early."""
+def is_done(training: Training, checkpoint: Path) -> bool:
+    """Whether the training ends at this checkpoint, or stopped early."""
     recipe, state = training.recipe, state_of(checkpoint)
-    if state.global_step >= recipe.ends(len(training.rows))[phase]:
+    if state.global_step >= recipe.steps(len(training.rows)):
         return True
     patience = recipe.early_stop_patience
     return patience is not None and stopped(losses_of(state.log_history), patience)
@@ -227,13 +215,6 @@ def _course(
     }
 
 
-def _measuring(model: Any, training: Training) -> list[ExpertMetrics]:
-    """Measures expert metrics on the validation conversations, if there are routers and they route single tokens."""
-    if not training.validation or not find_routers(model) or why_fixed(model):
-        return []
-    return [ExpertMetrics(Rows(training.validation), training.folder)]
-
-
 def _arguments(training: Training) -> TrainingArguments:
     recipe, config = training.recipe, training.config
     steps = recipe.steps(len(training.rows))
@@ -253,6 +234,7 @@ def _arguments(training: Training) -> TrainingArguments:
         logging_steps=min(LOGGING_STEPS, steps),
         activation_checkpointing=config.method.activation_checkpointing,
         save_steps=config.method.save_steps,
+        ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
         save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
         metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
         greater_is_better=False,

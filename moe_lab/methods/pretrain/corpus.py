@@ -15,21 +15,18 @@ from functools import lru_cache
 from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from moe_lab.config.progress import Progress
+from moe_lab.config.schema import Config
 from moe_lab.errors import ModelError, TaskError, reading
 from moe_lab.methods.data_files import FORMATS, data_files, format_of, opened, read_rows
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.loading import once
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-
 
 GENERATED = {"toy": "moe_lab.tasks.toy.corpus", "toy_rules": "moe_lab.tasks.toy.rules"}
 """Modules whose `documents(seed, index, count)` draws a corpus."""

@@ -187,8 +187,10 @@ class PretrainTrainer(MoeTrainer):
     ) -> Any:
         """Cross-entropy plus each regularizer times its coefficient: the mean over MoE layers and the step's passes."""
         inputs = dict(inputs)
-        row_B = inputs.pop("row")
-        with self.routing.one_pass(row_B, inputs["input_ids"].shape[1], self._temperature(row_B)):
+        row_B, temperature_B = inputs.pop("row"), None
+        if self.design.routing_noise:
+            temperature_B = self.temperatures(row_B, self.state.global_step).to(self.args.device)
+        with self.routing.one_pass(row_B, inputs["input_ids"].shape[1], temperature_B):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.balance:
             self.balance.count(self.routing.layers)
@@ -197,11 +199,6 @@ class PretrainTrainer(MoeTrainer):
             loss = loss + self.weights[name] * values_L.mean() / divided
             self.seen.setdefault(name, []).append(values_L.detach())
         return (loss, outputs) if return_outputs else loss
-
-    def _temperature(self, row_B: Tensor) -> Tensor | None:
-        if not self.design.routing_noise:
-            return None
-        return self.temperatures(row_B, self.state.global_step).to(self.args.device)
 
     def _regularizers(self) -> dict[str, Tensor]:
         """float32 [L] by name."""

@@ -20,33 +20,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, GenerationConfig, TrainingArguments, set_seed
 
+from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
-from moe_lab.methods.pretrain.corpus import PackedRows, pack_once
+from moe_lab.methods.pretrain.corpus import Corpus, PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
 from moe_lab.methods.trained import print_resumed, save_model, steps_kept
 from moe_lab.methods.trainer import Log, training_arguments
+from moe_lab.models.designs.units import UnitTables
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import set_experts_in_training
-from moe_lab.models.facts import resolve_device
+from moe_lab.models.facts import ModelFacts, resolve_device
 from moe_lab.models.memory import peak_memory_bytes, reset_peak_memory
 from moe_lab.results.atomic import writing
 from moe_lab.results.identity import versions
 from moe_lab.results.measured import Difference, HeldOut
 from moe_lab.results.statistics import bootstrap_interval
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-    from moe_lab.methods.pretrain.corpus import Corpus
-    from moe_lab.models.designs.units import UnitTables
-    from moe_lab.models.facts import ModelFacts
-
 
 ROWS = 32
 """Validation rows that `leak` reads."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +23,7 @@ from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, reading
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.hub import is_offline
-
-if TYPE_CHECKING:
-    from moe_lab.models.load import LoadedModel
-
+from moe_lab.models.load import LoadedModel
 
 SHOWN = 256
 """The number of texts from which on a progress bar is shown."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from moe_lab.config.schema import Config
+from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.references.documents import (
     ReferenceDocuments,
@@ -24,16 +26,12 @@ from moe_lab.methods.references.documents import (
 )
 from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states, normalized
 from moe_lab.methods.references.store import ANSWER_TOKENS, build, pathways, read
+from moe_lab.models.facts import ModelFacts
+from moe_lab.models.load import LoadedModel
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import HASHED, decisive_versions, folder_name, run_id, task_label, task_settings
 from moe_lab.tasks.requests import workload_of_tasks
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
 
 NUMERICS = 3
 """Raised whenever the content of a set may change."""
@@ -89,7 +87,15 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     references = references_of(config, settings, documents, model.facts)
     folder = references.folder
     record = references.load_or_make(lambda: build(folder, config, settings.tokens, documents, model, lm))
-    _check_enough(record, settings, config)
+    least = settings.k if settings.epsilon is None else 1
+    if record["correct"] < least:
+        tasks = ", ".join(task for source in record["sources"] for task in source["tasks"])
+        enough = "" if least == 1 else f", and method.k={settings.k} neighbours are needed"
+        raise ConfigError(
+            f"{config.model.name} answered {record['correct']} of {record['asked']} reference questions of {tasks} "
+            f"correctly{enough}.\nUse others with method.reference=<lm-eval task>, or more with "
+            "method.reference_size=<n>."
+        )
     return stored_references(folder, settings.embeddings, model)
 
 
@@ -102,8 +108,15 @@ def stored_references(folder: Path, how: str | None, model: LoadedModel) -> Refe
     Raises ConfigError if a file is missing or damaged.
     """
     found = read(folder)
-    embedding, mean = _embeddings(folder, how, found["texts"], model)
-    return ReferenceSet(folder=folder, **found, embedding_RX=embedding, how=how, mean_X=mean)
+    file = folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
+    if not file.exists():
+        embedding, mean = _embedded(how, found["texts"], model)
+        write_atomically(file, save({"embedding": embedding} | ({} if mean is None else {"mean": mean})))
+    with reading(file, "Remove it: it is computed again."):
+        kept = load_file(file)
+    return ReferenceSet(
+        folder=folder, **found, embedding_RX=kept["embedding"], how=how, mean_X=kept.get("mean")
+    )
 
 
 def given_references(
@@ -194,31 +207,6 @@ def questions_content(config: Config, documents: ReferenceDocuments, facts: Mode
         "metrics": documents.metrics,
         "documents": documents_digest(tasks, documents.samples),
     }
-
-
-def _check_enough(counts: dict[str, Any], settings: Any, config: Config) -> None:
-    least = settings.k if settings.epsilon is None else 1
-    if counts["correct"] >= least:
-        return
-    tasks = ", ".join(task for source in counts["sources"] for task in source["tasks"])
-    enough = "" if least == 1 else f", and method.k={settings.k} neighbours are needed"
-    raise ConfigError(
-        f"{config.model.name} answered {counts['correct']} of {counts['asked']} reference questions of {tasks} "
-        f"correctly{enough}.\nUse others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
-    )
-
-
-def _embeddings(
-    folder: Path, how: str | None, texts: list[str], model: LoadedModel
-) -> tuple[Tensor, Tensor | None]:
-    """([R, X], the subtracted mean or None), stored with the set."""
-    file = folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
-    if not file.exists():
-        embedding, mean = _embedded(how, texts, model)
-        write_atomically(file, save({"embedding": embedding} | ({} if mean is None else {"mean": mean})))
-    with reading(file, "Remove it: it is computed again."):
-        kept = load_file(file)
-    return kept["embedding"], kept.get("mean")
 
 
 def _embedded(how: str | None, texts: list[str], model: LoadedModel) -> tuple[Tensor, Tensor | None]:

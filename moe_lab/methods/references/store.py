@@ -18,25 +18,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from moe_lab.config.progress import Progress
+from moe_lab.config.schema import Config
+from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.scoring import Budget
 from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError, reading
+from moe_lab.methods.references.documents import ReferenceDocuments
+from moe_lab.models.load import LoadedModel
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import versions
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.engine.scoring import Budget
-    from moe_lab.methods.references.documents import ReferenceDocuments
-    from moe_lab.models.load import LoadedModel
-
 
 ANSWER_TOKENS = 32
 """Tokens of an answer that are stored, from the first on. Losses are computed on them."""
@@ -164,24 +161,17 @@ def _choice(key: str, number: int, task: Any, instances: list[Any]) -> Choice:
 def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:
     """The base model's graded answers, one per question."""
     graded: dict[int, Graded] = {}
+    progress, lm.progress = lm.progress, False
     for kind in dict.fromkeys(question.kind for question in questions):
         of_kind = [i for i, question in enumerate(questions) if question.kind == kind]
-        responses = iter(_ask(kind, [request for i in of_kind for request in questions[i].requests], lm))
+        requests = [Request(request) for i in of_kind for request in questions[i].requests]
+        answers: dict[int, Any] = {}
+        lm.answer(kind, requests, answers.__setitem__)
+        responses = iter([answers[j] for j in range(len(requests))])
         for i in of_kind:
             graded[i] = questions[i].graded([next(responses) for _ in questions[i].requests])
+    lm.progress = progress
     return [graded[i] for i in range(len(questions))]
-
-
-def _ask(kind: str, requests: list[tuple], lm: EngineLM) -> list[Any]:
-    from moe_lab.engine.lm import Request
-
-    answers: dict[int, Any] = {}
-    progress, lm.progress = lm.progress, False
-    try:
-        lm.answer(kind, [Request(request) for request in requests], answers.__setitem__)
-    finally:
-        lm.progress = progress
-    return [answers[i] for i in range(len(requests))]
 
 
 def build(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.method import Context, Method
+from moe_lab.methods.method import Context, Method, check_first_gpu
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
 from moe_lab.tasks.loading import once
 
@@ -67,6 +67,7 @@ class VirtualTokens(Method):
         """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
         from moe_lab.methods.references.reference_set import questions_content
 
+        check_first_gpu(config)
         documents = check_choice_questions(config, self.config)
         self._check_model(config, facts)
         return questions_content(config, documents, facts)

@@ -16,26 +16,23 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import set_seed
 
+from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods.base import base_lm
+from moe_lab.methods.references.documents import ReferenceDocuments
 from moe_lab.methods.tokenized import NO_LOSS, Pad, Row, Rows
 from moe_lab.methods.trained import check_trained, print_resumed, steps_kept
 from moe_lab.methods.trainer import Log, MoeTrainer, training_arguments
 from moe_lab.models.adapters import save_adapter
+from moe_lab.models.load import LoadedModel
 from moe_lab.results.atomic import obey_umask, writing
 from moe_lab.results.identity import versions
 from moe_lab.routing.hook import opened
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-    from moe_lab.methods.references.documents import ReferenceDocuments
-    from moe_lab.models.load import LoadedModel
-
 
 SAVE_STEPS = 50
 """Optimizer steps between checkpoints."""

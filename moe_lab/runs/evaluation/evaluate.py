@@ -45,7 +45,10 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     from moe_lab.models.tokenizer import template_block
     from moe_lab.results.samples import write_samples
 
-    _write_settings(run)
+    config = recorded(run.config)
+    overrides = config.pop("overrides")
+    write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+    write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))
     path = run.folder / "responses.jsonl"
     again = run.config.rerun  # an interrupted rerun continues its own log
     if run.judges and not again:
@@ -114,10 +117,3 @@ def _run_log(run: Run) -> Iterator[None]:
             source.removeHandler(handler)
         harness.setLevel(quiet)
         handler.close()
-
-
-def _write_settings(run: Run) -> None:
-    config = recorded(run.config)
-    overrides = config.pop("overrides")
-    write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
-    write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))

@@ -47,7 +47,7 @@ def in_small_portions() -> None:
 
 def killed_in_the_second_portion_of_references(argv: list[str]) -> None:
     in_small_portions()
-    reference_files._ask = after(1, reference_files._ask)
+    reference_files.answered = after(1, reference_files.answered)
     main(argv)
 
 

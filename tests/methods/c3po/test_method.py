@@ -256,7 +256,7 @@ def test_other_references_make_another_run(tmp_path, capsys):
     write_jsonl(data / "arc_easy" / "train.jsonl", choices(61)[12:])
     plans.append(command(capsys, tmp_path / "out", *keys).out)
     assert plans[0] == plans[1]
-    ids = [next(line for line in plan.splitlines() if "c3po" in line).split()[1] for plan in plans]
+    ids = [next(line for line in plan.splitlines() if " c3po " in line).split()[0] for plan in plans]
     assert ids[0] != ids[2]
 
 

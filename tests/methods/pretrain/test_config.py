@@ -113,15 +113,12 @@ def test_a_recipe_has_what_determines_the_weights_and_no_more():
         ({"shared_experts": 1}, "is not divisible by the 3 experts"),
         ({"backbone": "deepseek", "layers": 1}, "method.layers=1 leaves no experts"),
         ({"hidden_size": 36}, "method.hidden_size=36 must be a multiple of 2 x method.heads=4"),
-        ({"hidden_size": 20}, "method.hidden_size=20 must be"),
         ({"router": "expert", "capacity_factor": 0.3}, "an expert would take 0.90 tokens of a row of 12"),
         ({"router": "expert", "aux_loss": 0.1}, "method.router=expert leaves no load"),
         ({"router": "expert", "bias_rate": 0.1}, "method.router=expert leaves no load"),
-        ({"router": "expert", "device_loss": 0.1}, "method.router=expert leaves no load"),
         ({"router": "expert", "routing_noise": 1.0}, "method.routing_noise needs method.router=token"),
         ({"router": "word", "routing_noise": 1.0}, "method.routing_noise needs method.router=token"),
         ({"router": "word-hash", "bias_rate": 0.1}, "method.router=word-hash leaves no load"),
-        ({"router": "word-hash", "aux_loss": 0.1}, "method.router=word-hash leaves no load"),
         ({"device_loss": 0.1, "devices": 3}, "method.experts=8 is not divisible by method.devices=3"),
         ({"vocab_size": 256}, "method.vocab_size=256"),
         ({"warmup_ratio": 1.0}, "method.warmup_ratio=1.0: must be below 1"),
@@ -129,13 +126,10 @@ def test_a_recipe_has_what_determines_the_weights_and_no_more():
         ({"learning_rate": 0.0}, "method.learning_rate=0.0"),
         ({"sequence_length": 1}, "method.sequence_length=1"),
         ({"validation_rows": 1}, "method.validation_rows=1"),
-        ({"validation_rows": 0}, "method.validation_rows=0"),
         ({"aux_loss": -0.1}, "method.aux_loss=-0.1"),
-        ({"bias_rate": -0.1}, "method.bias_rate=-0.1"),
         ({"routing_noise": -1.0}, "method.routing_noise=-1.0"),
         ({"z_loss": float("nan")}, "method.z_loss"),
         ({"learning_rate": float("inf")}, "method.learning_rate"),
-        ({"dataset_size": 0}, "method.dataset_size=0"),
         ({"steps": 0}, "method.steps=0"),
     ],
 )
@@ -143,10 +137,6 @@ def test_an_impossible_design_is_named(keys, told):
     with pytest.raises(ConfigError) as error:
         design(**keys)
     assert told in str(error.value)
-
-
-def test_a_whole_token_is_capacity_enough():
-    assert design(router="expert", sequence_length=4, capacity_factor=1.0).capacity_factor == 1.0
 
 
 def test_a_dense_model_needs_no_experts():

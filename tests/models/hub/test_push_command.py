@@ -90,7 +90,7 @@ def test_two_tasks_are_one_push_with_the_scores_of_both(token, hub, tmp_path, ca
             "method.hub_model_id=lab/adapter is one repository",
             marks=pytest.mark.slow,
         ),
-        ([*PUSH, "seeds=2"], "this command trains 2 models"),
+        ([*PUSH, "seeds=2"], "this command trains several models"),
         ([*PUSH, "offline=true"], "needs the network"),
         (["method.hub_model_id=lab/adapter"], "has no effect without method.push_to_hub=true"),
     ],

@@ -20,9 +20,9 @@ def study(output):
     )
     (folder / "best.yaml").write_text("{score: 1.5, untuned_score: 1.75, temperature: [0, 1]}")
     (folder / "trials.csv").write_text(
-        "number,value,datetime_start,duration,params_temperature_2,user_attrs_worker,system_attrs_x,state\n"
-        "0,1.7512345678,2026-01-01 00:00:00,0 days 00:01:04.063077,0.05,0,y,COMPLETE\n"
-        "1,1.5,2026-01-01 00:00:00,,0.0,0,,PRUNED\n"
+        "number,value,datetime_start,duration,params_temperature_2,system_attrs_x,state\n"
+        "0,1.7512345678,2026-01-01 00:00:00,0 days 00:01:04.063077,0.05,y,COMPLETE\n"
+        "1,1.5,2026-01-01 00:00:00,,0.0,,PRUNED\n"
     )
     return folder
 

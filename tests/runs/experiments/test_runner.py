@@ -604,8 +604,11 @@ def test_a_plan_has_cells_whose_temperatures_a_study_will_find(capsys, tmp_path)
     """Broken by a method that is made with the name `profile` for a file of temperatures."""
     ended = run_command(capsys, "experiment=roe/figure4", "mode=plan", f"output_dir={tmp_path}")
     assert ended.code == 0 and "method.temperature=profile" in ended.out
-    rows = [line.split("│") for line in ended.out.splitlines() if "cache=clean" in line]
-    tokens = {row[6].split()[1]: row[8].strip() for row in rows if "profile" in row[6]}
-    others = {row[6].split()[1]: row[8].strip() for row in rows if "temperature=0" in row[6]}
-    assert {row[7].strip() for row in rows} == {"4"}, "the documents are the cell's, not the study's"
+    rows = [line for line in ended.out.splitlines() if "cache=clean" in line]
+    split = [re.search(r" method.n=(\d+) (\S+) .*  (\d+)  +([\d,]+)  ", row).groups() for row in rows]
+    tokens, others = (
+        {n: count for n, temperature, _, count in split if temperature == f"method.temperature={which}"}
+        for which in ("profile", "0")
+    )
+    assert {documents for *_, documents, _ in split} == {"4"}, "the documents are the cell's, not the study's"
     assert len(set(tokens.values())) == 4 and tokens.items() <= others.items()

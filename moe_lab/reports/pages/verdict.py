@@ -18,6 +18,12 @@ from moe_lab.results.scores import (
 )
 
 BASE_MODEL = "the base model"
+TESTS = {
+    "McNemar": "McNemar's",
+    "permutation": "permutation test's",
+    "seeds": "over seeds and documents,",
+    "average": "over tasks,",
+}
 
 
 @dataclass(frozen=True)
@@ -91,16 +97,8 @@ def _numbers(score: Score, against: str) -> str:
             if several
             else ""
         )
-        text += f" ({_test(score)} p = {score.p:.2g}{by_holm})"
+        text += f" ({TESTS[score.test or '']} p = {score.p:.2g}{by_holm})"
     return text + "."
-
-
-def _test(score: Score) -> str:
-    if score.p_mcnemar is not None:
-        return "McNemar's"
-    if score.p_average is not None:
-        return "over tasks,"
-    return "permutation test's" if score.p_randomization is not None else "over seeds and documents,"
 
 
 def _conclusion(score: Score) -> str:

@@ -284,10 +284,11 @@ def paired_lines(a: Evaluation, b: Evaluation, task: str) -> dict[str, list[Pair
     mine, theirs = _by_filter(a.samples[task]), _by_filter(b.samples[task])
     pairs = {}
     for name in (name for name in mine if name in theirs):
-        _check_documents(a, b, task, mine[name], theirs[name])
-        pairs[name] = [(line, theirs[name][key]) for key, line in mine[name].items()]
-        _check_prompts(a, b, task, pairs[name])
-        _check_targets(a, b, task, pairs[name])
+        own, other = mine[name], theirs[name]
+        if own.keys() != other.keys():
+            raise ConfigError(_other_documents(a, b, task, own, other))
+        pairs[name] = [(line, other[key]) for key, line in own.items()]
+        _check_questions(a, b, task, pairs[name])
     return pairs
 
 
@@ -302,73 +303,48 @@ def _by_filter(lines: Sequence[Sample]) -> dict[str, dict[Key, Sample]]:
     return found
 
 
-def _check_documents(
+def _other_documents(
     a: Evaluation, b: Evaluation, task: str, mine: dict[Key, Sample], theirs: dict[Key, Sample]
-) -> None:
-    alone = {
-        a.key: [line for key, line in mine.items() if key not in theirs],
-        b.key: [line for key, line in theirs.items() if key not in mine],
-    }
-    if not any(alone.values()):
-        return
-    counts = " and ".join(
-        f"{len(lines):,} of {total:,} are only in {key}"
-        for (key, lines), total in zip(alone.items(), (len(mine), len(theirs)), strict=True)
-        if lines
-    )
-    firsts = [
-        f"The first only in {key} is document {lines[0].document}: {_shown(lines[0])}"
-        for key, lines in alone.items()
-        if lines
-    ]
-    common = [line.document for key, line in mine.items() if key in theirs]
+) -> str:
+    """The message of two evaluations of other documents."""
+    counts, firsts = [], []
+    for key, lines, others in ((a.key, mine, theirs), (b.key, theirs, mine)):
+        if alone := [line for place, line in lines.items() if place not in others]:
+            counts.append(f"{len(alone):,} of {len(lines):,} are only in {key}")
+            question = json.dumps(alone[0].question, ensure_ascii=False)[:SHOWN]
+            firsts.append(f"The first only in {key} is document {alone[0].document}: {question}")
+    common = [line.document for place, line in mine.items() if place in theirs]
     wanted = common or [line.document for line in mine.values()]
-    advice = f"Evaluate both on the same documents{_to_paste(sorted(wanted))}."
-    raise ConfigError("\n".join([f"Other documents of {task}: {counts}.", *firsts, advice]))
+    named = f": samples=[{','.join(map(str, sorted(wanted)))}]"
+    how = named if len(wanted) <= MOST_PASTED else " (limit=, samples=, data_dir=)"
+    first = f"Other documents of {task}: {' and '.join(counts)}."
+    return "\n".join([first, *firsts, f"Evaluate both on the same documents{how}."])
 
 
-def _to_paste(documents: Sequence[int]) -> str:
-    """`samples=` of these documents; for many of them the keys that choose documents."""
-    if len(documents) > MOST_PASTED:
-        return " (limit=, samples=, data_dir=)"
-    return f": samples=[{','.join(map(str, documents))}]"
-
-
-def _check_prompts(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pair]) -> None:
-    other = [pair for pair in pairs if pair[0].prompt_hash != pair[1].prompt_hash]
-    if not other:
-        return
-    prompts = [_prompt(line) for line in other[0]]
-    start = next((i for i, (x, y) in enumerate(zip_longest(*prompts)) if x != y), 0)
-    lines = [
-        f"Other prompts of {task}: {len(other):,} of {len(pairs):,} documents. The first is document "
-        f"{other[0][0].document}, from character {start} on:",
-        *(f"  {one.key}: {text[start : start + SHOWN]!r}" for one, text in zip((a, b), prompts, strict=True)),
-    ]
-    shots = [one.results.get("n-shot", {}).get(task) for one in (a, b)]
-    if shots[0] != shots[1]:
-        lines.append(f"{a.key} has {shots[0]} few-shot examples, {b.key} has {shots[1]}.")
-    lines.append("Evaluate both with the same num_fewshot, fewshot_seed and chat template.")
-    raise ConfigError("\n".join(lines))
-
-
-def _check_targets(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pair]) -> None:
-    other = [pair for pair in pairs if pair[0].target_hash != pair[1].target_hash]
-    if other:
-        mine, theirs = (str(line.target)[:SHOWN] for line in other[0])
-        raise ConfigError(
-            f"Other right answers of {task}: {len(other):,} of {len(pairs):,} documents. The first is document "
-            f"{other[0][0].document}: {mine!r} in {a.key}, {theirs!r} in {b.key}."
-        )
-
-
-def _prompt(line: Sample) -> str:
-    """The prompt of the document's first request, which `prompt_hash` is of."""
-    return str(line.requests[0][0] if line.requests else None)
-
-
-def _shown(line: Sample) -> str:
-    return json.dumps(line.question, ensure_ascii=False)[:SHOWN]
+def _check_questions(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pair]) -> None:
+    """Raise ConfigError for other prompts or right answers. A prompt's hash is that of the document's first request."""
+    for what, hash_of, text_of in (
+        ("prompts", "prompt_hash", lambda line: line.requests[0][0] if line.requests else None),
+        ("right answers", "target_hash", lambda line: line.target),
+    ):
+        other = [(x, y) for x, y in pairs if getattr(x, hash_of) != getattr(y, hash_of)]
+        if not other:
+            continue
+        texts = [str(text_of(line)) for line in other[0]]
+        start = next((i for i, (x, y) in enumerate(zip_longest(*texts)) if x != y), 0)
+        lines = [
+            f"Other {what} of {task}: {len(other):,} of {len(pairs):,} documents. The first is document "
+            f"{other[0][0].document}, from character {start} on:",
+            *(
+                f"  {one.key}: {text[start : start + SHOWN]!r}"
+                for one, text in zip((a, b), texts, strict=True)
+            ),
+        ]
+        shots = [one.results.get("n-shot", {}).get(task) for one in (a, b)]
+        if shots[0] != shots[1]:
+            lines.append(f"{a.key} has {shots[0]} few-shot examples, {b.key} has {shots[1]}.")
+        lines.append("Evaluate both with the same task, num_fewshot, fewshot_seed and chat template.")
+        raise ConfigError("\n".join(lines))
 
 
 # The function from the values of documents to a score

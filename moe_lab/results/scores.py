@@ -154,22 +154,19 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
     scores = [
         _named_score(result, name, metric or result.metric, other) for name in names if result.evaluated(name)
     ]
-    whole = {task for one in scores if _is_whole(result, one) for task in result.tasks_of(one.task)}
-    return [_as_part(one) if _is_within(result, one.task, whole) else one for one in scores]
-
-
-def _is_whole(result: RunResult, score: Score) -> bool:
-    """Whether it is the score of a group that was asked for, over all documents as one sample."""
-    return score.task in result.requested and score.task not in result.samples and score.interval is not None
-
-
-def _is_within(result: RunResult, name: str, whole: set[str]) -> bool:
-    """Whether a task or a group that was not asked for by name lies within groups that are one sample."""
-    return name not in result.requested and bool(whole) and whole.issuperset(result.tasks_of(name))
-
-
-def _as_part(score: Score) -> Score:
-    return replace(score, p_mcnemar=None, p_randomization=None, marks=(*score.marks, PART))
+    # a group that was asked for, whose score is over all its documents as one sample
+    wholes = [
+        one.task
+        for one in scores
+        if one.task in result.requested and one.task not in result.samples and one.interval is not None
+    ]
+    whole = {task for name in wholes for task in result.tasks_of(name)}
+    return [
+        replace(one, p_mcnemar=None, p_randomization=None, marks=(*one.marks, PART))
+        if whole and one.task not in result.requested and whole.issuperset(result.tasks_of(one.task))
+        else one
+        for one in scores
+    ]
 
 
 def empty_score(result: RunResult, metric: str) -> Score:

@@ -27,10 +27,8 @@ from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.experiments.cells import (
     PreparedCell,
     compose_experiments,
-    each_training_once,
-    placed,
+    filled,
     prepare_cells,
-    table_cells,
 )
 from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results
 from moe_lab.runs.jobs import Job, by_model, digest_of, distinct_runs
@@ -140,7 +138,8 @@ def make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool)
     from moe_lab.models.memory import ModelPool
 
     for reason, configs in prepared.refused.items():
-        print(f"Cannot run {', '.join(map(label, configs))}: {reason}", file=sys.stderr)
+        names = [f"{one.model.name}-{one.method.name}-{task_name(one)}" for one in configs]
+        print(f"Cannot run {', '.join(names)}: {reason}", file=sys.stderr)
     jobs, models = prepared.jobs, ModelPool()
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
@@ -151,18 +150,18 @@ def make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool)
             return failures
     own = {outcome.run.run_id: outcome for outcome in outcomes}
     stored = own | _stored_before(jobs, own, models)
-    filled = _filled(prepared.experiments, config.scale, stored, failures)
+    tables = [filled(one, config.scale, cells, stored, failures) for one, cells in prepared.experiments]
     shown = outcomes if compute else list(stored.values())
-    family = _family(filled, shown)
+    family = _family(tables, shown)
     if shown:
         print_results(shown, family)
-    _write(filled, config, models, family, compute=compute)
+    _write(tables, config, models, family, compute=compute)
     return failures
 
 
-def _family(filled: Filled, outcomes: Sequence[Outcome]) -> Family:
+def _family(tables: Filled, outcomes: Sequence[Outcome]) -> Family:
     """The families of the comparisons of the command."""
-    in_tables = {key: p for table in filled for key, p in p_values(*table).items()}
+    in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
     return Family.of(in_tables, measured_p_values(outcomes))
 
 
@@ -173,18 +172,13 @@ def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], dict[str, Data
 
     prepared = _prepare(config, cell, compute=False)
     stored = _stored_before(prepared.jobs, {}, ModelPool())
-    filled = _filled(prepared.experiments, config.scale, stored, [])
-    family, folder = _family(filled, list(stored.values())), Path(config.output_dir) / "tables"
+    tables = [filled(one, config.scale, cells, stored, []) for one, cells in prepared.experiments]
+    family, folder = _family(tables, list(stored.values())), Path(config.output_dir) / "tables"
     frames = {
         experiment.name: table_frame(table_of(experiment, config.scale, cells, family, folder))
-        for experiment, cells in filled
+        for experiment, cells in tables
     }
     return prepared.jobs, frames, family
-
-
-def label(config: Config) -> str:
-    """`model-method-task` of a cell, for messages."""
-    return f"{config.model.name}-{config.method.name}-{task_name(config)}"
 
 
 def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: ModelPool) -> dict[str, Outcome]:
@@ -198,26 +192,7 @@ def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: Mod
     }
 
 
-def _filled(
-    experiments: Sequence[tuple[Experiment, list[PreparedCell]]],
-    scale: str,
-    outcomes: Mapping[str, Outcome],
-    failures: Sequence[Failure],
-) -> Filled:
-    """The cells of every table with their results."""
-    filled = []
-    for experiment, cells in experiments:
-        table, places = placed(experiment, cells)
-        parts = [
-            part
-            for cell, place in zip(cells, places, strict=True)
-            for part in table_cells(table, scale, cell, place, outcomes, failures)
-        ]
-        filled.append((table, each_training_once(parts)))
-    return filled
-
-
-def _write(filled: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool) -> None:
+def _write(tables: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool) -> None:
     """Write the tables and figures. A table of which no cell is measured is only listed on the page.
 
     Raises ConfigError with `compute=False` if nothing is stored.
@@ -229,17 +204,17 @@ def _write(filled: Filled, config: Config, models: ModelPool, family: Family, *,
     folder = Path(config.output_dir) / "tables"
     unmeasured = [
         experiment.name
-        for experiment, cells in filled
+        for experiment, cells in tables
         if cells and not any(cell.results or cell.studies for cell in cells)
     ]
-    if len(unmeasured) == len(filled) and not compute:
+    if len(unmeasured) == len(tables) and not compute:
         raise ConfigError(NOTHING_STORED)
     for name in unmeasured:
         why = "No cell is measured: no table is written." if compute else NOTHING_STORED
         print(f"experiment={name}: {why}", file=sys.stderr)
-    if len(unmeasured) == len(filled):
+    if len(unmeasured) == len(tables):
         return
-    for experiment, cells in filled:
+    for experiment, cells in tables:
         stem = file_stem(experiment, config.scale)
         if experiment.name in unmeasured:
             figures = []

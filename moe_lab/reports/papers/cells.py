@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.methods import get_method
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
-from moe_lab.reports.papers.metrics import EXPERT, TRAINING, expert_score, meaning_of, training_score, unit_of
+from moe_lab.reports.papers.metrics import EXPERT, METRICS, TRAINING, expert_score, training_score, unit_of
 from moe_lab.results import model
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, flat, mean_score, task_mean
@@ -81,7 +81,7 @@ class TableCell:
         if score.metric.startswith(EXPERT):
             return unit_of(score.metric)
         if self.of_training:
-            return meaning_of(score.metric)
+            return METRICS[score.metric][3]
         return f"{score.metric}, lower is better" if score.lower_is_better else score.metric
 
     def without_neighbour(self) -> tuple[int, int] | None:

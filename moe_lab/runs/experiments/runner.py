@@ -64,10 +64,6 @@ class PreparedExperiments:
         )
 
     @property
-    def errors(self) -> list[BaseException]:
-        return [cell.error for cell in self.cells if cell.error is not None]
-
-    @property
     def refused(self) -> dict[str, list[Config]]:
         """The configurations that cannot run, by reason."""
         refused: dict[str, list[Config]] = {}
@@ -115,7 +111,7 @@ def _run(config: Config, cell: Cell) -> int:
             "by its own command."
         )
     failures = make_tables(prepared, config, compute=True)
-    errors = [] if is_worker() else prepared.errors
+    errors = [] if is_worker() else [one.error for one in prepared.cells if one.error is not None]
     if errors and not prepared.jobs:
         return exit_code(errors[0])
     return grid_exit_code([*errors, *(failure.error for failure in failures)])

@@ -23,9 +23,9 @@ from moe_lab.reports.pages.page import (
     write_page,
 )
 from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
-from moe_lab.reports.pages.provenance import Provenance
 from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, verdicts
 from moe_lab.reports.papers.metrics import model_folder
+from moe_lab.reports.provenance import Provenance
 from moe_lab.reports.terminal.results import run_labels, seed_lines
 from moe_lab.results.atomic import write_file
 from moe_lab.results.model import BASE, RunResult, compared_names

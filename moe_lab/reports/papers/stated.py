@@ -22,9 +22,9 @@ Quantity = Callable[["DataFrame"], float | None]
 def stated_numbers(
     experiment: Experiment, scale: str, folder: Path
 ) -> list[tuple[Published, dict[str, str], float | None, str]]:
-    """The stated numbers, each with the model and task, and the value in the data of its figure in `folder`.
+    """The stated numbers, each with model and task, its value in the data of the figure in `folder`, or why it has none.
 
-    The last part says why data lack the quantity. Without a figure a number has the coordinates of the paper.
+    Without such data a number has the coordinates of the paper, and no reason.
     """
     of_kind = QUANTITIES.get(experiment.figure or "", {})
     published = [each for each in experiment.paper if each.cell.get("quantity") in of_kind]
@@ -33,14 +33,14 @@ def stated_numbers(
         return [(each, each.cell, None, "") for each in published]
     from pandas import read_csv
 
-    groups = list(read_csv(file).groupby(["model", "task"], sort=False))
-    return [
-        (each, {"model": model, "task": task}, value, "" if value is not None else absent)
-        for each in published
-        for (model, task), rows in groups
-        for name in [each.cell["quantity"]]
-        for value, absent in [(of_kind[name](rows), ABSENT.get(name, "the figure's data lack it"))]
-    ]
+    groups, found = list(read_csv(file).groupby(["model", "task"], sort=False)), []
+    for each in published:
+        name = each.cell["quantity"]
+        for (model, task), rows in groups:
+            value = of_kind[name](rows)
+            absent = "" if value is not None else ABSENT.get(name, "the figure's data lack it")
+            found.append((each, {"model": model, "task": task}, value, absent))
+    return found
 
 
 def _more(column: str) -> Quantity:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text
-from moe_lab.reports.pages.provenance import Provenance, command
 from moe_lab.reports.papers.cells import (
     TableCell,
     averages,
@@ -22,6 +21,7 @@ from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.metrics import TRAINING
 from moe_lab.reports.papers.ranking import Ranked, ranking
 from moe_lab.reports.papers.stated import stated_numbers
+from moe_lab.reports.provenance import Provenance, command
 from moe_lab.results.score_table import Family, flat
 from moe_lab.results.scores import Score
 
@@ -75,7 +75,7 @@ class Row:
     studies: list[str] = field(default_factory=list)
     state: str = NOT_RUN
     reason: str = ""
-    """Why the state is no plain comparison; empty where it needs no reason."""
+    """The reason for the state; empty where the state needs none."""
 
     @property
     def of_training(self) -> bool:
@@ -122,7 +122,9 @@ class Table:
     @property
     def of_paper(self) -> bool:
         """Whether this is a paper's table, or names published numbers."""
-        return self.paper in PAPERS or any(row.published for row in [*self.rows, *self.unmatched])
+        return self.paper in PAPERS or any(
+            row.published for row in [*self.rows, *self.stated, *self.unmatched]
+        )
 
     @property
     def of_settings(self) -> bool:

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from moe_lab.reports.csv_rows import write_rows
-from moe_lab.reports.pages.provenance import command, ranges
 from moe_lab.reports.pages.tables_page import shown_table
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published
@@ -27,6 +26,7 @@ from moe_lab.reports.papers.table import (
     Table,
     with_state,
 )
+from moe_lab.reports.provenance import command, ranges
 from moe_lab.results.scores import Score
 from moe_lab.results.shapes import typed
 from tests.support.pretrained_cells import trained_results

@@ -22,7 +22,7 @@ Quantity = Callable[["DataFrame"], float | None]
 def stated_numbers(
     experiment: Experiment, scale: str, folder: Path
 ) -> list[tuple[Published, dict[str, str], float | None, str]]:
-    """The stated numbers, each with model and task, its value in the data of the figure in `folder`, or why it has none.
+    """The stated numbers, each with model and task, the value in the figure in `folder`, or why it has none.
 
     Without such data a number has the coordinates of the paper, and no reason.
     """

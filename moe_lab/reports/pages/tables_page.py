@@ -69,11 +69,9 @@ def write_tables_page(folder: Path) -> Path:
             table = typed(Table, whole_mapping(path) or {})
             if table.stem != path.stem:  # the page reads the files with this stem
                 raise ValueError(f"its stem is {table.stem}")
-            _text_of([shown_table(table, folder)])
+            shown.append(shown_table(table, folder))
         except UNEXPECTED as error:
             warn_once(f"{left_out(path, error)}. The table's command with mode=report writes it again.")
-        else:
-            shown.append(shown_table(table, folder))
     return write_file(folder / "index.html", _text_of(sorted(shown, key=_order)))
 
 

@@ -249,7 +249,7 @@ def _compare_group(
         tasks = [task for task in leaves(a.results, a.samples, group) if metric in a.scores(task)]
         parts = [score for task in tasks if (score := scores.get((task, metric)))]
         whole = None
-        if len(parts) == len(tasks) > 0:
+        if len(parts) == len(tasks) > 0 and all(part.flips for part in parts):
             n = sum(part.n or 0 for part in parts)
             whole = pooled(replace(parts[0], task=group, n=n, value=b.scores(group)[metric]), parts)
         if whole is None or not math.isclose(whole.baseline or 0.0, a.scores(group)[metric], abs_tol=1e-9):

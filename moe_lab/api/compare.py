@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
     from moe_lab.results.comparisons.comparison import Comparison
 
+COLUMNS = [
+    *("other", "task", "metric", "examples", "a", "b", "difference", "difference_low", "difference_high"),
+    *("test", "p", "p_holm", "to_right", "to_wrong", "verdict"),
+]
+
 
 class Compared(Shown):
     """Evaluations of the same examples, each compared with the first one.
@@ -41,30 +46,10 @@ class Compared(Shown):
         """
         import pandas as pd
 
-        rows = []
-        for score in self._comparison.scores:
-            low, high = score.interval or (None, None)
-            rows.append(
-                {
-                    "other": score.other,
-                    "task": score.task,
-                    "metric": score.metric,
-                    "examples": score.n,
-                    "a": score.a,
-                    "b": score.b,
-                    "difference": score.difference,
-                    "difference_low": low,
-                    "difference_high": high,
-                    "test": score.test,
-                    "p": score.p,
-                    "p_holm": score.p_holm,
-                    "to_right": score.to_right,
-                    "to_wrong": score.to_wrong,
-                    "verdict": score.verdict,
-                }
-            )
-        frame = pd.DataFrame(rows)
-        return frame.astype({"examples": "Int64", "to_right": "Int64", "to_wrong": "Int64"})
+        frame = pd.DataFrame(self._comparison.rows).rename(columns={"n": "examples"})
+        bounds = [row["ci95"] or (None, None) for row in self._comparison.rows]
+        frame["difference_low"], frame["difference_high"] = zip(*bounds, strict=True)
+        return frame[COLUMNS].astype(dict.fromkeys(("examples", "to_right", "to_wrong"), "Int64"))
 
     def _shown(self) -> tuple[dict[str, list[str]], list[str]]:
         rows = self.frame().to_dict("records")

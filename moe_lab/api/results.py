@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from moe_lab.api.shown import Shown, given, interval, number, text
 from moe_lab.errors import ConfigError
 from moe_lab.reports.figures.differences import Difference, differences_figure
-from moe_lab.reports.frames import example_frame, score_frame, settings_by_run, table_frame
+from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
 from moe_lab.results.model import BASE
 from moe_lab.results.score_table import NO_COMPARISONS, Family
 from moe_lab.results.significance import ALPHA
@@ -22,9 +22,6 @@ from moe_lab.runs.run import Outcome, Run
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-    from moe_lab.reports.papers.cells import TableCell
-    from moe_lab.reports.papers.experiment import Experiment
 
 NAMES = ("model", "method")
 """Columns that name a run, with its settings."""
@@ -60,14 +57,10 @@ class Results(Shown, Sequence[dict[str, Any]]):
         """The runs and those that they are compared with."""
 
     @classmethod
-    def of_experiments(
-        cls, jobs: Sequence[Job], filled: Sequence[tuple[Experiment, Sequence[TableCell]]], family: Family
-    ) -> Results:
+    def of_experiments(cls, jobs: Sequence[Job], tables: dict[str, pd.DataFrame], family: Family) -> Results:
         """The stored results of experiments, with their tables."""
         results = cls(jobs, family)
-        results.tables = {
-            experiment.name: table_frame(experiment, cells, family) for experiment, cells in filled
-        }
+        results.tables = tables
         return results
 
     def __len__(self) -> int:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.recorded import recorded
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.pages.answers import answer_of
-from moe_lab.reports.papers.cells import TableCell, compared_names, published_of, shown_cells
-from moe_lab.reports.papers.experiment import Experiment
+from moe_lab.reports.papers.table import Table
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.samples import Sample, metric_values, read_samples
-from moe_lab.results.score_table import Family, SeedGroup
+from moe_lab.results.score_table import Family, SeedGroup, flat
 from moe_lab.results.scores import Score, headline, shown_scores
 
 if TYPE_CHECKING:
@@ -99,10 +98,12 @@ def score_frame(
     measured = any(config.metrics != "none" for config in asked)
     rows = []
     for result in results:
-        more = _costs(result) | (_measured(result) if measured else {})
-        for score in _all_scores(result):
-            seed = {"seed": result.seed, "run": result.stored_in.name}
-            rows.append(_row(family.correct(score), settings[result.run_id], seed) | more)
+        more = {f"cost/{name}": value for name, value in result.cost.numbers.items() if value is not None}
+        if measured and (content := expert_metrics_of(result)) is not None:
+            more |= logged_values(content)
+        place = {"seed": result.seed, "run": result.stored_in.name}
+        for score in (score for other in (BASE, *result.compared) for score in shown_scores(result, other)):
+            rows.append(_row(family.correct(score), settings[result.run_id], place) | more)
     for group in groups:
         if group.summary is not None and group.file is not None:
             own = settings[group.results[0].run_id]
@@ -131,18 +132,10 @@ def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) ->
     return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
-def _all_scores(result: RunResult) -> Iterator[Score]:
-    """Against the base model, then against each other run that it is compared with."""
-    for other in (BASE, *result.compared):
-        yield from shown_scores(result, other)
-
-
 def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    compared = score.difference is not None
-    low, high = score.interval or (None, None)
-    seed_low, seed_high = score.seed_interval or (None, None)
-    difference_low, difference_high = score.tested_interval or (None, None)
-    to_right, to_wrong = score.flips or (None, None)
+    names = ("value", "low", "high", "stderr", "std", "seed_low", "seed_high")
+    columns, difference = flat(score), score.tested_interval or (None, None)
+    right, wrong = score.flips or (None, None)
     return {
         "model": score.model,
         "method": score.method,
@@ -152,55 +145,28 @@ def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) ->
         "seed": place["seed"],
         "seeds": score.seeds,
         "examples": score.n,
-        "value": score.value,
-        "low": low,
-        "high": high,
-        "stderr": score.stderr,
-        "std": score.std,
-        "seed_low": seed_low,
-        "seed_high": seed_high,
-        "compared_with": score.other if compared else None,
+        **{name: columns[name] for name in names},
+        "compared_with": None if score.difference is None else score.other,
         "difference": score.difference,
-        "difference_low": difference_low,
-        "difference_high": difference_high,
+        "difference_low": difference[0],
+        "difference_high": difference[1],
         "difference_over": score.tested_over if score.tested_interval else None,
-        "test": _test(score),
+        "test": score.test,
         "p": score.p,
         "p_holm": score.p_holm,
         "question": score.question,
         "family": score.family,
-        "to_right": to_right,
-        "to_wrong": to_wrong,
+        "to_right": right,
+        "to_wrong": wrong,
         "notes": " ".join(score.marks),
         "run": place["run"],
     }
 
 
-def _test(score: Score) -> str | None:
-    """What `p` is of."""
-    tests = {
-        "McNemar": score.p_mcnemar,
-        "permutation": score.p_randomization,
-        "seeds": score.p_seeds,
-        "average": score.p_average,
-    }
-    return next((name for name, p in tests.items() if p is not None), None)
-
-
-def _costs(result: RunResult) -> dict[str, Any]:
-    return {f"cost/{name}": value for name, value in result.cost.numbers.items() if value is not None}
-
-
-def _measured(result: RunResult) -> dict[str, float]:
-    """What `metrics=` measured, as loggers name it."""
-    content = expert_metrics_of(result)
-    return {} if content is None else logged_values(content)
-
-
 # The tables of experiments
 
 
-def table_frame(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> pd.DataFrame:
+def table_frame(table: Table) -> pd.DataFrame:
     """One row per cell, average and run that it is compared with; a cell without a result has the reason alone.
 
     Columns: the coordinates of the cell, the numbers of `score_frame`, `published` (the paper's number, a fraction
@@ -209,15 +175,11 @@ def table_frame(experiment: Experiment, cells: Sequence[TableCell], family: Fami
     import pandas as pd
 
     rows = []
-    for cell in shown_cells(experiment, cells):
-        published = published_of(experiment, cell)
-        paper = {"published": None if published is None else published.fraction, "problem": cell.problem}
-        scores = [score for other in (BASE, *compared_names([cell])) if (score := cell.score(other))]
-        for score in scores:
-            numbers = _row(family.correct(score), {}, {"seed": None, "run": None})
-            rows.append(cell.coordinates | {name: numbers[name] for name in OF_CELLS} | paper)
-        if not scores:
-            rows.append(cell.coordinates | paper)
+    for row in table.shown:
+        paper = {"published": row.published and row.published.fraction, "problem": row.problem}
+        for score in [row.score, *row.compared.values()] if row.score or row.compared else [None]:
+            numbers = _row(score, {}, {"seed": None, "run": None}) if score else {}
+            rows.append(row.coordinates | {name: numbers[name] for name in OF_CELLS if score} | paper)
     return pd.DataFrame(rows)
 
 

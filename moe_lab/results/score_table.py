@@ -228,38 +228,33 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
     values = [score.value for score in known]
     if not known or len(known) < len(scores) or None in values:
         return None
-    first = known[0]
-    equal = all(score.equal for score in known)
-    difference = _mean([score.difference for score in known])
+    first, equal = known[0], all(score.equal for score in known)
     differences = [score.difference for score in known]
-    over_documents, over_both = (
-        _mean_interval(differences, intervals)
-        for intervals in (
-            [score.difference_interval for score in known],
-            [score.difference_both_interval for score in known],
-        )
-    )
-    return replace(
-        first,
+    errors = [score.stderr for score in known if score.stderr is not None]
+    difference = _mean(differences)
+    over_documents = _mean_interval(differences, [score.difference_interval for score in known])
+    over_both = _mean_interval(differences, [score.difference_both_interval for score in known])
+    return Score(
+        model=first.model,
+        method=first.method,
         task="average",
+        metric=first.metric,
         run_id=" ".join(dict.fromkeys(score.run_id for score in known)),
         n=sum(score.n or 0 for score in known),
+        seeds=first.seeds,
         value=_mean(values),
-        stderr=_mean_error([score.stderr for score in known]),
-        std=None,
-        seed_interval=None,
-        difference_seed_interval=None,
-        difference_both_interval=over_both,
+        stderr=math.hypot(*errors) / len(known)
+        if len(errors) == len(known)
+        else None,  # of independent tasks
         interval=_mean_interval(values, [score.interval for score in known]),
         baseline=_mean([score.baseline for score in known]),
         difference=difference,
         difference_interval=over_documents,
-        p_mcnemar=None,
-        p_randomization=None,
-        p_seeds=None,
-        p_average=None if equal else _p_of_interval(difference, over_both or over_documents),
-        flips=None,
+        difference_both_interval=over_both,
         equal=equal,
+        p_average=None if equal else _p_of_interval(difference, over_both or over_documents),
+        other=first.other,
+        lower_is_better=first.lower_is_better,
         marks=_marks_of_mean(known, equal),
     )
 
@@ -282,12 +277,6 @@ def _p_of_interval(difference: float | None, limits: Interval | None) -> float |
 
 def _mean(values: Sequence[Any]) -> float | None:
     return None if None in values else sum(values) / len(values)
-
-
-def _mean_error(errors: Sequence[float | None]) -> float | None:
-    """Standard error of the mean of independent tasks' scores."""
-    known = [error for error in errors if error is not None]
-    return math.hypot(*known) / len(known) if len(known) == len(errors) else None
 
 
 def _mean_interval(values: Sequence[Any], intervals: Sequence[Interval | None]) -> Interval | None:

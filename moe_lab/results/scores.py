@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +35,8 @@ MARKS = {
 
 
 PART, EQUAL = "part", "equal"
+BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not significant"
+EQUAL_RUNS = "equal within rounding"
 ROUNDING = 1e-6
 """Two perplexities whose ratio is this near to 1 are equal."""
 
@@ -82,7 +85,9 @@ class Score:
     other: str = BASE
     """The run that the difference is to: the base model's, or a key of `compared` in results.json."""
     flips: tuple[int, int] | None = None
-    """Documents that only this run has right, and documents that only the base model has right."""
+    """Documents that only this run has right, and documents that only the other run has right."""
+    lower_is_better: bool | None = False
+    """Of the metric; None where a log of lm-eval does not say."""
     marks: tuple[str, ...] = field(default=())
 
     @property
@@ -90,6 +95,13 @@ class Score:
         """The p of its difference: McNemar's, the permutation test's, that of a mean over seeds or over tasks."""
         tests = (self.p_mcnemar, self.p_randomization, self.p_seeds, self.p_average)
         return next((p for p in tests if p is not None), None)
+
+    @property
+    def test(self) -> str | None:
+        """What `p` is of."""
+        tests = {"McNemar": self.p_mcnemar, "permutation": self.p_randomization}
+        tests |= {"seeds": self.p_seeds, "average": self.p_average}
+        return next((name for name, p in tests.items() if p is not None), None)
 
     @property
     def tested_interval(self) -> tuple[float, float] | None:
@@ -105,6 +117,23 @@ class Score:
     def significant(self) -> bool:
         """Whether the corrected p is below 0.05."""
         return self.p_holm is not None and self.p_holm < ALPHA
+
+    @property
+    def verdict(self) -> str:
+        """BETTER, WORSE, DIFFERENT (which of the two is not known), EQUAL_RUNS or NOT_SIGNIFICANT.
+
+        The corrected p decides. A mean over seeds without a p is not significant. Expert metrics of one run have no p;
+        their difference is significant if its interval excludes 0.
+        """
+        if self.equal:
+            return EQUAL_RUNS
+        low, high = self.tested_interval or (0.0, 0.0)
+        by_interval = self.p_holm is None and self.seeds == 1 and (low > 0 or high < 0)
+        if not self.difference or not (self.significant or by_interval):
+            return NOT_SIGNIFICANT
+        if self.lower_is_better is None:
+            return DIFFERENT
+        return WORSE if (self.difference > 0) is self.lower_is_better else BETTER
 
     @property
     def comparison(self) -> Comparison:
@@ -125,22 +154,19 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
     scores = [
         _named_score(result, name, metric or result.metric, other) for name in names if result.evaluated(name)
     ]
-    whole = {task for one in scores if _is_whole(result, one) for task in result.tasks_of(one.task)}
-    return [_as_part(one) if _is_within(result, one.task, whole) else one for one in scores]
-
-
-def _is_whole(result: RunResult, score: Score) -> bool:
-    """Whether it is the score of a group that was asked for, over all documents as one sample."""
-    return score.task in result.requested and score.task not in result.samples and score.interval is not None
-
-
-def _is_within(result: RunResult, name: str, whole: set[str]) -> bool:
-    """Whether a task or a group that was not asked for by name lies within groups that are one sample."""
-    return name not in result.requested and bool(whole) and whole.issuperset(result.tasks_of(name))
-
-
-def _as_part(score: Score) -> Score:
-    return replace(score, p_mcnemar=None, p_randomization=None, marks=(*score.marks, PART))
+    # a group that was asked for, whose score is over all its documents as one sample
+    wholes = [
+        one.task
+        for one in scores
+        if one.task in result.requested and one.task not in result.samples and one.interval is not None
+    ]
+    whole = {task for name in wholes for task in result.tasks_of(name)}
+    return [
+        replace(one, p_mcnemar=None, p_randomization=None, marks=(*one.marks, PART))
+        if whole and one.task not in result.requested and whole.issuperset(result.tasks_of(one.task))
+        else one
+        for one in scores
+    ]
 
 
 def empty_score(result: RunResult, metric: str) -> Score:
@@ -201,22 +227,31 @@ def _named_score(result: RunResult, name: str, metric: str | None, other: str) -
     score = _score(result, name, metric, other)
     if name in result.samples:
         return score
-    tasks = [_score(result, task, metric, other) for task in result.tasks_of(name)]
+    return pooled(score, [_score(result, task, metric, other) for task in result.tasks_of(name)]) or score
+
+
+def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
+    """The score of a group, over the documents of its tasks as one sample of right and wrong answers.
+
+    None where the scores are no shares of documents, or where the group counts its tasks alike. Without the numbers of
+    changed documents it has no difference.
+    """
     counts = [round((task.value or 0.0) * (task.n or 0)) for task in tasks]
     shares = [count / (task.n or 1) for count, task in zip(counts, tasks, strict=True)]
-    right, total = sum(counts), score.n or 0
-    pairs = [*zip(shares, (task.value for task in tasks), strict=True), (right / max(total, 1), score.value)]
+    right, total = sum(counts), whole.n or 0
+    pairs = [*zip(shares, (task.value for task in tasks), strict=True), (right / max(total, 1), whole.value)]
     if any(value is None or abs(share - value) > 1e-9 for share, value in pairs):
-        return score  # scores that are no shares of documents, or a group that counts its tasks alike
-    pooled = replace(score, interval=wilson(right, total) if total > 1 else None)
+        return None
+    score = replace(whole, interval=wilson(right, total) if total > 1 else None)
     if any(task.flips is None for task in tasks):
-        return pooled
+        return score
     won, lost = (sum(task.flips[side] for task in tasks if task.flips) for side in (0, 1))
+    up, down = (lost, won) if score.lower_is_better else (won, lost)
     return replace(
-        pooled,
-        baseline=(right - won + lost) / total,
-        difference=(won - lost) / total,
-        difference_interval=tango(won, lost, total) if total > 1 else None,
+        score,
+        baseline=(right - up + down) / total,
+        difference=(up - down) / total,
+        difference_interval=tango(up, down, total) if total > 1 else None,
         p_mcnemar=mcnemar(won, lost),
         p_randomization=None,
         flips=(won, lost),
@@ -245,6 +280,7 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
         p_randomization=_number(paired.p_permutation),
         other=other,
         flips=paired.changed,
+        lower_is_better=result.lower_is_better(task, metric),
         marks=(*marks_of(result, task, metric), *[EQUAL] * paired.equal),
     )
 

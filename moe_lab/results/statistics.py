@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,8 @@ from moe_lab.results.measured import Interval, Spread
 VERSION = 4
 """Version of the methods here. Intervals of another version are computed again from the stored answers."""
 LEVEL = 0.95
+Z = 1.959963984540054
+"""The quantile of the normal distribution at (1 + LEVEL) / 2."""
 RESAMPLES = 10_000
 """Of means and perplexities, whose sums are resampled all at once."""
 SLOW_RESAMPLES = 500
@@ -75,10 +76,10 @@ def interval_of_difference(
 def wilson(right: float, n: float) -> Interval:
     """Wilson's 95% score interval of a proportion. Neither number need be whole."""
     # statsmodels' proportion_confint without its import, which takes a twentieth of a command's start
-    share, z2 = right / n, _normal_quantile() ** 2
+    share, z2 = right / n, Z**2
     scale = 1 + z2 / n
     middle = (share + z2 / (2 * n)) / scale
-    half = math.sqrt(z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n**2)) / scale
+    half = Z * math.sqrt(share * (1 - share) / n + z2 / (4 * n**2)) / scale
     return max(0.0, round(middle - half, 15)), min(1.0, round(middle + half, 15))
 
 
@@ -90,13 +91,13 @@ def tango(to_right: float, to_wrong: float, n: float) -> Interval:
     """
     from scipy.optimize import brentq
 
-    difference, z = (to_right - to_wrong) / n, _normal_quantile()
+    difference = (to_right - to_wrong) / n
 
     def excess(d: float, side: int) -> float:
         b = (2 * n - to_right + to_wrong) * d - to_right - to_wrong
         q = (math.sqrt(max(0.0, b * b + 8 * n * to_wrong * d * (1 - d))) - b) / (4 * n)
         variance = n * (2 * q + d * (1 - d))
-        return side * (n * (difference - d)) - z * math.sqrt(max(0.0, variance))
+        return side * (n * (difference - d)) - Z * math.sqrt(max(0.0, variance))
 
     beside = 1e-9  # at the difference itself the variance may be 0
     low = -1.0 if difference <= -1 else brentq(excess, -1, difference - beside, args=(1,), xtol=1e-12)
@@ -239,10 +240,3 @@ def _percentiles(scores: np.ndarray, n: int) -> Interval:
     tail = float(ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - LEVEL) / 2)))
     low, high = np.nanquantile(scores, [tail, 1 - tail])
     return float(low), float(high)
-
-
-@cache
-def _normal_quantile() -> float:
-    from scipy.special import ndtri
-
-    return float(ndtri((1 + LEVEL) / 2))

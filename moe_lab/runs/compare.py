@@ -43,39 +43,30 @@ def compare_results(configs: Sequence[Config]) -> int:
 def compared(first: Path, others: Sequence[Path], output_dir: Path) -> tuple[Comparison, Path, Path]:
     """Compare each of `others` with the first. Returns the comparison and the paths of comparison.json and its page.
 
-    Raises ConfigError if the results cannot be compared.
+    They are in `comparisons/<names>-<id>/`. The id is the SHA-256 of the sample logs, so that the same command writes
+    the same files. Raises ConfigError if the results cannot be compared, and ResultsError.
     """
     from moe_lab.reports.pages.comparison_page import write_comparison_page
+    from moe_lab.results.atomic import json_text, write_file
     from moe_lab.results.comparisons.comparison import compare
     from moe_lab.results.comparisons.evaluation import read_evaluation
+    from moe_lab.results.identity import folder_name, task_label
 
     keys = ["b"] if len(others) == 1 else [f"b{number}" for number in range(1, len(others) + 1)]
     paths = {key: path.expanduser() for key, path in zip(["a", *keys], [first, *others], strict=True)}
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise ConfigError("a= and b= name the same result twice. Give different ones.")
     comparison = compare([read_evaluation(key, path) for key, path in paths.items()])
-    file = write_comparison(comparison, output_dir)
+    digest = hashlib.sha256()
+    for evaluation in comparison.evaluations:
+        for log in evaluation.samples_files.values():
+            digest.update(hashlib.sha256(log.read_bytes()).digest())
+    labels = task_label([evaluation.label for evaluation in comparison.evaluations])
+    folder = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest())
+    file = write_file(folder / "comparison.json", json_text(comparison))
     return comparison, file, write_comparison_page(comparison, file.with_suffix(".html"))
 
 
 def refuse_experiment(config: Config, cell: Cell) -> int:
     """Raise ConfigError: an experiment has its own comparisons."""
     raise ConfigError("mode=compare compares stored results. Leave out experiment=.")
-
-
-def write_comparison(comparison: Comparison, output_dir: Path) -> Path:
-    """Write `comparisons/<names>-<id>/comparison.json` and return its path.
-
-    The id is the SHA-256 of the sample logs, so the same command writes the same file. Raises ResultsError.
-    """
-    from moe_lab.results.atomic import json_text, write_file
-    from moe_lab.results.identity import folder_name, task_label
-
-    digest = hashlib.sha256()
-    for evaluation in comparison.evaluations:
-        for file in evaluation.samples_files.values():
-            with file.open("rb") as log:
-                digest.update(hashlib.file_digest(log, "sha256").digest())
-    labels = task_label([evaluation.label for evaluation in comparison.evaluations])
-    path = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest()) / "comparison.json"
-    return write_file(path, json_text(comparison))

@@ -16,10 +16,11 @@ from moe_lab.reports.figures.style import write_figure
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import FIGURES, Experiment, load_experiment
 from moe_lab.reports.papers.files import write_index
+from moe_lab.results.atomic import write_file
 from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.experiments.figures import make_figure
 from tests.support.stored_results import results_of
-from tests.support.views import write_table
+from tests.support.views import markdown
 
 EXPERIMENT = """
 title: Table T
@@ -62,7 +63,7 @@ def test_a_kind_of_the_registry_is_accepted_drawn_and_listed(
         for name in ("base", "roe")
     ]
     folder = tmp_path / "tables"
-    write_table(experiment, "tiny", cells, folder)
+    write_file(folder / "t-tiny.md", markdown(experiment, "tiny", cells))
     png, table = make_figure(experiment, "tiny", cells, ModelPool(), folder, NO_COMPARISONS)
     assert (png.name, table.name) == ("t-tiny-dots.png", "t-tiny-dots.csv")
     assert table.read_text() == "method,value\nbase,0.5\nroe,0.5\n"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from moe_lab.reports.pages import record, runs_page
-from moe_lab.reports.papers import files as csv_table
+from moe_lab.reports.pages import runs_page
 from moe_lab.reports.papers import markdown as papers
 from moe_lab.reports.papers import ranking as ranked
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
-from moe_lab.reports.papers.stated import Stated
+from moe_lab.reports.papers.table import Table, table_csv, table_of
+from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family, ScoreTable, SeedGroup
 
@@ -22,34 +23,25 @@ def family_of(experiment: Experiment, cells: Cells) -> Family:
     return Family.of(ranked.p_values(experiment, cells))
 
 
-def markdown(experiment: Experiment, scale: str, cells: Cells, stated: Sequence[Stated] = ()) -> str:
-    return papers.markdown(experiment, scale, cells, family_of(experiment, cells), stated)
+def table(experiment: Experiment, scale: str, cells: Cells, folder: Path = Path("no-figures")) -> Table:
+    return table_of(experiment, scale, cells, family_of(experiment, cells), folder)
 
 
-def write_table(experiment: Experiment, scale: str, cells: Cells, folder: Path) -> Path:
-    return papers.write_table(experiment, scale, cells, folder, family_of(experiment, cells))
+def markdown(experiment: Experiment, scale: str, cells: Cells, folder: Path = Path("no-figures")) -> str:
+    return papers.markdown(experiment, table(experiment, scale, cells, folder))
 
 
 def csv_text(experiment: Experiment, cells: Cells) -> str:
-    return csv_table.cells_csv(experiment, cells, family_of(experiment, cells))
-
-
-def table_record(
-    experiment: Experiment, scale: str, cells: Cells, stated: Sequence[Stated] = ()
-) -> record.TableRecord:
-    return record.table_record(experiment, scale, cells, family_of(experiment, cells), stated)
+    return table_csv(table(experiment, next(iter(experiment.scales)), cells))
 
 
 def write_record(experiment: Experiment, scale: str, cells: Cells, folder: Path) -> Path:
-    return record.write_record(experiment, scale, cells, folder, family_of(experiment, cells))
+    made = table(experiment, scale, cells, folder)
+    return write_file(folder / f"{made.stem}.json", json_text(asdict(made)))
 
 
 def ranking(experiment: Experiment, cells: Cells) -> list[ranked.Ranked]:
     return ranked.ranking(experiment, cells, family_of(experiment, cells))
-
-
-def ranking_lines(experiment: Experiment, cells: Cells) -> list[str]:
-    return ranked.ranking_lines(experiment, cells, family_of(experiment, cells))
 
 
 def write_runs_page(runs: Sequence[RunResult], path: Path, groups: Sequence[SeedGroup] = ()) -> Path:

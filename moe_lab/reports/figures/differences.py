@@ -47,7 +47,7 @@ class Difference:
         return self.p is not None and self.p < ALPHA
 
 
-def difference_of(score: Score, label: str, lower_is_better: bool) -> Difference:
+def difference_of(score: Score, label: str) -> Difference:
     """The row of a score that is compared with another run, and whose difference has an interval."""
     assert score.difference is not None and score.tested_interval is not None, score
     low, high = score.tested_interval
@@ -60,7 +60,7 @@ def difference_of(score: Score, label: str, lower_is_better: bool) -> Difference
         high=high,
         p=score.p_holm,
         examples=score.n,
-        lower_is_better=lower_is_better,
+        lower_is_better=score.lower_is_better is True,
         marks=score.marks,
     )
 

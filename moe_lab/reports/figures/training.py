@@ -63,9 +63,10 @@ def design_rows(table: CellTable) -> DataFrame:
 
 
 def _beside_the_lowest(one: Ranked) -> list[float | None]:
-    if one.interval is None or one.difference is None or one.loss.value is None:
+    value, difference = one.loss.value, one.loss.difference
+    if one.interval is None or difference is None or value is None:
         return [None, None]
-    return [one.loss.value - one.difference + limit for limit in one.interval]
+    return [value - difference + limit for limit in one.interval]
 
 
 def _series_keys(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`comparison.html` next to comparison.json: differences between stored evaluations, and the answers that flip."""
+"""`comparison.html` next to comparison.json: differences between stored evaluations, and the changed answers."""
 
 from __future__ import annotations
 
@@ -11,36 +11,28 @@ from moe_lab.reports.pages.answers import answer_of
 from moe_lab.reports.pages.examples import TO_RIGHT, TO_WRONG, ShownAnswer, answer_data, shown_answer
 from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
 from moe_lab.reports.pages.plots import forest
-from moe_lab.reports.pages.verdict import Verdict, by_outcome, made_verdict
+from moe_lab.reports.pages.verdict import by_outcome, made_verdict
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.evaluation import Evaluation
-from moe_lab.results.comparisons.scores import ComparedScore
 from moe_lab.results.score_table import explained_marks
-from moe_lab.results.scores import Score
 
 KINDS = {"to_right": TO_RIGHT, "to_wrong": TO_WRONG}
-LEFT_OUT = (
-    *("other", "test", "higher_is_better", "told_from_chance", "verdict"),
-    *("to_right", "to_wrong", "flips"),
-)
-"""Keys of a score in comparison.json that are not in the downloads."""
+DOWNLOADED = ("task", "metric", "n", "a", "b", "difference", "ci95", "equal", "p", "p_holm")
+"""Keys of a score in comparison.json that are in the downloads."""
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> Path:
     """Write the page of a comparison (docs/compare.md) and return its path. Raises ResultsError."""
     evaluations = {one.key: one for one in comparison.evaluations}
-    scores = comparison.scores
-    found = [_verdict(score, evaluations, len(scores)) for score in scores]
-    drawn = [(one, score) for one, score in zip(found, scores, strict=True) if score.interval is not None]
+    scores, first = comparison.scores, _name(evaluations["a"])
+    found = [
+        made_verdict(f"{_name(evaluations[score.run_id])} on {score.task}", score, first) for score in scores
+    ]
     names = distinct_names(comparison.evaluations)
-    rows = [
-        difference_of(one.score, names[score.other], score.higher_is_better is False) for one, score in drawn
-    ]
-    answers = [answer for score in scores for answer in _flips(score, comparison, evaluations)]
-    lines = [
-        {"with": score.other} | {key: value for key, value in score.to_json().items() if key not in LEFT_OUT}
-        for score in scores
-    ]
+    drawn = [score for score in scores if score.difference_interval is not None]
+    rows = [difference_of(score, names[score.run_id]) for score in drawn]
+    answers = list(_changed_answers(comparison, evaluations))
+    lines = [{"with": row["other"]} | {key: row[key] for key in DOWNLOADED} for row in comparison.rows]
     title = f"{' and '.join(name for key, name in names.items() if key != 'a')} against {names['a']}"
     return write_page(
         path,
@@ -49,7 +41,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
         evaluations=evaluations,
         scores=scores,
         verdicts=by_outcome(found),
-        forest=forest(rows, [one.outcome for one, _ in drawn]),
+        forest=forest(rows, [score.verdict for score in drawn]),
         answers=answers,
         answer_data=answer_data(answers),
         kinds=list(KINDS.values()),
@@ -82,52 +74,21 @@ def _name(evaluation: Evaluation) -> str:
     return f"{evaluation.label} ({evaluation.key})"
 
 
-def _verdict(score: ComparedScore, evaluations: dict[str, Evaluation], tests: int) -> Verdict:
-    """A row of the comparison in sentences."""
-    other = evaluations[score.other]
-    flips = None if score.to_right is None or score.to_wrong is None else (score.to_right, score.to_wrong)
-    compared = Score(
-        model=other.label,
-        method="",
-        task=score.task,
-        metric=score.metric,
-        run_id=other.run_id or "",
-        n=score.n,
-        value=score.b,
-        baseline=score.a,
-        difference=score.difference,
-        difference_interval=score.interval,
-        p_mcnemar=None if flips is None else score.p,
-        p_randomization=score.p if flips is None else None,
-        equal=score.equal,
-        p_holm=score.p_holm,
-        family=tests,
-        flips=flips,
-        marks=other.marks,
-    )
-    outcome = score.verdict
-    return made_verdict(f"{_name(other)} on {score.task}", compared, outcome, _name(evaluations["a"]))
-
-
-def _flips(
-    score: ComparedScore, comparison: Comparison, evaluations: dict[str, Evaluation]
-) -> Iterator[ShownAnswer]:
-    """The answers of the documents that flip in a row."""
-    metric, _, filter_name = score.metric.partition(",")
-    run = f"{_name(evaluations[score.other])}, {score.metric}"
-    for way, kind in KINDS.items():
-        for number in (score.flips or {}).get(way, ()):
-            document = comparison.documents[score.task][number]
-            before, after = (
-                answer_of(document.answers[key][filter_name], metric) for key in ("a", score.other)
-            )
-            if before is None or after is None:
-                continue  # a text that is scored as a whole has no answer
-            yield shown_answer(
-                *([before, after], str(document.first.target), (0, 1) if kind == TO_RIGHT else (1, 0)),
-                run=run,
-                task=score.task,
-                document=number,
-                kind=kind,
-                right=kind == TO_RIGHT,
-            )
+def _changed_answers(comparison: Comparison, evaluations: dict[str, Evaluation]) -> Iterator[ShownAnswer]:
+    """The answers of the documents that are right in one evaluation and wrong in another."""
+    for (key, task, named, other), changed in comparison.changed.items():
+        metric, _, filter_name = named.partition(",")
+        for way, kind in KINDS.items():
+            for number in changed[way]:
+                samples = [comparison.documents[task][number][one][filter_name] for one in (other, key)]
+                before, after = (answer_of(sample, metric) for sample in samples)
+                if before is None or after is None:
+                    continue  # a text that is scored as a whole has no answer
+                yield shown_answer(
+                    *([before, after], str(samples[0].target), (0, 1) if kind == TO_RIGHT else (1, 0)),
+                    run=f"{_name(evaluations[key])}, {named}",
+                    task=task,
+                    document=number,
+                    kind=kind,
+                    right=kind == TO_RIGHT,
+                )

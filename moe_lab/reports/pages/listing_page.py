@@ -13,9 +13,9 @@ from typing import Any
 from moe_lab.config.progress import Progress
 from moe_lab.reports.pages.answers import baseline_of
 from moe_lab.reports.pages.page import UNEXPECTED, left_out, write_page
-from moe_lab.reports.pages.record import command
 from moe_lab.reports.pages.runs_page import write_origin_page, write_runs_page
 from moe_lab.reports.papers.files import typed_settings
+from moe_lab.reports.provenance import command
 from moe_lab.results.folder import RunFolder
 from moe_lab.results.model import read_run
 from moe_lab.results.score_table import ScoreTable, SeedGroup

@@ -23,9 +23,9 @@ from moe_lab.reports.pages.page import (
     write_page,
 )
 from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
-from moe_lab.reports.pages.record import RunRecord
-from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, outcome, verdicts
+from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, verdicts
 from moe_lab.reports.papers.metrics import model_folder
+from moe_lab.reports.provenance import Provenance
 from moe_lab.reports.terminal.results import run_labels, seed_lines
 from moe_lab.results.atomic import write_file
 from moe_lab.results.model import BASE, RunResult, compared_names
@@ -211,8 +211,7 @@ class Line:
     @property
     def named(self) -> Compared:
         score, settings = self.score, f" ({self.label})" if self.label else ""
-        lower = self.run.lower_is_better(score.task, score.metric)
-        return Compared(f"{score.method} on {score.task}{settings}", score, lower)
+        return Compared(f"{score.method} on {score.task}{settings}", score)
 
 
 def write_runs_page(
@@ -276,7 +275,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),
         plots=_plots(lines, {run.run_id: str(place) for place, run in enumerate(runs, start=1)}),
-        runs=[RunRecord.of(run) for run in runs],
+        runs=[Provenance.of(run) for run in runs],
         marks=explained_marks(mark for line in lines for mark in line.score.marks),
     )
 
@@ -311,14 +310,13 @@ def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
     """The differences to the base model and to the runs in `compared`."""
     rows, outcomes = [], []
     for line in lines:
-        named = line.named
         parts = [line.score.model] * several_models + [line.score.method, line.label.replace("method.", "")]
         label = ", ".join(part for part in parts if part)
         for score in line.scores:
             if has_verdict(score) and score.tested_interval is not None:
                 to = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
-                rows.append(difference_of(score, label + to, named.lower_is_better))
-                outcomes.append(outcome(replace(named, score=score)))
+                rows.append(difference_of(score, label + to))
+                outcomes.append(score.verdict)
     return forest(rows, outcomes)
 
 

@@ -14,12 +14,17 @@ from moe_lab.reports.pages.page import (
     UNEXPECTED,
     latex_of_rows,
     left_out,
+    number,
     picture_of,
     rendered,
     text_uri,
 )
 from moe_lab.reports.pages.plots import forest
-from moe_lab.reports.pages.record import (
+from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, verdicts
+from moe_lab.reports.papers.experiment import FIGURES
+from moe_lab.reports.papers.metrics import EXPERT
+from moe_lab.reports.papers.ranking import EXPLAINED
+from moe_lab.reports.papers.table import (
     AGREES,
     DISAGREES,
     FAILED,
@@ -29,24 +34,14 @@ from moe_lab.reports.pages.record import (
     NOT_RUN,
     PAPERS,
     STATES,
-    CellRecord,
     Row,
-    TableRecord,
-    axes_of,
-    columns_of,
-    constant_axes,
-    latex_row,
-    read_records,
-    rows_of,
+    Table,
 )
-from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, outcome, verdicts
-from moe_lab.reports.papers.experiment import FIGURES
-from moe_lab.reports.papers.metrics import EXPERT
-from moe_lab.reports.papers.ranking import EXPLAINED
 from moe_lab.results.atomic import write_file
 from moe_lab.results.score_table import explained_marks
 from moe_lab.results.scores import Score
-from moe_lab.results.stored_files import warn_once
+from moe_lab.results.shapes import typed
+from moe_lab.results.stored_files import warn_once, whole_mapping
 
 OF_PAPERS = (AGREES, DISAGREES, NOT_COMPARABLE, NOT_PUBLISHED, NOT_AT_SCALE)
 """States of cells in tables of a paper."""
@@ -64,84 +59,88 @@ SUMMARY = {
 
 
 def write_tables_page(folder: Path) -> Path:
-    """Write `index.html` from the records in the folder, and return its path. Raises ResultsError.
+    """Write `index.html` from the tables' JSON files in the folder, and return its path. Raises ResultsError.
 
-    A record that cannot be shown is left out, with a line on stderr.
+    A file that is no table is left out, with a line on stderr.
     """
-    records = read_records(folder)
-    try:
-        text = _text_of(records, folder)
-    except UNEXPECTED:
-        text = _text_of([record for record in records if _can_be_shown(record, folder)], folder)
-    return write_file(folder / "index.html", text)
+    shown = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            table = typed(Table, whole_mapping(path) or {})
+            if table.stem != path.stem:  # the page reads the files with this stem
+                raise ValueError(f"its stem is {table.stem}")
+            shown.append(shown_table(table, folder))
+        except UNEXPECTED as error:
+            warn_once(f"{left_out(path, error)}. The table's command with mode=report writes it again.")
+    return write_file(folder / "index.html", _text_of(sorted(shown, key=_order)))
 
 
-def _can_be_shown(record: TableRecord, folder: Path) -> bool:
-    try:
-        _text_of([record], folder)
-    except UNEXPECTED as error:
-        warn_once(f"{left_out(folder / record.stem, error)}. It is left out.")
-        return False
-    return True
-
-
-def _text_of(records: Sequence[TableRecord], folder: Path) -> str:
-    records = sorted(records, key=_order)
-    papers: dict[str, list[Table]] = {}
-    for table in (_table(record, folder) for record in records):
+def _text_of(tables: Sequence[ShownTable]) -> str:
+    papers: dict[str, list[ShownTable]] = {}
+    for table in tables:
         papers.setdefault(table.paper, []).append(table)
-    compared = compared_scores(records)
+    compared = compared_scores([one.content for one in tables])
     found = verdicts(compared)
     drawn = [one for one in compared if has_verdict(one.score) and one.score.tested_interval is not None]
-    rows = [difference_of(one.score, one.name, one.lower_is_better) for one in drawn]
-    scores = [cell.score for record in records for cell in record.cells]
+    kinds = {one.content.of_paper for one in tables}
+    states = [state for state in STATES if (state in OF_PAPERS) in kinds or state in EMPTY]
     return rendered(
         "tables.html.j2",
         papers=papers,
         summary={paper: summary(tables) for paper, tables in papers.items()},
-        total=summary([table for tables in papers.values() for table in tables]),
-        columns=[name for name, states in SUMMARY.items() if {*states} & {*_states(records)}],
-        of_papers=any(record.of_paper for record in records),
-        states={state: STATES[state] for state in _states(records)},
+        total=summary(tables),
+        columns=[name for name, counted in SUMMARY.items() if {*counted} & {*states}],
+        of_papers=True in kinds,
+        states={state: STATES[state] for state in states},
         verdicts=by_outcome(found),
-        forest=forest(rows, [outcome(one) for one in drawn]),
+        forest=forest(
+            [difference_of(one.score, one.name) for one in drawn], [one.score.verdict for one in drawn]
+        ),
         count=len(found),
-        marks=explained_marks(mark for score in scores if score for mark in score.marks),
+        marks=explained_marks(
+            mark for one in tables for row in one.content.rows if row.score for mark in row.score.marks
+        ),
         explained=EXPLAINED,
-        scales=list(dict.fromkeys(record.scale for record in records)),
+        scales=list(dict.fromkeys(one.content.scale for one in tables)),
     )
 
 
-def _states(records: Sequence[TableRecord]) -> list[str]:
-    """The states that the records' cells may have."""
-    kinds = {record.of_paper for record in records}
-    return [state for state in STATES if (state in OF_PAPERS) in kinds or state in EMPTY]
-
-
-def compared_scores(records: Sequence[TableRecord]) -> list[Compared]:
+def compared_scores(tables: Sequence[Table]) -> list[Compared]:
     """The scores of all tables. A run in several tables counts once.
 
     Averages are left out, and expert metrics, for which neither more nor less is better.
     """
     found: dict[tuple[str, str, str], Compared] = {}
-    for cell in (cell for record in records for cell in record.cells):
-        score = cell.score
-        if score is not None and not cell.average and not score.metric.startswith(EXPERT):
+    for row in (row for table in tables for row in table.rows):
+        score = row.score
+        if score is not None and not row.average and not score.metric.startswith(EXPERT):
             place = (score.run_id, score.task, score.metric)
-            found.setdefault(place, Compared(_name(cell, score), score, cell.lower_is_better))
+            found.setdefault(place, Compared(_name(row, score), score))
     return list(found.values())
 
 
+def _name(row: Row, score: Score) -> str:
+    """Method, task, and the cell's other coordinates, dotted keys with their names."""
+    rest = [
+        f"{key.rpartition('.')[2]}={value}" if "." in key else value
+        for key, value in row.coordinates.items()
+        if value not in ("-", score.method, score.task)
+    ]
+    return f"{score.method} on {score.task}" + (f" ({', '.join(rest)})" if rest else "")
+
+
 @dataclass(frozen=True)
-class Table:
+class ShownTable:
     """A table as the template shows it."""
 
-    record: TableRecord
-    axes: list[str]
-    constant: list[str]
-    """The axes with the same coordinate in every line."""
+    content: Table
     rows: list[Row]
+    axes: list[str]
+    """The axes on which any row has a coordinate. Published numbers may have more of them than the table."""
+    constant: list[str]
+    """The axes with the same coordinate in every row. They come last."""
     columns: set[str]
+    """The columns that have a number."""
     listed: list[dict[str, str]]
     """The lines of a table of settings."""
     pictures: list[str]
@@ -151,7 +150,11 @@ class Table:
 
     @property
     def paper(self) -> str:
-        return PAPERS.get(self.record.paper, self.record.paper)
+        return PAPERS.get(self.content.paper, self.content.paper)
+
+    @property
+    def cells(self) -> int:
+        return sum(row.state != NOT_AT_SCALE for row in self.rows)
 
     @property
     def measured(self) -> int:
@@ -159,51 +162,64 @@ class Table:
 
     @property
     def shows(self) -> list[str]:
-        return list(dict.fromkeys(cell.shows for cell in self.record.cells if cell.shows))
+        return list(dict.fromkeys(row.shows for row in self.content.rows if row.shows))
 
 
-def summary(tables: Sequence[Table]) -> dict[str, int]:
+def summary(tables: Sequence[ShownTable]) -> dict[str, int]:
     """The number of cells in each column of SUMMARY."""
     counts = Counter(row.state for table in tables for row in table.rows)
     return {name: sum(counts[state] for state in states) for name, states in SUMMARY.items()}
 
 
-def _table(record: TableRecord, folder: Path) -> Table:
-    stem = folder / record.stem
-    text = _text(stem.with_name(f"{stem.name}.csv"))
-    rows = rows_of(record)
-    axes = axes_of(record, rows)
-    listed = list(csv.DictReader(text.splitlines())) if record.of_settings and text else []
-    shown = listed or [latex_row(row, axes) for row in rows if row.score is not None]
-    pictures = [stem.with_name(f"{stem.name}-{kind}.png") for kind in FIGURES]
-    return Table(
-        record,
-        axes,
-        constant_axes(axes, rows),
+def shown_table(table: Table, folder: Path) -> ShownTable:
+    """The rows and columns of a table on the page, with its downloads and the figures in `folder`."""
+    file = folder / f"{table.stem}.csv"
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    rows = [] if table.of_settings else [*table.rows, *table.stated, *table.unmatched]
+    # a design has no number of a training that does not apply to it, such as the leak of token choice
+    rows = [row for row in rows if not (row.of_training and row.score and row.score.value is None)]
+    given = {axis: [row.coordinates.get(axis, "-") for row in rows] for axis in table.axes}
+    given |= {
+        axis: [row.coordinates.get(axis, "-") for row in rows] for row in rows for axis in row.coordinates
+    }
+    axes = [axis for axis, values in given.items() if {*values} - {"-"}]
+    scores = [row.score for row in rows if row.score]
+    columns = {
+        name for name in ("n", "difference", "flips") for one in scores if getattr(one, name) is not None
+    }
+    columns |= {name for name in ("published", "off") for row in rows if getattr(row, name) is not None}
+    listed = list(csv.DictReader(text.splitlines())) if table.of_settings and text else []
+    lines = listed or [_latex_line(row, row.score, axes) for row in rows if row.score is not None]
+    pictures = [folder / f"{table.stem}-{kind}.png" for kind in FIGURES]
+    return ShownTable(
+        table,
         rows,
-        columns_of(rows),
-        listed,
+        axes,
+        constant=[axis for axis in axes if len(rows) > 1 and len({*given[axis]}) == 1],
+        columns=columns,
+        listed=listed,
         pictures=[picture_of(picture) for picture in pictures if picture.is_file()],
         csv=text_uri(text, "csv") if text else None,
-        latex=text_uri(latex_of_rows(shown, record.title), "x-tex") if shown else None,
+        latex=text_uri(latex_of_rows(lines, table.title), "x-tex") if lines else None,
     )
 
 
-def _name(cell: CellRecord, score: Score) -> str:
-    """Method, task, and the cell's other coordinates, dotted keys with their names."""
-    rest = [
-        f"{key.rpartition('.')[2]}={value}" if "." in key else value
-        for key, value in cell.coordinates.items()
-        if value not in ("-", score.method, score.task)
-    ]
-    return f"{score.method} on {score.task}" + (f" ({', '.join(rest)})" if rest else "")
+def _latex_line(row: Row, score: Score, axes: Sequence[str]) -> dict[str, str]:
+    """A line of the LaTeX table of a measured row."""
+    bounds = {"": score.interval, "seeds ": score.seed_interval}
+    return {
+        **{axis.rpartition(".")[2]: row.coordinates.get(axis, "-") for axis in axes},
+        "measured": number(score.value),
+        "95% interval": ", ".join(
+            f"{name}{number(one[0])} to {number(one[1])}" for name, one in bounds.items() if one
+        ),
+        "documents": "" if score.n is None else str(score.n),
+        "difference to base": number(score.difference, True),
+        "published": "" if row.published is None else f"{row.published.fraction:.4g}",
+    }
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _order(record: TableRecord) -> tuple[int, list[int | str]]:
+def _order(shown: ShownTable) -> tuple[int, list[int | str]]:
     """A key that orders by paper, and `table2` before `table10`."""
-    paper = [*PAPERS, record.paper].index(record.paper)
-    return paper, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", record.stem)]
+    paper = [*PAPERS, shown.content.paper].index(shown.content.paper)
+    return paper, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", shown.content.stem)]

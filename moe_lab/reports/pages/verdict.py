@@ -6,11 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moe_lab.reports.pages.page import number, percent
-from moe_lab.results.scores import BASE, PART, Score
+from moe_lab.results.scores import (
+    BASE,
+    BETTER,
+    DIFFERENT,
+    EQUAL_RUNS,
+    NOT_SIGNIFICANT,
+    PART,
+    WORSE,
+    Score,
+)
 
-BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not significant"
-EQUAL = "equal within rounding"
 BASE_MODEL = "the base model"
+TESTS = {
+    "McNemar": "McNemar's",
+    "permutation": "permutation test's",
+    "seeds": "over seeds and documents,",
+    "average": "over tasks,",
+}
 
 
 @dataclass(frozen=True)
@@ -19,8 +32,6 @@ class Compared:
 
     name: str
     score: Score
-    lower_is_better: bool
-    """Whether a lower value of the metric is the better one."""
 
     @property
     def against(self) -> str:
@@ -30,26 +41,19 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A comparison in sentences, with its outcome: BETTER, WORSE, DIFFERENT, EQUAL or NOT_SIGNIFICANT."""
+    """A comparison in sentences."""
 
     name: str
     score: Score
-    outcome: str
     text: str
 
 
 def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
     """The verdicts on the scores of one page. Only scores that are compared with another run have a verdict.
 
-    The corrected p of the command's family decides. A mean over seeds without a p is not significant. Expert metrics of
-    one run have no p; their difference is significant if its interval excludes 0. A single one of several seeds has no
-    verdict, because the mean over the seeds has one.
+    A single one of several seeds has none, because the mean over the seeds has one.
     """
-    return [
-        made_verdict(one.name, one.score, outcome(one), one.against)
-        for one in compared
-        if has_verdict(one.score)
-    ]
+    return [made_verdict(one.name, one.score, one.against) for one in compared if has_verdict(one.score)]
 
 
 def has_verdict(score: Score) -> bool:
@@ -60,34 +64,15 @@ def has_verdict(score: Score) -> bool:
 
 def by_outcome(found: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     """The verdicts by outcome. The keys `different` and `equal within rounding` are absent without such a verdict."""
-    rare = [kind for kind in (DIFFERENT, EQUAL) if any(one.outcome == kind for one in found)]
+    rare = [kind for kind in (DIFFERENT, EQUAL_RUNS) if any(one.score.verdict == kind for one in found)]
     kinds = [BETTER, WORSE, *rare, NOT_SIGNIFICANT]
-    return {kind: [one for one in found if one.outcome == kind] for kind in kinds}
+    return {kind: [one for one in found if one.score.verdict == kind] for kind in kinds}
 
 
-def outcome(one: Compared) -> str:
-    """BETTER, WORSE, EQUAL or NOT_SIGNIFICANT."""
-    score = one.score
-    if score.equal:
-        return EQUAL
-    if not score.difference or not _significant(score):
-        return NOT_SIGNIFICANT
-    return WORSE if (score.difference > 0) is one.lower_is_better else BETTER
-
-
-def made_verdict(name: str, score: Score, outcome: str, against: str = BASE_MODEL) -> Verdict:
+def made_verdict(name: str, score: Score, against: str = BASE_MODEL) -> Verdict:
     """A verdict with its sentences; `against` names the run that the score is compared with."""
-    text = f"{name}: {_numbers(score, against)} {_conclusion(score, outcome)}"
-    return Verdict(name, score, outcome, text)
-
-
-def _significant(score: Score) -> bool:
-    if score.p_holm is not None:
-        return score.significant
-    if score.seeds > 1:
-        return False
-    bounds = score.tested_interval
-    return bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
+    text = f"{name}: {_numbers(score, against)} {_conclusion(score)}"
+    return Verdict(name, score, text)
 
 
 def _numbers(score: Score, against: str) -> str:
@@ -112,22 +97,14 @@ def _numbers(score: Score, against: str) -> str:
             if several
             else ""
         )
-        text += f" ({_test(score)} p = {score.p:.2g}{by_holm})"
+        text += f" ({TESTS[score.test or '']} p = {score.p:.2g}{by_holm})"
     return text + "."
 
 
-def _test(score: Score) -> str:
-    if score.p_mcnemar is not None:
-        return "McNemar's"
-    if score.p_average is not None:
-        return "over tasks,"
-    return "permutation test's" if score.p_randomization is not None else "over seeds and documents,"
-
-
-def _conclusion(score: Score, outcome: str) -> str:
+def _conclusion(score: Score) -> str:
     marks = f" [{', '.join(score.marks)}]" if score.marks else ""
-    if outcome == EQUAL:
+    if score.verdict == EQUAL_RUNS:
         return f"They are equal within rounding in every document.{marks}"
-    if outcome == NOT_SIGNIFICANT:
+    if score.verdict == NOT_SIGNIFICANT:
         return f"The difference is not statistically significant.{marks}"
-    return f"It is {outcome}, and the difference is statistically significant.{marks}"
+    return f"It is {score.verdict}, and the difference is statistically significant.{marks}"

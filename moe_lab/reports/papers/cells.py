@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.methods import get_method
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
-from moe_lab.reports.papers.metrics import EXPERT, TRAINING, expert_score, meaning_of, training_score, unit_of
+from moe_lab.reports.papers.metrics import EXPERT, METRICS, TRAINING, expert_score, training_score, unit_of
 from moe_lab.results import model
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, flat, mean_score, task_mean
@@ -81,9 +81,8 @@ class TableCell:
         if score.metric.startswith(EXPERT):
             return unit_of(score.metric)
         if self.of_training:
-            return meaning_of(score.metric)
-        lower = self.results[0].lower_is_better(score.task, score.metric)
-        return f"{score.metric}, lower is better" if lower else score.metric
+            return METRICS[score.metric][3]
+        return f"{score.metric}, lower is better" if score.lower_is_better else score.metric
 
     def without_neighbour(self) -> tuple[int, int] | None:
         """`Method.without_neighbour` of the first seed; the sums over the parts of an average."""
@@ -172,10 +171,14 @@ def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[Tabl
 
     Numbers of trainings belong to no task and are shown with the averages.
     """
-    means = averages(experiment, cells)
-    alone = experiment.average not in [*experiment.rows, *experiment.columns]
-    kept = [cell for cell in cells if cell.of_training] if means and alone else cells
-    return [*kept, *means]
+    kept = [cell for cell in cells if cell.of_training] if averages_alone(experiment, cells) else cells
+    return [*kept, *averages(experiment, cells)]
+
+
+def averages_alone(experiment: Experiment, cells: Sequence[TableCell]) -> bool:
+    """Whether averages are shown in place of the cells that they are of."""
+    shown = experiment.average in [*experiment.rows, *experiment.columns]
+    return not shown and bool(averages(experiment, cells))
 
 
 def _average(line: dict[str, TableCell], axis: str, values: Sequence[str]) -> TableCell:

@@ -70,41 +70,27 @@ class Published:
         object.__setattr__(self, "fraction", self.value / 100 if self.unit == "percent" else self.value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """An entry of `paper` in an experiment's YAML: one number, or a list of numbers for a list of names in the cell."""
+def read_published(entries: Sequence[dict[str, Any]], file: Path) -> list[Published]:
+    """The numbers of the entries of a file. An entry may have a list of numbers for a list of names in its cell.
 
-    cell: dict[str, str | list[str]]
-    value: float | list[float]
-    unit: str = "fraction"
-    place: str
-    mark: str | None = None
-
-    def numbers(self, where: str) -> list[Published]:
-        """The numbers one by one. Raises ConfigError."""
-        listed = {key: names for key, names in self.cell.items() if isinstance(names, list)}
-        values = self.value if isinstance(self.value, list) else [self.value]
-        if any(len(names) != len(values) for names in listed.values()) or len(listed) != isinstance(
-            self.value, list
+    Raises ConfigError for a malformed entry.
+    """
+    found = []
+    for i, entry in enumerate(entries):
+        cell, value = entry.get("cell") or {}, entry.get("value")
+        values = value if isinstance(value, list) else [value]
+        listed = {key: names for key, names in cell.items() if isinstance(names, list)}
+        if len(listed) != isinstance(value, list) or any(
+            len(names) != len(values) for names in listed.values()
         ):
             key, names = next(iter(listed.items()), ("", []))
-            raise ConfigError(f"{where}: cell.{key} lists {len(names)} names, value needs as many numbers.")
-        return [
-            Published(
-                cell={key: name if isinstance(name, str) else name[i] for key, name in self.cell.items()},
-                value=value,
-                unit=self.unit,
-                place=self.place,
-                mark=self.mark,
+            raise ConfigError(
+                f"{file}: paper[{i}]: cell.{key} lists {len(names)} names, value needs as many numbers."
             )
-            for i, value in enumerate(values)
-        ]
-
-
-def read_published(entries: Sequence[dict[str, object]], file: Path) -> list[Published]:
-    """One `Published` for each number of the entries of a file. Raises ConfigError for a malformed entry."""
-    built = [build(Entry, entry, f"paper[{i}].") for i, entry in enumerate(entries)]
-    return [number for i, entry in enumerate(built) for number in entry.numbers(f"{file}: paper[{i}]")]
+        for j, number in enumerate(values):
+            own = {"cell": cell | {key: names[j] for key, names in listed.items()}, "value": number}
+            found.append(build(Published, entry | own, f"paper[{i}]."))
+    return found
 
 
 # An experiment: a YAML in a folder `experiments/` that names a paper's table, its cells and the paper's numbers
@@ -173,8 +159,6 @@ class Experiment:
     """Overrides typed with `experiment=` that change the table."""
     config_dirs: list[str] = field(default_factory=list)
     """The folders of `--config-dir`."""
-    merged: int = 0
-    """Number of cells that these overrides make equal to others."""
 
     def __post_init__(self) -> None:
         kinds = sorted([*FIGURES, *TABLES])

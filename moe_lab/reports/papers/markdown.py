@@ -1,30 +1,18 @@
-"""The table of an experiment as Markdown and CSV: measured and published values side by side."""
+"""The table of an experiment as Markdown: measured and published values side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
 
-from moe_lab.reports.papers.cells import (
-    NOTE,
-    Place,
-    TableCell,
-    averages,
-    compared_names,
-    corrected_scores,
-    place_of,
-    published_of,
-    shown_cells,
-)
+from moe_lab.reports.papers.cells import NOTE
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
-from moe_lab.reports.papers.files import cells_csv, file_stem, table_lines, title, typed_lines
-from moe_lab.reports.papers.ranking import chance_of, ranking_lines, seed_bounds_text
-from moe_lab.reports.papers.stated import Stated, stated_lines, stated_numbers
-from moe_lab.results.atomic import write_file
-from moe_lab.results.measured import bounds_text
-from moe_lab.results.score_table import Family, explained_marks
-from moe_lab.results.scores import BASE, Score
+from moe_lab.reports.papers.files import table_lines
+from moe_lab.reports.papers.ranking import EXPLAINED, Ranked
+from moe_lab.reports.papers.table import NOTHING_STORED, Row, Table
+from moe_lab.results.measured import Interval, bounds_text
+from moe_lab.results.score_table import explained_marks
+from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
 
 NOT_COMPARABLE = {
@@ -46,101 +34,118 @@ OVER_SEEDS = (
 )
 
 
-def write_table(
-    experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path, family: Family
-) -> Path:
-    """Write `<stem>.md` and `.csv` (`file_stem`) and return the path of the first."""
-    stem = file_stem(experiment, scale)
-    write_file(folder / f"{stem}.csv", cells_csv(experiment, cells, family))
-    text = markdown(experiment, scale, cells, family, stated_numbers(experiment, scale, folder))
-    return write_file(folder / f"{stem}.md", text)
-
-
-def markdown(
-    experiment: Experiment,
-    scale: str,
-    cells: Sequence[TableCell],
-    family: Family,
-    stated: Sequence[Stated] = (),
-) -> str:
-    """The Markdown file. `stated` are the numbers in the paper's text about the figure."""
-    lines = [f"# {title(experiment, scale)}", "", experiment.source, "", *typed_lines(experiment)]
-    if scale in NOT_COMPARABLE:
-        lines += [NOT_COMPARABLE[scale], ""]
-    measured = [score for cell in cells if (score := cell.score())]
+def markdown(experiment: Experiment, table: Table) -> str:
+    """The Markdown file."""
+    lines = [f"# {table.title}", "", table.source, ""]
+    if table.scale in NOT_COMPARABLE:
+        lines += [NOT_COMPARABLE[table.scale], ""]
+    cells = [row for row in table.rows if not row.average]
+    measured = [row.score for row in cells if row.score]
     lines += [
         f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with standard errors "
         "(in brackets) and 95% intervals over documents."
         + (f" {SEEDS}" if any(score.seeds > 1 for score in measured) else ""),
         "",
     ]
-    lines += [NOTE, ""] if averages(experiment, cells) else []
-    shown = shown_cells(experiment, cells)
-    corrected = corrected_scores(shown, family)
-    lines += correction_note(corrected.values())
-    lines += _grid(experiment, shown, corrected)
-    lines += [
-        "",
-        *ranking_lines(experiment, cells, family),
-        *_shown(experiment, cells),
-        *stated_lines(stated),
-        *_published_list(experiment, [each.published for each in stated]),
-        *_marks(measured),
-    ]
-    lines += [*_problems(cells), *_runs(cells)]
+    lines += [NOTE, ""] if len(cells) < len(table.rows) else []
+    lines += correction_note(
+        score for row in table.shown for score in (row.score, *row.compared.values()) if score
+    )
+    lines += [*_grid(experiment, table), ""]
+    lines += _ranking(table.ranking)
+    lines += _metrics(experiment, cells)
+    if table.stated:
+        header = ["quantity", "model, task", "measured", "published", "place"]
+        lines += ["Numbers in the text of the paper, and the same quantity measured here:", ""]
+        lines += [*table_lines(header, map(_stated, table.stated)), ""]
+    stated = [row.published for row in table.stated]
+    lines += _listed("Published numbers and their places:", _published(experiment, stated))
+    lines += _listed("", explained_marks(mark for score in measured for mark in score.marks))
+    lines += _listed(
+        "Failed cells:",
+        [f"{', '.join(row.coordinates.values())}: {row.problem}" for row in cells if row.problem],
+    )
+    lines += _listed("Runs:", dict.fromkeys(_runs(row) for row in cells if row.runs or row.studies))
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _grid(experiment: Experiment, cells: Sequence[TableCell], corrected: Mapping[Place, Score]) -> list[str]:
+def _listed(heading: str, items: Iterable[str]) -> list[str]:
+    """A list with its heading; nothing without items."""
+    lines = [f"- {item}" for item in items]
+    return [*[heading, ""] * bool(heading), *lines, ""] if lines else []
+
+
+def _runs(row: Row) -> str:
+    name = ", ".join(value for key, value in row.coordinates.items() if key != MEASURE)
+    tuned = f" (tuned by {', '.join(row.studies)})" if row.studies else ""
+    return f"{name}: {' '.join(row.runs)}{tuned}"
+
+
+def _grid(experiment: Experiment, table: Table) -> list[str]:
+    shown, others = table.shown, table.compared
     across = [key for key in experiment.keys if key not in experiment.rows]
-    named = [key for key in experiment.rows if any(cell.coordinates[key] != "-" for cell in cells)]
-    by_place = {(_key(cell, named), _key(cell, across)): cell for cell in cells}
-    rows = list(dict.fromkeys(row for row, _ in by_place))
+    named = [key for key in experiment.rows if any(row.coordinates[key] != "-" for row in shown)]
+    by_place = {(_key(row, named), _key(row, across)): row for row in shown}
+    lines = list(dict.fromkeys(line for line, _ in by_place))
     columns = list(dict.fromkeys(column for _, column in by_place))
-    others = compared_names(cells)
     header = [*named, "documents", "seeds", "without a neighbour"]
     for column in columns:
         name = _column_name(across, column)
         header += [name, f"{name}, published", f"{name} - base"]
         header += [f"{name} - {other.replace('_', ' ')}" for other in others]
+    printed = any(row.published for row in shown)
     body = []
-    for row in rows:
-        line = [*row, *_counts([by_place.get((row, column)) for column in columns])]
-        for column in columns:
-            line += _texts(experiment, by_place.get((row, column)), others, corrected)
-        body.append(line)
-    printed = any(published_of(experiment, cell) for cell in cells)
-    without = {_key(cell, across) for cell in cells if cell.of_training or not printed}
-    unknown = {f"{_column_name(across, column)}, published" for column in without}
-    columns_left = [index for index, name in enumerate(header) if name not in unknown]
-    header, body = _only(columns_left, header, body)
-    columns_left = [index for index in range(len(header)) if any(line[index] for line in body)]
-    header, body = _only(columns_left, header, body)  # base has no difference to itself
-    return table_lines(header, body)
+    for line in lines:
+        cells = [by_place.get((line, column)) for column in columns]
+        texts = [*line, *_counts([cell for cell in cells if cell is not None])]
+        for cell in cells:
+            texts += [""] * (3 + len(others)) if cell is None else _texts(cell, others, printed)
+        body.append(texts)
+    kept = [index for index in range(len(header)) if any(line[index] for line in body)]
+    return table_lines([header[index] for index in kept], ([line[index] for index in kept] for line in body))
 
 
-def _shown(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
-    """The metric of each column. If a column has several metrics, each is listed with its tasks."""
-    across = [key for key in experiment.keys if key not in experiment.rows]
-    found: dict[str, dict[str, list[str]]] = {}
-    for cell in cells:
-        score = cell.score()
-        if score is not None and (metric := cell.shows()):
-            column = found.setdefault(_column_name(across, _key(cell, across)), {})
-            column.setdefault(metric + _chance(experiment, cell), []).append(score.task)
-    return ["Metrics:", "", *(_shown_line(*each) for each in found.items()), ""] if found else []
+def _texts(row: Row, others: Sequence[str], printed: bool) -> list[str]:
+    """The texts of a cell's columns: measured, published, difference to base and to each other run."""
+    published = "-" if printed and not row.of_training else ""
+    if row.published is not None:
+        published = " ".join(filter(None, [f"{row.published.fraction:.4g}", row.published.mark]))
+    if row.score is None:
+        return ["failed" if row.problem else "missing", published, *[""] * (1 + len(others))]
+    value = " ".join([_value(row.score), *row.score.marks])
+    compared = [difference_text(row.compared.get(other)) for other in others]
+    return [value, published, difference_text(row.score), *compared]
 
 
-def _shown_line(column: str, metrics: Mapping[str, Sequence[str]]) -> str:
-    if len(metrics) == 1:
-        return f"- {column}: {next(iter(metrics))}"
-    each = (f"{metric} ({', '.join(dict.fromkeys(tasks))})" for metric, tasks in metrics.items())
-    return f"- {column}: {'; '.join(each)}"
+def _value(score: Score) -> str:
+    if score.value is None:
+        return "-"
+    error = "" if score.stderr is None else f" ({score.stderr:.4f})"
+    spread = "" if score.std is None else f" ± {score.std:.4f}"
+    return f"{score.value:.4f}{error}{spread}{bounds_text(score.interval)}{_over_seeds(score.seed_interval)}"
 
 
-def _chance(experiment: Experiment, cell: TableCell) -> str:
-    chance = chance_of(experiment, [cell]) if cell.metric == "headline" else None
-    return "" if chance is None else f", {chance:g} by chance"
+def _over_seeds(bounds: Interval | None, sign: str = "") -> str:
+    """` seeds [low, high]`, or nothing."""
+    return "" if bounds is None else f" seeds{bounds_text(bounds, sign)}"
+
+
+def _counts(cells: Sequence[Row]) -> list[str]:
+    """The columns `documents`, `seeds` and `without a neighbour` of a line; of its averages if it has no other cells.
+
+    `seeds` is empty if every cell is one run, `without a neighbour` if every question has its k nearest neighbours.
+    """
+    counted = [row for row in cells if not row.average] or cells
+    scores = [row.score for row in counted if row.score]
+    documents = dict.fromkeys(str(score.n) for score in scores if score.n is not None)
+    seeds = dict.fromkeys(str(score.seeds) for score in scores)
+    alone = [row.without_neighbour for row in counted if row.without_neighbour is not None]
+    none, questions = (sum(numbers) for numbers in zip(*alone, strict=True)) if alone else (0, 0)
+    return [
+        "/".join(documents) or "-",
+        "/".join(seeds) if any(score.seeds > 1 for score in scores) else "",
+        f"{none} of {questions}" if alone else "",
+    ]
 
 
 def _column_name(keys: Sequence[str], column: tuple[str, ...]) -> str:
@@ -153,35 +158,8 @@ def _column_name(keys: Sequence[str], column: tuple[str, ...]) -> str:
     return " ".join(parts)
 
 
-def _only(columns: list[int], header: list[str], body: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    return [header[index] for index in columns], [[line[index] for index in columns] for line in body]
-
-
-def _texts(
-    experiment: Experiment, cell: TableCell | None, others: Sequence[str], corrected: Mapping[Place, Score]
-) -> list[str]:
-    """The texts of a cell's columns: measured, published, difference to base and to each other run."""
-    if cell is None:
-        return [""] * (3 + len(others))
-    score, published = cell.score(), published_of(experiment, cell)
-    shown = (
-        ""
-        if published is None
-        else f"{published.fraction:.4g}{f' {published.mark}' if published.mark else ''}"
-    )
-    if score is None:
-        return ["failed" if cell.problem else "missing", shown or "-", *[""] * (1 + len(others))]
-    value = " ".join([_value(score), *score.marks])
-    differences = [difference_text(corrected.get(place_of(cell, other))) for other in (BASE, *others)]
-    return [value, shown or "-", *differences]
-
-
-def _value(score: Score) -> str:
-    if score.value is None:
-        return "-"
-    error = "" if score.stderr is None else f" ({score.stderr:.4f})"
-    spread = "" if score.std is None else f" ± {score.std:.4f}"
-    return f"{score.value:.4f}{error}{spread}{bounds_text(score.interval)}{seed_bounds_text(score.seed_interval)}"
+def _key(row: Row, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(row.coordinates[name] for name in names)
 
 
 def correction_note(scores: Iterable[Score]) -> list[str]:
@@ -210,7 +188,7 @@ def difference_text(score: Score | None) -> str:
     if score is None or score.difference is None:
         return ""
     text = f"{score.difference:+.4f}{bounds_text(score.difference_interval, '+')}"
-    text += seed_bounds_text(score.difference_seed_interval, "+")
+    text += _over_seeds(score.difference_seed_interval, "+")
     if score.difference_both_interval is not None:
         text += f", both{bounds_text(score.difference_both_interval, '+')}"
     if score.equal:
@@ -222,68 +200,76 @@ def difference_text(score: Score | None) -> str:
     return f"{shown} (p={score.p:.3g}{holm})"
 
 
-def _counts(cells: Sequence[TableCell | None]) -> list[str]:
-    """The columns `documents`, `seeds` and `without a neighbour` of a line; of its averages if it has no other cells.
+def _ranking(ranked: Sequence[Ranked]) -> list[str]:
+    """The ranking of designs as Markdown; empty without one."""
+    scored = any(one.accuracy for one in ranked)
+    header = ["rank", "design", "held-out loss", "more than the first", *["accuracy", "chance"] * scored]
+    rows = []
+    for one in ranked:
+        loss, difference = one.loss, ""
+        if loss.difference is not None:
+            text = f"{loss.difference:+.4f}{bounds_text(one.interval)}"
+            p = "" if loss.p_holm is None else f" (Holm {loss.p_holm:.3g})"
+            difference = (f"**{text}**" if loss.significant else text) + p
+        texts = [str(one.rank), one.design, _value(loss), difference]
+        if scored:
+            value = one.accuracy
+            texts += ["" if value is None else f"{value.value:.4f}{bounds_text(value.interval)}"]
+            texts += ["" if one.chance is None else f"{one.chance:.3g}"]
+        rows.append(texts)
+    return [EXPLAINED, "", *table_lines(header, rows), ""] if ranked else []
 
-    `seeds` is empty if every cell is one run, `without a neighbour` if every question has its k nearest neighbours.
-    """
-    present = [cell for cell in cells if cell is not None]
-    single = [cell for cell in present if not cell.parts]
-    scores = [score for cell in single or present if (score := cell.score())]
-    documents = dict.fromkeys(str(score.n) for score in scores if score.n is not None)
-    seeds = dict.fromkeys(str(score.seeds) for score in scores)
-    alone = [counts for cell in single or present if (counts := cell.without_neighbour()) is not None]
-    none, questions = (sum(numbers) for numbers in zip(*alone, strict=True)) if alone else (0, 0)
-    return [
-        "/".join(documents) or "-",
-        "/".join(seeds) if any(score.seeds > 1 for score in scores) else "",
-        f"{none} of {questions}" if alone else "",
-    ]
 
-
-def _published_list(experiment: Experiment, stated: Sequence[Published]) -> list[str]:
-    """The published numbers, without those that `stated_lines` shows."""
+def _metrics(experiment: Experiment, cells: Sequence[Row]) -> list[str]:
+    """The metric of each column. If a column has several metrics, each is listed with its tasks."""
+    across = [key for key in experiment.keys if key not in experiment.rows]
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in cells:
+        if row.score is not None and row.shows:
+            chance = (
+                experiment.chance.get(row.coordinates.get("task", "-")) if row.metric == "headline" else None
+            )
+            metric = row.shows + ("" if chance is None else f", {chance:g} by chance")
+            column = found.setdefault(_column_name(across, _key(row, across)), {})
+            column.setdefault(metric, []).append(row.score.task)
     lines = []
-    listed = [each for each in experiment.paper if each not in stated]
-    for (place, unit, mark, where), group in groupby(listed, lambda each: _origin(experiment, each)):
-        numbers = ", ".join(" ".join([*_columns(experiment, each), f"{each.value:g}"]) for each in group)
-        lines.append(f"- {', '.join(where)}: {numbers} {unit} ({place})" + (f" {mark}" if mark else ""))
-    return ["Published numbers and their places:", "", *lines, ""] if lines else []
+    for name, metrics in found.items():
+        named = (f"{metric} ({', '.join(dict.fromkeys(tasks))})" for metric, tasks in metrics.items())
+        lines.append(f"{name}: {'; '.join(named if len(metrics) > 1 else metrics)}")
+    return _listed("Metrics:", lines)
 
 
-def _columns(experiment: Experiment, each: Published) -> list[str]:
-    """The coordinates by which a number differs from the others of its line in the paper's table."""
-    return [each.cell[key] for key in (experiment.average, MEASURE) if key in each.cell]
+def _published(experiment: Experiment, stated: Sequence[Published | None]) -> list[str]:
+    """The published numbers but those in the text, a line for those of one line of the paper's table."""
+    own = [key for key in (experiment.average, MEASURE) if key]
 
+    def origin(each: Published) -> tuple[str, str, str | None, tuple[str, ...]]:
+        where = tuple(value for key, value in each.cell.items() if key not in own and value != "-")
+        return each.place, each.unit, each.mark, where
 
-def _origin(experiment: Experiment, each: Published) -> tuple[str, str, str | None, tuple[str, ...]]:
-    """Place, unit, mark and coordinates that the numbers of one line of the paper's table share."""
-    own = (experiment.average, MEASURE)
-    where = tuple(value for key, value in each.cell.items() if key not in own and value != "-")
-    return each.place, each.unit, each.mark, where
-
-
-def _marks(scores: Sequence[Score]) -> list[str]:
-    lines = [f"- {text}" for text in explained_marks(mark for score in scores for mark in score.marks)]
-    return [*lines, ""] if lines else []
-
-
-def _problems(cells: Sequence[TableCell]) -> list[str]:
-    lines = [f"- {cell.name}: {cell.problem}" for cell in cells if cell.problem]
-    return ["Failed cells:", "", *lines, ""] if lines else []
-
-
-def _runs(cells: Sequence[TableCell]) -> list[str]:
     lines = []
-    for cell in cells:
-        ids = " ".join(result.run_id for result in cell.results)
-        names = ", ".join(folder.name for folder in cell.studies)
-        tuned = f" (tuned by {names})" if names else ""
-        if ids or tuned:
-            name = ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
-            lines.append(f"- {name}: {ids}{tuned}")
-    return ["Runs:", "", *dict.fromkeys(lines)] if lines else []
+    for (place, unit, mark, where), group in groupby(
+        [each for each in experiment.paper if each not in stated], origin
+    ):
+        numbers = ", ".join(
+            " ".join([*(each.cell[key] for key in own if key in each.cell), f"{each.value:g}"])
+            for each in group
+        )
+        lines.append(f"{', '.join(where)}: {numbers} {unit} ({place})" + (f" {mark}" if mark else ""))
+    return lines
 
 
-def _key(cell: TableCell, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(cell.coordinates[name] for name in names)
+def _stated(row: Row) -> list[str]:
+    """The line of a number in the text of the paper."""
+    published = row.published
+    assert published is not None
+    where, measured = ", ".join(row.coordinates.get(key, "-") for key in ("model", "task")), "not run"
+    if row.score is not None and row.score.value is not None:
+        scaled = row.score.value * (100 if published.unit == "percent" else 1)
+        measured = f"{scaled:.3g} {published.unit}"
+    elif row.reason == NOTHING_STORED:
+        where = "-"
+    else:
+        measured = f"not measured: {row.reason}"
+    place = " ".join(filter(None, [published.place, published.mark]))
+    return [row.metric, where, measured, f"{published.value:g} {published.unit}", place]

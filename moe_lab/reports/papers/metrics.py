@@ -9,7 +9,7 @@ from pathlib import Path
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.registry import counted_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics
-from moe_lab.results.measured import Difference, Interval, Value
+from moe_lab.results.measured import Value
 from moe_lab.results.model import Block, RunResult
 from moe_lab.results.scores import Score, empty_score, headline
 from moe_lab.results.statistics import over_seeds
@@ -27,27 +27,23 @@ def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: s
 
     Raises ConfigError for a metric that does not exist.
     """
-    score = empty_score(result, metric)
-    name = metric.removeprefix(EXPERT)
+    score, name = empty_score(result, metric), metric.removeprefix(EXPERT)
+    losses = {intervention.name: (of, intervention) for of, intervention in interventions()}
     if name in counted_metrics():
         whole = stored.entropies(name)["all"]
-        return _filled(score, whole.value, whole.interval, stored.difference(other, name, "all"))
-    for of, intervention in interventions():
-        if intervention.name == name:
-            tasks = stored.losses(of, intervention)
-            if not tasks:
-                return score
-            task = "all" if tasks.get("all") else next(iter(tasks))  # "all": the documents of several tasks
-            loss = tasks[task][key := headline(tasks[task], stored.metric)]
-            difference = stored.difference(other, *intervention.path(of), "tasks", task, key)
-            return _filled(score, loss.difference, loss.interval, difference)
-    names = [*counted_metrics(), *(intervention.name for _, intervention in interventions())]
-    raise ConfigError(
-        f"metric: {metric} is not an expert metric. Choices: {', '.join(EXPERT + each for each in names)}."
-    )
-
-
-def _filled(score: Score, value: float | None, interval: Interval | None, to: Difference) -> Score:
+        value, interval, to = whole.value, whole.interval, stored.difference(other, name, "all")
+    elif name in losses:
+        of, intervention = losses[name]
+        tasks = stored.losses(of, intervention)
+        if not tasks:
+            return score
+        task = "all" if tasks.get("all") else next(iter(tasks))  # "all": the documents of several tasks
+        loss = tasks[task][key := headline(tasks[task], stored.metric)]
+        value, interval = loss.difference, loss.interval
+        to = stored.difference(other, *intervention.path(of), "tasks", task, key)
+    else:
+        names = ", ".join(f"{EXPERT}{each}" for each in [*counted_metrics(), *losses])
+        raise ConfigError(f"metric: {metric} is not an expert metric. Choices: {names}.")
     return replace(
         score,
         value=value,
@@ -129,11 +125,6 @@ def model_folder(result: RunResult) -> Path | None:
     if "training" not in result.report or "model" not in result.report or result.folder is None:
         return None
     return result.folder.parent.parent / "models" / result.report["model"]
-
-
-def meaning_of(metric: str) -> str:
-    """The meaning of a number of a training, with its unit and whether lower is better."""
-    return METRICS[metric][3]
 
 
 def _measured(result: RunResult, metric: str) -> Value | None:

@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 
 from moe_lab.reports.papers.cells import TableCell, averages, uncorrected_scores
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
-from moe_lab.reports.papers.files import table_lines
 from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
-from moe_lab.results.measured import Interval, bounds_text
+from moe_lab.results.measured import Interval
 from moe_lab.results.score_table import BEST_DESIGN, Family
 from moe_lab.results.scores import Comparison, Score
-from moe_lab.results.significance import ALPHA, p_over_seeds
+from moe_lab.results.significance import p_over_seeds
 from moe_lab.results.statistics import bootstrap_interval, over_seeds
 
-Design = tuple[str, ...]
-"""The coordinates of a design."""
 EXPLAINED = (
     "Ranked by the loss on held-out rows, in nats per token. Its interval is over rows, or after the word seeds over "
     "seeds. Differences to the first design are paired: by seed if there are several seeds (Student's interval), else "
@@ -26,87 +23,57 @@ EXPLAINED = (
 )
 
 
+Design = tuple[str, ...]
+"""The coordinates of a design."""
+
+
 @dataclass(frozen=True)
 class Ranked:
-    """A design with its loss, the difference to the best one, and its accuracy."""
+    """A design with its loss and its accuracy."""
 
     rank: int
     """1 for the first design and all that do not differ significantly from it, else the place in the list."""
     design: str
     """The coordinates in which it differs from other designs."""
     loss: Score
-    difference: float | None
-    interval: Interval | None
-    p: float | None
-    """The p of Student's paired test over seeds, corrected by Holm for the command; None with a single seed."""
+    """With the difference to the first design, where there is one."""
     accuracy: Score | None
     chance: float | None
 
     @property
-    def significant(self) -> bool:
-        """Whether its loss differs significantly from the first one's."""
-        return self.p is not None and self.p < ALPHA
+    def interval(self) -> Interval | None:
+        """The interval of the difference: over rows of a single seed, else over seeds."""
+        return self.loss.difference_interval or self.loss.difference_seed_interval
 
 
 def ranking(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> list[Ranked]:
     """The measured designs, the lowest loss first; none in a table without a loss on held-out rows."""
-    uncorrected = _uncorrected(experiment, cells)
-    ranked = [replace(one, p=family.corrected.get(_comparison(one.loss))) for one in uncorrected]
-    return [replace(one, rank=place if one.significant else 1) for place, one in enumerate(ranked, start=1)]
+    losses = _losses(experiment, cells)
+    varied = [len(set(values)) > 1 for values in zip(*losses, strict=True)]
+    ranked = []
+    for place, (design, (cell, loss)) in enumerate(losses.items(), start=1):
+        asked = [one for one in cells if one.metric == "headline" and _design(experiment, one) == design]
+        scores = [one.score() for one in averages(experiment, asked) or asked]
+        name = [value for value, shown in zip(design, varied, strict=True) if shown and value != NO_TASK]
+        not_causal = " (reads later tokens)" if training_of(cell.results[0]).get("leak") else ""
+        corrected = family.correct(loss)
+        ranked.append(
+            Ranked(
+                rank=place if corrected.significant else 1,
+                design=", ".join(name) + not_causal,
+                loss=corrected,
+                accuracy=scores[0] if len(scores) == 1 else None,
+                chance=chance_of(experiment, asked),
+            )
+        )
+    return ranked
 
 
 def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[Comparison, float | None]:
     """The uncorrected p of each comparison of an experiment: of its cells, averages and ranked designs."""
     scores = uncorrected_scores([*cells, *averages(experiment, cells)]).values()
-    ranked = {_comparison(one.loss): one.p for one in _uncorrected(experiment, cells)}
-    return {score.comparison: score.p for score in scores} | ranked
-
-
-def _comparison(loss: Score) -> Comparison:
-    return replace(loss, other=BEST_DESIGN).comparison
-
-
-def _uncorrected(experiment: Experiment, cells: Sequence[TableCell]) -> list[Ranked]:
-    losses = {_design(experiment, cell): cell for cell in cells if cell.metric == LOSS and cell.score()}
-    order = sorted(losses, key=lambda design: _value(losses[design].score()))
-    varied = [len(set(values)) > 1 for values in zip(*order, strict=True)]
-    named = {
-        design: [value for value, shown in zip(design, varied, strict=True) if shown] for design in order
-    }
-    return [_ranked(experiment, losses[own], losses[order[0]], cells, named[own]) for own in order]
-
-
-def ranking_lines(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> list[str]:
-    """The ranking as Markdown."""
-    ranked = ranking(experiment, cells, family)
-    if not ranked:
-        return []
-    scored = any(one.accuracy for one in ranked)
-    header = ["rank", "design", "held-out loss", "more than the first", *["accuracy", "chance"] * scored]
-    rows = []
-    for one in ranked:
-        spread = "" if one.loss.std is None else f" ± {one.loss.std:.4f}"
-        texts = [
-            str(one.rank),
-            one.design,
-            f"{one.loss.value:.4f}{spread}{_loss_bounds(one.loss)}",
-            _difference_text(one),
-        ]
-        if scored:
-            value = one.accuracy
-            texts += ["" if value is None else f"{value.value:.4f}{bounds_text(value.interval)}"]
-            texts += ["" if one.chance is None else f"{one.chance:.3g}"]
-        rows.append(texts)
-    return [EXPLAINED, "", *table_lines(header, rows), ""]
-
-
-def _difference_text(one: Ranked) -> str:
-    """The difference to the first, bold where it is significant; empty without one."""
-    if one.difference is None:
-        return ""
-    text = f"{one.difference:+.4f}{bounds_text(one.interval)}"
-    p = "" if one.p is None else f" (Holm {one.p:.3g})"
-    return (f"**{text}**" if one.significant else text) + p
+    losses = [loss for _, loss in _losses(experiment, cells).values()]
+    return {score.comparison: score.p for score in [*scores, *losses]}
 
 
 def chance_of(experiment: Experiment, cells: Sequence[TableCell]) -> float | None:
@@ -116,66 +83,44 @@ def chance_of(experiment: Experiment, cells: Sequence[TableCell]) -> float | Non
     return sum(known) / len(known) if known and len(known) == len(tasks) else None
 
 
-def _ranked(
-    experiment: Experiment, cell: TableCell, best: TableCell, cells: Sequence[TableCell], name: Sequence[str]
-) -> Ranked:
-    design = _design(experiment, cell)
-    own = [each for each in cells if each.metric == "headline" and _design(experiment, each) == design]
-    scores = [each.score() for each in averages(experiment, own) or own]
-    loss = cell.score()
-    assert loss is not None
-    difference, interval, p = (None, None, None) if cell is best else _difference(cell, best)
-    not_causal = [" (reads later tokens)"] if training_of(cell.results[0]).get("leak") else []
-    return Ranked(
-        rank=1,
-        design="".join([", ".join(value for value in name if value != NO_TASK), *not_causal]),
-        loss=loss,
-        difference=difference,
-        interval=interval,
-        p=p,
-        accuracy=scores[0] if len(scores) == 1 else None,
-        chance=chance_of(experiment, own),
-    )
-
-
-def _difference(cell: TableCell, best: TableCell) -> tuple[float | None, Interval | None, float | None]:
-    """The loss minus that of another design on the same rows, its interval, and the p over seeds.
-
-    None where their seeds or their numbers of rows differ.
-    """
-    own, other = _rows_by_seed(cell), _rows_by_seed(best)
-    if {seed: len(rows) for seed, rows in own.items()} != {seed: len(rows) for seed, rows in other.items()}:
-        return None, None, None
-    by_seed = [
-        [mine - theirs for mine, theirs in zip(rows, other[seed], strict=True)] for seed, rows in own.items()
-    ]
-    means = [sum(rows) / len(rows) for rows in by_seed]
-    if len(means) == 1:
-        return means[0], bootstrap_interval(by_seed[0]), None
-    spread = over_seeds(means)
-    return spread.mean, spread.interval, p_over_seeds(means)
-
-
-def _rows_by_seed(cell: TableCell) -> dict[int | None, list[float]]:
-    """The losses on the held-out rows of each seed's training."""
-    return {each.seed: training_of(each)["validation"]["row_losses"] for each in cell.results}
-
-
 def _design(experiment: Experiment, cell: TableCell) -> Design:
     keys = [key for key in experiment.keys if key not in (MEASURE, experiment.average)]
     return tuple(cell.coordinates.get(key, NO_TASK) for key in keys)
 
 
-def _value(score: Score | None) -> float:
-    assert score is not None and score.value is not None
-    return score.value
+def _losses(experiment: Experiment, cells: Sequence[TableCell]) -> dict[Design, tuple[TableCell, Score]]:
+    """The cell and the loss of each design, the lowest first, with the differences to it and their uncorrected p."""
+    found = [
+        (score.value, cell, replace(score, other=BEST_DESIGN))
+        for cell in cells
+        if cell.metric == LOSS and (score := cell.score()) and score.value is not None
+    ]
+    ordered = sorted(found, key=lambda one: one[0])
+    return {
+        _design(experiment, cell): (
+            cell,
+            loss if cell is ordered[0][1] else _compared(loss, cell, ordered[0][1]),
+        )
+        for _, cell, loss in ordered
+    }
 
 
-def _loss_bounds(loss: Score) -> str:
-    """The interval over rows of one seed, or over seeds."""
-    return bounds_text(loss.interval) + seed_bounds_text(loss.seed_interval)
+def _compared(loss: Score, cell: TableCell, best: TableCell) -> Score:
+    """The loss with its difference to that of another design on the same rows.
 
-
-def seed_bounds_text(bounds: Interval | None, sign: str = "") -> str:
-    """` seeds [low, high]`, or nothing."""
-    return "" if bounds is None else f" seeds{bounds_text(bounds, sign)}"
+    Without one where their seeds or their numbers of rows differ.
+    """
+    own, other = (
+        {each.seed: training_of(each)["validation"]["row_losses"] for each in one.results}
+        for one in (cell, best)
+    )
+    if {seed: len(rows) for seed, rows in own.items()} != {seed: len(rows) for seed, rows in other.items()}:
+        return loss
+    by_seed = [
+        [mine - theirs for mine, theirs in zip(rows, other[seed], strict=True)] for seed, rows in own.items()
+    ]
+    means = [sum(rows) / len(rows) for rows in by_seed]
+    if len(means) == 1:
+        return replace(loss, difference=means[0], difference_interval=bootstrap_interval(by_seed[0]))
+    spread, p = over_seeds(means), p_over_seeds(means)
+    return replace(loss, difference=spread.mean, difference_seed_interval=spread.interval, p_seeds=p)

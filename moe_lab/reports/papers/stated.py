@@ -5,13 +5,12 @@ An entry of `paper` whose `cell` has a `quantity` is such a number. The data are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_lab.reports.papers.experiment import Experiment, Published
-from moe_lab.reports.papers.files import file_stem, table_lines
+from moe_lab.reports.papers.files import file_stem
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -20,64 +19,28 @@ Quantity = Callable[["DataFrame"], float | None]
 """The quantity in the figure's rows of one model and task; None where they lack it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stated:
-    """A stated number and the measured one, both as in results.json: rates are fractions."""
+def stated_numbers(
+    experiment: Experiment, scale: str, folder: Path
+) -> list[tuple[Published, dict[str, str], float | None, str]]:
+    """The stated numbers, each with model and task, the value in the figure in `folder`, or why it has none.
 
-    published: Published
-    where: str
-    """Model and task of the measured number; empty without one."""
-    measured: float | None
-
-    @property
-    def quantity(self) -> str:
-        return self.published.cell["quantity"]
-
-    @property
-    def why_absent(self) -> str:
-        """Why the number is not measured although the figure has data; else empty."""
-        if self.measured is not None or not self.where:
-            return ""
-        return ABSENT.get(self.quantity, "the figure's data lack it")
-
-
-def stated_numbers(experiment: Experiment, scale: str, folder: Path) -> list[Stated]:
-    """The stated numbers of an experiment, one line for each model and task of its figure in `folder`."""
+    Without such data a number has the coordinates of the paper, and no reason.
+    """
     of_kind = QUANTITIES.get(experiment.figure or "", {})
     published = [each for each in experiment.paper if each.cell.get("quantity") in of_kind]
     file = folder / f"{file_stem(experiment, scale)}-{experiment.figure}.csv"
     if not published or not file.is_file():
-        return [Stated(published=each, where="", measured=None) for each in published]
+        return [(each, each.cell, None, "") for each in published]
     from pandas import read_csv
 
-    groups = list(read_csv(file).groupby(["model", "task"], sort=False))
-    return [
-        Stated(published=each, where=", ".join(names), measured=of_kind[each.cell["quantity"]](rows))
-        for each in published
-        for names, rows in groups
-    ]
-
-
-def stated_lines(stated: Sequence[Stated]) -> list[str]:
-    """The numbers as a table in Markdown; none without one."""
-    if not stated:
-        return []
-    header = ["quantity", "model, task", "measured", "published", "place"]
-    lines = table_lines(header, (_row(each, each.published) for each in stated))
-    return ["Numbers in the text of the paper, and the same quantity measured here:", "", *lines, ""]
-
-
-def _row(stated: Stated, published: Published) -> list[str]:
-    place = " ".join(filter(None, [published.place, published.mark]))
-    number = f"{published.value:g} {published.unit}"
-    return [stated.quantity, stated.where or "-", _text(stated), number, place]
-
-
-def _text(stated: Stated) -> str:
-    if stated.measured is None:
-        return f"not measured: {stated.why_absent}" if stated.where else "not run"
-    percent = stated.published.unit == "percent"
-    return f"{stated.measured * (100 if percent else 1):.3g} {stated.published.unit}"
+    groups, found = list(read_csv(file).groupby(["model", "task"], sort=False)), []
+    for each in published:
+        name = each.cell["quantity"]
+        for (model, task), rows in groups:
+            value = of_kind[name](rows)
+            absent = "" if value is not None else ABSENT.get(name, "the figure's data lack it")
+            found.append((each, {"model": model, "task": task}, value, absent))
+    return found
 
 
 def _more(column: str) -> Quantity:

@@ -194,7 +194,7 @@ def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Fam
         {"value": [number(row.value) for row in rows], INTERVAL: [interval(row.interval) for row in rows]}
     )
     n = Column(heading="n", cells=["-" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
-    columns = [*_names(rows, labels, own), n, *value, *_comparison(rows)]
+    columns = [*_names(rows, labels, own), n, *value, *comparison_columns(rows)]
     return text_table("Results", columns, [*_lower_is_better(found), *common])
 
 
@@ -214,7 +214,7 @@ def compared_table(
     values = numbers(
         {"value": [number(row.value) for row in rows], name: [number(row.baseline) for row in rows]}
     )
-    columns = [*_names(rows, labels), *values, *_comparison(rows)]
+    columns = [*_names(rows, labels), *values, *comparison_columns(rows)]
     return text_table(f"Compared with {name}", columns, _lower_is_better(found))
 
 
@@ -242,7 +242,8 @@ def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = 
     return names(run | marked | task)
 
 
-def _comparison(rows: Sequence[Score]) -> list[Column]:
+def comparison_columns(rows: Sequence[Score]) -> list[Column]:
+    """The difference of each row, with its interval, its p and the changed answers."""
     several = any((row.family or 1) > 1 for row in rows)
     flips = ["-" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}" for row in rows]
     difference = {

@@ -1,83 +1,29 @@
-"""A comparison of stored evaluations with the first one: all scores of the command, corrected for their number."""
+"""A comparison of stored evaluations with the first one: the scores of both, matched example by example."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, zip_longest
+from typing import Any
 
 from moe_lab.errors import ConfigError
 from moe_lab.results.comparisons.evaluation import Evaluation
-from moe_lab.results.comparisons.scores import (
-    ComparedScore,
-    Values,
-    compare_group,
-    compare_task,
-    paired_lines,
-)
-from moe_lab.results.samples import Sample
-from moe_lab.results.significance import holm
-from moe_lab.results.statistics import VERSION
-
-# The prompts and answers of documents that are right in one evaluation and wrong in another
-
-
-@dataclass(frozen=True)
-class Flipped:
-    """A document that is right in one evaluation and wrong in another."""
-
-    first: Sample
-    """Of the first evaluation."""
-    answers: dict[str, dict[str, Sample]]
-    """By evaluation and filter."""
-
-    def to_json(self) -> dict[str, object]:
-        """`prompt`, `target`, for multiple choice `choices`, and `answers` as lm-eval logged them."""
-        requests = self.first.requests
-        choices = [each[1] for each in requests if len(each) > 1 and isinstance(each[1], str)]
-        listed = {"choices": choices} if len(choices) == len(requests) > 1 else {}
-        question = {"prompt": requests[0][0] if requests else None, "target": self.first.target}
-        answers = {
-            key: {
-                name: {"resps": each.responses, "filtered_resps": each.filtered}
-                for name, each in by_filter.items()
-            }
-            for key, by_filter in self.answers.items()
-        }
-        return {**question, **listed, "answers": answers}
-
-
-def flipped_documents(
-    evaluations: Sequence[Evaluation], scores: Sequence[ComparedScore]
-) -> dict[str, dict[int, Flipped]]:
-    """By task and number all documents in the flips of `scores`."""
-    first, *others = evaluations
-    found: dict[str, dict[int, Flipped]] = {}
-    for task, numbers in _flips(scores).items():
-        documents: dict[int, Flipped] = {}
-        for other in (one for one in others if task in one.samples):
-            for pairs in paired_lines(first, other, task).values():
-                for mine, theirs in (pair for pair in pairs if pair[0].document in numbers):
-                    answers = documents.setdefault(mine.document, Flipped(mine, {})).answers
-                    for one, sample in ((first, mine), (other, theirs)):
-                        answers.setdefault(one.key, {})[sample.filter] = sample
-        found[task] = {number: documents[number] for number in sorted(documents)}
-    return found
-
-
-def _flips(scores: Sequence[ComparedScore]) -> dict[str, set[int]]:
-    """The documents of each task that flip in any row."""
-    found: dict[str, set[int]] = {}
-    for score in scores:
-        for number in chain.from_iterable((score.flips or {}).values()):
-            found.setdefault(score.task, set()).add(number)
-    return found
-
-
-# A comparison of stored evaluations with the first one: all rows of the command, corrected for their number
+from moe_lab.results.rounding import Rounding
+from moe_lab.results.samples import Sample, reported
+from moe_lab.results.scores import Comparison as Compared
+from moe_lab.results.scores import Score, pooled
+from moe_lab.results.shapes import leaves
+from moe_lab.results.significance import holm, paired
+from moe_lab.results.statistics import VERSION, Aggregate
 
 SCHEMA_VERSION = 1
+Changed = dict[str, list[int]]
+"""{"to_right": document numbers, "to_wrong": document numbers}, by the numbers of the first evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +32,56 @@ class Comparison:
 
     evaluations: list[Evaluation]
     """The first is `a`; the others are compared with it."""
-    scores: list[ComparedScore]
-    """By evaluation, then task, then metric; groups follow their tasks."""
+    scores: list[Score]
+    """By evaluation, whose key is the `run_id`, then task, then metric; groups follow their tasks."""
+    changed: Mapping[Compared, Changed]
+    """The documents whose answers changed, of each task's scores of 0 and 1."""
     notes: list[str]
     """What is left out and what else differs, one sentence each."""
 
     @cached_property
-    def documents(self) -> dict[str, dict[int, Flipped]]:
-        """The documents that flip, by task and number."""
-        return flipped_documents(self.evaluations, self.scores)
+    def rows(self) -> list[dict[str, Any]]:
+        """The scores as comparison.json names them."""
+        return [
+            {
+                "other": score.run_id,
+                "task": score.task,
+                "metric": score.metric,
+                "n": score.n,
+                "a": score.baseline,
+                "b": score.value,
+                "difference": score.difference,
+                "ci95": score.difference_interval and list(score.difference_interval),
+                "equal": score.equal,
+                "p": score.p,
+                "test": score.test,
+                "p_holm": score.p_holm,
+                "higher_is_better": None if score.lower_is_better is None else not score.lower_is_better,
+                "to_right": score.flips and score.flips[0],
+                "to_wrong": score.flips and score.flips[1],
+                "flips": self.changed.get(score.comparison),
+                "told_from_chance": score.significant,
+                "verdict": score.verdict,
+            }
+            for score in self.scores
+        ]
+
+    @cached_property
+    def documents(self) -> dict[str, dict[int, dict[str, dict[str, Sample]]]]:
+        """The changed documents by task and number: their samples by evaluation and filter."""
+        numbers: dict[str, set[int]] = {}
+        for (_, task, *_), changed in self.changed.items():
+            numbers.setdefault(task, set()).update(chain.from_iterable(changed.values()))
+        first, *others = self.evaluations
+        found: dict[str, dict[int, dict[str, dict[str, Sample]]]] = {}
+        for task in (task for task, changed in numbers.items() if changed):
+            own = found[task] = {number: {} for number in sorted(numbers[task])}
+            for other in (one for one in others if task in one.samples):
+                for mine, theirs in chain.from_iterable(paired_lines(first, other, task).values()):
+                    if mine.document in own:
+                        for one, sample in ((first, mine), (other, theirs)):
+                            own[mine.document].setdefault(one.key, {})[sample.filter] = sample
+        return found
 
     def to_json(self) -> dict[str, object]:
         """What comparison.json holds: equal for equal evaluations."""
@@ -102,10 +89,32 @@ class Comparison:
             "schema_version": SCHEMA_VERSION,
             "statistics": VERSION,
             "evaluations": self.evaluations,
-            "scores": self.scores,
+            "scores": self.rows,
             "notes": self.notes,
-            "documents": self.documents,
+            "documents": {
+                task: {number: _document(answers) for number, answers in documents.items()}
+                for task, documents in self.documents.items()
+            },
         }
+
+
+def _document(answers: Mapping[str, Mapping[str, Sample]]) -> dict[str, object]:
+    """`prompt`, `target`, for multiple choice `choices`, and `answers` as lm-eval logged them."""
+    first = next(iter(answers["a"].values()))
+    requests = first.requests
+    choices = [each[1] for each in requests if len(each) > 1 and isinstance(each[1], str)]
+    return {
+        "prompt": requests[0][0] if requests else None,
+        "target": first.target,
+        **({"choices": choices} if len(choices) == len(requests) > 1 else {}),
+        "answers": {
+            key: {
+                name: {"resps": each.responses, "filtered_resps": each.filtered}
+                for name, each in by_filter.items()
+            }
+            for key, by_filter in answers.items()
+        },
+    }
 
 
 def compare(evaluations: Sequence[Evaluation]) -> Comparison:
@@ -114,19 +123,22 @@ def compare(evaluations: Sequence[Evaluation]) -> Comparison:
     Raises ConfigError if two have no task in common, or other documents, prompts or right answers of one.
     """
     first, *others = evaluations
-    scores: list[ComparedScore] = []
     notes: list[str] = []
-    for other in others:
-        scores += _compare_two(first, other, notes)
+    changed: dict[Compared, Changed] = {}
+    scores = [score for other in others for score in _compare_two(first, other, changed, notes)]
     corrected = holm([score.p for score in scores])
+    family = sum(p is not None for p in corrected)
     return Comparison(
         evaluations=list(evaluations),
-        scores=[replace(score, p_holm=p) for score, p in zip(scores, corrected, strict=True)],
+        scores=[replace(score, p_holm=p, family=family) for score, p in zip(scores, corrected, strict=True)],
+        changed=changed,
         notes=list(dict.fromkeys(notes)),
     )
 
 
-def _compare_two(a: Evaluation, b: Evaluation, notes: list[str]) -> list[ComparedScore]:
+def _compare_two(
+    a: Evaluation, b: Evaluation, changed: dict[Compared, Changed], notes: list[str]
+) -> list[Score]:
     common = [task for task in a.samples if task in b.samples]
     if not common:
         raise ConfigError(
@@ -136,30 +148,244 @@ def _compare_two(a: Evaluation, b: Evaluation, notes: list[str]) -> list[Compare
     for one, other in ((a, b), (b, a)):
         if alone := [task for task in one.samples if task not in other.samples]:
             notes.append(f"Only in {one.key}, and not compared: {', '.join(alone)}.")
-    rows: dict[tuple[str, str], tuple[ComparedScore, Values]] = {}
     versions = [one.lm_eval_version for one in (a, b)]
     if versions[0] != versions[1]:
         notes.append(f"{a.key} was made with lm_eval {versions[0]}, {b.key} with {versions[1]}.")
+    scores: dict[tuple[str, str], Score] = {}
     for task in common:
-        notes += [*_version_notes(a, b, task), *_partial_notes(a, task)]
-        rows |= {(task, row.metric): (row, values) for row, values in compare_task(a, b, task, notes)}
+        mine, theirs = (one.results.get("versions", {}).get(task) for one in (a, b))
+        if mine != theirs:
+            notes.append(f"{task} is version {mine} in {a.key} and {theirs} in {b.key}.")
+        evaluated = len({line.document for line in a.samples[task]})
+        every = a.results.get("n-samples", {}).get(task, {}).get("original", evaluated)
+        if evaluated != every:
+            notes.append(
+                f"{task}: {evaluated:,} of {every:,} documents (PARTIAL); not the benchmark's number."
+            )
+        scores |= {(task, score.metric): score for score in compare_task(a, b, task, changed, notes)}
     groups = [group for group in a.results.get("groups", {}) if group in b.results.get("groups", {})]
-    found = [row for row, _ in rows.values()]
-    found += [row for group in groups for row in compare_group(a, b, group, rows, notes)]
+    found = [
+        *scores.values(),
+        *(score for group in groups for score in _compare_group(a, b, group, scores, notes)),
+    ]
     if not found:
         raise ConfigError("\n".join([f"{a.key} and {b.key} have no score in common.", *notes]))
     return found
 
 
-def _version_notes(a: Evaluation, b: Evaluation, task: str) -> list[str]:
-    mine, theirs = (one.results.get("versions", {}).get(task) for one in (a, b))
-    return [] if mine == theirs else [f"{task} is version {mine} in {a.key} and {theirs} in {b.key}."]
+def compare_task(
+    a: Evaluation, b: Evaluation, task: str, changed: dict[Compared, Changed], notes: list[str]
+) -> list[Score]:
+    """The scores of a task, before the correction.
+
+    What is left out is added to `notes`, the documents whose answers changed to `changed`. Raises ConfigError if the
+    documents, prompts or right answers differ.
+    """
+    pairs, rounding = paired_lines(a, b, task), rounding_of(a, b)
+    mine, theirs = reported(a.scores(task)), reported(b.scores(task))
+    for one, keys, others in ((a, mine, theirs), (b, theirs, mine)):
+        if alone := [key for key in keys if key not in others]:
+            notes.append(f"Only in {one.key}, and not compared: {' '.join(alone)} of {task}.")
+    scores = []
+    for metric in (key for key in mine if key in theirs):
+        aggregate = aggregate_of(a, task, metric)
+        if not all(_reproduces(one, task, metric, aggregate) for one in (a, b)):
+            notes.append(
+                f"Not compared: {metric} of {task}, whose score does not follow from the logged documents by the "
+                "function that the file names."
+            )
+            continue
+        name, _, filter_name = metric.partition(",")
+        measured = [(x, y) for x, y in pairs[filter_name] if name in x.values and name in y.values]
+        if left := len(pairs[filter_name]) - len(measured):
+            notes.append(f"{metric} of {task}: {left:,} documents without a value are left out.")
+        if not measured:
+            continue
+        before, after = ([line.values[name] for line in lines] for lines in zip(*measured, strict=True))
+        equal = [
+            rounding.equal(old, new, x.scored_words)
+            for old, new, (x, _) in zip(before, after, measured, strict=True)
+        ]
+        known = [better for one in (a, b) if (better := one.higher_is_better(task, metric)) is not None]
+        lower = not known[0] if known else None
+        found = paired(after, before, aggregate, lower_is_better=lower is True, equal=equal)
+        value_of = aggregate or (lambda values: sum(values) / len(values))
+        score = Score(
+            model=b.label,
+            method="",
+            task=task,
+            metric=metric,
+            run_id=b.key,
+            n=len(measured),
+            value=float(value_of(after)),
+            baseline=float(value_of(before)),
+            difference=found.difference,
+            difference_interval=found.interval,
+            equal=found.equal,
+            p_mcnemar=found.p_mcnemar,
+            p_randomization=found.p_permutation,
+            other=a.key,
+            flips=found.changed,
+            lower_is_better=lower,
+            marks=b.marks,
+        )
+        scores.append(score)
+        if score.flips is not None:
+            numbered = [
+                (x.document, new - old) for (x, _), old, new in zip(measured, before, after, strict=True)
+            ]
+            up, down = ([document for document, by in numbered if by * sign > 0] for sign in (1, -1))
+            right, wrong = (down, up) if lower else (up, down)
+            changed[score.comparison] = {"to_right": right, "to_wrong": wrong}
+    return scores
 
 
-def _partial_notes(a: Evaluation, task: str) -> list[str]:
-    """A note if part of the task's documents were evaluated, in both as they are the same."""
-    evaluated = len({line.document for line in a.samples[task]})
-    all_documents = a.results.get("n-samples", {}).get(task, {}).get("original", evaluated)
-    if evaluated == all_documents:
-        return []
-    return [f"{task}: {evaluated:,} of {all_documents:,} documents (PARTIAL); not the benchmark's number."]
+def _compare_group(
+    a: Evaluation, b: Evaluation, group: str, scores: Mapping[tuple[str, str], Score], notes: list[str]
+) -> list[Score]:
+    """The scores of a group of tasks, of all its documents as one sample; what is left out is added to `notes`."""
+    found = []
+    for metric in (key for key in reported(a.scores(group)) if key in b.scores(group)):
+        tasks = [task for task in leaves(a.results, a.samples, group) if metric in a.scores(task)]
+        parts = [score for task in tasks if (score := scores.get((task, metric)))]
+        whole = None
+        if len(parts) == len(tasks) > 0 and all(part.flips for part in parts):
+            n = sum(part.n or 0 for part in parts)
+            whole = pooled(replace(parts[0], task=group, n=n, value=b.scores(group)[metric]), parts)
+        if whole is None or not math.isclose(whole.baseline or 0.0, a.scores(group)[metric], abs_tol=1e-9):
+            notes.append(
+                f"Not compared: {metric} of the group {group}, which is no share of its documents. Its tasks are."
+            )
+        else:
+            found.append(whole)
+    return found
+
+
+# Pairs the documents of two evaluations by content, and refuses those that were asked other questions
+#
+# lm-eval writes a hash of each document (`doc_hash`), of its prompt and of its right answer. Equal documents of one
+# task are paired in their order.
+
+Pair = tuple[Sample, Sample]
+"""One document in the sample logs of two evaluations."""
+Key = tuple[str | None, int]
+"""The hash of a document, and how many equal ones stand before it."""
+SHOWN = 80
+"""Characters of a document or prompt that an error shows."""
+MOST_PASTED = 300
+"""Numbers of documents that a message lists."""
+
+
+def paired_lines(a: Evaluation, b: Evaluation, task: str) -> dict[str, list[Pair]]:
+    """{filter: pairs of lines} of a task, in the order of `a`'s document numbers.
+
+    Raises ConfigError if the documents, the prompts or the right answers of the two differ, naming the first.
+    """
+    mine, theirs = _by_filter(a.samples[task]), _by_filter(b.samples[task])
+    pairs = {}
+    for name in (name for name in mine if name in theirs):
+        own, other = mine[name], theirs[name]
+        if own.keys() != other.keys():
+            raise ConfigError(_other_documents(a, b, task, own, other))
+        pairs[name] = [(line, other[key]) for key, line in own.items()]
+        _check_questions(a, b, task, pairs[name])
+    return pairs
+
+
+def _by_filter(lines: Sequence[Sample]) -> dict[str, dict[Key, Sample]]:
+    """The lines of each filter by document, in the order of document numbers."""
+    found: dict[str, dict[Key, Sample]] = {}
+    before: Counter[tuple[str, str | None]] = Counter()
+    for line in sorted(lines, key=lambda line: line.document):
+        name, document = line.filter, line.doc_hash
+        found.setdefault(name, {})[document, before[name, document]] = line
+        before[name, document] += 1
+    return found
+
+
+def _other_documents(
+    a: Evaluation, b: Evaluation, task: str, mine: dict[Key, Sample], theirs: dict[Key, Sample]
+) -> str:
+    """The message of two evaluations of other documents."""
+    counts, firsts = [], []
+    for key, lines, others in ((a.key, mine, theirs), (b.key, theirs, mine)):
+        if alone := [line for place, line in lines.items() if place not in others]:
+            counts.append(f"{len(alone):,} of {len(lines):,} are only in {key}")
+            question = json.dumps(alone[0].question, ensure_ascii=False)[:SHOWN]
+            firsts.append(f"The first only in {key} is document {alone[0].document}: {question}")
+    common = [line.document for place, line in mine.items() if place in theirs]
+    wanted = common or [line.document for line in mine.values()]
+    named = f": samples=[{','.join(map(str, sorted(wanted)))}]"
+    how = named if len(wanted) <= MOST_PASTED else " (limit=, samples=, data_dir=)"
+    first = f"Other documents of {task}: {' and '.join(counts)}."
+    return "\n".join([first, *firsts, f"Evaluate both on the same documents{how}."])
+
+
+def _check_questions(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pair]) -> None:
+    """Raise ConfigError for other prompts or right answers. A prompt's hash is that of the document's first request."""
+    for what, hash_of, text_of in (
+        ("prompts", "prompt_hash", lambda line: line.requests[0][0] if line.requests else None),
+        ("right answers", "target_hash", lambda line: line.target),
+    ):
+        other = [(x, y) for x, y in pairs if getattr(x, hash_of) != getattr(y, hash_of)]
+        if not other:
+            continue
+        texts = [str(text_of(line)) for line in other[0]]
+        start = next((i for i, (x, y) in enumerate(zip_longest(*texts)) if x != y), 0)
+        lines = [
+            f"Other {what} of {task}: {len(other):,} of {len(pairs):,} documents. The first is document "
+            f"{other[0][0].document}, from character {start} on:",
+            *(
+                f"  {one.key}: {text[start : start + SHOWN]!r}"
+                for one, text in zip((a, b), texts, strict=True)
+            ),
+        ]
+        shots = [one.results.get("n-shot", {}).get(task) for one in (a, b)]
+        if shots[0] != shots[1]:
+            lines.append(f"{a.key} has {shots[0]} few-shot examples, {b.key} has {shots[1]}.")
+        lines.append("Evaluate both with the same task, num_fewshot, fewshot_seed and chat template.")
+        raise ConfigError("\n".join(lines))
+
+
+# The function from the values of documents to a score
+
+
+def rounding_of(a: Evaluation, b: Evaluation) -> Rounding:
+    """Which values of two evaluations are equal within rounding."""
+    if all(one.rounding.dtype == "float32" for one in (a, b)):
+        return a.rounding
+    known = [one.rounding.measured for one in (a, b) if one.rounding.measured is not None]
+    return Rounding(None, max(known, default=None))
+
+
+def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | None:
+    """lm-eval's function from a metric's values to the score.
+
+    It is the one that the task's configuration names for the metric, else the metric's own.
+    None for the mean, and for a metric that the configuration does not list.
+    """
+    from lm_eval.api import metrics
+    from lm_eval.api.registry import aggregation_registry, metric_agg_registry
+
+    name = metric.partition(",")[0]
+    listed = evaluation.results["configs"][task].get("metric_list") or []
+    entry = next((entry for entry in listed if entry.get("metric") == name), None)
+    if entry is None:
+        return None
+    named = entry.get("aggregation")
+    found: Any = aggregation_registry.get(named, None) if named else metric_agg_registry.get(name, None)
+    return None if found is metrics.mean else found
+
+
+def _reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggregate | None) -> bool:
+    """Whether the function turns the logged values into the stored score."""
+    name, _, filter_name = metric.partition(",")
+    lines = [line for line in evaluation.samples[task] if line.filter == filter_name]
+    values = [line.values[name] for line in lines if name in line.values]
+    stored = evaluation.scores(task)[metric]
+    if not values or not isinstance(stored, int | float):
+        return False
+    if aggregate is None and not all(isinstance(value, int | float) for value in values):
+        return False
+    score = aggregate(values) if aggregate else sum(values) / len(values)
+    return math.isclose(score, stored, rel_tol=1e-6, abs_tol=1e-9)

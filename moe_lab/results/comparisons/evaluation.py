@@ -34,27 +34,23 @@ def results_file(key: str, path: Path) -> Path:
     A folder is a run's, lm-eval's `output_path`, or a model's folder in it. Of several results in one folder the newest
     is taken, with a line on stderr. Raises ConfigError where there is none, or several folders have one.
     """
-    if path.is_file():
-        if path.suffix != ".json":
-            raise ConfigError(
-                f"{key}={one_line(path)} is no results file. Give its results_*.json, or the folder."
-            )
+    named = f"{key}={one_line(path)}"
+    if path.is_file() and path.suffix == ".json":
         return path
+    if path.is_file():
+        raise ConfigError(f"{named} is no results file. Give its results_*.json, or the folder.")
     if not path.is_dir():
-        raise ConfigError(f"{key}={one_line(path)}: there is no such file or folder.")
-    folders = {folder: found for folder in (path, *sorted(path.iterdir())) if (found := _results_in(folder))}
-    if path in folders:
-        folders = {path: folders[path]}
+        raise ConfigError(f"{named}: there is no such file or folder.")
+    own = _results_in(path)
+    folders = [own] if own else [found for folder in sorted(path.iterdir()) if (found := _results_in(folder))]
     if not folders:
         raise ConfigError(
-            f"{key}={one_line(path)} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
+            f"{named} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
         )
     if len(folders) > 1:
-        named = "".join(f"\n  {key}={one_line(folder)}" for folder in list(folders)[:SHOWN])
-        raise ConfigError(
-            f"{key}={one_line(path)} has results in {len(folders)} folders. Name one of them:{named}"
-        )
-    [found] = folders.values()
+        some = "".join(f"\n  {key}={one_line(files[0].parent)}" for files in folders[:SHOWN])
+        raise ConfigError(f"{named} has results in {len(folders)} folders. Name one of them:{some}")
+    [found] = folders
     if len(found) > 1:
         print(f"{key}={one_line(found[-1])} is the newest of {len(found)} results there.", file=sys.stderr)
     return found[-1]
@@ -62,10 +58,8 @@ def results_file(key: str, path: Path) -> Path:
 
 def _results_in(folder: Path) -> list[Path]:
     """The results of a folder without its subfolders, the newest last."""
-    if not folder.is_dir():
-        return []
-    if (folder / OWN).is_file():
-        return [folder / OWN]
+    if (folder / OWN).is_file() or not folder.is_dir():
+        return [folder / OWN] if folder.is_dir() else []
     dated = [(match["date"], file) for file in folder.iterdir() if (match := DATED.fullmatch(file.name))]
     return [file for _, file in sorted(dated)]
 
@@ -188,26 +182,21 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
     tasks = [task for task in results["configs"] if task in results["results"]]
     files = {task: samples_file(file.parent, task) if own else lm_eval_samples(file, task) for task in tasks}
     samples = read_samples(own) if own else {task: _lines(files[task]) for task in tasks}
+    if own is None:
+        label = one_line(results.get("model_name") or "lm-eval").rstrip("/").rpartition("/")[2]
+        given = (results.get("config") or {}).get("model_args") or ""
+        settings = ",".join(f"{k}={v}" for k, v in given.items()) if isinstance(given, dict) else given
+    else:
+        label, settings = one_line(f"{own.model}-{own.method}"), " ".join(own.overrides)
     return Evaluation(
         key=key,
-        label=_label(results) if own is None else one_line(f"{own.model}-{own.method}"),
-        settings=_settings(results) if own is None else one_line(" ".join(own.overrides)),
+        label=label,
+        settings=one_line(settings),
         file=file,
         samples_files=files,
         results=own or results,
         samples=samples,
         marks=() if own is None else marks_of(own),
-    )
-
-
-def _label(results: Block) -> str:
-    return one_line(results.get("model_name") or "lm-eval").rstrip("/").rpartition("/")[2]
-
-
-def _settings(results: Block) -> str:
-    given = (results.get("config") or {}).get("model_args") or ""
-    return one_line(
-        ",".join(f"{key}={value}" for key, value in given.items()) if isinstance(given, dict) else given
     )
 
 

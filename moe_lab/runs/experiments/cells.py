@@ -60,8 +60,8 @@ class PreparedCell:
 def compose_experiments(config: Config, base: Cell) -> list[Composed]:
     """The experiments in `config.experiment`, every cell composed with the user's overrides last.
 
-    `method.<key>=` applies to cells whose method has that key. Raises ConfigError for a key that no cell has, and for
-    other overrides that a cell does not accept.
+    `method.<key>=` applies to cells whose method has that key. Raises ConfigError for a key that no cell has, for other
+    overrides that a cell does not accept, and for a table of expert metrics if none of its cells measures them.
     """
     assert config.experiment is not None
     experiments = find_experiments(config.experiment, list(map(Path, base.config_dirs)))
@@ -88,19 +88,18 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
         for experiment, scale in pairs
     ]
     for each in composed:
-        _check_metrics(each, config.scale)
+        configs = [one for _, one in each.cells]
+        shown = [
+            name
+            for name, metric in each.experiment.metrics(config.scale).items()
+            if metric.startswith(EXPERT)
+        ]
+        if shown and configs and all(one.metrics != "expert" for one in configs):
+            raise ConfigError(
+                f"experiment={each.experiment.name} shows expert metrics ({', '.join(shown)}), which "
+                f"metrics={configs[0].metrics} does not measure. Leave it out."
+            )
     return composed
-
-
-def _check_metrics(composed: Composed, scale: str) -> None:
-    """Raise ConfigError for a table of expert metrics if none of its cells measures them."""
-    experiment, configs = composed.experiment, [config for _, config in composed.cells]
-    shown = [name for name, metric in experiment.metrics(scale).items() if metric.startswith(EXPERT)]
-    if shown and configs and all(config.metrics != "expert" for config in configs):
-        raise ConfigError(
-            f"experiment={experiment.name} shows expert metrics ({', '.join(shown)}), which "
-            f"metrics={configs[0].metrics} does not measure. Leave it out."
-        )
 
 
 def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[Cell, Config]:
@@ -224,32 +223,75 @@ def experiment_configs(config: Config, base: Cell) -> list[Config]:
 
 # The coordinates of an experiment's cells in its table, and the results of each
 
-Place = dict[str, str]
-
 NULL = "temperature 0"
 """The suffix of a method without noise, which differs from the base model by rounding only."""
 
 
-def placed(experiment: Experiment, cells: Sequence[PreparedCell]) -> tuple[Experiment, list[Place]]:
-    """The coordinates of every cell on the axes of the experiment.
+def filled(
+    experiment: Experiment,
+    scale: str,
+    cells: Sequence[PreparedCell],
+    outcomes: Mapping[str, Outcome],
+    failures: Sequence[Failure],
+) -> tuple[Experiment, list[TableCell]]:
+    """An experiment with the cells of its table, one for each cell and metric. Expert metrics need metrics=expert.
 
     Typed overrides may give several cells the same coordinates. Then one more axis, SETTINGS, has their own overrides.
+    A number of a training is one cell: runs on several tasks evaluate the same trained model.
     """
     axes = [key for key in experiment.keys if key != MEASURE]
     places = [{key: coordinate(one, key) for key in axes} for one in cells]
-    shared = [[one for one, other in zip(cells, places, strict=True) if other == place] for place in places]
-    if all(len(group) == 1 for group in shared):
-        return experiment, places
-    settings = [_own_settings(one, group) for one, group in zip(cells, shared, strict=True)]
-    extended = [place | {SETTINGS: own} for place, own in zip(places, settings, strict=True)]
-    return replace(experiment, rows=[*experiment.rows, SETTINGS]), extended
+    if any(places.count(place) > 1 for place in places):
+        groups = [[one for one, own in zip(cells, places, strict=True) if own == place] for place in places]
+        for one, place, group in zip(cells, places, groups, strict=True):
+            common = set.intersection(*(set(each.cell.overrides) for each in group))
+            last = {
+                text.partition("=")[0]: text for text in one.cell.overrides
+            }  # the last override of a key applies
+            place[SETTINGS] = " ".join(text for text in last.values() if text not in common) or "-"
+        experiment = replace(experiment, rows=[*experiment.rows, SETTINGS])
+    kept: dict[Any, TableCell] = {}
+    for one, place in zip(cells, places, strict=True):
+        whole = _whole_cell(one, place, outcomes, failures)
+        for name, metric in experiment.metrics(scale).items():
+            if metric.startswith(EXPERT) and one.config.metrics != "expert":
+                continue
+            more = {MEASURE: name} if MEASURE in experiment.keys else {}
+            if experiment.average and metric.startswith(TRAINING):
+                more |= {experiment.average: NO_TASK}
+            cell = replace(whole, metric=metric, coordinates=place | more)
+            key = tuple(cell.coordinates.items()) if cell.of_training else len(kept)
+            if key not in kept or len(cell.results) > len(kept[key].results):
+                kept[key] = cell
+    return experiment, list(kept.values())
 
 
-def _own_settings(one: PreparedCell, group: Sequence[PreparedCell]) -> str:
-    """The overrides of a cell that are not common to its group; a dash for none."""
-    common = set.intersection(*(set(each.cell.overrides) for each in group))
-    last = {text.partition("=")[0]: text for text in one.cell.overrides}  # the last override of a key applies
-    return " ".join(text for text in last.values() if text not in common) or "-"
+def _whole_cell(
+    one: PreparedCell, place: dict[str, str], outcomes: Mapping[str, Outcome], failures: Sequence[Failure]
+) -> TableCell:
+    """The cell with all its results, or with the reason why there are none."""
+    runs = one.job.runs if one.job is not None else []
+    ids = [run.run_id for run in runs]
+    studies = [study.folder for study in one.job.studies] if one.job is not None else []
+    names = [one.job.name] if one.job is not None and not runs else []
+    failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
+    error = one.error or next(failed, None)
+    done = [outcomes[run_id] for run_id in ids if run_id in outcomes]
+    return TableCell(
+        coordinates=place,
+        run_id=ids[0] if ids else None,
+        results=[outcome.results for outcome in done],
+        expert=[
+            stored_metrics(run.folder, run.run_id, run.facts.commit)
+            if run.config.metrics == "expert"
+            else None
+            for run in (outcome.run for outcome in done)
+        ],
+        summary=summary(done) if len(done) > 1 else None,
+        studies=[folder for folder in studies if (folder / "best.yaml").exists()],
+        problem=None if error is None else " ".join(str(error).split()),
+        config=one.config,
+    )
 
 
 def coordinate(prepared: PreparedCell, key: str) -> str:
@@ -275,59 +317,3 @@ def coordinate(prepared: PreparedCell, key: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "-" if value is None else str(value)
-
-
-def table_cells(
-    experiment: Experiment,
-    scale: str,
-    one: PreparedCell,
-    place: Place,
-    outcomes: Mapping[str, Outcome],
-    failures: Sequence[Failure],
-) -> list[TableCell]:
-    """A cell for each of the experiment's metrics. Expert metrics need metrics=expert."""
-    expert = one.config.metrics == "expert"
-    runs = one.job.runs if one.job is not None else []
-    ids = [run.run_id for run in runs]
-    studies = [study.folder for study in one.job.studies] if one.job is not None else []
-    names = [one.job.name] if one.job is not None and not runs else []
-    failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
-    error = one.error or next(failed, None)
-    done = [outcomes[run_id] for run_id in ids if run_id in outcomes]
-    whole = TableCell(
-        coordinates=place,
-        run_id=ids[0] if ids else None,
-        results=[outcome.results for outcome in done],
-        expert=[
-            stored_metrics(run.folder, run.run_id, run.facts.commit)
-            if run.config.metrics == "expert"
-            else None
-            for run in (outcome.run for outcome in done)
-        ],
-        summary=summary(done) if len(done) > 1 else None,
-        studies=[folder for folder in studies if (folder / "best.yaml").exists()],
-        problem=None if error is None else " ".join(str(error).split()),
-        config=one.config,
-    )
-    several = MEASURE in experiment.keys
-    return [
-        replace(
-            whole,
-            metric=metric,
-            coordinates=place
-            | ({MEASURE: name} if several else {})
-            | ({experiment.average: NO_TASK} if experiment.average and metric.startswith(TRAINING) else {}),
-        )
-        for name, metric in experiment.metrics(scale).items()
-        if expert or not metric.startswith(EXPERT)
-    ]
-
-
-def each_training_once(cells: Sequence[TableCell]) -> list[TableCell]:
-    """The cells, each number of a training once. Runs on several tasks evaluate the same trained model."""
-    kept: dict[Any, TableCell] = {}
-    for number, cell in enumerate(cells):
-        key = tuple(cell.coordinates.items()) if cell.of_training else number
-        if key not in kept or len(cell.results) > len(kept[key].results):
-            kept[key] = cell
-    return list(kept.values())

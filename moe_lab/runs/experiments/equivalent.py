@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,34 +84,24 @@ class Generation:
     """None without a meter."""
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """Several generations: medians of time and energy, and the greatest memory."""
-
-    seconds: float
-    fastest: float
-    slowest: float
-    memory_bytes: int
-    energy_joules: float | None
-
-    @classmethod
-    def of(cls, rounds: Sequence[Generation]) -> Repeated:
-        seconds = [one.seconds for one in rounds]
-        energies = [one.energy_joules for one in rounds if one.energy_joules is not None]
-        return cls(
-            seconds=statistics.median(seconds),
-            fastest=min(seconds),
-            slowest=max(seconds),
-            memory_bytes=max(one.memory_bytes for one in rounds),
-            energy_joules=statistics.median(energies) if len(energies) == len(rounds) else None,
-        )
+def repeated(rounds: Sequence[Generation]) -> dict[str, float | None]:
+    """Several generations as JSON: medians of time and energy, the fastest and the slowest, and the greatest memory."""
+    seconds = [one.seconds for one in rounds]
+    energies = [one.energy_joules for one in rounds if one.energy_joules is not None]
+    return {
+        "seconds": statistics.median(seconds),
+        "fastest": min(seconds),
+        "slowest": max(seconds),
+        "memory_bytes": max(one.memory_bytes for one in rounds),
+        "energy_joules": statistics.median(energies) if len(energies) == len(rounds) else None,
+    }
 
 
 def measure_in_turns(
     settings: Mapping[str, Callable[[], AbstractContextManager[EngineLM]]],
     new_tokens: int = NEW_TOKENS,
     repetitions: int = REPETITIONS,
-) -> dict[str, Repeated]:
+) -> dict[str, dict[str, float | None]]:
     """Measure every setting once per round, so that other load affects all equally. The first round is a warm-up.
 
     `settings` has a context manager that opens the LM, by name. Batch 1, greedy, no end token.
@@ -122,7 +112,7 @@ def measure_in_turns(
         for _ in range(repetitions + 1):
             for name, lm in models.items():
                 rounds[name].append(_generate_once(lm, new_tokens))
-    return {name: Repeated.of(measured[1:]) for name, measured in rounds.items()}
+    return {name: repeated(measured[1:]) for name, measured in rounds.items()}
 
 
 def _generate_once(lm: EngineLM, new_tokens: int) -> Generation:
@@ -156,7 +146,7 @@ def measured(
     """The stored or new measurement of a RoE configuration and a plain model `ratio` times as large.
 
     None with `compute=False` if it is not stored. It has the content of `_key`, `non_embedding_parameters` of both
-    models, and a `Repeated` of the base model (`base`), of the method (by its name), and of a model with
+    models, and what `repeated` gives of the base model (`base`), of the method (by its name), and of a model with
     `equivalent_layers` layers and random weights (`equivalent`).
     """
     method = get_method(config.method.name)(config.method)
@@ -218,5 +208,5 @@ def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -
     return {
         "non_embedding_parameters": sizes[0],
         "equivalent_non_embedding_parameters": sizes[1],
-        **{name: asdict(one) for name, one in generations.items()},
+        **generations,
     }

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
+from moe_lab.methods import get_method
 from moe_lab.reports.figures.studies import studies_of
 from moe_lab.reports.figures.traces import traces_of
 from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import FIGURES, Experiment
-from moe_lab.reports.papers.files import file_stem, title
-from moe_lab.reports.papers.settings import write_recipe, write_references, write_setup
+from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment
+from moe_lab.reports.papers.files import file_stem, title, write_settings
+from moe_lab.reports.papers.settings import reference_rows
 from moe_lab.results.score_table import Family
 
 if TYPE_CHECKING:
@@ -129,32 +131,45 @@ def _measured_columns(measurement: Mapping[str, Any], method: str) -> dict[str, 
     return columns
 
 
+NAMES = {"metric": ("accuracy", "perplexity"), "cache": ("clean", "standard")}
+"""The meanings of 0 and 1 in the published numbers of Table 1 of RoE."""
+
+
 def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
     """RoE's Table 1: the default of tuning for every published number."""
     from moe_lab.runs.tuning.search import preset
 
     rows = []
     for published in experiment.paper:
-        where = published.cell
-        usual = preset(where["category"], where["model"])
-        own: Any = getattr(usual, where["quantity"])
-        value = float(own in ("perplexity", "standard")) if isinstance(own, str) else float(own)
-        rows.append({**where, "value": value, "published": published.value, "place": published.place})
+        where, value = published.cell, published.value
+        own = getattr(preset(where["category"], where["model"]), where["quantity"])
+        names = NAMES.get(where["quantity"])
+        rows.append(
+            {
+                **where,
+                "value": own,
+                "published": names[int(value)] if names else value,
+                "place": published.place,
+            }
+        )
     return rows
 
 
 def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
     """MoE-Bench's Table 1: the default of the method's key for every published number."""
-    from moe_lab.methods import get_method
-
     rows = []
     for published in experiment.paper:
         name, key = published.cell["method"], published.cell["setting"]
         method: Any = get_method(name)
-        recipe = method.Config(name=name, dataset="lima").recipe()
-        value = float(getattr(recipe, key))
-        place = {"published": published.value, "place": published.place}
-        rows.append({"setting": f"method.{key}", "value": value, **place})
+        value = getattr(method.Config(name=name, dataset="lima").recipe(), key)
+        rows.append(
+            {
+                "setting": f"method.{key}",
+                "value": value,
+                "published": published.value,
+                "place": published.place,
+            }
+        )
     return rows
 
 
@@ -179,12 +194,12 @@ def make_figure(
     kind = experiment.figure
     if kind is None:
         return []
-    if kind == "references":
-        return write_references(experiment, cells, folder, scale)
-    if kind == "setup":
-        return write_setup(experiment, setup_rows(experiment), folder, scale)
-    if kind == "recipe":
-        return write_recipe(experiment, recipe_rows(experiment), folder, scale)
+    if kind in TABLES:
+        rows = {"setup": setup_rows, "recipe": recipe_rows}.get(kind, partial(reference_rows, cells=cells))(
+            experiment
+        )
+        problems = [f"{cell.name}: {cell.problem}" for cell in cells if cell.problem]
+        return write_settings(experiment, scale, rows, folder, problems) if rows else []
     name, module = FIGURES[kind]
     data: Any = CellTable(experiment, cells, family)
     if name == "studies":

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, exit_code
-from moe_lab.reports.pages.record import has_numbers, record_path, write_record
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import TABLES, Experiment
-from moe_lab.reports.papers.files import file_stem, measured_before, merged_text, remove_figure, write_index
-from moe_lab.reports.papers.markdown import write_table
+from moe_lab.reports.papers.files import file_stem, write_index
+from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.ranking import p_values
+from moe_lab.reports.papers.table import table_csv, table_of
+from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.folder import check_writable
 from moe_lab.results.identity import folder_name
 from moe_lab.results.score_table import Family
@@ -26,10 +27,8 @@ from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.experiments.cells import (
     PreparedCell,
     compose_experiments,
-    each_training_once,
-    placed,
+    filled,
     prepare_cells,
-    table_cells,
 )
 from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results
 from moe_lab.runs.jobs import Job, by_model, digest_of, distinct_runs
@@ -37,6 +36,8 @@ from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
 from moe_lab.runs.speeds import run_pilots
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from moe_lab.models.memory import ModelPool
     from moe_lab.runs.run import Outcome
 
@@ -61,10 +62,6 @@ class PreparedExperiments:
         return by_model(
             list({id(cell.job): cell.job for cell in self.cells if cell.job is not None}.values())
         )
-
-    @property
-    def errors(self) -> list[BaseException]:
-        return [cell.error for cell in self.cells if cell.error is not None]
 
     @property
     def refused(self) -> dict[str, list[Config]]:
@@ -114,7 +111,7 @@ def _run(config: Config, cell: Cell) -> int:
             "by its own command."
         )
     failures = make_tables(prepared, config, compute=True)
-    errors = [] if is_worker() else prepared.errors
+    errors = [] if is_worker() else [one.error for one in prepared.cells if one.error is not None]
     if errors and not prepared.jobs:
         return exit_code(errors[0])
     return grid_exit_code([*errors, *(failure.error for failure in failures)])
@@ -126,12 +123,7 @@ def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExp
     known: dict[str, Job] = {}
     experiments = []
     for each in composed:
-        cells = prepare_cells(each, known, compute=compute)
-        experiment = replace(each.experiment, merged=len(each.cells) - len(cells))
-        if experiment.typed and experiment.merged:
-            typed = " ".join(experiment.typed)
-            print(f"experiment={experiment.name}, {typed}:{merged_text(experiment)}", file=sys.stderr)
-        experiments.append((experiment, cells))
+        experiments.append((each.experiment, prepare_cells(each, known, compute=compute)))
     for job in known.values():
         job.group = config.experiment
     return PreparedExperiments(experiments)
@@ -142,7 +134,8 @@ def make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool)
     from moe_lab.models.memory import ModelPool
 
     for reason, configs in prepared.refused.items():
-        print(f"Cannot run {', '.join(map(label, configs))}: {reason}", file=sys.stderr)
+        names = [f"{one.model.name}-{one.method.name}-{task_name(one)}" for one in configs]
+        print(f"Cannot run {', '.join(names)}: {reason}", file=sys.stderr)
     jobs, models = prepared.jobs, ModelPool()
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
@@ -153,34 +146,35 @@ def make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool)
             return failures
     own = {outcome.run.run_id: outcome for outcome in outcomes}
     stored = own | _stored_before(jobs, own, models)
-    filled = _filled(prepared.experiments, config.scale, stored, failures)
+    tables = [filled(one, config.scale, cells, stored, failures) for one, cells in prepared.experiments]
     shown = outcomes if compute else list(stored.values())
-    family = _family(filled, shown)
+    family = _family(tables, shown)
     if shown:
         print_results(shown, family)
-    _write(filled, config, models, family, compute=compute)
+    _write(tables, config, models, family, compute=compute)
     return failures
 
 
-def _family(filled: Filled, outcomes: Sequence[Outcome]) -> Family:
+def _family(tables: Filled, outcomes: Sequence[Outcome]) -> Family:
     """The families of the comparisons of the command."""
-    in_tables = {key: p for table in filled for key, p in p_values(*table).items()}
+    in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
     return Family.of(in_tables, measured_p_values(outcomes))
 
 
-def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], Filled, Family]:
-    """The jobs of experiments, their tables of stored results, and the family of the comparisons; writes nothing."""
+def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], dict[str, DataFrame], Family]:
+    """The jobs of experiments, their tables of stored results by name, and the family; writes nothing."""
     from moe_lab.models.memory import ModelPool
+    from moe_lab.reports.frames import table_frame
 
     prepared = _prepare(config, cell, compute=False)
     stored = _stored_before(prepared.jobs, {}, ModelPool())
-    filled = _filled(prepared.experiments, config.scale, stored, [])
-    return prepared.jobs, filled, _family(filled, list(stored.values()))
-
-
-def label(config: Config) -> str:
-    """`model-method-task` of a cell, for messages."""
-    return f"{config.model.name}-{config.method.name}-{task_name(config)}"
+    tables = [filled(one, config.scale, cells, stored, []) for one, cells in prepared.experiments]
+    family, folder = _family(tables, list(stored.values())), Path(config.output_dir) / "tables"
+    frames = {
+        experiment.name: table_frame(table_of(experiment, config.scale, cells, family, folder))
+        for experiment, cells in tables
+    }
+    return prepared.jobs, frames, family
 
 
 def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: ModelPool) -> dict[str, Outcome]:
@@ -194,92 +188,50 @@ def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: Mod
     }
 
 
-def _filled(
-    experiments: Sequence[tuple[Experiment, list[PreparedCell]]],
-    scale: str,
-    outcomes: Mapping[str, Outcome],
-    failures: Sequence[Failure],
-) -> Filled:
-    """The cells of every table with their results."""
-    filled = []
-    for experiment, cells in experiments:
-        table, places = placed(experiment, cells)
-        parts = [
-            part
-            for cell, place in zip(cells, places, strict=True)
-            for part in table_cells(table, scale, cell, place, outcomes, failures)
-        ]
-        filled.append((table, each_training_once(parts)))
-    return filled
-
-
-def _write(filled: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool) -> None:
-    """Write the tables and figures.
-
-    Keeps a table, with a line on stderr, if none of its cells has a result, or if it has numbers of a failed cell.
+def _write(tables: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool) -> None:
+    """Write the tables and figures. A table of which no cell is measured is only listed on the page.
 
     Raises ConfigError with `compute=False` if nothing is stored.
     """
-    folder = Path(config.output_dir) / "tables"
-    kept = {
-        experiment.name: _why_kept(experiment, cells, config.scale, folder, compute)
-        for experiment, cells in filled
-    }
-    if not compute and all(kept.values()):
-        raise ConfigError(NOTHING_STORED)
-    for experiment, cells in filled:
-        if reason := kept[experiment.name]:
-            print(f"experiment={experiment.name}: {reason}", file=sys.stderr)
-        else:
-            _write_one(experiment, cells, config, models, folder, family, compute)
-    if all(kept.values()):
-        return
-    for experiment, cells in filled:  # a kept table keeps a record with numbers
-        if not kept[experiment.name] or not has_numbers(record_path(experiment, config.scale, folder)):
-            write_record(experiment, config.scale, cells, folder, family)
-    print(write_index(folder))
-    print(write_tables_page(folder))
-
-
-def _why_kept(
-    experiment: Experiment, cells: Sequence[TableCell], scale: str, folder: Path, compute: bool
-) -> str | None:
-    """Why the files of a table are kept; None if they are written."""
-    if cells and not any(cell.results or cell.studies for cell in cells):
-        if compute:
-            return "No cell is measured: no table is written."
-        return f"{NOTHING_STORED} Its files are kept."
-    table = folder / f"{file_stem(experiment, scale)}.csv"
-    without = [cell for cell in cells if not cell.results and (cell.problem or compute)]
-    if lost := measured_before(table, without):
-        names = "; ".join(cell.name for cell in lost)
-        return f"{table.with_suffix('.md')} is kept: it has numbers of cells that have none now ({names})."
-    return None
-
-
-def _write_one(
-    experiment: Experiment,
-    cells: Sequence[TableCell],
-    config: Config,
-    models: ModelPool,
-    folder: Path,
-    family: Family,
-    compute: bool,
-) -> None:
     from moe_lab.reports.frames import table_frame
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.experiments.figures import make_figure
 
-    figures = make_figure(experiment, config.scale, cells, models, folder, family, compute=compute)
-    if experiment.figure is not None and not figures:
-        remove_figure(folder, file_stem(experiment, config.scale), experiment.figure)
-    if cells and experiment.figure not in TABLES:
-        print(write_table(experiment, config.scale, cells, folder, family))  # it has numbers of the figure
-    stem = file_stem(experiment, config.scale)
-    name = folder_name(stem, digest=digest_of([replace(config, experiment=experiment.name)]))
-    with open_logger(config, kind="experiment", name=name, group=config.experiment) as logger:
-        logger.log_table(stem, table_frame(experiment, cells, family))
-        for figure in figures:
-            print(figure)
-            if figure.suffix != ".md":
-                logger.log_figure(figure)
+    folder = Path(config.output_dir) / "tables"
+    unmeasured = [
+        experiment.name
+        for experiment, cells in tables
+        if cells and not any(cell.results or cell.studies for cell in cells)
+    ]
+    if len(unmeasured) == len(tables) and not compute:
+        raise ConfigError(NOTHING_STORED)
+    for name in unmeasured:
+        why = "No cell is measured: no table is written." if compute else NOTHING_STORED
+        print(f"experiment={name}: {why}", file=sys.stderr)
+    if len(unmeasured) == len(tables):
+        return
+    for experiment, cells in tables:
+        stem = file_stem(experiment, config.scale)
+        if experiment.name in unmeasured:
+            figures = []
+        else:
+            figures = make_figure(experiment, config.scale, cells, models, folder, family, compute=compute)
+            if experiment.figure is not None and not figures:
+                for suffix in (".png", ".svg", ".csv"):  # of an earlier figure
+                    (folder / f"{stem}-{experiment.figure}{suffix}").unlink(missing_ok=True)
+        table = table_of(experiment, config.scale, cells, family, folder)  # it has numbers of the figure
+        write_file(folder / f"{stem}.json", json_text(asdict(table)))
+        if experiment.name in unmeasured:
+            continue
+        if cells and experiment.figure not in TABLES:
+            write_file(folder / f"{stem}.csv", table_csv(table))
+            print(write_file(folder / f"{stem}.md", markdown(experiment, table)))
+        name = folder_name(stem, digest=digest_of([replace(config, experiment=experiment.name)]))
+        with open_logger(config, kind="experiment", name=name, group=config.experiment) as logger:
+            logger.log_table(stem, table_frame(table))
+            for figure in figures:
+                print(figure)
+                if figure.suffix != ".md":
+                    logger.log_figure(figure)
+    print(write_index(folder))
+    print(write_tables_page(folder))

@@ -4,6 +4,8 @@ that becomes markup."""
 from __future__ import annotations
 
 import json
+import re
+from base64 import b64decode
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,7 +18,7 @@ from moe_lab.reports.papers.experiment import Published, Scale
 from tests.support.pages import HOSTILE, foreign_urls, texts, tree
 from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import EXPERT_METRICS, cell_table, results_of
-from tests.support.views import table_record, write_record
+from tests.support.views import table, write_record
 
 PAPER = [
     Published(cell={"task": "t"}, value=57.5, unit="percent", place="Table 9", mark="(?)"),
@@ -52,9 +54,9 @@ def page(tmp_path_factory):
 def rows(page):
     """State by (scale, task), and the numbers that sort the row's columns."""
     found = {}
-    for table in tree(page).xpath("//table[.//@data-row]"):
-        scale = "paper" if "scale paper" in table.text_content() else "tiny"
-        for row in table.xpath(".//tr[@data-row]"):
+    for each in tree(page).xpath("//table[.//@data-row]"):
+        scale = "paper" if "scale paper" in each.text_content() else "tiny"
+        for row in each.xpath(".//tr[@data-row]"):
             found[scale, row.xpath("string(td[1])")] = row
     return found
 
@@ -163,14 +165,14 @@ def test_a_difference_of_an_expert_metric_has_no_verdict():
     metrics = StoredMetrics(EXPERT_METRICS | {"differences": {"baseline": difference}})
     told = TableCell(coordinates={"measure": "acc"}, run_id="r", results=[results_of(**COMPARED)])
     balance = {"coordinates": {"measure": "balance"}, "metric": "expert.load_balance", "expert": [metrics]}
-    record = table_record(cell_table().experiment, "tiny", [told, replace(told, **balance)])
-    assert [cell.score.difference for cell in record.cells] == [0.125, 0.1]
-    assert [one.score.metric for one in compared_scores([record])] == ["acc,none"]
+    made = table(cell_table().experiment, "tiny", [told, replace(told, **balance)])
+    assert [cell.score.difference for cell in made.rows] == [0.125, 0.1]
+    assert [one.score.metric for one in compared_scores([made])] == ["acc,none"]
 
 
 @pytest.mark.parametrize(
     "forged",
-    [{"cells": [1]}, {"cells": None}, {"stem": "../../secret"}, {"paper": []}, {"scale": None, "runs": 1}],
+    [{"rows": [1]}, {"rows": None}, {"stem": "../../secret"}, {"axes": 0}, {"scale": None, "runs": 1}],
 )
 def test_an_odd_record_is_named_and_the_others_are_shown(tmp_path, capsys, forged):
     """Broken by a traceback, and by a record that puts files of other folders into the page."""
@@ -185,3 +187,17 @@ def test_an_odd_record_is_named_and_the_others_are_shown(tmp_path, capsys, forge
     page = write_tables_page(tmp_path)
     assert len(tree(page).xpath("//table[.//@data-row]")) == 1
     assert capsys.readouterr().err.count(paths[0].stem) == 1
+
+
+def test_latex_names_the_setting_n_and_an_interval_over_seeds(tmp_path):
+    """Broken by a column of documents that replaces the setting n."""
+    cells = [
+        TableCell(coordinates={"task": "t", "method.n": n}, run_id="r", results=results)
+        for n, results in (("8", [results_of(value=0.5)]), ("4", [results_of(value=v) for v in (0.4, 0.6)]))
+    ]
+    write_record(cell_table(rows=["task", "method.n"]).experiment, "tiny", cells, tmp_path)
+    [link] = tree(write_tables_page(tmp_path)).xpath("//a[@download='x-tiny.tex']/@href")
+    latex = b64decode(link.partition(",")[2]).decode()
+    assert "task & n & measured & 95\\% interval & documents" in latex
+    assert "t & 8 & 0.5000 & 0.4000 to 0.6000 & 4 &" in latex
+    assert re.search(r"t & 4 & 0.5000 & seeds -\d.\d{4} to \d.\d{4} & 4 &", latex)

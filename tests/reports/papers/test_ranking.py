@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from moe_lab.reports.papers import ranking as ranked
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.ranking import chance_of
-from moe_lab.results.score_table import NO_COMPARISONS
 from tests.support.pretrained_cells import design_cells, experiment
-from tests.support.stored_results import cell_of
-from tests.support.views import markdown, ranking, ranking_lines
+from tests.support.views import markdown, ranking
 
 ROWS = np.random.default_rng(0).normal(3, 1, 40)
 """Held-out rows differ far more than designs do."""
+
+
+def ranking_lines(cells: list[TableCell]) -> list[str]:
+    """The lines of the ranking in the Markdown of a table."""
+    lines = markdown(experiment(), "paper", cells).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| rank |"))
+    return [line for line in lines[start:] if line.startswith("| ")]
 
 
 def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
@@ -30,16 +34,15 @@ def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
     ]
     first, second = ranking(experiment(), cells)
     assert (first.design, second.design) == ("2/8", "16/64"), "both are token choice"
-    assert first.difference is None and second.difference == pytest.approx(0.1 + 0.01 * 19.5 / 40)
+    assert first.loss.difference is None and second.loss.difference == pytest.approx(0.1 + 0.01 * 19.5 / 40)
     assert second.interval is not None and 0.1 < second.interval[0] < second.interval[1] < 0.11
     assert second.loss.interval is not None and second.loss.interval[0] < first.loss.value, (
         "not told apart so"
     )
     assert second.accuracy is not None and second.accuracy.value == pytest.approx(0.9)
     assert second.chance == pytest.approx(0.375)
-    lines = ranking_lines(experiment(), cells)
-    assert lines[4].startswith("| 1 | 2/8 | ") and lines[5].endswith(" | 0.375 |")
-    assert lines[4] in markdown(experiment(), "paper", cells)
+    _, _, one, two = ranking_lines(cells)
+    assert one.startswith("| 1 | 2/8 | ") and two.endswith(" | 0.375 |")
 
 
 def test_seeds_are_paired() -> None:
@@ -47,7 +50,7 @@ def test_seeds_are_paired() -> None:
     seeds = [[2.0, 2.0], [2.5, 2.5], [3.0, 3.0]]
     other = [[loss + more for loss in rows] for rows, more in zip(seeds, (0.1, 0.2, 0.3), strict=True)]
     _, second = ranking(experiment(), [*design_cells("2/8", seeds), *design_cells("4/16", other)])
-    assert second.difference == pytest.approx(0.2)
+    assert second.loss.difference == pytest.approx(0.2)
     assert second.interval == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
 
 
@@ -61,7 +64,7 @@ def test_seeds_are_paired_by_number_and_not_by_place() -> None:
     for cell in second:
         cell.results[0]["moe_lab"]["seed"] = 7
     _, found = ranking(experiment(), [*first, *second])
-    assert (found.difference, found.interval, found.p) == (None, None, None)
+    assert (found.loss.difference, found.interval, found.loss.p_holm) == (None, None, None)
 
 
 def test_only_designs_that_are_told_from_the_first_have_a_lower_rank() -> None:
@@ -79,15 +82,15 @@ def test_only_designs_that_are_told_from_the_first_have_a_lower_rank() -> None:
     ]
     found = ranking(experiment(), cells)
     assert [one.design for one in found] == ["2/8", "4/16", "8/32"]
-    assert [one.rank for one in found] == [1, 1, 3] and [one.significant for one in found] == [
+    assert [one.rank for one in found] == [1, 1, 3] and [one.loss.significant for one in found] == [
         False,
         False,
         True,
     ]
-    assert found[2].p == pytest.approx(2 * ttest_1samp([0.4, 0.41, 0.42], 0).pvalue)
-    lines = ranking_lines(experiment(), cells)
-    assert lines[5].startswith("| 1 | 4/16 |") and "**" not in lines[5]
-    assert lines[6].startswith("| 3 | 8/32 |") and "**+0.4100 [+" in lines[6].replace("[0", "[+0")
+    assert found[2].loss.p_holm == pytest.approx(2 * ttest_1samp([0.4, 0.41, 0.42], 0).pvalue)
+    lines = ranking_lines(cells)
+    assert lines[3].startswith("| 1 | 4/16 |") and "**" not in lines[3]
+    assert lines[4].startswith("| 3 | 8/32 |") and "**+0.4100 [+" in lines[4].replace("[0", "[+0")
 
 
 def test_one_seed_ranks_nothing() -> None:
@@ -97,7 +100,7 @@ def test_one_seed_ranks_nothing() -> None:
 
 def test_designs_on_other_rows_are_not_subtracted() -> None:
     cells = [*design_cells("2/8", [[2.0, 2.0]]), *design_cells("4/16", [[3.0, 3.0, 3.0]])]
-    assert ranking(experiment(), cells)[1].difference is None
+    assert ranking(experiment(), cells)[1].loss.difference is None
 
 
 def test_expert_choice_is_named_as_what_it_is() -> None:
@@ -108,7 +111,7 @@ def test_expert_choice_is_named_as_what_it_is() -> None:
 
 def test_without_accuracy_there_is_no_column_of_it() -> None:
     losses = [one for one in design_cells("2/8", [[2.0, 2.0]]) if one.of_training]
-    assert ranking_lines(experiment(), losses)[2].endswith("| more than the first |")
+    assert ranking_lines(losses)[0].endswith("| more than the first |")
 
 
 def test_chance_is_known_for_all_tasks_or_not_at_all() -> None:
@@ -118,4 +121,4 @@ def test_chance_is_known_for_all_tasks_or_not_at_all() -> None:
 
 
 def test_a_table_without_trainings_has_no_ranking() -> None:
-    assert ranked.ranking_lines(experiment(), [cell_of()], NO_COMPARISONS) == []
+    assert ranking(experiment(), design_cells("2/8", [[2.0, 2.0]])[:1]) == []

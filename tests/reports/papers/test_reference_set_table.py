@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from moe_lab.models.memory import ModelPool
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import find_experiments
-from moe_lab.reports.papers.settings import reference_rows, write_references
+from moe_lab.reports.papers.settings import reference_rows
+from moe_lab.results.score_table import NO_COMPARISONS
+from moe_lab.runs.experiments.figures import make_figure
 from tests.support.stored_traces import c3po_results
 
 SOURCE = {"title": "OpenBookQA", "tasks": ["openbookqa:train"], "wanted": 2000}
@@ -29,7 +32,7 @@ def test_sets_stand_beside_the_papers_sizes(tmp_path: Path) -> None:
     assert (first["documents"], first["published_documents"]) == (4, 1172)
     assert (first["asked"], first["published_asked"], first["kept"]) == (2000, 2000, 803)
     assert (second["reference"], second["kept"], second["published_asked"]) == ("SciQ", None, 2000)
-    markdown, table = write_references(experiment, cells, tmp_path, "paper")
+    markdown, table = make_figure(experiment, "paper", cells, ModelPool(), tmp_path, NO_COMPARISONS)
     text = markdown.read_text()
     assert "| tiny | arc_challenge | 4 | 1,172 | OpenBookQA | 4,957 | 3 | 2,000 | 2,000 | 803 | - |" in text
     assert "- piqa: no data" in text
@@ -38,5 +41,5 @@ def test_sets_stand_beside_the_papers_sizes(tmp_path: Path) -> None:
 
 def test_without_a_set_nothing_is_written(tmp_path: Path) -> None:
     experiment = find_experiments("c3po/table7")[0]
-    assert write_references(experiment, [cell_of([])], tmp_path, "paper") == []
+    assert make_figure(experiment, "paper", [cell_of([])], ModelPool(), tmp_path, NO_COMPARISONS) == []
     assert list(tmp_path.iterdir()) == []

@@ -11,11 +11,11 @@ import pytest
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.figures.cost import overhead_rows
 from moe_lab.reports.figures.traces import retained_rows, step_rows
-from moe_lab.reports.papers.experiment import find_experiments
-from moe_lab.reports.papers.stated import QUANTITIES, Stated, stated_lines, stated_numbers
-from tests.support.stored_results import cell_of, overhead_cell
+from moe_lab.reports.papers.experiment import Experiment, find_experiments
+from moe_lab.reports.papers.stated import QUANTITIES, stated_numbers
+from tests.support.stored_results import overhead_cell
 from tests.support.stored_traces import run_of
-from tests.support.views import write_table
+from tests.support.views import markdown
 
 GPU = {"device": "cuda:0", "peak_memory_bytes": 1000, "energy_joules": 20.0}
 Rows = list[dict[str, Any]]
@@ -85,19 +85,20 @@ CASES: dict[str, tuple[Callable[[Path], Rows], list[float]]] = {
 }
 
 
-def stated_of(name: str, rows: Rows, folder: Path) -> list[Stated]:
+def experiment_of(name: str, rows: Rows, folder: Path) -> Experiment:
+    """The experiment, with a figure of these rows in a folder."""
     [experiment] = find_experiments(name)
     named = [{"model": "m", "task": "t"} | row for row in rows]
     write_rows(named, folder / f"{name.replace('/', '-')}-tiny-{experiment.figure}.csv")
-    return stated_numbers(experiment, "tiny", folder)
+    return experiment
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_quantity_is_that_of_the_figures_data(name, tmp_path):
     rows, expected = CASES[name]
-    stated = stated_of(name, rows(tmp_path), tmp_path)
-    assert [each.measured for each in stated] == pytest.approx(expected)
-    assert len({each.where for each in stated}) == 1
+    stated = stated_numbers(experiment_of(name, rows(tmp_path), tmp_path), "tiny", tmp_path)
+    assert [value for _, _, value, _ in stated] == pytest.approx(expected)
+    assert len({tuple(places.values()) for _, places, _, _ in stated}) == 1
 
 
 def test_every_stated_number_of_an_experiment_with_data_has_its_quantity():
@@ -109,23 +110,14 @@ def test_every_stated_number_of_an_experiment_with_data_has_its_quantity():
 
 def test_units_are_the_papers_and_what_is_missing_has_its_reason(tmp_path):
     power = [row | {"relative_watts": None} for row in overhead(tmp_path)]
-    text = "\n".join(stated_lines(stated_of("roe/figure4", power, tmp_path)))
+    text = markdown(experiment_of("roe/figure4", power, tmp_path), "tiny", [], tmp_path)
     place = "Section 3.3 (A100)"
     assert f"| memory, n=64 over n=1 | tiny, t | 12 percent | 12 percent | {place} |" in text
     assert (
         f"| power, n=64 over n=1 | tiny, t | not measured: no power meter on this device | 20 percent | {place} |"
         in text
     )
+    assert text.count("memory, n=64") == 1, "not among the published numbers without a cell"
     [experiment] = find_experiments("roe/figure5")
-    not_run = stated_lines(stated_numbers(experiment, "tiny", tmp_path))
-    assert "| equivalent size of OLMoE-7B | - | not run | 10.5 billion parameters |" in "\n".join(not_run)
-
-
-def test_the_table_has_them_once(tmp_path):
-    stated_of("roe/figure4", overhead(tmp_path), tmp_path)
-    [experiment] = find_experiments("roe/figure4")
-    keys = dict.fromkeys(experiment.keys, "-")
-    cell = cell_of()
-    cell.coordinates.update(keys)
-    text = write_table(experiment, "tiny", [cell], tmp_path).read_text()
-    assert text.count("memory, n=64") == 1 and "| 12 percent | 12 percent |" in text
+    not_run = markdown(experiment, "tiny", [], tmp_path)
+    assert "| equivalent size of OLMoE-7B | - | not run | 10.5 billion parameters |" in not_run

@@ -1,17 +1,92 @@
-"""Breaks if rows are corrected for another number than theirs, or if a difference between the evaluations is not said."""
+"""Comparisons of two logs.
+
+Broken by other numbers than those of a plain loop, a verdict in the wrong direction, a correction for another number of
+rows, a score that is aggregated by another function than lm-eval's, and by what is left out or changed and not said.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from lm_eval.api.metrics import weighted_perplexity
+from scipy.stats import binomtest
 
 from moe_lab.errors import ConfigError
 from moe_lab.results.atomic import plain
-from moe_lab.results.comparisons.comparison import compare
+from moe_lab.results.comparisons.comparison import compare, compare_task
+from moe_lab.results.scores import Score
 from moe_lab.results.significance import holm
 from tests.support.lm_eval_logs import evaluation, samples_of
+
+RANDOM = np.random.default_rng(0)
+BINARY = RANDOM.integers(2, size=(2, 60)).astype(float).tolist()
+
+
+def row(folder: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[str, Any]:
+    """The row of comparison.json for the values of one metric."""
+    logs = [
+        evaluation(folder, key, {"t": samples_of(acc=values)}, **more)
+        for key, values in (("a", mine), ("b", theirs))
+    ]
+    [found] = compare(logs).rows
+    return found
+
+
+@pytest.mark.parametrize("better", (True, None, False))
+def test_right_and_wrong(tmp_path: Path, better: bool | None) -> None:
+    right, wrong = [], []
+    for number, (mine, theirs) in enumerate(zip(*BINARY, strict=True)):
+        if mine != theirs:
+            (right if (theirs > mine) == (better is not False) else wrong).append(number)
+    said = {} if better is None else {"t": {"acc": better}}
+    found = row(tmp_path, *BINARY, higher_is_better=said)
+    assert found["flips"] == {"to_right": right, "to_wrong": wrong}
+    assert (found["to_right"], found["to_wrong"]) == (len(right), len(wrong))
+    expected = binomtest(len(right), len(right) + len(wrong), 0.5).pvalue
+    assert found["p"] == pytest.approx(expected, rel=1e-12)
+    assert (found["n"], found["test"], found["higher_is_better"]) == (60, "McNemar", better)
+    assert (found["a"], found["b"]) == pytest.approx(tuple(np.mean(BINARY, axis=1)))
+    assert found["difference"] == pytest.approx(found["b"] - found["a"])
+    assert found["ci95"][0] < found["difference"] < found["ci95"][1]
+
+
+def test_other_scores_have_a_permutation_test_and_no_changed_answers(tmp_path: Path) -> None:
+    values = RANDOM.normal(size=30)
+    found = row(tmp_path, values.tolist(), (values + 1).tolist())
+    assert (found["test"], found["p"], found["to_right"], found["flips"]) == ("permutation", 1e-4, None, None)
+
+
+def test_equal_scores_have_no_test(tmp_path: Path) -> None:
+    found = row(tmp_path, [0.3, 0.5], [0.3, 0.5])
+    assert (found["equal"], found["p"], found["test"]) == (True, None, None)
+    assert (found["verdict"], found["told_from_chance"]) == ("equal within rounding", False)
+
+
+def test_one_document_has_no_interval(tmp_path: Path) -> None:
+    assert row(tmp_path, [0.0], [1.0])["ci95"] is None
+
+
+@pytest.mark.parametrize(
+    ("p_holm", "lower", "difference", "verdict"),
+    [
+        (0.05, False, 0.1, "not significant"),
+        (0.049, False, 0.1, "better"),
+        (0.049, False, -0.1, "worse"),
+        (0.049, True, 0.1, "worse"),
+        (0.049, True, -0.1, "better"),
+        (0.049, None, 0.1, "different"),
+    ],
+)
+def test_verdict(p_holm: float, lower: bool | None, difference: float, verdict: str) -> None:
+    score = Score(model="", method="", task="t", metric="acc,none", run_id="b", difference=difference)
+    changed = replace(score, p_holm=p_holm, lower_is_better=lower)
+    assert (changed.verdict, changed.significant) == (verdict, verdict != "not significant")
+
 
 ZEROS, ONES = samples_of(acc=[0.0] * 12), samples_of(acc=[1.0] * 12)
 HALF = samples_of(acc=[0.0, 1.0] * 6)
@@ -22,7 +97,7 @@ def test_all_rows_of_the_command_are_corrected_together(tmp_path: Path) -> None:
     b1 = evaluation(tmp_path, "b1", {"t": ONES, "u": HALF})
     b2 = evaluation(tmp_path, "b2", {"t": HALF, "u": HALF})
     scores = compare([a, b1, b2]).scores
-    assert [(score.other, score.task) for score in scores] == [
+    assert [(score.run_id, score.task) for score in scores] == [
         ("b1", "t"),
         ("b1", "u"),
         ("b2", "t"),
@@ -30,7 +105,7 @@ def test_all_rows_of_the_command_are_corrected_together(tmp_path: Path) -> None:
     ]
     assert [score.p for score in scores] == pytest.approx([2 / 2**12, 1, 2 / 2**6, 1])
     assert [score.p_holm for score in scores] == pytest.approx(holm([score.p for score in scores]))
-    assert [score.told_from_chance for score in scores] == [True, False, False, False]
+    assert [score.significant for score in scores] == [True, False, False, False]
     alone = compare([a, b2]).scores[0]
     assert alone.p_holm == pytest.approx(2 * alone.p)
 
@@ -63,3 +138,157 @@ def test_the_content_is_plain_json(tmp_path: Path) -> None:
     assert row["flips"]["to_right"] == [1, 3, 5, 7, 9, 11]
     assert row["verdict"] == "better"
     assert content["evaluations"][1]["samples"] == {"t": str(b.samples_files["t"])}
+
+
+PERPLEXITY = {"t": {"metric_list": [{"metric": "word_perplexity"}]}}
+
+
+def rows_of(
+    tmp_path: Path, mine: list[Any], theirs: list[Any], *more: dict[str, Any]
+) -> tuple[Any, list[str]]:
+    mine_more, theirs_more = more or ({}, {})
+    a = evaluation(tmp_path, "a", {"t": mine}, **mine_more)
+    b = evaluation(tmp_path, "b", {"t": theirs}, **theirs_more)
+    notes: list[str] = []
+    return compare_task(a, b, "t", {}, notes), notes
+
+
+def test_every_metric_and_filter_of_both(tmp_path: Path) -> None:
+    mine = samples_of("strict", acc=[1.0, 0.0], f1=[0.5, 0.25]) + samples_of("flexible", acc=[1.0, 1.0])
+    theirs = samples_of("strict", acc=[1.0, 1.0]) + samples_of("flexible", acc=[0.0, 1.0], em=[1.0, 1.0])
+    rows, notes = rows_of(tmp_path, mine, theirs)
+    assert [(row.metric, row.baseline, row.value) for row in rows] == [
+        ("acc,strict", 0.5, 1),
+        ("acc,flexible", 1, 0.5),
+    ]
+    assert notes == [
+        "Only in a, and not compared: f1,strict of t.",
+        "Only in b, and not compared: em,flexible of t.",
+    ]
+
+
+@pytest.mark.parametrize("named", (True, False), ids=("named", "by the metric"))
+def test_a_perplexity_is_lm_evals(tmp_path: Path, named: bool) -> None:
+    entry = {"metric": "word_perplexity"} | ({"aggregation": "weighted_perplexity"} if named else {})
+    values = [[(-10.0, 5), (-7.0, 2), (-3.0, 4)], [(-11.0, 5), (-6.0, 2), (-3.5, 4)]]
+    scores = [weighted_perplexity(each) for each in values]
+    more = [
+        {"scores": {"t": {"word_perplexity,none": score}}, "configs": {"t": {"metric_list": [entry]}}}
+        for score in scores
+    ]
+    [row], notes = rows_of(tmp_path, *(samples_of(word_perplexity=each) for each in values), *more)
+    assert (row.baseline, row.value) == pytest.approx(tuple(scores))
+    assert row.difference == pytest.approx(scores[1] - scores[0])
+    assert not notes
+
+
+def test_a_score_that_the_samples_do_not_give_is_not_compared(tmp_path: Path) -> None:
+    lines = samples_of(acc=[1.0, 0.0])
+    rows, notes = rows_of(tmp_path, lines, lines, {}, {"scores": {"t": {"acc,none": 0.75}}})
+    assert not rows
+    assert notes[0].startswith("Not compared: acc,none of t, whose score")
+
+
+def test_a_score_without_any_value_is_not_compared(tmp_path: Path) -> None:
+    """No answer of the second evaluation has a verdict."""
+    mine, theirs = samples_of(acc=[1.0, 0.0]), samples_of(acc=[1.0, 0.0])
+    for line in theirs:
+        del line["acc"]
+        line["metrics"] = []
+    rows, notes = rows_of(tmp_path, mine, theirs, {}, {"scores": {"t": {"acc,none": 0.5}}})
+    assert not rows
+    assert notes[0].startswith("Not compared: acc,none of t, whose score")
+
+
+def test_documents_without_a_value_are_left_out_of_both(tmp_path: Path) -> None:
+    """An answer that a judge has no verdict on has no metric."""
+    mine, theirs = samples_of(acc=[1.0, 0.0, 1.0, 0.0]), samples_of(acc=[0.0, 1.0, 1.0, 0.0])
+    del mine[0]["acc"]
+    mine[0]["metrics"] = []
+    [row], notes = rows_of(tmp_path, mine, theirs)
+    assert (row.n, row.baseline, row.value) == (3, 1 / 3, 2 / 3)
+    assert row.flips == (1, 0)
+    assert notes == ["acc,none of t: 1 documents without a value are left out."]
+
+
+def test_lower_is_better_turns_the_flips(tmp_path: Path) -> None:
+    better = {"higher_is_better": {"t": {"acc": False}}}
+    [row], _ = rows_of(tmp_path, samples_of(acc=[1.0, 0.0]), samples_of(acc=[0.0, 0.0]), better, better)
+    assert (row.flips, row.lower_is_better) == ((1, 0), True)
+
+
+TASKS = {"group_subtasks": {"g": ["g_inner", "u"], "g_inner": ["t"]}}
+MINE = {"t": samples_of(acc=[1.0, 0.0, 0.0, 1.0]), "u": samples_of(acc=[1.0, 0.0])}
+THEIRS = {"t": samples_of(acc=[1.0, 1.0, 1.0, 0.0]), "u": samples_of(acc=[1.0, 1.0])}
+
+
+def compared(tmp_path: Path, mine: float, theirs: float, **more: Any) -> Any:
+    def score(value: float) -> dict[str, Any]:
+        return {"scores": {"g": {"acc,none": value}}, "groups": {"g": {"acc,none": value}}, **TASKS, **more}
+
+    a, b = evaluation(tmp_path, "a", MINE, **score(mine)), evaluation(tmp_path, "b", THEIRS, **score(theirs))
+    return compare([a, b])
+
+
+def test_a_mean_over_documents_is_one_sample_of_them(tmp_path: Path) -> None:
+    found = compared(tmp_path, 3 / 6, 5 / 6)
+    assert [score.task for score in found.scores] == ["t", "u", "g"]
+    group = found.scores[-1]
+    assert (group.n, group.baseline, group.value) == (6, 0.5, 5 / 6)
+    assert group.flips == (3, 1) and group.comparison not in found.changed
+
+
+def test_tasks_without_the_filter_are_no_part_of_the_group(tmp_path: Path) -> None:
+    scores = {"g": {"acc,again": 1.0}}
+    logs = [{"t": lines["t"], "u": samples_of("again", acc=[1.0, 1.0])} for lines in (MINE, THEIRS)]
+    a, b = (
+        evaluation(tmp_path, key, log, scores=scores, groups=scores, **TASKS)
+        for key, log in zip("ab", logs, strict=True)
+    )
+    found = compare([a, b])
+    assert [(score.task, score.metric, score.n) for score in found.scores[2:]] == [("g", "acc,again", 2)]
+    assert not found.notes
+
+
+def test_a_mean_of_tasks_is_left_out_and_said(tmp_path: Path) -> None:
+    found = compared(tmp_path, 0.5, (0.75 + 1) / 2)
+    assert [score.task for score in found.scores] == ["t", "u"]
+    assert "Not compared: acc,none of the group g" in found.notes[-1]
+
+
+def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path: Path) -> None:
+    group = compared(
+        tmp_path, 3 / 6, 5 / 6, higher_is_better={"t": {"acc": False}, "u": {"acc": False}}
+    ).scores[-1]
+    assert (group.task, group.baseline, group.value) == ("g", 0.5, 5 / 6)
+    assert group.difference == pytest.approx(2 / 6) and group.flips == (1, 3)
+    low, high = group.difference_interval
+    assert low < group.difference < high
+
+
+def test_documents_that_flip_anywhere_have_all_answers(tmp_path: Path) -> None:
+    a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0, 0.0, 1.0])})
+    b1 = evaluation(tmp_path, "b1", {"t": samples_of(acc=[0.0, 1.0, 1.0])})
+    b2 = evaluation(tmp_path, "b2", {"t": samples_of(acc=[0.0, 0.0, 0.0])})
+    evaluations = [a, b1, b2]
+    documents = compare(evaluations).to_json()["documents"]["t"]
+    assert list(documents) == [1, 2]
+    first, second = documents.values()
+    assert (first["prompt"], first["target"]) == ("Question: document 1", "target of document 1")
+    answers = {key: found["none"]["resps"] for key, found in second["answers"].items()}
+    expected = {"a": 1.0, "b1": 1.0, "b2": 0.0}
+    assert answers == {key: [[f"answer {{'acc': {acc}}}"]] for key, acc in expected.items()}
+
+
+def test_multiple_choice_has_its_choices(tmp_path: Path) -> None:
+    lines = [samples_of(acc=[acc]) for acc in (0.0, 1.0)]
+    for [line] in lines:
+        line["arguments"] = {f"gen_args_{i}": {"arg_0": "Q:", "arg_1": f" {i}"} for i in range(3)}
+    evaluations = [evaluation(tmp_path, key, {"t": each}) for key, each in zip("ab", lines, strict=True)]
+    documents = compare(evaluations).to_json()["documents"]
+    assert documents["t"][0]["choices"] == [" 0", " 1", " 2"]
+
+
+def test_without_flips_nothing_is_kept(tmp_path: Path) -> None:
+    evaluations = [evaluation(tmp_path, key, {"t": samples_of(acc=[1.0])}) for key in "ab"]
+    assert compare(evaluations).documents == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moe_lab.errors import ConfigError
-from moe_lab.results.comparisons.scores import paired_lines
+from moe_lab.results.comparisons.comparison import paired_lines
 from tests.support.lm_eval_logs import evaluation, sample, samples_of
 
 
@@ -76,5 +76,5 @@ def test_other_prompts_are_refused_with_the_place(tmp_path: Path) -> None:
 def test_other_right_answers_are_refused(tmp_path: Path) -> None:
     theirs = samples_of(acc=[0.0] * 3)
     theirs[2] |= {"target_hash": "other", "target": "42"}
-    with pytest.raises(ConfigError, match=r"1 of 3.*document 2: 'target of document 2' in a, '42' in b"):
+    with pytest.raises(ConfigError, match=r"1 of 3.*document 2, .*\n  a: 'target of document 2'\n  b: '42'"):
         pairs_of(tmp_path, samples_of(acc=[0.0] * 3), theirs)

@@ -23,10 +23,8 @@ from moe_lab.runs.experiments import cells
 from moe_lab.runs.experiments.cells import (
     Composed,
     PreparedCell,
-    each_training_once,
-    placed,
+    filled,
     prepare_cells,
-    table_cells,
 )
 from moe_lab.runs.jobs import Job
 
@@ -194,14 +192,9 @@ def test_each_design_has_a_place_of_its_own_and_every_number_a_cell(name, design
         found, cells = cells_of(name, scale)
         one = {repr(each.config.method): each for each in cells}
         assert len(one) == designs, scale
-        experiment, places = placed(found, cells)
+        experiment, shown = filled(found, scale, cells, {}, [])
         assert experiment is found, "no two designs in one place"
-        shown = [
-            cell
-            for each, place in zip(cells, places, strict=True)
-            for cell in table_cells(found, scale, each, place, {}, [])
-        ]
-        losses = [cell for cell in each_training_once(shown) if cell.of_training and "loss" in cell.metric]
+        losses = [cell for cell in shown if cell.of_training and "loss" in cell.metric]
         assert len(losses) == designs, "once for all tasks"
     means = [
         {**cell.coordinates, **({"task": "average"} if "task" in cell.coordinates else {})} for cell in shown

@@ -22,10 +22,10 @@ from moe_lab.runs.experiments import equivalent
 from moe_lab.runs.experiments import equivalent as generation
 from moe_lab.runs.experiments.equivalent import (
     Generation,
-    Repeated,
     measure_in_turns,
     non_embedding_parameters,
     of_depth,
+    repeated,
     scaled_depth,
 )
 
@@ -63,18 +63,18 @@ def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer
     settings = {name: opened(olmoe, tokenizer, order, name) for name in ("a", "b")}
     found = measure_in_turns(settings, new_tokens=4, repetitions=2)
     assert order == ["a", "b"] * 3
-    assert found["a"].fastest <= found["a"].seconds <= found["a"].slowest
+    assert found["a"]["fastest"] <= found["a"]["seconds"] <= found["a"]["slowest"]
     size = sum(p.numel() * 4 for p in olmoe.parameters())
-    assert size <= found["a"].memory_bytes < size + 200 * 2**20
-    assert found["a"].energy_joules is None
+    assert size <= found["a"]["memory_bytes"] < size + 200 * 2**20
+    assert found["a"]["energy_joules"] is None
 
 
 def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch) -> None:
     seconds = iter([100.0, 3.0, 1.0, 2.0])
     monkeypatch.setattr(generation, "_generate_once", lambda lm, count: Generation(next(seconds), 7, 5.0))
     found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
-    assert (found.seconds, found.fastest, found.slowest) == (2.0, 1.0, 3.0)
-    assert (found.memory_bytes, found.energy_joules) == (7, 5.0)
+    assert (found["seconds"], found["fastest"], found["slowest"]) == (2.0, 1.0, 3.0)
+    assert (found["memory_bytes"], found["energy_joules"]) == (7, 5.0)
 
 
 def test_an_end_token_does_not_end_a_measurement(olmoe, tokenizer, monkeypatch) -> None:
@@ -117,7 +117,7 @@ def test_each_setting_measures_its_own_model(roe: Config, monkeypatch: pytest.Mo
             with opened() as lm:
                 layers[name] = len(lm.model.model.layers)
                 rows[name] = lm.ensemble.n
-        return dict.fromkeys(settings, Repeated(1.0, 1.0, 1.0, 1, None))
+        return dict.fromkeys(settings, repeated([Generation(1.0, 1, None)]))
 
     monkeypatch.setattr(equivalent, "measure_in_turns", look)
     found = equivalent.measured(roe, ModelPool(), 2.0)
@@ -155,13 +155,13 @@ def test_two_workers_do_not_measure_at_once(roe: Config, monkeypatch: pytest.Mon
     lock = Path(roe.output_dir) / "measurements" / "timing.lock"
     held: list[bool] = []
 
-    def timed(settings: Mapping[str, object]) -> dict[str, Repeated]:
+    def timed(settings: Mapping[str, object]) -> dict[str, dict]:
         another = acquire(lock)
         held.append(another is None)
         if another is not None:
             another.release()
         once = Generation(seconds=1.0, memory_bytes=1, energy_joules=None)
-        return {name: Repeated.of([once]) for name in settings}
+        return {name: repeated([once]) for name in settings}
 
     monkeypatch.setattr(equivalent, "measure_in_turns", timed)
     assert equivalent.measured(roe, ModelPool(), 1.5) is not None

@@ -1,0 +1,277 @@
+"""A paper's table as rows. CSV, Markdown, data frame, JSON and page are columns of the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from moe_lab.reports.csv_rows import csv_text
+from moe_lab.reports.papers.cells import (
+    TableCell,
+    averages,
+    averages_alone,
+    compared_names,
+    corrected_scores,
+    place_of,
+    published_of,
+)
+from moe_lab.reports.papers.experiment import TABLES, Experiment, Published
+from moe_lab.reports.papers.files import file_stem, title
+from moe_lab.reports.papers.metrics import TRAINING
+from moe_lab.reports.papers.ranking import Ranked, ranking
+from moe_lab.reports.papers.stated import stated_numbers
+from moe_lab.reports.provenance import Provenance, command
+from moe_lab.results.score_table import Family, flat
+from moe_lab.results.scores import Score
+
+PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
+"""Names of the papers, by their folders of `experiments/`."""
+
+# Whether a measured number agrees with the published one, and why a cell is empty or cannot be compared
+
+AGREES = "agrees"
+DISAGREES = "disagrees"
+NOT_COMPARABLE = "not comparable"
+NOT_PUBLISHED = "no published number"
+MEASURED = "measured"
+FAILED = "failed"
+NOT_RUN = "not run"
+NOT_AT_SCALE = "not at this scale"
+STATES = {
+    AGREES: "The published number lies within the 95% interval of the measured one.",
+    DISAGREES: "The published number lies outside the 95% interval of the measured one.",
+    NOT_COMPARABLE: "Measured, but at another scale, on part of the documents, or without an interval.",
+    NOT_PUBLISHED: "Measured; the paper prints no number for it.",
+    MEASURED: "A number is stored for the cell.",
+    FAILED: "The cell was tried and failed.",
+    NOT_RUN: "Nothing is stored for the cell.",
+    NOT_AT_SCALE: "The paper prints a number; the scale has no such cell.",
+}
+"""The meaning of each state."""
+NOTHING_STORED = "nothing is stored for it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A cell of a table, an average, or a number of the paper without a cell."""
+
+    coordinates: dict[str, str]
+    metric: str = ""
+    shows: str | None = None
+    """The metric with its unit, and whether lower is better."""
+    average: bool = False
+    score: Score | None = None
+    compared: dict[str, Score] = field(default_factory=dict)
+    """The comparisons with other runs than the base model's, by name."""
+    published: Published | None = None
+    without_neighbour: tuple[int, int] | None = None
+    """Of C3PO, the number of questions without a neighbour, and of all questions."""
+    problem: str | None = None
+    """Why the cell failed."""
+    run_id: str | None = None
+    """The run of its first seed, also of a cell without a result."""
+    runs: list[str] = field(default_factory=list)
+    studies: list[str] = field(default_factory=list)
+    state: str = NOT_RUN
+    reason: str = ""
+    """The reason for the state; empty where the state needs none."""
+
+    @property
+    def of_training(self) -> bool:
+        return self.metric.startswith(TRAINING)
+
+    @property
+    def off(self) -> float | None:
+        """Measured minus published, where the two can be compared."""
+        if self.state not in (AGREES, DISAGREES) or self.score is None or self.published is None:
+            return None
+        return (self.score.value or 0.0) - self.published.fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table with its rows, which is also the content of `<stem>.json`."""
+
+    name: str
+    stem: str
+    title: str
+    source: str
+    scale: str
+    command: str
+    axes: list[str]
+    figure: str | None
+    averages_alone: bool
+    """Whether Markdown and data frame show averages in place of the cells that they are of."""
+    compared: list[str]
+    """The runs that any cell is compared with, other than the base model's."""
+    rows: list[Row]
+    """The cells, then the averages."""
+    stated: list[Row]
+    """Numbers in the paper's text about the figure."""
+    unmatched: list[Row]
+    """Other published numbers without a cell."""
+    ranking: list[Ranked]
+    runs: dict[str, Provenance]
+    """The runs of the cells by id."""
+
+    @property
+    def paper(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def of_paper(self) -> bool:
+        """Whether this is a paper's table, or names published numbers."""
+        return self.paper in PAPERS or any(
+            row.published for row in [*self.rows, *self.stated, *self.unmatched]
+        )
+
+    @property
+    def of_settings(self) -> bool:
+        """Whether the table lists settings and has no cells."""
+        return self.figure in TABLES
+
+    @property
+    def shown(self) -> list[Row]:
+        """The rows of Markdown and data frame."""
+        return [row for row in self.rows if row.average or row.of_training or not self.averages_alone]
+
+
+def table_of(
+    experiment: Experiment, scale: str, cells: Sequence[TableCell], family: Family, folder: Path
+) -> Table:
+    """The table of an experiment's cells; the numbers in the paper's text are taken from its figure in `folder`."""
+    others, every = compared_names(cells), [*cells, *averages(experiment, cells)]
+    scores = corrected_scores(every, family)
+    rows = [
+        Row(
+            coordinates=cell.coordinates,
+            metric=cell.metric,
+            shows=cell.shows(),
+            average=bool(cell.parts),
+            score=scores.get(place_of(cell)),
+            compared={other: scores[place] for other in others if (place := place_of(cell, other)) in scores},
+            published=published_of(experiment, cell),
+            without_neighbour=cell.without_neighbour(),
+            problem=cell.problem,
+            run_id=cell.run_id,
+            runs=[each.run_id for each in cell.results],
+            studies=[study.name for study in cell.studies],
+        )
+        for cell in every
+    ]
+    stated = [
+        Row(
+            coordinates=places | {"quantity": published.cell["quantity"]},
+            metric=published.cell["quantity"],
+            score=None
+            if value is None
+            else Score(model="", method="", task="", metric="", run_id="", value=value),
+            published=published,
+            reason=why_absent,
+        )
+        for published, places, value, why_absent in stated_numbers(experiment, scale, folder)
+    ]
+    matched = [id(row.published) for row in [*rows, *stated]]
+    missing = f"scale {scale} has no such cell"
+    unmatched = [
+        Row(coordinates=one.cell, published=one, state=NOT_AT_SCALE, reason=missing)
+        for one in experiment.paper
+        if id(one) not in matched
+    ]
+    typed = [f"experiment={experiment.name}", f"scale={scale}", *experiment.typed]
+    table = Table(
+        name=experiment.name,
+        stem=file_stem(experiment, scale),
+        title=title(experiment, scale),
+        source=experiment.source,
+        scale=scale,
+        command=command(typed, experiment.config_dirs),
+        axes=experiment.keys,
+        figure=experiment.figure,
+        averages_alone=averages_alone(experiment, cells),
+        compared=others,
+        rows=rows,
+        stated=stated,
+        unmatched=unmatched,
+        ranking=ranking(experiment, cells, family),
+        runs={each.run_id: Provenance.of(each) for cell in cells for each in cell.results},
+    )
+    none = NOT_PUBLISHED if table.of_paper else MEASURED
+    return replace(
+        table,
+        rows=[with_state(row, scale, none) for row in rows],
+        stated=[with_state(row, scale) for row in stated],
+    )
+
+
+def with_state(row: Row, scale: str, unpublished: str = NOT_PUBLISHED) -> Row:
+    """The row with its state and the reason for it.
+
+    Args:
+        unpublished: the state of a measured number next to which there is no published one.
+    """
+    score, published = row.score, row.published
+    if score is None or score.value is None:
+        if row.problem or score is not None:
+            return replace(row, state=FAILED, reason=row.problem or "the run has no such metric")
+        missing = "not all cells of the average are measured" if row.average else NOTHING_STORED
+        return replace(row, state=NOT_RUN, reason=row.reason or missing)
+    if published is None:
+        return replace(row, state=unpublished)
+    if scale == "tiny":
+        return replace(
+            row, state=NOT_COMPARABLE, reason="scale tiny uses the embedded model and the toy tasks"
+        )
+    if score.interval is None or "PARTIAL" in score.marks:
+        why = "measured on part of the documents" if "PARTIAL" in score.marks else "it has no interval"
+        return replace(row, state=NOT_COMPARABLE, reason=why)
+    low, high = score.interval
+    inside = low <= published.fraction <= high
+    return replace(row, state=AGREES if inside else DISAGREES, reason=published.mark or "")
+
+
+# The table of an experiment as CSV: one line per cell, numbers as they are stored
+#
+# - `value` is the mean over `seeds` runs, `std` their standard deviation.
+# - `low` and `high` are the 95% interval over documents (for a training: over its held-out rows), `seed_low` and
+#   `seed_high` the 95% interval over seeds. `difference_both_low` and `difference_both_high` are over seeds and
+#   documents together, from five seeds on.
+# - `p_holm` is corrected for the comparisons of the same `question`, whose number is `family`. The p before the
+#   correction is `p_mcnemar`, `p_randomization` for scores that are not 0 or 1, or `p_seeds` for a mean over seeds.
+# - `without_neighbour` is the number of questions of a C3PO run without a neighbour.
+# - `run_id` lists the runs of all seeds. `study` is the folder of the study that tuned them.
+#
+# Averages come last. Comparisons with other runs than base (`compared` of results.json) have columns of their own.
+
+COMPARED_COLUMNS = (
+    *("difference", "difference_low", "difference_high", "difference_seed_low", "difference_seed_high"),
+    *("difference_both_low", "difference_both_high", "p_mcnemar", "p_randomization", "p_seeds", "p_average"),
+    *("p_holm", "question", "family"),
+)
+CSV_COLUMNS = (
+    *("metric", "value", "stderr", "std", "low", "high", "seed_low", "seed_high", "n", "seeds"),
+    *("without_neighbour", *COMPARED_COLUMNS, "marks"),
+    *("published", "published_unit", "published_place", "published_mark", "run_id", "study", "problem"),
+)
+
+
+def table_csv(table: Table) -> str:
+    """One line per cell, then one per average; numbers as they are stored."""
+    lines = []
+    for row in table.rows:
+        line: dict[str, object] = {**row.coordinates, "run_id": row.run_id, "problem": row.problem}
+        line["study"] = " ".join(row.studies) or None
+        if row.score is not None:
+            line |= {name: value for name, value in flat(row.score).items() if name in CSV_COLUMNS}
+            line["without_neighbour"] = row.without_neighbour and row.without_neighbour[0]
+        if row.published is not None:
+            parts = asdict(row.published)
+            line |= {"published": row.published.value}
+            line |= {f"published_{name}": parts[name] for name in ("unit", "place", "mark")}
+        for other, score in row.compared.items():
+            numbers = flat(score)
+            line |= {f"{other}_{name}": numbers[name] for name in COMPARED_COLUMNS}
+        lines.append(line)
+    compared = [f"{other}_{name}" for other in table.compared for name in COMPARED_COLUMNS]
+    return csv_text(lines, [*table.axes, *CSV_COLUMNS, *compared])

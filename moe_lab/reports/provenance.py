@@ -1,0 +1,43 @@
+"""The origin of a run's numbers: its command, seed, versions and documents."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moe_lab.results.model import RunResult
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The origin of a run's numbers."""
+
+    run_id: str
+    command: str
+    seed: int | None
+    versions: dict[str, str | None]
+    documents: dict[str, str]
+    """Document numbers by task, as `ranges` writes them."""
+
+    @classmethod
+    def of(cls, run: RunResult) -> Provenance:
+        documents = {task: ranges(numbers) for task, numbers in run.samples.items()}
+        return cls(run.run_id, command(run.overrides), run.seed, dict(run.versions), documents)
+
+
+def command(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> str:
+    """The command line of some overrides, quoted for a shell; `config_dirs` are the folders of `--config-dir`."""
+    flags = [part for folder in config_dirs for part in ("--config-dir", folder)]
+    return shlex.join(["python", "-m", "moe_lab", *flags, *overrides])
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Document numbers as `0-4, 7`."""
+    parts: list[list[int]] = []
+    for each in sorted(numbers):
+        if parts and each == parts[-1][1] + 1:
+            parts[-1][1] = each
+        else:
+            parts.append([each, each])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

@@ -1,0 +1,157 @@
+"""Tables as rows.
+
+Broken by a number that differs from the stored one, a published number that gets lost, a number of the toy world that
+is said to agree with a paper, an empty cell that gives no reason, and a place that no column of the page shows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from moe_lab.reports.csv_rows import write_rows
+from moe_lab.reports.pages.tables_page import shown_table
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import Published
+from moe_lab.reports.papers.table import (
+    AGREES,
+    DISAGREES,
+    FAILED,
+    NOT_COMPARABLE,
+    NOT_PUBLISHED,
+    NOT_RUN,
+    Row,
+    Table,
+    with_state,
+)
+from moe_lab.reports.provenance import command, ranges
+from moe_lab.results.scores import Score
+from moe_lab.results.shapes import typed
+from tests.support.pretrained_cells import trained_results
+from tests.support.stored_results import cell_table, results_of
+from tests.support.views import table, write_record
+
+PAPER = [
+    Published(cell={"task": "t"}, value=55.5, unit="percent", place="Table 9", mark="(?)"),
+    Published(cell={"task": "gsm8k"}, value=0.5, place="Section 3"),
+]
+CELLS = [
+    TableCell(coordinates={"task": "t"}, run_id="r", results=[results_of(value=0.625)]),
+    TableCell(coordinates={"task": "u"}, run_id="q", problem="the disk is full"),
+]
+TABLE9 = cell_table(rows=["task"], paper=PAPER, name="roe/table9").experiment
+PUBLISHED = Published(cell={}, value=0.5, place="Table 9")
+SCORE = Score(
+    model="m", method="roe", task="t", metric="acc,none", run_id="r", n=100, value=0.52, interval=(0.48, 0.56)
+)
+ROW = Row(coordinates={"task": "t", "method.n": "8"}, score=SCORE, state=NOT_PUBLISHED)
+
+
+def test_rows_have_the_stored_numbers_and_the_published_ones():
+    made = table(TABLE9, "tiny", CELLS)
+    first, second = made.rows
+    assert first.score.value == 0.625 and first.score.interval == (0.525, 0.725)
+    assert first.published.fraction == 0.555 and first.runs == ["r"]
+    assert second.score is None and second.problem == "the disk is full"
+    assert [each.coordinates for each in made.unmatched] == [{"task": "gsm8k"}]
+    assert made.runs["r"].documents == {"t": "0-3"}
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    content = json.loads(write_record(TABLE9, "tiny", CELLS, tmp_path).read_text())
+    assert typed(Table, content) == table(TABLE9, "tiny", CELLS)
+
+
+def test_documents_and_commands_are_short_and_exact():
+    assert ranges([7, 0, 1, 2, 4, 3]) == "0-4, 7" and ranges([]) == ""
+    assert command(["task=a b", "limit=5"]) == "python -m moe_lab 'task=a b' limit=5"
+    own = command(["experiment=mine"], ["/my conf"])
+    assert own == "python -m moe_lab --config-dir '/my conf' experiment=mine"
+
+
+@pytest.mark.parametrize(
+    "scale, score, published, problem, state",
+    [
+        ("paper", SCORE, PUBLISHED, None, AGREES),
+        ("paper", SCORE, replace(PUBLISHED, value=0.57), None, DISAGREES),
+        ("paper", replace(SCORE, marks=("PARTIAL",)), PUBLISHED, None, NOT_COMPARABLE),
+        ("paper", replace(SCORE, interval=None), PUBLISHED, None, NOT_COMPARABLE),
+        ("tiny", SCORE, PUBLISHED, None, NOT_COMPARABLE),
+        ("tiny", SCORE, None, None, NOT_PUBLISHED),
+        ("paper", None, PUBLISHED, "no GPU", FAILED),
+        ("paper", replace(SCORE, value=None), PUBLISHED, None, FAILED),
+        ("paper", None, PUBLISHED, None, NOT_RUN),
+    ],
+)
+def test_states(scale, score, published, problem, state):
+    row = with_state(Row(coordinates={}, score=score, published=published, problem=problem), scale)
+    assert row.state == state
+    assert row.reason or state in (AGREES, DISAGREES, NOT_PUBLISHED)
+    assert problem is None or row.reason == problem
+    assert row.off == (pytest.approx(SCORE.value - published.value) if state in (AGREES, DISAGREES) else None)
+
+
+def test_a_missing_number_says_why():
+    average = with_state(Row(coordinates={}, published=PUBLISHED, average=True), "paper")
+    assert (average.state, average.reason) == (NOT_RUN, "not all cells of the average are measured")
+    stated = with_state(Row(coordinates={}, published=PUBLISHED, reason="no power meter"), "paper")
+    assert (stated.state, stated.reason) == (NOT_RUN, "no power meter")
+
+
+def test_what_the_text_states_stands_next_to_the_measured_quantity(tmp_path):
+    name, place = "memory, n=64 over n=1", {"unit": "percent", "place": "Figure 4"}
+    published = Published(cell={"quantity": name, "model": "olmoe"}, value=12, **place)
+    experiment = cell_table(rows=["model"], paper=[published], figure="overhead").experiment
+    [absent] = table(experiment, "tiny", [], tmp_path).stated
+    assert absent.coordinates["model"] == "olmoe" and absent.score is None
+    line = {
+        "model": "m",
+        "task": "t",
+        "cache": "clean",
+        "temperature": 0,
+        "n": 64,
+        "relative_memory_bytes": 1.25,
+    }
+    write_rows([line], tmp_path / "x-tiny-overhead.csv")
+    made = table(experiment, "tiny", [], tmp_path)
+    [row] = made.stated
+    assert row.coordinates == {"model": "m", "task": "t", "quantity": name}
+    assert (row.score.value, row.published.fraction) == (0.25, 0.12) and made.unmatched == []
+
+
+# The page's rows and columns
+
+
+def on_page(tmp_path, *rows: Row, **changes):
+    made = table(cell_table(rows=["model", "task", "method.n"]).experiment, "tiny", [])
+    return shown_table(replace(made, rows=list(rows), **changes), tmp_path)
+
+
+def test_all_places_and_numbers_have_a_column(tmp_path):
+    published = replace(PUBLISHED, cell={"task": "u", "quantity": "memory"})
+    absent = Row(coordinates=published.cell, published=published, state="not at this scale")
+    shown = on_page(tmp_path, ROW, unmatched=[absent])
+    assert [row.state for row in shown.rows] == ["no published number", "not at this scale"]
+    assert shown.axes == ["task", "method.n", "quantity"], "no row has a model"
+    assert shown.columns == {"n", "published"} and shown.cells == 1
+    assert on_page(tmp_path, ROW, figure="setup").rows == []
+
+
+def test_an_axis_with_one_place_for_several_rows_is_constant(tmp_path):
+    other = replace(ROW, coordinates={"task": "t", "method.n": "16"})
+    assert on_page(tmp_path, ROW, other).constant == ["task"] and on_page(tmp_path, ROW).constant == []
+
+
+def test_a_number_that_a_design_does_not_have_is_no_empty_cell(tmp_path):
+    """Expert choice has a leak, token choice has none."""
+    cells = [
+        TableCell(coordinates={"task": router}, run_id="r", metric="training.leak", results=[results])
+        for router, results in (
+            ("expert", trained_results([1.0, 2.0], leak=0.5)),
+            ("token", trained_results([1.0, 2.0])),
+        )
+    ]
+    shown = shown_table(table(cell_table(rows=["task"]).experiment, "tiny", cells), tmp_path)
+    assert [(row.coordinates["task"], row.score.value) for row in shown.rows] == [("expert", 0.5)]

@@ -12,8 +12,7 @@ from moe_lab.metrics.registry import counted_metrics
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_rows
 from moe_lab.reports.figures.differences import difference_of
-from moe_lab.reports.pages.answers import by_confidence
-from moe_lab.reports.pages.examples import CHANGED, CHANGES, answer_data, examples_of
+from moe_lab.reports.pages.answers import CHANGED, CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import (
     latex_of_rows,
     number,
@@ -269,7 +268,6 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         kinds=[
             kind for kind in CHANGES if kind != CHANGED and any(one.kind == kind for one in examples.answers)
         ],
-        gains={name: groups for name, pairs in examples.pairs.items() if (groups := by_confidence(pairs))},
         routing=routing,
         counted=counted_metrics().values(),
         profiles=profiles_of(routing),

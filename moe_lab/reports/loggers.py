@@ -299,7 +299,7 @@ def sample_frames(result: RunResult) -> dict[str, pd.DataFrame]:
             "prompt": prompt,
             "target": sample.target,
         }
-        values = {"response": sample.responses, "filtered": sample.filtered} | sample.values
+        values = {"response": sample.responses, "filtered": sample.filtered, **sample.values}
         return named | {name: cell(value) for name, value in values.items()}
 
     def cell(value: Any) -> Any:

@@ -70,32 +70,20 @@ def outcome(one: Compared) -> str:
     score = one.score
     if score.equal:
         return EQUAL
-    if not score.difference or not _significant(score):
+    if score.p_holm is not None:
+        significant = score.significant
+    else:
+        low, high = score.tested_interval or (0.0, 0.0)
+        significant = score.seeds <= 1 and (low > 0 or high < 0)
+    if not score.difference or not significant:
         return NOT_SIGNIFICANT
     return WORSE if (score.difference > 0) is one.lower_is_better else BETTER
 
 
 def made_verdict(name: str, score: Score, outcome: str, against: str = BASE_MODEL) -> Verdict:
     """A verdict with its sentences; `against` names the run that the score is compared with."""
-    text = f"{name}: {_numbers(score, against)} {_conclusion(score, outcome)}"
-    return Verdict(name, score, outcome, text)
-
-
-def _significant(score: Score) -> bool:
-    if score.p_holm is not None:
-        return score.significant
-    if score.seeds > 1:
-        return False
-    bounds = score.tested_interval
-    return bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
-
-
-def _numbers(score: Score, against: str) -> str:
-    """Both scores, the difference with its interval, the examples and the test."""
-    rate = score.flips is not None
-    show = percent if rate else number
-    unit, points = ("%", " points") if rate else ("", "")
-    text = f"{score.metric} {show(score.value)}{unit} against {show(score.baseline)}{unit} of {against}, "
+    show, unit, points = (number, "", "") if score.flips is None else (percent, "%", " points")
+    text = f"{name}: {score.metric} {show(score.value)}{unit} against {show(score.baseline)}{unit} of {against}, "
     text += f"a difference of {show(score.difference, True)}{points}"
     if score.tested_interval is not None:
         low, high = (show(bound, True) for bound in score.tested_interval)
@@ -106,14 +94,17 @@ def _numbers(score: Score, against: str) -> str:
         right, wrong = score.flips
         text += f". {right:,} answer{'' if right == 1 else 's'} turned right and {wrong:,} wrong"
     if score.p is not None:
-        several = (score.family or 1) > 1 and score.p_holm is not None
-        by_holm = (
-            f", {score.p_holm:.2g} by Holm for {score.family} {score.question or 'comparisons'}"
-            if several
-            else ""
-        )
+        by_holm = ""
+        if (score.family or 1) > 1 and score.p_holm is not None:
+            by_holm = f", {score.p_holm:.2g} by Holm for {score.family} {score.question or 'comparisons'}"
         text += f" ({_test(score)} p = {score.p:.2g}{by_holm})"
-    return text + "."
+    conclusions = {
+        EQUAL: "They are equal within rounding in every document.",
+        NOT_SIGNIFICANT: "The difference is not statistically significant.",
+    }
+    significant = f"It is {outcome}, and the difference is statistically significant."
+    text += f". {conclusions.get(outcome, significant)}"
+    return Verdict(name, score, outcome, text + (f" [{', '.join(score.marks)}]" if score.marks else ""))
 
 
 def _test(score: Score) -> str:
@@ -122,12 +113,3 @@ def _test(score: Score) -> str:
     if score.p_average is not None:
         return "over tasks,"
     return "permutation test's" if score.p_randomization is not None else "over seeds and documents,"
-
-
-def _conclusion(score: Score, outcome: str) -> str:
-    marks = f" [{', '.join(score.marks)}]" if score.marks else ""
-    if outcome == EQUAL:
-        return f"They are equal within rounding in every document.{marks}"
-    if outcome == NOT_SIGNIFICANT:
-        return f"The difference is not statistically significant.{marks}"
-    return f"It is {outcome}, and the difference is statistically significant.{marks}"

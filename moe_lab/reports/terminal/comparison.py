@@ -6,9 +6,7 @@ from moe_lab.config.terminal import one_line
 from moe_lab.reports.terminal.layout import (
     Column,
     TextTable,
-    interval,
     names,
-    number,
     numbers,
     print_text_table,
     text_table,
@@ -16,6 +14,7 @@ from moe_lab.reports.terminal.layout import (
 from moe_lab.reports.terminal.results import HOLM, INTERVAL, NOT_CORRECTED, P
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.scores import RANDOMIZATION, ComparedScore
+from moe_lab.results.measured import interval, number
 from moe_lab.results.scores import MARKS
 from moe_lab.results.significance import ALPHA
 

@@ -12,16 +12,15 @@ from moe_lab.reports.terminal.layout import (
     Column,
     TextTable,
     count,
-    interval,
     mebibytes,
     names,
-    number,
     numbers,
     percent,
     print_text_table,
     seconds,
     text_table,
 )
+from moe_lab.results.measured import interval, number
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import Family, SeedGroup
 from moe_lab.results.scores import EQUAL, MARKS, PART, Score, marks_of, scores_of, shown_scores
@@ -68,7 +67,7 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> TextTable
     }
     experts = [result.report.get("experts_per_token") for result in results]
     if any(value is not None for value in experts):
-        routing = {"experts": ["-" if value is None else f"{value:.2f}" for value in experts]} | routing
+        routing = {"experts": ["" if value is None else f"{value:.2f}" for value in experts]} | routing
     speed = {
         "tokens/s": [count(cost.tokens_per_second) for cost in costs],
         "peak memory": [mebibytes(cost.peak_memory_bytes) for cost in costs],
@@ -193,7 +192,7 @@ def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Fam
     value = numbers(
         {"value": [number(row.value) for row in rows], INTERVAL: [interval(row.interval) for row in rows]}
     )
-    n = Column(heading="n", cells=["-" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
+    n = Column(heading="n", cells=["" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
     columns = [*_names(rows, labels, own), n, *value, *_comparison(rows)]
     return text_table("Results", columns, [*_lower_is_better(found), *common])
 
@@ -244,7 +243,7 @@ def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = 
 
 def _comparison(rows: Sequence[Score]) -> list[Column]:
     several = any((row.family or 1) > 1 for row in rows)
-    flips = ["-" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}" for row in rows]
+    flips = ["" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}" for row in rows]
     difference = {
         "difference": [number(row.difference, sign=True) for row in rows],
         INTERVAL: [interval(row.difference_interval, sign=True) for row in rows],
@@ -351,7 +350,7 @@ def _table(lines: Sequence[SeedLine], other: str) -> TextTable:
         "seeds": [line.seeds for line in lines],
         "std": [number(score.std) for score in scores],
         other.replace("_", " "): [
-            "-" if score.value is None or score.difference is None else number(score.value - score.difference)
+            "" if score.value is None or score.difference is None else number(score.value - score.difference)
             for score in scores
         ],
     }

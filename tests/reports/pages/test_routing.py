@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.pages.runs_page import BAR_HEIGHT, Routing, profiles_of, routing_of
+from moe_lab.reports.pages.runs_page import Routing, profiles_of, routing_of
+from tests.support.pages import tree
 from tests.support.stored_runs import pair_of_runs
+from tests.support.views import write_runs_page
 
 ROE = {"n": 8, "temperatures": [0.0, 0.1, 0.2], "cache": "clean", "changed_fraction": 0.25}
 
@@ -12,8 +14,9 @@ def test_temperatures_by_layer_and_the_share_of_changed_decisions(tmp_path):
     base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], roe=ROE)
     found = routing_of(own, "roe")
     assert found.temperatures == (0.0, 0.1, 0.2)
-    (profile,) = profiles_of([found])
-    assert profile.bars == [(0.0, 0.0), (0.1, BAR_HEIGHT / 2), (0.2, BAR_HEIGHT)]
+    assert profiles_of([found]) == {(0.0, 0.1, 0.2): ["roe"]}
+    root = tree(write_runs_page([base, own], tmp_path / "page.html"))
+    assert [float(bar.get("height")) for bar in root.xpath("//*[@class='bar']")] == [0, 35, 70]
     assert found.facts == {"n": 8, "cache": "clean", "changed_fraction": 0.25}
     assert found.layers == [] and found.pictures == []
     assert routing_of(base, "base") is None
@@ -28,8 +31,8 @@ def test_figures_of_the_run_stand_in_it(tmp_path):
 
 def test_temperatures_of_zero_have_bars_without_height(tmp_path):
     _, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], roe=ROE | {"temperatures": [0.0, 0.0]})
-    (profile,) = profiles_of([routing_of(own, "roe")])
-    assert profile.bars == [(0.0, 0.0), (0.0, 0.0)]
+    root = tree(write_runs_page([own], tmp_path / "page.html"))
+    assert [float(bar.get("height")) for bar in root.xpath("//*[@class='bar']")] == [0, 0]
 
 
 def test_runs_with_the_same_temperatures_share_a_figure():
@@ -37,4 +40,4 @@ def test_runs_with_the_same_temperatures_share_a_figure():
         Routing(label, {}, temperatures, [], [])
         for label, temperatures in {"a": (0.1,), "c3po": (), "b": (0.2,), "c": (0.1,)}.items()
     ]
-    assert [profile.labels for profile in profiles_of(routing)] == [["a", "c"], ["b"]]
+    assert profiles_of(routing) == {(0.1,): ["a", "c"], (0.2,): ["b"]}

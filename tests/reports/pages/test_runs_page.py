@@ -118,8 +118,8 @@ def test_all_metrics_are_shown_where_a_task_has_several(tmp_path):
         "bleu_stderr,strict": "N/A",
     }
     own = RunResult(content, own.folder)
-    found = [(one.run, one.metric, one.value, one.stderr) for one in metrics_of([base, own], ["base", "roe"])]
-    assert ("roe", "f1,none", 0.25, 0.125) in found and ("roe", "bleu,strict", 3.0, None) in found
-    assert {metric for run, metric, *_ in found if run == "base"} == {"exact_match,none"}
+    found = metrics_of([base, own], ["base", "roe"])
+    assert ("roe", "t", "f1,none", 0.25, 0.125) in found and ("roe", "t", "bleu,strict", 3.0, None) in found
+    assert {metric for run, _, metric, *_ in found if run == "base"} == {"exact_match,none"}
     page = tree(write_runs_page([base, own], tmp_path / "report.html"))
     assert "0.2500" in texts(page.xpath("//summary[contains(., 'All metrics')]/..//td"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from moe_lab.reports.terminal.layout import count, interval, mebibytes, number, percent, seconds
+from moe_lab.reports.terminal.layout import count, mebibytes, percent, seconds
+from moe_lab.results.measured import interval, number
 
 
 def test_large_numbers_keep_four_digits():
     assert number(0.5) == "0.5000"
     assert number(-0.25, sign=True) == "-0.2500"
-    assert number(123456.7) == "1.235e+05"
+    assert number(123456.7) == "1.235e+05" and number(-0.0000021, sign=True) == "-2.1e-06"
+    assert number(0.0, sign=True) == "+0.0000"
 
 
 def test_units():
@@ -21,5 +23,6 @@ def test_units():
     )
 
 
-def test_what_is_missing_is_a_dash():
-    assert {show(None) for show in (number, interval, seconds, count, mebibytes, percent)} == {"-"}
+def test_what_is_missing_is_empty():
+    assert {show(None) for show in (number, interval, seconds, count, mebibytes, percent)} == {""}
+    assert number(float("nan")) == interval((0.5, float("nan"))) == ""

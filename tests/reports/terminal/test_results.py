@@ -92,7 +92,7 @@ def test_several_comparisons_are_corrected(p_values):
     columns = {column.heading: column.cells for column in table.columns}
     shown = {name: cells for name, cells in columns.items() if name.startswith("p")}
     heading = "p (Holm)" if len(p_values) > 1 else "p"
-    assert shown == {heading: ["-", *(f"{p:.4f}" for p in holm(p_values))]}
+    assert shown == {heading: ["", *(f"{p:.4f}" for p in holm(p_values))]}
     legend = explained("base", family)[heading]
     assert legend.startswith("McNemar's exact test for 0/1 scores, else a paired permutation test")
     assert ("same question (scores: 3)" in legend) == (len(p_values) > 1)

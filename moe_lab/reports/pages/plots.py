@@ -34,10 +34,10 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """At most five round numbers: the place of each (`share`), and its text with a minus sign."""
+        """At most six round numbers: the place of each (`share`), and its text with a minus sign."""
         from matplotlib.ticker import MaxNLocator
 
-        found = MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(self.low, self.high)
+        found = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(self.low, self.high)
         sign = "+" if self.signed else ""
         return [
             (self.share(tick), f"{tick:{sign}g}".replace("-", "\u2212") if tick else "0")

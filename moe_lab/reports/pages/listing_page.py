@@ -243,7 +243,7 @@ LONGEST_VALUE = 60
 """Characters of a setting in the list."""
 
 
-def texts(settings: Mapping[str, Any]) -> Iterator[str]:
+def setting_texts(settings: Mapping[str, Any]) -> Iterator[str]:
     """Settings as `n=8`. A path is cut to its last two parts, and a list to its beginning."""
     for key, value in settings.items():
         shown = value if isinstance(value, str) else json.dumps(value)
@@ -285,7 +285,11 @@ def write_listing_page(output: Path) -> Path | None:
         "listing.html.j2",
         folder=output.absolute().name,
         entries=[
-            (entry, "; ".join(texts(entry.settings)), (output / entry.folder / "report.html").is_file())
+            (
+                entry,
+                "; ".join(setting_texts(entry.settings)),
+                (output / entry.folder / "report.html").is_file(),
+            )
             for entry in entries
         ],
         compared=[_compared(entry) for entry in entries],
@@ -301,7 +305,9 @@ def _compared(entry: Entry) -> dict[str, object]:
     """The facts of a ticked entry that the page shows next to those of another one."""
     names = ("kind", "model", "method", "task", "metric", "n", "seed")
     facts = {name: getattr(entry, name) for name in names}
-    settings = dict(text.split("=", 1) for text in texts(entry.settings)) | {"notes": " ".join(entry.marks)}
+    settings = dict(text.split("=", 1) for text in setting_texts(entry.settings)) | {
+        "notes": " ".join(entry.marks)
+    }
     return {
         "name": entry.folder,
         "facts": {name: "" if value is None else str(value) for name, value in facts.items()} | settings,

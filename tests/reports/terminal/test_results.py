@@ -8,7 +8,6 @@ import pytest
 
 from moe_lab.reports.terminal.results import (
     TWO_FORMS,
-    compared_table,
     explained,
     notes,
     print_outcomes,
@@ -122,7 +121,7 @@ def test_titles_say_where_lower_is_better():
     for runs, end in titles:
         title = score_table(runs, [""] * len(runs), NO_COMPARISONS).title
         assert title == f"Results: model=tiny method=roe task=t {end}"
-    compared = compared_table([loss], [""], "calibration", NO_COMPARISONS)
+    compared = score_table([loss], [""], NO_COMPARISONS, "calibration")
     assert compared.title.startswith("Compared with calibration: ")
     assert compared.title.endswith("metric=bits_per_byte,none (lower is better)")
 

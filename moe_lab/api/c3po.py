@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from moe_lab.api.language_model import LanguageModel, loaded_model
-from moe_lab.config.arguments import checked_settings, wrong
+from moe_lab.config.arguments import NonEmptyText, Text, checked, checked_settings
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import build
 from moe_lab.engine.lm import EngineLM
@@ -22,6 +24,9 @@ from moe_lab.routing.hook import opened
 
 _OF_TASKS = ("reference", "reference_size", "trace")
 """Keys that name documents of tasks and files of a run."""
+
+
+References = Annotated[list[tuple[Text, NonEmptyText]], Field(min_length=1)]
 
 
 class C3PO(LanguageModel):
@@ -56,8 +61,18 @@ class C3PO(LanguageModel):
     ):
         settings: C3POConfig = build(C3POConfig, keys, "method.")
         seed = checked_settings(seed=seed)["seed"]
-        _check_keys(settings, keys)
-        _check_references(references)
+        for key in _OF_TASKS:
+            if key in keys:
+                raise ConfigError(
+                    f"C3PO(..., {key}=) is a key of runs over tasks. `references` has the references."
+                )
+        if settings.optimizer == "oracle":
+            raise ConfigError(
+                "optimizer=oracle reads the right answers of a task: method=c3po of the command has it."
+            )
+        if not isinstance(references, str | Path):
+            remedy = 'give pairs of prompt and answer, e.g. [("2 + 2 =", " 4")], no answer empty'
+            references = checked("references", references, References, remedy)
         loaded = loaded_model(model, tokenizer)
         C3POMethod(settings).check(loaded.facts)
         if keys.get("core_experts") is not None and keys["core_experts"] > loaded.facts.experts:
@@ -79,35 +94,3 @@ class C3PO(LanguageModel):
         config = Config(method=settings, seed=seed)
         super().__init__(C3POLM(loaded, config, settings, layers, known))
         self.lm.progress = False
-
-
-def _check_references(references: Any) -> None:
-    """Raise ConfigError unless they are pairs of texts, or a folder."""
-    if isinstance(references, str | Path):
-        return  # `check_own` reads the folder
-    if not isinstance(references, list | tuple) or not references:
-        raise wrong("references", references, 'give pairs of prompt and answer, e.g. [("2 + 2 =", " 4")]')
-    for pair in references:
-        if (
-            not isinstance(pair, list | tuple)
-            or len(pair) != 2
-            or not all(isinstance(each, str) for each in pair)
-        ):
-            raise wrong(
-                "references", references, f'{pair!r:.60} is no pair of texts such as ("2 + 2 =", " 4")'
-            )
-        if not pair[1]:
-            raise wrong("references", references, f"the answer to {pair[0]!r:.60} is empty")
-
-
-def _check_keys(settings: C3POConfig, keys: dict[str, Any]) -> None:
-    """Raise ConfigError for what needs a task."""
-    for key in _OF_TASKS:
-        if key in keys:
-            raise ConfigError(
-                f"C3PO(..., {key}=) is a key of runs over tasks. `references` has the references."
-            )
-    if settings.optimizer == "oracle":
-        raise ConfigError(
-            "optimizer=oracle reads the right answers of a task: method=c3po of the command has it."
-        )

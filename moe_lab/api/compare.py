@@ -6,8 +6,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.api.shown import Shown, interval, number, text
+from moe_lab.api.shown import Shown, text
 from moe_lab.config.arguments import wrong
+from moe_lab.results.measured import interval, number
 from moe_lab.runs.compare import compared
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ class Compared(Shown):
         names = ("other", "task", "metric", "examples")
         columns = {name: [text(row[name]) for row in rows] for name in names}
         columns |= {name: [number(row[name]) for row in rows] for name in ("a", "b")}
-        columns["difference"] = [number(row["difference"], "+") for row in rows]
+        columns["difference"] = [number(row["difference"], sign=True) for row in rows]
         limits = [(row["difference_low"], row["difference_high"]) for row in rows]
-        columns["95% interval"] = [interval(low, high, "+") for low, high in limits]
+        columns["95% interval"] = [interval(bounds, sign=True) for bounds in limits]
         columns["p (Holm)" if len(rows) > 1 else "p"] = [number(row["p_holm"]) for row in rows]
         columns["verdict"] = [row["verdict"] for row in rows]
         named = [f"{one.key}: {one.label} {one.settings}".rstrip() for one in self._comparison.evaluations]

@@ -44,19 +44,20 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
     none, for a pass that bypasses a router, under gradient checkpointing, and where no token was routed inside the
     context.
     """
-    if not _takes_two(policy):
-        raise wrong(
-            "override(model, policy)",
-            policy,
-            "give a function (router, routing) that returns a routing or None",
-        )
+    try:
+        inspect.signature(policy).bind(None, None)
+    except TypeError as error:
+        remedy = "give a function (router, routing) that returns a routing or None"
+        raise wrong("override(model, policy)", policy, remedy) from error
+    except ValueError:
+        pass  # a function in C without a signature
     calls = 0
 
     def checked(router: Router, routing: Routing) -> Routing | None:
         nonlocal calls
         calls += 1
         changed = policy(router, routing)
-        return None if changed is None else _checked(_as_routing(changed, router), routing, router)
+        return None if changed is None else _checked(changed, routing, router)
 
     with routed(model, checked, final=True) as routers:
         yield routers
@@ -66,48 +67,30 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
         )
 
 
-def _takes_two(policy: Any) -> bool:
-    """Whether it can be called as policy(router, routing)."""
-    try:
-        inspect.signature(policy).bind(None, None)
-    except TypeError:
-        return False
-    except ValueError:  # a function in C without a signature
-        return True
-    return True
-
-
-def _as_routing(changed: Any, router: Router) -> Routing:
-    """Raise RoutingError for what is no triple of tensors."""
-    if isinstance(changed, tuple) and len(changed) == 3 and all(isinstance(each, Tensor) for each in changed):
-        return Routing(*changed)
-    raise RoutingError(
-        f"The policy returned a {type(changed).__name__} for {router.name}: it must return None for no change, or "
-        "routing._replace(index_TK=..., weights_TK=...)."
-    )
-
-
-def _checked(changed: Routing, routing: Routing, router: Router) -> Routing:
+def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
     """Raise RoutingError unless it has a decision's shapes and device, indices of experts and finite weights."""
-    problem = None
-    if (
-        changed.index_TK.shape != routing.index_TK.shape
-        or changed.weights_TK.shape != routing.weights_TK.shape
-    ):
+    if not (isinstance(changed, tuple) and len(changed) == 3 and all(isinstance(x, Tensor) for x in changed)):
+        raise RoutingError(
+            f"The policy returned a {type(changed).__name__} for {router.name}: it must return None for no change, or "
+            "routing._replace(index_TK=..., weights_TK=...)."
+        )
+    logits_TE, weights_TK, index_TK = changed = Routing(*changed)
+    experts, problem = routing.logits_TE.shape[-1], None
+    if not index_TK.shape == weights_TK.shape == routing.index_TK.shape:
         problem = f"weights_TK and index_TK must have the shape {tuple(routing.index_TK.shape)}"
-    elif changed.logits_TE.shape != routing.logits_TE.shape:
+    elif logits_TE.shape != routing.logits_TE.shape:
         problem = f"logits_TE must have the shape {tuple(routing.logits_TE.shape)}"
     elif len({tensor.device for tensor in (*changed, routing.logits_TE)}) > 1:
         problem = f"its tensors must be on {routing.logits_TE.device}"
-    elif changed.index_TK.dtype != torch.int64:
-        problem = f"index_TK must be int64, and is {changed.index_TK.dtype}"
-    elif not ((changed.index_TK >= 0) & (changed.index_TK < routing.logits_TE.shape[-1])).all():
-        problem = f"index_TK must be below {routing.logits_TE.shape[-1]}, the number of experts"
-    elif not changed.weights_TK.isfinite().all():
+    elif index_TK.dtype != torch.int64:
+        problem = f"index_TK must be int64, and is {index_TK.dtype}"
+    elif not ((index_TK >= 0) & (index_TK < experts)).all():
+        problem = f"index_TK must be below {experts}, the number of experts"
+    elif not weights_TK.isfinite().all():
         problem = "weights_TK are NaN or infinite"
     if problem:
         raise RoutingError(f"The policy's decision for {router.name} is none: {problem}.")
-    return changed._replace(weights_TK=changed.weights_TK.to(routing.weights_TK.dtype))
+    return changed._replace(weights_TK=weights_TK.to(routing.weights_TK.dtype))
 
 
 # Freezing
@@ -209,30 +192,14 @@ def expert_metrics(
             )
         return measure_routes(routes, experts)
     loaded = loaded_model(model, tokenizer, needs_tokenizer=tokenizer is not None)
-    if not isinstance(texts, list | tuple):
+    if not isinstance(texts, list | tuple) or not texts:
         raise wrong("texts", texts, "give a list of texts, or of lists of token ids")
-    if not texts:
-        raise ConfigError("expert_metrics was given no text.")
+    if tokenizer is None and any(isinstance(text, str) for text in texts):
+        raise ConfigError("expert_metrics(model, texts, tokenizer) needs the tokenizer of texts.")
     vocabulary = loaded.model.get_input_embeddings().num_embeddings
-    rows = [_row(text, tokenizer, vocabulary, loaded.facts.max_length) for text in texts]
-    return measure(loaded.model, rows)
-
-
-def _row(text: Any, tokenizer: Any, vocabulary: int, most: int) -> dict[str, list[int]]:
-    """A text as `input_ids` and `labels`."""
-    ids = text
-    if isinstance(text, str):
-        if tokenizer is None:
-            raise ConfigError("expert_metrics(model, texts, tokenizer) needs the tokenizer of texts.")
-        ids = tokenizer(text)["input_ids"]
-        if not 2 <= len(ids) <= most:
-            raise ConfigError(
-                f"The text {text!r:.60} has {len(ids)} tokens; it must have between 2 and {most}."
-            )
-    ids = checked_ids("texts", ids, vocabulary, most)
-    if len(ids) < 2:
-        raise wrong("texts", text, "one token id; a text must have at least 2")
-    return {"input_ids": ids, "labels": ids}
+    read = [tokenizer(text)["input_ids"] if isinstance(text, str) else text for text in texts]
+    rows = [checked_ids("texts", ids, vocabulary, loaded.facts.max_length, least=2) for ids in read]
+    return measure(loaded.model, [{"input_ids": ids, "labels": ids} for ids in rows])
 
 
 def tiny(noisy: bool = False) -> tuple[Any, Any]:

@@ -18,7 +18,14 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from moe_lab.config.arguments import checked_ids, checked_settings, checked_texts, wrong
+from moe_lab.config.arguments import (
+    NonEmptyText,
+    checked,
+    checked_ids,
+    checked_settings,
+    checked_texts,
+    wrong,
+)
 from moe_lab.config.validators import at_least, coerce, did_you_mean
 from moe_lab.engine.custom_generate import custom_generate, next_scores
 from moe_lab.engine.hf import Request
@@ -295,8 +302,9 @@ class LanguageModel:
         for name in _TYPES.keys() & options.keys():
             coerce(options[name], _TYPES[name], name)
         at_least("num_return_sequences", options.get("num_return_sequences"), 1)
-        if (stop := options.get("stop_strings")) and "" in checked_texts("stop_strings", stop):
-            raise wrong("stop_strings", stop, "an empty text ends nothing; leave it out")
+        if stop := options.get("stop_strings"):
+            texts = [stop] if isinstance(stop, str) else stop
+            checked("stop_strings", texts, list[NonEmptyText], "give texts; an empty one ends nothing")
         with _named_errors():
             config, unknown = self.model._prepare_generation_config(options.get("generation_config"), **own)
         if problem := unsupported(config, returned=True):

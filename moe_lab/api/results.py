@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from moe_lab.api.shown import Shown, given, interval, number, text
+from moe_lab.api.shown import Shown, given, text
 from moe_lab.errors import ConfigError
 from moe_lab.reports.figures.differences import Difference, differences_figure
 from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
+from moe_lab.results.measured import interval, number
 from moe_lab.results.model import BASE
 from moe_lab.results.score_table import NO_COMPARISONS, Family
 from moe_lab.results.significance import ALPHA
@@ -174,10 +175,10 @@ class Results(Shown, Sequence[dict[str, Any]]):
             "seed": seeds if frame["seeds"].max() > 1 else [],
             "examples": [text(row["examples"]) for row in rows],
             "value": [number(row["value"]) for row in rows],
-            "95% interval": [interval(row["low"], row["high"]) for row in rows],
+            "95% interval": [interval((row["low"], row["high"])) for row in rows],
             "compared with": [text(row["compared_with"]) for row in rows],
-            "difference": [number(row["difference"], "+") for row in rows],
-            "its 95% interval": [interval(low, high, "+") for low, high in limits],
+            "difference": [number(row["difference"], sign=True) for row in rows],
+            "its 95% interval": [interval(bounds, sign=True) for bounds in limits],
             "p (Holm)" if self._family.note else "p": [number(row["p_holm"]) for row in rows],
             "notes": [row["notes"] for row in rows],
         }

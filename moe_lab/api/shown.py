@@ -46,13 +46,3 @@ def text(value: Any) -> str:
     if not given(value):
         return ""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def number(value: Any, sign: str = "") -> str:
-    """A score or a difference; `sign` is "+" for the latter."""
-    return f"{value:{sign}.4f}" if given(value) else ""
-
-
-def interval(low: Any, high: Any, sign: str = "") -> str:
-    """`[low, high]`; empty where a limit is missing."""
-    return f"[{low:{sign}.4f}, {high:{sign}.4f}]" if given(low) and given(high) else ""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import Field, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import coerce
 from moe_lab.errors import ConfigError
+
+Text = Annotated[StrictStr, Field(min_length=0)]
+"""With a constraint of length pydantic refuses half of a surrogate pair, which no tokenizer reads."""
+NonEmptyText = Annotated[StrictStr, Field(min_length=1)]
 
 
 def shown(value: Any) -> str:
@@ -29,51 +34,31 @@ def checked_settings(**settings: Any) -> dict[str, Any]:
     return plain
 
 
+def checked(argument: str, value: Any, kind: Any, remedy: str) -> Any:
+    """The value, if pydantic takes it for the type `kind`; a tuple becomes a list. Raises ConfigError."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise wrong(argument, value, remedy) from error
+
+
 def checked_texts(argument: str, value: Any) -> list[str]:
-    """A text, or a list of them, as a list. Raises ConfigError for anything else, and for an empty list."""
-    if isinstance(value, str):
-        return _encodable(argument, [value])
-    if not isinstance(value, Sequence) and type(value).__module__.partition(".")[0] in ("torch", "numpy"):
-        raise wrong(
-            argument,
-            value,
-            "give texts; next_token_logprobs and model.generate(custom_generate=) take token ids",
-        )
-    if not isinstance(value, list | tuple):
-        raise wrong(argument, value, "give a text or a list of texts")
-    if not value:
-        raise wrong(argument, value, "the list is empty; give at least one text")
-    for each in value:
-        if isinstance(each, dict):
-            raise wrong(
-                argument,
-                value,
-                "chat messages are no text; give tokenizer.apply_chat_template(messages, tokenize=False)",
-            )
-        if not isinstance(each, str):
-            raise wrong(argument, value, f"give a text or a list of texts; {shown(each)} is none")
-    return _encodable(argument, list(value))
+    """A text, or a list of them, as a list. Raises ConfigError for anything else, and for half of a surrogate pair."""
+    remedy = (
+        "give a text or a list of texts, without half of a surrogate pair. Of chat messages it is "
+        "tokenizer.apply_chat_template(messages, tokenize=False); token ids are for next_token_logprobs"
+    )
+    texts = [value] if isinstance(value, str) else value
+    found: list[str] = checked(argument, texts, Annotated[list[Text], Field(min_length=1)], remedy)
+    return found
 
 
-def _encodable(argument: str, texts: list[str]) -> list[str]:
-    """The texts. Raises ConfigError for half of a surrogate pair, which no tokenizer reads."""
-    for text in texts:
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise wrong(argument, text, "half of a surrogate pair is no letter; leave it out")
-    return texts
-
-
-def checked_ids(argument: str, value: Any, vocabulary: int, most: int) -> list[int]:
+def checked_ids(argument: str, value: Any, vocabulary: int, most: int, least: int = 1) -> list[int]:
     """Token ids of one text, of a list or a tensor. Raises ConfigError for anything else."""
     ids = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(ids, list | tuple) or not all(type(each) is int for each in ids):
-        raise wrong(argument, value, "give token ids, as tokenizer(text).input_ids has them")
-    if not 1 <= len(ids) <= most:
-        raise wrong(argument, value, f"{len(ids)} token ids; the model reads between 1 and {most}")
-    if outside := [each for each in ids if not 0 <= each < vocabulary]:
-        raise wrong(
-            argument,
-            value,
-            f"the token id {outside[0]} is not below {vocabulary}, the size of the vocabulary",
-        )
-    return list(ids)
+    token = Annotated[StrictInt, Field(ge=0, lt=vocabulary)]
+    remedy = f"give {least} to {most} token ids below {vocabulary}, as tokenizer(text).input_ids has them"
+    found: list[int] = checked(
+        argument, ids, Annotated[list[token], Field(min_length=least, max_length=most)], remedy
+    )  # type: ignore[valid-type]
+    return found

@@ -10,14 +10,13 @@ from moe_lab.metrics.registry import Intervention, counted_metrics, intervention
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.reports.terminal.layout import (
     TextTable,
-    interval,
     names,
-    number,
     numbers,
     print_text_table,
     text_table,
 )
 from moe_lab.reports.terminal.results import HOLM, INTERVAL, P, run_labels
+from moe_lab.results.measured import interval, number
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import EXPERT_METRICS, Family
 from moe_lab.results.scores import Comparison, headline

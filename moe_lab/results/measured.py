@@ -17,6 +17,24 @@ def limits(value: Any) -> Interval | None:
     return (float(value[0]), float(value[1])) if value and None not in value else None
 
 
+def number(value: float | None, sign: bool = False) -> str:
+    """Four decimals, two digits for a number that would be rounded to 0, four digits for a large number.
+
+    Empty for None and NaN.
+    """
+    if value is None or value != value:
+        return ""
+    size = abs(value)
+    digits = ".1e" if 0 < size < 0.00005 else ".4f" if size < 1000 else ".4g"
+    return f"{value:{'+' if sign else ''}{digits}}"
+
+
+def interval(bounds: Sequence[float] | None, sign: bool = False) -> str:
+    """`[low, high]`; empty where a limit is missing."""
+    low, high = (number(bound, sign) for bound in bounds or (None, None))
+    return f"[{low}, {high}]" if low and high else ""
+
+
 def bounds_text(bounds: Interval | None, sign: str = "") -> str:
     """` [low, high]`, or nothing."""
     return "" if bounds is None else f" [{bounds[0]:{sign}.4f}, {bounds[1]:{sign}.4f}]"

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.terminal.layout import interval, number
 from moe_lab.results import statistics
 from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
@@ -109,10 +108,9 @@ def test_the_mean_over_seeds_of_a_part_has_no_test_either():
     assert seeds(("part",)).p is None and seeds(("part",)).difference == pytest.approx(0.2)
 
 
-def test_what_does_not_exist_is_a_dash():
+def test_what_does_not_exist_is_none():
     (row,) = scores_of(results_of({"a": {"alias": "a"}}, ["a"]))
     assert (row.value, row.interval, row.difference, row.p_mcnemar) == (None, None, None, None)
-    assert number(None) == interval(None) == "-"
     (row,) = scores_of(results_of({"a": {"acc,none": None}}, ["a"]))
     assert row.value is None
 

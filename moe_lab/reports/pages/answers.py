@@ -1,18 +1,20 @@
-"""The answers of stored runs, alone and paired with the answers of another run."""
+"""The answers of stored runs as pages show them, next to the base model's answers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from moe_lab.reports.pages.page import UNEXPECTED, left_out
 from moe_lab.results.measured import Interval
 from moe_lab.results.model import RunResult, find_run
-from moe_lab.results.samples import Sample, metric_values
+from moe_lab.results.samples import Sample, metric_values, read_samples
 from moe_lab.results.scores import headline
 from moe_lab.results.statistics import tango
+from moe_lab.results.stored_files import DamagedError
 
 
 def baseline_of(run: RunResult) -> RunResult | None:
@@ -62,7 +64,7 @@ def answer_of(sample: Sample, metric: str) -> Answer | None:
     if not requests or len(requests[0]) < 2:
         return None
     if not isinstance(requests[0][1], str):
-        return Answer(str(requests[0][0]), _generated(sample), extracted=_extracted(sample))
+        return _generated(sample)
     if "acc_mutual_info" in sample.values:  # the second half has the choices without the question
         requests = requests[: len(requests) // 2]
     prompts, endings = ([str(each[part]) for each in requests] for part in (0, 1))
@@ -75,61 +77,34 @@ def answer_of(sample: Sample, metric: str) -> Answer | None:
     return Answer(prompts[0], None, tuple(endings), scores, picked)
 
 
-def _extracted(sample: Sample) -> str | None:
-    """The part of one generated text that the metric reads; None if it reads the text, or prompt and text (code)."""
-    if len(sample.responses[0]) != 1 or len(sample.filtered) != 1 or not isinstance(sample.filtered[0], str):
-        return None
-    found, whole = sample.filtered[0], str(sample.responses[0][0]).strip()
-    return found if found.strip() != whole and len(found) <= max(LONGEST_MARK, len(whole)) else None
-
-
-def _generated(sample: Sample) -> str:
-    """The generated text. For several texts the first one, and the result of their vote."""
-    first, *others = sample.responses[0]
-    if not others:
-        return str(first)
-    return f"{first}\n\n[first of {len(others) + 1} answers; evaluated: {sample.filtered[0]}]"
+def _generated(sample: Sample) -> Answer:
+    """A generated text. For several texts the first one, and the result of their vote."""
+    prompt, (first, *others) = str(sample.requests[0][0]), map(str, sample.responses[0])
+    if others:
+        vote = f"[first of {len(others) + 1} answers; evaluated: {sample.filtered[0]}]"
+        return Answer(prompt, f"{first}\n\n{vote}")
+    if len(sample.filtered) != 1 or not isinstance(sample.filtered[0], str):
+        return Answer(prompt, first)
+    # a filter of code returns more than the text: prompt and text
+    found, whole = sample.filtered[0], first.strip()
+    part = found.strip() != whole and len(found) <= max(LONGEST_MARK, len(whole))
+    return Answer(prompt, first, extracted=found if part else None)
 
 
 def _largest(values: Sequence[float]) -> int:
     return values.index(max(values))
 
 
-# The answers of a run with their scores, alone and paired with those of another run
-
-
 @dataclass(frozen=True)
 class ScoredAnswer:
     """An answer, and its score by the headline metric."""
 
-    number: int
-    """The document's number."""
+    document: int
     answer: Answer
     sample: Sample
     score: Any
     right: bool | None
     """None for a score that is not 0 or 1."""
-
-
-@dataclass(frozen=True)
-class AnswerPair:
-    """Two answers to one document."""
-
-    number: int
-    """The document's number."""
-    before: Answer
-    after: Answer
-    sample: Sample
-    """The later run's sample."""
-    scores: tuple[Any, Any]
-    """The headline metric's values."""
-    right: tuple[bool, bool] | None
-    """Whether each answer is right; None for scores that are not 0 or 1."""
-
-    @property
-    def flipped(self) -> bool:
-        """Whether one answer is right and the other wrong."""
-        return self.right is not None and self.right[0] is not self.right[1]
 
 
 def scored_answers(result: RunResult, task: str, samples: Sequence[Sample]) -> Iterator[ScoredAnswer]:
@@ -148,21 +123,215 @@ def scored_answers(result: RunResult, task: str, samples: Sequence[Sample]) -> I
             yield ScoredAnswer(sample.document, answer, sample, score, right)
 
 
-def answer_pairs(
-    result: RunResult, task: str, before: Sequence[Sample], after: Sequence[Sample]
-) -> Iterator[AnswerPair]:
-    """The answers of two runs to each document of a task that both answered.
+# Answers as a page shows them
+
+PROMPTS = 8_000_000
+"""Characters of all prompts on a page, so that one with 10,000 answers still opens at once."""
+SHORTEST_CUT = 1500
+"""Characters of each prompt that a page has in any case, its last ones."""
+LONGEST_ANSWER = 2000
+MOST = 20_000
+"""Answers on one page."""
+
+TO_RIGHT, TO_WRONG = "wrong to right", "right to wrong"
+STILL_RIGHT, STILL_WRONG = "right, with another answer", "wrong, with another answer"
+CHANGED = "changed"
+CHANGES = (TO_RIGHT, TO_WRONG, STILL_RIGHT, STILL_WRONG, CHANGED)
+"""Kinds of answers that differ from the base model's."""
+SAME_RIGHT, SAME_WRONG, UNCHANGED = "right, unchanged", "wrong, unchanged", "unchanged"
+RIGHT, WRONG, ANSWERED = "right", "wrong", "answered"
+KINDS = (*CHANGES, SAME_WRONG, SAME_RIGHT, UNCHANGED, WRONG, RIGHT, ANSWERED)
+"""How an answer differs from the base model's. The last three kinds belong to runs without a base model."""
+
+
+def first_difference(one: str, other: str) -> int:
+    """The position of the first differing character, or the start of the word that contains it."""
+    shared = zip(one, other, strict=False)
+    same = next((i for i, (mine, theirs) in enumerate(shared) if mine != theirs), min(len(one), len(other)))
+    if (one[same : same + 1] + other[same : same + 1]).strip():
+        while same and not one[same - 1].isspace():
+            same -= 1
+    return same
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownAnswer:
+    """One or two answers to a document, cut to the shown length. The page's script reads the fields that are set."""
+
+    run: str
+    task: str
+    document: int
+    kind: str
+    """One of KINDS."""
+    prompt: str
+    """The whole prompt as the model saw it, with few-shot examples and chat template."""
+    target: str
+    right: bool | None = None
+    """Whether the run's own answer is right; None of scores that are not 0 or 1."""
+    scores: list[Any] | None = None
+    """The metric's value of each answer; None if all are 0 or 1."""
+    base: str | None = None
+    own: str | None = None
+    """The position at which the generated texts begin to differ."""
+    differs: int | None = None
+    extracted: list[str | None] | None = None
+    """The part of each generated text that the metric reads."""
+    options: list[list[Any]] | None = None
+    """The choices, each with its log-probability for each answer."""
+    picked: list[int | None] | None = None
+
+    @property
+    def changed(self) -> bool:
+        return self.kind in CHANGES
+
+    def to_json(self) -> dict[str, object]:
+        """The fields that are not None, without the prompt, which `answer_data` stores once for all runs."""
+        found = {name: value for name, value in vars(self).items() if value is not None and name != "prompt"}
+        return found | {"changed": self.changed}
+
+
+def answer_data(answers: Sequence[ShownAnswer]) -> dict[str, object]:
+    """The data for the script of a page: `answers`, and `prompts` with the number of characters left out of each.
+
+    Each prompt is stored once. Its beginning, which has the few-shot examples, is cut to an equal share of PROMPTS.
+    """
+    numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(one.prompt for one in answers))}
+    longest = max(SHORTEST_CUT, PROMPTS // max(1, len(numbers)))
+    prompts = [[prompt[-longest:], max(0, len(prompt) - longest)] for prompt in numbers]
+    return {
+        "prompts": prompts,
+        "answers": [one.to_json() | {"prompt": numbers[one.prompt]} for one in answers],
+    }
+
+
+def shown_answer(answers: Sequence[Answer], target: str, scores: Sequence[Any], **place: Any) -> ShownAnswer:
+    """The answer of a run as a page shows it, alone or next to the base model's.
 
     Args:
-        result: the later run. Its headline metric scores the answers of both.
-        before, after: both sample logs.
+        answers: the base model's, if there is one, and the run's own.
+        target: the right answer as lm-eval logs it: a text, or the number of the right choice.
+        scores: the metric's value of each answer.
+        place: `run`, `task`, `document`, `kind` and `right`.
     """
-    earlier = {scored.number: scored for scored in scored_answers(result, task, before)}
-    for own in scored_answers(result, task, after):
-        if (first := earlier.get(own.number)) is not None:
-            right = None if first.right is None or own.right is None else (first.right, own.right)
-            scores = first.score, own.score
-            yield AnswerPair(own.number, first.answer, own.answer, own.sample, scores, right)
+    own = answers[-1]
+    if target.isdecimal() and int(target) < len(own.choices) > 1:
+        target = own.choices[int(target)].strip()
+    shown = ShownAnswer(
+        prompt=own.prompt,
+        target=target[:LONGEST_ANSWER],
+        scores=list(scores) if any(score not in (0, 1) for score in scores) else None,
+        **place,
+    )
+    texts = [answer.text[:LONGEST_ANSWER] for answer in answers if answer.text is not None]
+    if len(texts) < len(answers):
+        options = zip(own.choices, *(answer.scores for answer in answers), strict=True)
+        picked = [answer.picked for answer in answers]
+        return replace(shown, options=[list(option) for option in options], picked=picked)
+    extracted = [answer.extracted and answer.extracted[:LONGEST_ANSWER] for answer in answers]
+    if any(text is not None for text in extracted):
+        shown = replace(shown, extracted=extracted)
+    if len(texts) == 1:
+        return replace(shown, own=texts[0])
+    return replace(shown, base=texts[0], own=texts[1], differs=first_difference(*texts))
+
+
+# All answers of the runs of a page, next to the base model's answers if a run is compared with it
+
+
+@dataclass
+class Examples:
+    """The answers of a page."""
+
+    answers: list[ShownAnswer] = field(default_factory=list)
+    """In the order of KINDS: changed answers first."""
+    documents: int = 0
+    """Documents that were compared."""
+    changed: int = 0
+    """Documents whose answer differs, including answers that are left out."""
+    left_out: int = 0
+    """Answers beyond MOST."""
+    problems: list[str] = field(default_factory=list)
+    """The reasons why the answers of a run cannot be compared."""
+    gains: dict[str, list[Group]] = field(default_factory=dict)
+    """By run, the gain by the base model's confidence."""
+
+
+def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
+    """The answers of all runs. A baseline's answers are shown only next to those of the other runs.
+
+    Args:
+        labels: a name for each run.
+    """
+    found, read = Examples(), dict[str, Mapping[str, Sequence[Sample]]]()
+    baselines = {run.other_id() for run in runs}
+    for run, label in zip(runs, labels, strict=True):
+        if run.run_id in baselines:
+            continue
+        try:
+            baseline = baseline_of(run)
+            if baseline is not None and baseline.run_id not in read:
+                read[baseline.run_id] = read_samples(baseline)
+            answers = list(_answers(run, label, None if baseline is None else read[baseline.run_id]))
+        except DamagedError as error:
+            found.problems.append(f"{label}: {error.problem}")
+            continue
+        except UNEXPECTED as error:
+            found.problems.append(f"{label}: {left_out(run.stored_in, error)}")
+            continue
+        found.answers += answers
+        if baseline is not None:
+            found.documents += len(answers)
+            if groups := by_confidence(answers):
+                found.gains[label] = groups
+        elif run.other_id() is not None:
+            found.problems.append(f"{label}: the run of the base model is not stored here.")
+    found.answers.sort(key=lambda each: KINDS.index(each.kind))
+    found.changed = sum(each.changed for each in found.answers)
+    found.left_out = max(0, len(found.answers) - MOST)
+    del found.answers[MOST:]
+    return found
+
+
+def _answers(
+    run: RunResult, label: str, base: Mapping[str, Sequence[Sample]] | None
+) -> Iterator[ShownAnswer]:
+    """All answers of a run. With the samples of the base model, only to documents that both answered."""
+    for task, samples in read_samples(run).items():
+        earlier = {one.document: one for one in scored_answers(run, task, (base or {}).get(task, ()))}
+        for own in scored_answers(run, task, samples):
+            if base is not None and own.document not in earlier:
+                continue
+            both = [own] if base is None else [earlier[own.document], own]
+            right = own.right if all(one.right is not None for one in both) else None
+            yield shown_answer(
+                [one.answer for one in both],
+                str(own.sample.target),
+                [one.score for one in both],
+                run=label,
+                task=task,
+                document=own.document,
+                kind=_kind(both),
+                right=right,
+            )
+
+
+def _kind(both: Sequence[ScoredAnswer]) -> str:
+    """One of KINDS, of the run's own answer alone or of the base model's and the run's own."""
+    first, own = both[0], both[-1]
+    if len(both) == 1:
+        return {True: RIGHT, False: WRONG, None: ANSWERED}[own.right]
+    same = (first.answer.text, first.answer.picked, first.score) == (
+        own.answer.text,
+        own.answer.picked,
+        own.score,
+    )
+    if first.right is None or own.right is None:
+        return UNCHANGED if same else CHANGED
+    if first.right is not own.right:
+        return TO_RIGHT if own.right else TO_WRONG
+    if same:
+        return SAME_RIGHT if own.right else SAME_WRONG
+    return STILL_RIGHT if own.right else STILL_WRONG
 
 
 # The gain of a run by the confidence of the base model
@@ -173,17 +342,8 @@ LEAST = 5
 
 
 @dataclass(frozen=True)
-class Paired:
-    """A question with choices: the base model's confidence, and whether each answer is right."""
-
-    confidence: float
-    before: bool
-    after: bool
-
-
-@dataclass(frozen=True)
 class Group:
-    """Questions of similar confidence."""
+    """Questions of similar confidence: the probability of the base model's choice among the choices."""
 
     low: float
     high: float
@@ -196,34 +356,25 @@ class Group:
     flips: tuple[int, int]
 
 
-def confidence(answer: Answer) -> float | None:
-    """The probability of the picked choice among the choices; None for an answer without one."""
-    most = max(answer.scores, default=-math.inf)
-    if answer.picked is None or math.isinf(most):
-        return None
-    weights = [math.exp(score - most) for score in answer.scores]
-    return weights[answer.picked] / sum(weights)
-
-
-def by_confidence(pairs: Sequence[Paired]) -> list[Group]:
-    """GROUPS groups of equal size, in the order of confidence; empty for few questions."""
-    if len(pairs) < GROUPS * LEAST:
+def by_confidence(answers: Iterable[ShownAnswer]) -> list[Group]:
+    """GROUPS groups of equal size, in the order of confidence; empty for few questions with choices."""
+    found: list[tuple[float, bool, bool]] = []
+    for one in answers:
+        if one.right is None or one.options is None or one.picked is None or one.picked[0] is None:
+            continue
+        scores = [option[1] for option in one.options]
+        if math.isfinite(most := max(scores)):
+            weights = [math.exp(score - most) for score in scores]
+            before = one.right is not (one.kind in (TO_RIGHT, TO_WRONG))
+            found.append((weights[one.picked[0]] / sum(weights), before, one.right))
+    if len(found) < GROUPS * LEAST:
         return []
-    ordered = sorted(pairs, key=lambda pair: pair.confidence)
-    edges = [round(len(ordered) * i / GROUPS) for i in range(GROUPS + 1)]
-    return [_group(ordered[start:end]) for start, end in pairwise(edges)]
-
-
-def _group(pairs: Sequence[Paired]) -> Group:
-    won = sum(pair.after and not pair.before for pair in pairs)
-    lost = sum(pair.before and not pair.after for pair in pairs)
-    n = len(pairs)
-    return Group(
-        low=pairs[0].confidence,
-        high=pairs[-1].confidence,
-        n=n,
-        base=sum(pair.before for pair in pairs) / n,
-        gain=(won - lost) / n,
-        interval=tango(won, lost, n),
-        flips=(won, lost),
-    )
+    found.sort(key=lambda one: one[0])
+    groups = []
+    for start, end in pairwise(round(len(found) * i / GROUPS) for i in range(GROUPS + 1)):
+        own, n = found[start:end], end - start
+        won = sum(after and not before for _, before, after in own)
+        lost = sum(before and not after for _, before, after in own)
+        base, gain = sum(before for _, before, _ in own) / n, (won - lost) / n
+        groups.append(Group(own[0][0], own[-1][0], n, base, gain, tango(won, lost, n), (won, lost)))
+    return groups

@@ -7,8 +7,14 @@ from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.figures.differences import difference_of
-from moe_lab.reports.pages.answers import answer_of
-from moe_lab.reports.pages.examples import TO_RIGHT, TO_WRONG, ShownAnswer, answer_data, shown_answer
+from moe_lab.reports.pages.answers import (
+    TO_RIGHT,
+    TO_WRONG,
+    ShownAnswer,
+    answer_data,
+    answer_of,
+    shown_answer,
+)
 from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
 from moe_lab.reports.pages.plots import forest
 from moe_lab.reports.pages.verdict import by_outcome, made_verdict

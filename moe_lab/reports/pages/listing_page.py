@@ -64,6 +64,11 @@ class Entry:
     marks: tuple[str, ...] = ()
     """The notes of its score."""
 
+    @property
+    def state_word(self) -> str:
+        """`done`, `running`, `stopped` or `error`."""
+        return self.state if self.state in (DONE, RUNNING, STOPPED) else "error"
+
 
 def stored_entries(output: Path) -> tuple[list[Entry], list[str]]:
     """All entries of an output folder, the newest first, with the settings in which they differ.
@@ -93,29 +98,48 @@ def stored_entries(output: Path) -> tuple[list[Entry], list[str]]:
 
 def own_settings(entries: Sequence[Entry]) -> list[Entry]:
     """The entries without the settings that all of their kind and method share."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str], list[set[str]]] = {}
     for entry in entries:
-        groups.setdefault((entry.kind, entry.method), []).append(entry)
-    shared = {place: _shared([one.settings for one in group]) for place, group in groups.items()}
+        groups.setdefault((entry.kind, entry.method), []).append(set(map(_as_text, entry.settings.items())))
+    shared = {place: set.intersection(*group) for place, group in groups.items()}
     return [
         replace(
             entry,
-            settings={k: v for k, v in entry.settings.items() if k not in shared[entry.kind, entry.method]},
+            settings={
+                key: value
+                for key, value in entry.settings.items()
+                if _as_text((key, value)) not in shared[entry.kind, entry.method]
+            },
         )
         for entry in entries
     ]
 
 
-def _shared(settings: Sequence[Mapping[str, Any]]) -> set[str]:
-    texts = [{key: json.dumps(value, sort_keys=True) for key, value in one.items()} for one in settings]
-    return {key for key in texts[0] if all(one.get(key) == texts[0][key] for one in texts)}
+def _as_text(setting: tuple[str, Any]) -> str:
+    return json.dumps(setting, sort_keys=True)
 
 
 def _run(folder: Path) -> Entry | None:
+    """A run, finished or not; None for a folder without a configuration."""
     read_mapping(folder / "results.json")  # raises DamagedError
     run = read_run(folder)
     if run is None:
-        return _unfinished(folder)
+        config = read_mapping(folder / "config.yaml")
+        if config is None:
+            return None
+        overrides, task = _overrides(folder / "overrides.yaml"), config["task"]["name"]
+        return Entry(
+            kind=RUN,
+            folder=f"runs/{folder.name}",
+            model=config["model"]["name"],
+            method=config["method"]["name"],
+            task=task if isinstance(task, str) else ", ".join(task),
+            settings=_settings(config["method"], overrides),
+            seed=config.get("seed"),
+            changed=_changed(folder),
+            state=_state(folder),
+            command=command(overrides),
+        )
     score = next(iter(scores_of(run)), None)
     return Entry(
         kind=RUN,
@@ -133,27 +157,6 @@ def _run(folder: Path) -> Entry | None:
         state=DONE,
         command=command(run.overrides),
         marks=() if score is None else score.marks,
-    )
-
-
-def _unfinished(folder: Path) -> Entry | None:
-    """A run without a result; None for a folder without a configuration."""
-    config = read_mapping(folder / "config.yaml")
-    if config is None:
-        return None
-    listed = folder / "overrides.yaml"
-    overrides = _lines(listed) if listed.is_file() else []
-    return Entry(
-        kind=RUN,
-        folder=f"runs/{folder.name}",
-        model=config["model"]["name"],
-        method=config["method"]["name"],
-        task=task if isinstance(task := config["task"]["name"], str) else ", ".join(task),
-        settings=_settings(config["method"], overrides),
-        seed=config.get("seed"),
-        changed=_changed(folder),
-        state=_state(folder),
-        command=command(overrides),
     )
 
 
@@ -226,11 +229,11 @@ def _settings(method: Mapping[str, object], overrides: Sequence[str]) -> dict[st
     return {k: v for k, v in method.items() if k not in ELSEWHERE} | {key: value for key, _, value in pairs}
 
 
-def _lines(path: Path) -> list[str]:
+def _overrides(path: Path) -> list[str]:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise damaged(path, error) from error
     return [str(line) for line in found] if isinstance(found, list) else []
@@ -240,7 +243,7 @@ LONGEST_VALUE = 60
 """Characters of a setting in the list."""
 
 
-def texts(settings: Mapping[str, Any]) -> Iterator[str]:
+def setting_texts(settings: Mapping[str, Any]) -> Iterator[str]:
     """Settings as `n=8`. A path is cut to its last two parts, and a list to its beginning."""
     for key, value in settings.items():
         shown = value if isinstance(value, str) else json.dumps(value)
@@ -253,7 +256,7 @@ def texts(settings: Mapping[str, Any]) -> Iterator[str]:
 
 # `outputs/index.html`: every stored run, study and training
 
-FILTERS = ("kind", "model", "method", "task", "state")
+FILTERS = ("kind", "model", "method", "task", "state_word")
 
 
 def write_listing_page(output: Path) -> Path | None:
@@ -265,8 +268,12 @@ def write_listing_page(output: Path) -> Path | None:
     done = [entry for entry in entries if entry.state == DONE]
     with Progress(len(done), "pages", "page", shown=bool(done)) as progress:
         for entry in done:
-            if (problem := _page_problem(output / entry.folder, entry)) is not None:
-                problems.append(problem)
+            try:
+                _write_entry_page(output / entry.folder, entry)
+            except DamagedError as error:
+                problems.append(error.problem)
+            except UNEXPECTED as error:
+                problems.append(left_out(output / entry.folder, error))
             progress.update()
     for problem in problems:
         warn_once(f"{problem}. It is left out.")
@@ -277,10 +284,17 @@ def write_listing_page(output: Path) -> Path | None:
         output / "index.html",
         "listing.html.j2",
         folder=output.absolute().name,
-        entries=[_line(output, entry) for entry in entries],
+        entries=[
+            (
+                entry,
+                "; ".join(setting_texts(entry.settings)),
+                (output / entry.folder / "report.html").is_file(),
+            )
+            for entry in entries
+        ],
         compared=[_compared(entry) for entry in entries],
         counts=Counter(entry.kind for entry in entries),
-        choices={name: _values(name, entries) for name in FILTERS},
+        choices={name: sorted({*(getattr(entry, name) for entry in entries)} - {""}) for name in FILTERS},
         problems=problems,
         tables="tables/index.html" if tables.is_file() else None,
         pages=[f"pages/{page.name}" for page in sorted((output / "pages").glob("*.html"))],
@@ -291,30 +305,15 @@ def _compared(entry: Entry) -> dict[str, object]:
     """The facts of a ticked entry that the page shows next to those of another one."""
     names = ("kind", "model", "method", "task", "metric", "n", "seed")
     facts = {name: getattr(entry, name) for name in names}
-    settings = dict(text.split("=", 1) for text in texts(entry.settings)) | {"notes": " ".join(entry.marks)}
+    settings = dict(text.split("=", 1) for text in setting_texts(entry.settings)) | {
+        "notes": " ".join(entry.marks)
+    }
     return {
         "name": entry.folder,
         "facts": {name: "" if value is None else str(value) for name, value in facts.items()} | settings,
         "score": entry.score,
         "interval": entry.interval,
     }
-
-
-def _line(output: Path, entry: Entry) -> tuple[Entry, str, str, bool]:
-    """An entry, its settings and state as texts, and whether it has a page."""
-    has_page = (output / entry.folder / "report.html").is_file()
-    return entry, "; ".join(texts(entry.settings)), state_word(entry), has_page
-
-
-def _page_problem(folder: Path, entry: Entry) -> str | None:
-    """Write an entry's page. Returns the reason if that is impossible, else None."""
-    try:
-        _write_entry_page(folder, entry)
-    except DamagedError as error:
-        return error.problem
-    except UNEXPECTED as error:
-        return left_out(folder, error)
-    return None
 
 
 def _write_entry_page(folder: Path, entry: Entry) -> None:
@@ -333,13 +332,3 @@ def _write_entry_page(folder: Path, entry: Entry) -> None:
     baseline = baseline_of(run)
     family = ScoreTable.of([SeedGroup([run])]).family  # the page has no other run's comparisons
     write_runs_page([run] if baseline is None else [baseline, run], page, family)
-
-
-def state_word(entry: Entry) -> str:
-    """`done`, `running`, `stopped` or `error`."""
-    return entry.state if entry.state in ("done", "running", "stopped") else "error"
-
-
-def _values(name: str, entries: list[Entry]) -> list[str]:
-    shown = (state_word(entry) if name == "state" else getattr(entry, name) for entry in entries)
-    return sorted({value for value in shown if value})

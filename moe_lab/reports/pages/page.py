@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 from markupsafe import Markup
 
 from moe_lab.config.terminal import one_line
+from moe_lab.results import measured
 from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_file
 from moe_lab.results.scores import Score
@@ -97,20 +98,13 @@ def plain(value: float | None) -> str:
 
 
 def number(value: float | None, sign: bool = False) -> str:
-    """Four decimals, two digits for a number that would be rounded to 0, four digits for a large number.
-
-    Empty for None. The minus sign is U+2212.
-    """
-    if value is None:
-        return ""
-    size = abs(value)
-    digits = ".1e" if 0 < size < 0.00005 else ".4f" if size < 1000 else ".4g"
-    return f"{value:{'+' if sign else ''}{digits}}".replace("-", "\u2212")
+    """As everywhere, with the minus sign U+2212."""
+    return measured.number(value, sign).replace("-", "\u2212")
 
 
 def interval(bounds: Any, sign: bool = False) -> str:
-    """`[low, high]`; empty without one."""
-    return "" if bounds is None else f"[{number(bounds[0], sign)}, {number(bounds[1], sign)}]"
+    """As everywhere, with the minus sign U+2212."""
+    return measured.interval(bounds, sign).replace("-", "\u2212")
 
 
 def percent(value: float | None, sign: bool = False) -> str:

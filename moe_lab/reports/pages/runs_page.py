@@ -12,8 +12,7 @@ from moe_lab.metrics.registry import counted_metrics
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_rows
 from moe_lab.reports.figures.differences import difference_of
-from moe_lab.reports.pages.answers import by_confidence
-from moe_lab.reports.pages.examples import CHANGED, CHANGES, answer_data, examples_of
+from moe_lab.reports.pages.answers import CHANGED, CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import (
     latex_of_rows,
     number,
@@ -35,8 +34,6 @@ from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
 
 # The routing of runs: temperatures, changed decisions, the load of experts
 
-BAR_HEIGHT = 70
-"""Pixels of the highest temperature."""
 Facts = dict[str, str | int | float]
 """Numbers and words by key."""
 
@@ -67,39 +64,21 @@ class Routing:
 
 def routing_of(run: RunResult, label: str) -> Routing | None:
     """The routing of a run; None if nothing about it is stored."""
-    report = run.report
-    trained = "training" in report  # the facts are shown with the training (`origin_of`)
-    facts = {} if trained else facts_of(report)
-    temperatures = tuple(report.get("temperatures") or ())
-    measured = expert_metrics_of(run)
+    report, measured = run.report, expert_metrics_of(run)
+    facts = {} if "training" in report else facts_of(report)  # `origin_of` shows those of a training
     layers = [] if measured is None else layer_rows(measured)
     pictures = pictures_in(run.stored_in)
-    if not facts and not layers and not pictures:
-        return None
-    return Routing(label, facts, temperatures, layers, pictures)
+    temperatures = tuple(report.get("temperatures") or ())
+    return Routing(label, facts, temperatures, layers, pictures) if facts or layers or pictures else None
 
 
-@dataclass(frozen=True)
-class Profile:
-    """The temperatures that some runs share."""
-
-    labels: list[str]
-    bars: list[tuple[float, float]]
-    """The temperature of each MoE layer, and the height of its bar in pixels."""
-
-
-def profiles_of(routing: Sequence[Routing]) -> list[Profile]:
-    """The different temperatures of all runs, in the order of the runs."""
+def profiles_of(routing: Sequence[Routing]) -> dict[tuple[float, ...], list[str]]:
+    """The different temperatures of all runs, each with the labels of its runs, in the order of the runs."""
     labels: dict[tuple[float, ...], list[str]] = {}
     for one in routing:
         if one.temperatures:
             labels.setdefault(one.temperatures, []).append(one.label)
-    return [Profile(names, _bars(temperatures)) for temperatures, names in labels.items()]
-
-
-def _bars(temperatures: Sequence[float]) -> list[tuple[float, float]]:
-    most = max(temperatures) or 1
-    return [(value, round(BAR_HEIGHT * value / most, 1)) for value in temperatures]
+    return labels
 
 
 # The origin of temperatures or weights: a study or a training, as pages show it
@@ -120,7 +99,7 @@ class Origin:
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in its folder."""
     trials: list[dict[str, str]]
-    """Those of a study's trials.csv, as `_shown_trial` shows them."""
+    """Those of a study's trials.csv: number, value, settings, duration in seconds and state."""
 
 
 def origin_of(folder: Path) -> Origin | None:
@@ -142,8 +121,12 @@ def origin_of(folder: Path) -> Origin | None:
 
 def origins_of(runs: Sequence[RunResult]) -> list[Origin]:
     """The studies and trainings of some runs, each once."""
-    folders = [folder for run in runs for folder in _folders(run)]
-    return [origin for folder in dict.fromkeys(folders) if (origin := origin_of(folder)) is not None]
+    folders: list[Path | None] = []
+    for run in runs:
+        study = run.tuning.get("study")
+        folders += [study and run.stored_in.parent.parent / "studies" / study, model_folder(run)]
+    found = [origin_of(folder) for folder in dict.fromkeys(folders) if folder]
+    return [origin for origin in found if origin is not None]
 
 
 def write_origin_page(folder: Path) -> Path | None:
@@ -152,35 +135,24 @@ def write_origin_page(folder: Path) -> Path | None:
     return None if origin is None else write_page(folder / "report.html", "origin.html.j2", origin=origin)
 
 
-def _folders(run: RunResult) -> list[Path]:
-    study, model = run.tuning.get("study"), model_folder(run)
-    studies = [run.stored_in.parent.parent / "studies" / study] if study else []
-    return [*studies, *([model] if model else [])]
-
-
 def _trials(folder: Path) -> list[dict[str, str]]:
-    path = folder / "trials.csv"
-    if not path.is_file():
-        return []
-    try:
-        return [_shown_trial(trial) for trial in read_csv(path)]
-    except (OSError, ValueError, csv.Error) as error:
-        raise damaged(path, error) from error
-
-
-def _shown_trial(trial: Mapping[str, str]) -> dict[str, str]:
-    """Number, value, settings, duration in seconds and state: short numbers, without Optuna's own columns."""
     from pandas import Timedelta
 
-    shown = {}
-    for column, value in trial.items():
-        name = column.removeprefix("params_").removeprefix("user_attrs_")
-        if column.startswith(OPTUNAS_OWN):
-            continue
-        if column == "duration":
-            name, value = "seconds", f"{Timedelta(value).total_seconds():.1f}" if value else ""
-        shown[name] = f"{float(value):.6g}" if DECIMAL.fullmatch(value) else value
-    return shown
+    path, trials = folder / "trials.csv", list[dict[str, str]]()
+    try:
+        for trial in read_csv(path) if path.is_file() else []:
+            shown = {}
+            for column, value in trial.items():
+                name = column.removeprefix("params_").removeprefix("user_attrs_")
+                if column.startswith(OPTUNAS_OWN):
+                    continue
+                if column == "duration":
+                    name, value = "seconds", f"{Timedelta(value).total_seconds():.1f}" if value else ""
+                shown[name] = f"{float(value):.6g}" if DECIMAL.fullmatch(value) else value
+            trials.append(shown)
+    except (OSError, ValueError, csv.Error) as error:
+        raise damaged(path, error) from error
+    return trials
 
 
 # The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance
@@ -231,9 +203,22 @@ def write_runs_page(
 def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[SeedGroup] = ()) -> str:
     """The page of `write_runs_page`."""
     labels = run_labels(runs)
-    names = [_run_name(run, label) for run, label in zip(runs, labels, strict=True)]
+    names = [
+        f"{run.method} on {', '.join(run.requested)}" + (f" ({label})" if label else "")
+        for run, label in zip(runs, labels, strict=True)
+    ]
     lines = [
-        Line(run, label, family.correct(score), _compared(run, score, family))
+        Line(
+            run,
+            label,
+            family.correct(score),
+            {
+                name: family.correct(each)
+                for name in run.compared
+                for each in scores_of(run, score.metric, name)
+                if each.task == score.task
+            },
+        )
         for run, label in zip(runs, labels, strict=True)
         for score in shown_scores(run)
     ]
@@ -268,7 +253,6 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         kinds=[
             kind for kind in CHANGES if kind != CHANGED and any(one.kind == kind for one in examples.answers)
         ],
-        gains={name: groups for name, pairs in examples.pairs.items() if (groups := by_confidence(pairs))},
         routing=routing,
         counted=counted_metrics().values(),
         profiles=profiles_of(routing),
@@ -280,30 +264,22 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
     )
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric of lm-eval for a run and a task."""
+def metrics_of(
+    runs: Sequence[RunResult], names: Sequence[str]
+) -> list[tuple[str, str, str, float, float | None]]:
+    """Run, task, metric, value and standard error of all metrics of each run's tasks and groups.
 
-    run: str
-    task: str
-    metric: str
-    """lm-eval's `metric,filter`."""
-    value: float
-    stderr: float | None
-
-
-def metrics_of(runs: Sequence[RunResult], names: Sequence[str]) -> list[Metric]:
-    """All metrics of each run's tasks and groups; empty if each has its headline alone, which the scores show."""
+    Empty if each has its headline alone, which the scores show.
+    """
     found = [
-        Metric(name, task, key, float(value), error if isinstance(error, int | float) else None)
+        (name, task, key, float(value), error if isinstance(error, int | float) else None)
         for run, name in zip(runs, names, strict=True)
         for task in dict.fromkeys([*run.requested, *run.groups, *run.tasks])
         for key, value in run.scores(task).items()
         if isinstance(value, int | float) and "," in key and "_stderr," not in key
         for error in [run.scores(task).get(key.replace(",", "_stderr,", 1))]
     ]
-    several = len(found) > len({(one.run, one.task) for one in found})
-    return found if several else []
+    return found if len(found) > len({place[:2] for place in found}) else []
 
 
 def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
@@ -320,26 +296,12 @@ def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
     return forest(rows, outcomes)
 
 
-def _run_name(run: RunResult, label: str) -> str:
-    return f"{run.method} on {', '.join(run.requested)}" + (f" ({label})" if label else "")
-
-
 def _title(runs: Sequence[RunResult]) -> str:
     """The methods and tasks of the runs. The base model is named only if nothing else ran."""
     methods = list(dict.fromkeys(run.method for run in runs))
     tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
     shown = ", ".join(tasks) if len(tasks) <= 4 else f"{len(tasks)} tasks"
     return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
-
-
-def _compared(run: RunResult, score: Score, family: Family) -> dict[str, Score]:
-    """The score's comparisons with other runs than the base model's, by name."""
-    return {
-        name: family.correct(each)
-        for name in run.compared
-        for each in scores_of(run, score.metric, name)
-        if each.task == score.task
-    }
 
 
 def _row(score: Score, label: str) -> dict[str, object]:
@@ -364,9 +326,9 @@ def _plots(lines: Sequence[Line], labels: dict[str, str]) -> list[Plot]:
         ]
         for key, (axis, unit) in COSTS.items():
             points = [
-                Point(labels[run.run_id], run.cost.numbers[key] / unit, score.value, score.interval)
+                Point(labels[run.run_id], cost / unit, value, score.interval or (value, value))
                 for run, score in own
-                if run.cost.numbers.get(key) is not None and score.value is not None
+                if (cost := run.cost.numbers.get(key)) is not None and (value := score.value) is not None
             ]
             if len(points) > 1:
                 plots.append(plot(f"{task}: {metric} against {axis}", axis, metric, points))

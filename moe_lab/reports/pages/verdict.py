@@ -71,16 +71,8 @@ def by_outcome(found: Sequence[Verdict]) -> dict[str, list[Verdict]]:
 
 def made_verdict(name: str, score: Score, against: str = BASE_MODEL) -> Verdict:
     """A verdict with its sentences; `against` names the run that the score is compared with."""
-    text = f"{name}: {_numbers(score, against)} {_conclusion(score)}"
-    return Verdict(name, score, text)
-
-
-def _numbers(score: Score, against: str) -> str:
-    """Both scores, the difference with its interval, the examples and the test."""
-    rate = score.flips is not None
-    show = percent if rate else number
-    unit, points = ("%", " points") if rate else ("", "")
-    text = f"{score.metric} {show(score.value)}{unit} against {show(score.baseline)}{unit} of {against}, "
+    show, unit, points = (number, "", "") if score.flips is None else (percent, "%", " points")
+    text = f"{name}: {score.metric} {show(score.value)}{unit} against {show(score.baseline)}{unit} of {against}, "
     text += f"a difference of {show(score.difference, True)}{points}"
     if score.tested_interval is not None:
         low, high = (show(bound, True) for bound in score.tested_interval)
@@ -91,20 +83,14 @@ def _numbers(score: Score, against: str) -> str:
         right, wrong = score.flips
         text += f". {right:,} answer{'' if right == 1 else 's'} turned right and {wrong:,} wrong"
     if score.p is not None:
-        several = (score.family or 1) > 1 and score.p_holm is not None
-        by_holm = (
-            f", {score.p_holm:.2g} by Holm for {score.family} {score.question or 'comparisons'}"
-            if several
-            else ""
-        )
+        by_holm = ""
+        if (score.family or 1) > 1 and score.p_holm is not None:
+            by_holm = f", {score.p_holm:.2g} by Holm for {score.family} {score.question or 'comparisons'}"
         text += f" ({TESTS[score.test or '']} p = {score.p:.2g}{by_holm})"
-    return text + "."
-
-
-def _conclusion(score: Score) -> str:
-    marks = f" [{', '.join(score.marks)}]" if score.marks else ""
-    if score.verdict == EQUAL_RUNS:
-        return f"They are equal within rounding in every document.{marks}"
-    if score.verdict == NOT_SIGNIFICANT:
-        return f"The difference is not statistically significant.{marks}"
-    return f"It is {score.verdict}, and the difference is statistically significant.{marks}"
+    conclusions = {
+        EQUAL_RUNS: "They are equal within rounding in every document.",
+        NOT_SIGNIFICANT: "The difference is not statistically significant.",
+    }
+    significant = f"It is {score.verdict}, and the difference is statistically significant."
+    text += f". {conclusions.get(score.verdict, significant)}"
+    return Verdict(name, score, text + (f" [{', '.join(score.marks)}]" if score.marks else ""))

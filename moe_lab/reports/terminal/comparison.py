@@ -7,13 +7,13 @@ from moe_lab.reports.terminal.layout import (
     Column,
     TextTable,
     names,
-    number,
     numbers,
     print_text_table,
     text_table,
 )
 from moe_lab.reports.terminal.results import HOLM, NOT_CORRECTED, OF_ONE_RUN, P, comparison_columns
 from moe_lab.results.comparisons.comparison import Comparison
+from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
 from moe_lab.results.significance import ALPHA
 

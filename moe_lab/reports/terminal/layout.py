@@ -14,39 +14,27 @@ from rich.table import Table
 
 from moe_lab.config.terminal import one_line
 
-# Numbers as tables on the terminal show them
-
-
-def number(value: float | None, sign: bool = False) -> str:
-    """Four decimals (four digits for a large number), or a dash for a number that does not exist."""
-    if value is None:
-        return "-"
-    return f"{value:{'+' if sign else ''}{'.4f' if abs(value) < 1000 else '.4g'}}"
-
-
-def interval(bounds: Sequence[float] | None, sign: bool = False) -> str:
-    """`[low, high]`, or a dash."""
-    return "-" if bounds is None else f"[{number(bounds[0], sign)}, {number(bounds[1], sign)}]"
+# Numbers with units; a number that does not exist is empty
 
 
 def seconds(value: float | None) -> str:
     """Seconds with one decimal."""
-    return "-" if value is None else f"{value:,.1f} s"
+    return "" if value is None else f"{value:,.1f} s"
 
 
 def count(value: float | None) -> str:
     """A whole number with separators."""
-    return "-" if value is None else f"{value:,.0f}"
+    return "" if value is None else f"{value:,.0f}"
 
 
 def mebibytes(value: float | None) -> str:
     """Bytes as MiB."""
-    return "-" if value is None else f"{value / 2**20:,.0f} MiB"
+    return "" if value is None else f"{value / 2**20:,.0f} MiB"
 
 
 def percent(value: float | None) -> str:
     """A fraction as per cent with one decimal."""
-    return "-" if value is None else f"{100 * value:.1f}%"
+    return "" if value is None else f"{100 * value:.1f}%"
 
 
 # A table. What is the same in all rows is in its title. One that is wider than the terminal is printed in parts
@@ -120,7 +108,8 @@ def print_text_table(table: TextTable, explained: Mapping[str, str] | None = Non
             justify: Literal["left", "right"] = "left" if column.name else "right"
             whole = not column.name and column.width <= console.width
             grid.add_column(column.heading, justify=justify, no_wrap=whole, overflow="fold")
-        for row in zip(*(column.cells for column in part), strict=True):
+        shown = [[cell or ("" if column.name else "-") for cell in column.cells] for column in part]
+        for row in zip(*shown, strict=True):
             grid.add_row(*row)
         console.print(grid)
         print()

@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moe_lab.config.terminal import one_line
 from moe_lab.reports.terminal.layout import (
     Column,
     TextTable,
     count,
-    interval,
     mebibytes,
     names,
-    number,
     numbers,
     percent,
     print_text_table,
     seconds,
     text_table,
 )
+from moe_lab.results.measured import interval, number
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import Family, SeedGroup
 from moe_lab.results.scores import EQUAL, MARKS, PART, Score, marks_of, scores_of, shown_scores
@@ -68,7 +66,7 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> TextTable
     }
     experts = [result.report.get("experts_per_token") for result in results]
     if any(value is not None for value in experts):
-        routing = {"experts": ["-" if value is None else f"{value:.2f}" for value in experts]} | routing
+        routing = {"experts": ["" if value is None else f"{value:.2f}" for value in experts]} | routing
     speed = {
         "tokens/s": [count(cost.tokens_per_second) for cost in costs],
         "peak memory": [mebibytes(cost.peak_memory_bytes) for cost in costs],
@@ -97,23 +95,12 @@ def print_outcomes(results: Sequence[RunResult], footnotes: Sequence[str], famil
 
     `footnotes` are those of the runs' methods, `family` that of the command's comparisons.
     """
-    for table, explanations in outcome_tables(results, family):
-        print_text_table(table, explanations)
+    labels = run_labels(results)
+    for other in [BASE, *compared_names(results)]:
+        print_text_table(score_table(results, labels, family, other), explained(other, family))
+    print_text_table(cost_table(results, labels), COST_EXPLAINED)
     for line in notes(results, footnotes):
         print(one_line(line))
-
-
-def outcome_tables(results: Sequence[RunResult], family: Family) -> list[tuple[TextTable, dict[str, str]]]:
-    """The tables of scores, of comparisons with other runs than base, and of costs, with explanations of columns."""
-    labels = run_labels(results)
-    return [
-        (score_table(results, labels, family), explained(BASE, family)),
-        *(
-            (compared_table(results, labels, other, family), explained(other.replace("_", " "), family))
-            for other in compared_names(results)
-        ),
-        (cost_table(results, labels), COST_EXPLAINED),
-    ]
 
 
 def run_labels(results: Sequence[RunResult]) -> list[str]:
@@ -165,6 +152,7 @@ def corrected_for(family: Family) -> str:
 
 def explained(other: str, family: Family) -> dict[str, str]:
     """The meaning of the columns in a table that compares with another run."""
+    other = other.replace("_", " ")
     return {
         "n": "documents.",
         "value": "the metric; rates are fractions. Intervals are over documents.",
@@ -175,47 +163,35 @@ def explained(other: str, family: Family) -> dict[str, str]:
     }
 
 
-def score_table(results: Sequence[RunResult], labels: Sequence[str], family: Family) -> TextTable:
-    """One row per task and run: n, value and interval, paired difference to base and interval, p, and flips.
+def score_table(
+    results: Sequence[RunResult], labels: Sequence[str], family: Family, other: str = BASE
+) -> TextTable:
+    """One row per task and run: n, value and interval, paired difference to `other` and interval, p, and flips.
 
-    Flips are the numbers of documents that only the run, and only base, has right. p is corrected by Holm if the
-    command has several comparisons; the page also has the p before the correction. A single one of several seeds has no
-    p, because the mean over seeds is tested.
+    Flips are the numbers of documents that only the run, and only the other one, has right. p is corrected by Holm if
+    the command has several comparisons; the page also has the p before the correction. A single one of several seeds
+    has no p, because the mean over seeds is tested. If `other` is not base, the table has the runs that are compared
+    with it, and its values.
     """
     found = [
         (result, label, row)
         for result, label in zip(results, labels, strict=True)
-        for row in shown_scores(result)
+        if other == BASE or other in result.compared
+        for row in (shown_scores(result) if other == BASE else scores_of(result, other=other))
         if PART not in row.marks
     ]
     labels, rows = [label for _, label, _ in found], [family.correct(row) for *_, row in found]
+    value = {"value": [number(row.value) for row in rows]}
+    compared = comparison_columns(rows)
+    lower = _lower_is_better(found)
+    if other != BASE:
+        name = other.replace("_", " ")
+        values = numbers(value | {name: [number(row.baseline) for row in rows]})
+        return text_table(f"Compared with {name}", [*_names(rows, labels), *values, *compared], lower)
     common, own = split_marks([row.marks for row in rows])
-    value = numbers(
-        {"value": [number(row.value) for row in rows], INTERVAL: [interval(row.interval) for row in rows]}
-    )
-    n = Column(heading="n", cells=["-" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
-    columns = [*_names(rows, labels, own), n, *value, *comparison_columns(rows)]
-    return text_table("Results", columns, [*_lower_is_better(found), *common])
-
-
-def compared_table(
-    results: Sequence[RunResult], labels: Sequence[str], other: str, family: Family
-) -> TextTable:
-    """One row per task and run that is compared with another one, as `score_table` compares it with base."""
-    found = [
-        (result, label, row)
-        for result, label in zip(results, labels, strict=True)
-        if other in result.compared
-        for row in scores_of(result, other=other)
-        if PART not in row.marks
-    ]
-    labels, rows = [label for _, label, _ in found], [family.correct(row) for *_, row in found]
-    name = other.replace("_", " ")
-    values = numbers(
-        {"value": [number(row.value) for row in rows], name: [number(row.baseline) for row in rows]}
-    )
-    columns = [*_names(rows, labels), *values, *comparison_columns(rows)]
-    return text_table(f"Compared with {name}", columns, _lower_is_better(found))
+    values = numbers(value | {INTERVAL: [interval(row.interval) for row in rows]})
+    n = Column(heading="n", cells=["" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
+    return text_table("Results", [*_names(rows, labels, own), n, *values, *compared], [*lower, *common])
 
 
 def _lower_is_better(found: Sequence[tuple[RunResult, str, Score]]) -> list[str]:
@@ -244,19 +220,18 @@ def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = 
 
 def comparison_columns(rows: Sequence[Score]) -> list[Column]:
     """The difference of each row, with its interval, its p and the changed answers."""
+    flips = ["" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}" for row in rows]
+    return [*_differences(rows, {INTERVAL: "difference_interval"}), *numbers({"changed": flips})]
+
+
+def _differences(rows: Sequence[Score], intervals: Mapping[str, str]) -> list[Column]:
+    """The difference, its intervals (the attribute of each heading), and p, corrected if there are several."""
+    columns = {"difference": [number(row.difference, sign=True) for row in rows]}
+    for heading, name in intervals.items():
+        columns[heading] = [interval(getattr(row, name), sign=True) for row in rows]
     several = any((row.family or 1) > 1 for row in rows)
-    flips = ["-" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}" for row in rows]
-    difference = {
-        "difference": [number(row.difference, sign=True) for row in rows],
-        INTERVAL: [interval(row.difference_interval, sign=True) for row in rows],
-    }
-    test = {HOLM if several else P: [p_text(row) for row in rows], "changed": flips}
-    return numbers(difference | test)
-
-
-def p_text(score: Score) -> str:
-    """The corrected p, or that there is no test because nothing differs by more than rounding."""
-    return EQUAL if score.equal else number(score.p_holm)
+    p = [EQUAL if row.equal else number(row.p_holm) for row in rows]
+    return numbers(columns | {HOLM if several else P: p})
 
 
 def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
@@ -330,20 +305,16 @@ def seed_lines(groups: Sequence[SeedGroup], family: Family, other: str = BASE) -
     """A line for each task and shown metric of each group that has several seeds and is compared with `other`."""
     summaries = [group.summary or {} for group in groups]
     labels = settings([summary["overrides"] for summary in summaries], [0] * len(summaries))
-    return [
-        SeedLine(score, label, count_seeds(summary))
-        for group, summary, label in zip(groups, summaries, labels, strict=True)
-        if other == BASE or other in compared_names(group.results)
-        for score in map(family.correct, group.scores(other))
-        if score.value is not None and PART not in score.marks  # predict_only computes no score
-    ]
-
-
-def count_seeds(summary: Mapping[str, Any]) -> str:
-    """The number of seeds, and for tuned runs the number of studies."""
-    studies = len(summary.get("studies", []))
-    of_studies = f" ({studies} {'study' if studies == 1 else 'studies'})" if studies else ""
-    return f"{len(summary['seeds'])}{of_studies}"
+    lines = []
+    for group, summary, label in zip(groups, summaries, labels, strict=True):
+        if other != BASE and other not in compared_names(group.results):
+            continue
+        studies = len(summary.get("studies", []))
+        of_studies = f" ({studies} {'study' if studies == 1 else 'studies'})" if studies else ""
+        for score in map(family.correct, group.scores(other)):
+            if score.value is not None and PART not in score.marks:  # predict_only computes no score
+                lines.append(SeedLine(score, label, f"{len(summary['seeds'])}{of_studies}"))
+    return lines
 
 
 def _table(lines: Sequence[SeedLine], other: str) -> TextTable:
@@ -352,7 +323,7 @@ def _table(lines: Sequence[SeedLine], other: str) -> TextTable:
         "seeds": [line.seeds for line in lines],
         "std": [number(score.std) for score in scores],
         other.replace("_", " "): [
-            "-" if score.value is None or score.difference is None else number(score.value - score.difference)
+            "" if score.value is None or score.difference is None else number(score.value - score.difference)
             for score in scores
         ],
     }
@@ -365,19 +336,14 @@ def _table(lines: Sequence[SeedLine], other: str) -> TextTable:
     columns = [
         *_names(scores, [line.label for line in lines], own),
         *numbers(spread | mean),
-        *_difference(scores),
+        *_differences(
+            scores,
+            {
+                DOCUMENTS: "difference_interval",
+                SEEDS: "difference_seed_interval",
+                BOTH: "difference_both_interval",
+            },
+        ),
     ]
     title = "Over seeds" if other == BASE else f"Over seeds, compared with {other.replace('_', ' ')}"
     return text_table(title, columns, common)
-
-
-def _difference(scores: Sequence[Score]) -> list[Column]:
-    several = any((score.family or 1) > 1 for score in scores)
-    difference = {
-        "difference": [number(score.difference, sign=True) for score in scores],
-        DOCUMENTS: [interval(score.difference_interval, sign=True) for score in scores],
-        SEEDS: [interval(score.difference_seed_interval, sign=True) for score in scores],
-    }
-    if any(score.difference_both_interval for score in scores):
-        difference[BOTH] = [interval(score.difference_both_interval, sign=True) for score in scores]
-    return numbers(difference | {HOLM if several else P: list(map(p_text, scores))})

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.terminal.layout import TextTable, names, number, numbers, print_text_table, text_table
+from moe_lab.reports.terminal.layout import TextTable, names, numbers, print_text_table, text_table
+from moe_lab.results.measured import number
 from moe_lab.results.stored_files import read_mapping
 
 EXPLAINED = {

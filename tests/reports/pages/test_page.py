@@ -1,4 +1,4 @@
-"""Rendering. Broken by text that becomes markup, and by a page that needs anything outside of it."""
+"""Rendering. Broken by text that becomes markup or a command of LaTeX, and by a page that needs anything outside of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import re
 import pytest
 from jinja2 import UndefinedError
 
+from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.pages.page import (
     TEMPLATES,
     environment,
     inline_json,
     interval,
+    latex_of_rows,
     number,
     percent,
     write_page,
@@ -22,8 +24,7 @@ from tests.support.pages import HOSTILE, foreign_urls, tree
 
 def test_numbers():
     assert number(-0.12344) == "\u22120.1234" and number(0.5, sign=True) == "+0.5000" and number(None) == ""
-    assert number(12345.678) == "1.235e+04"
-    assert number(-0.0000021, sign=True) == "\u22122.1e\u221206" and number(0.0, sign=True) == "+0.0000"
+    assert number(-0.0000021, sign=True) == "\u22122.1e\u221206"
     assert interval((-0.1, 0.25), sign=True) == "[\u22120.1000, +0.2500]" and interval(None) == ""
     assert percent(0.615) == "61.5" and percent(-0.02, sign=True) == "\u22122.0"
 
@@ -74,3 +75,18 @@ def test_text_has_contrast(scheme, name):
     for ground in ["page", "panel"] + ["mark"] * (name == "text"):
         low, high = sorted([luminance(colours[name]), luminance(colours[ground])])
         assert (high + 0.05) / (low + 0.05) >= 4.5, ground
+
+
+ROWS = [{"task": "a_b", "value": "61.0%"}, {"task": "c", "value": "1 & 2"}]
+
+
+def test_latex_has_booktabs_and_escapes():
+    text = latex_of_rows(ROWS, "50% of a_b")
+    assert all(rule in text for rule in ("\\toprule", "\\midrule", "\\bottomrule"))
+    arrow = latex_of_rows([{"schedule": "N\u2192R", "value": "\u22120.1"}], "x")
+    assert "N$\\rightarrow$R & -0.1" in arrow
+    assert "a\\_b & 61.0\\%" in text and "1 \\& 2" in text and "\\caption{50\\% of a\\_b}" in text
+
+
+def test_csv():
+    assert csv_text(ROWS) == "task,value\na_b,61.0%\nc,1 & 2\n"

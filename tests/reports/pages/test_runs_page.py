@@ -1,4 +1,5 @@
-"""The page of a grid. Broken by a number that is not the stored one, an answer that becomes markup, and a request."""
+"""The page of a grid. Broken by a number that is not the stored one, an answer that becomes markup, a request, layers out of
+order, and a study that is not shown or is shown twice."""
 
 from __future__ import annotations
 
@@ -7,11 +8,19 @@ from itertools import pairwise
 
 import pytest
 
-from moe_lab.reports.pages.runs_page import metrics_of
+from moe_lab.reports.pages.runs_page import (
+    Routing,
+    metrics_of,
+    origin_of,
+    origins_of,
+    profiles_of,
+    routing_of,
+    write_origin_page,
+)
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
 from tests.support.pages import HOSTILE, foreign_urls, texts, tree
-from tests.support.stored_runs import pair_of_runs
+from tests.support.stored_runs import generated_line, pair_of_runs, stored_run
 from tests.support.views import write_runs_page
 
 PAIRED = {"n": 2, "difference": 0.5, "ci95": [-0.2, 0.9], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
@@ -118,8 +127,115 @@ def test_all_metrics_are_shown_where_a_task_has_several(tmp_path):
         "bleu_stderr,strict": "N/A",
     }
     own = RunResult(content, own.folder)
-    found = [(one.run, one.metric, one.value, one.stderr) for one in metrics_of([base, own], ["base", "roe"])]
-    assert ("roe", "f1,none", 0.25, 0.125) in found and ("roe", "bleu,strict", 3.0, None) in found
-    assert {metric for run, metric, *_ in found if run == "base"} == {"exact_match,none"}
+    found = metrics_of([base, own], ["base", "roe"])
+    assert ("roe", "t", "f1,none", 0.25, 0.125) in found and ("roe", "t", "bleu,strict", 3.0, None) in found
+    assert {metric for run, _, metric, *_ in found if run == "base"} == {"exact_match,none"}
     page = tree(write_runs_page([base, own], tmp_path / "report.html"))
     assert "0.2500" in texts(page.xpath("//summary[contains(., 'All metrics')]/..//td"))
+
+
+ROE = {"n": 8, "temperatures": [0.0, 0.1, 0.2], "cache": "clean", "changed_fraction": 0.25}
+
+
+def test_temperatures_by_layer_and_the_share_of_changed_decisions(tmp_path):
+    base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], roe=ROE)
+    found = routing_of(own, "roe")
+    assert found.temperatures == (0.0, 0.1, 0.2)
+    assert profiles_of([found]) == {(0.0, 0.1, 0.2): ["roe"]}
+    root = tree(write_runs_page([base, own], tmp_path / "page.html"))
+    assert [float(bar.get("height")) for bar in root.xpath("//*[@class='bar']")] == [0, 35, 70]
+    assert found.facts == {"n": 8, "cache": "clean", "changed_fraction": 0.25}
+    assert found.layers == [] and found.pictures == []
+    assert routing_of(base, "base") is None
+
+
+def test_figures_of_the_run_stand_in_it(tmp_path):
+    base, _ = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)])
+    (base.folder / "figures").mkdir()
+    (base.folder / "figures" / "selections.png").write_bytes(b"png")
+    assert routing_of(base, "base").pictures == [("selections", "data:image/png;base64,cG5n")]
+
+
+def test_temperatures_of_zero_have_bars_without_height(tmp_path):
+    _, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], roe=ROE | {"temperatures": [0.0, 0.0]})
+    root = tree(write_runs_page([own], tmp_path / "page.html"))
+    assert [float(bar.get("height")) for bar in root.xpath("//*[@class='bar']")] == [0, 0]
+
+
+def test_runs_with_the_same_temperatures_share_a_figure():
+    routing = [
+        Routing(label, {}, temperatures, [], [])
+        for label, temperatures in {"a": (0.1,), "c3po": (), "b": (0.2,), "c": (0.1,)}.items()
+    ]
+    assert profiles_of(routing) == {(0.1,): ["a", "c"], (0.2,): ["b"]}
+
+
+LINES = [generated_line(0, ("1", 1.0))]
+
+
+def study(output):
+    folder = output / "studies" / "s"
+    (folder / "figures").mkdir(parents=True)
+    (folder / "figures" / "history.png").write_bytes(b"png")
+    (folder / "study.json").write_text(
+        json.dumps({"study_id": "x", "metric": "perplexity", "samples": {"t": [0]}})
+    )
+    (folder / "best.yaml").write_text("{score: 1.5, untuned_score: 1.75, temperature: [0, 1]}")
+    (folder / "trials.csv").write_text(
+        "number,value,datetime_start,duration,params_temperature_2,system_attrs_x,state\n"
+        "0,1.7512345678,2026-01-01 00:00:00,0 days 00:01:04.063077,0.05,y,COMPLETE\n"
+        "1,1.5,2026-01-01 00:00:00,,0.0,,PRUNED\n"
+    )
+    return folder
+
+
+def test_a_figure_is_shown_as_svg_unless_there_is_none(tmp_path):
+    folder = study(tmp_path)
+    assert origin_of(folder).pictures == [("history", "data:image/png;base64,cG5n")]
+    (folder / "figures" / "history.svg").write_bytes(b"svg")
+    assert origin_of(folder).pictures == [("history", "data:image/svg+xml;base64,c3Zn")]
+
+
+def test_the_study_of_tuned_runs_is_shown_once(tmp_path):
+    study(tmp_path)
+    runs = [stored_run(tmp_path, name * 64, LINES, tuning={"study": "s"}) for name in "ab"]
+    [origin] = origins_of(runs)
+    assert origin.facts == {"metric": "perplexity", "score": 1.5, "untuned_score": 1.75}
+    assert [name for name, _ in origin.pictures] == ["history"]
+    shown = {
+        "number": "0",
+        "value": "1.75123",
+        "seconds": "64.1",
+        "temperature_2": "0.05",
+        "state": "COMPLETE",
+    }
+    assert origin.trials[0] == shown, "without Optuna's own columns"
+    assert origin.trials[1]["seconds"] == "" and origin.trials[1]["value"] == "1.5"
+
+
+def test_the_training_of_a_run(tmp_path):
+    folder = tmp_path / "models" / "m"
+    folder.mkdir(parents=True)
+    training = {"id": "x", "steps": 5, "recipe": {"experts": 8}, "validation": {"loss": 1.25}}
+    (folder / "training.json").write_text(json.dumps(training))
+    run = stored_run(tmp_path, "a" * 64, LINES, "pretrain", pretrain={"model": "m", "training": {}})
+    [origin] = origins_of([run])
+    assert origin.title == "Training m" and origin.facts == {"steps": 5, "experts": 8, "held-out loss": 1.25}
+    assert origins_of([stored_run(tmp_path, "b" * 64, LINES)]) == []
+
+
+def test_its_page(tmp_path):
+    page = write_origin_page(study(tmp_path))
+    root = tree(page)
+    facts = {row[0].text: row[1].text for row in root.xpath("//table[@class='facts']//tr")}
+    assert facts["metric"] == "perplexity" and facts["untuned score"] == "1.75"
+    assert texts(root.xpath("//h1")) == ["Study s"] and foreign_urls(page) == []
+    trials = texts(root.xpath("//table[@class='sortable']/tbody/tr"))
+    assert trials == ["01.7512364.10.05COMPLETE", "11.50PRUNED"] and len(root.xpath("//img")) == 1
+
+
+def test_a_folder_without_a_record_has_none(tmp_path):
+    assert (
+        origin_of(tmp_path / "studies" / "gone") is None
+        and write_origin_page(tmp_path / "models" / "gone") is None
+    )

@@ -1,4 +1,5 @@
-"""Breaks when a table on a narrow terminal loses a letter or a digit, or no longer says whose numbers they are."""
+"""Breaks when a table on a narrow terminal loses a letter or a digit, or no longer says whose numbers they are, and when a
+missing number looks like a zero."""
 
 from __future__ import annotations
 
@@ -6,7 +7,19 @@ import sys
 
 import pytest
 
-from moe_lab.reports.terminal.layout import Column, TextTable, names, numbers, print_text_table, text_table
+from moe_lab.reports.terminal.layout import (
+    Column,
+    TextTable,
+    count,
+    mebibytes,
+    names,
+    numbers,
+    percent,
+    print_text_table,
+    seconds,
+    text_table,
+)
+from moe_lab.results.measured import interval, number
 
 SETTINGS = "method.schedule=router-experts"
 METRIC = "exact_match,strict-match"
@@ -65,3 +78,25 @@ def test_on_a_narrow_terminal_every_cell_is_whole_and_named(capsys, monkeypatch,
     for part in parts:  # the folded name, put together again, stands beside every part's numbers
         words = "".join(line.split()[0] for line in part.splitlines() if line[:1].strip() and "─" not in line)
         assert SETTINGS in words
+
+
+def test_large_numbers_keep_four_digits():
+    assert number(0.5) == "0.5000"
+    assert number(-0.25, sign=True) == "-0.2500"
+    assert number(123456.7) == "1.235e+05" and number(-0.0000021, sign=True) == "-2.1e-06"
+    assert number(0.0, sign=True) == "+0.0000"
+
+
+def test_units():
+    assert interval((-0.01, 0.02), sign=True) == "[-0.0100, +0.0200]"
+    assert (seconds(1234.56), count(1234.5), mebibytes(2**31), percent(0.1234)) == (
+        "1,234.6 s",
+        "1,234",
+        "2,048 MiB",
+        "12.3%",
+    )
+
+
+def test_what_is_missing_is_empty():
+    assert {show(None) for show in (number, interval, seconds, count, mebibytes, percent)} == {""}
+    assert number(float("nan")) == interval((0.5, float("nan"))) == ""

@@ -8,7 +8,6 @@ import pytest
 
 from moe_lab.reports.terminal.results import (
     TWO_FORMS,
-    compared_table,
     explained,
     notes,
     print_outcomes,
@@ -92,7 +91,7 @@ def test_several_comparisons_are_corrected(p_values):
     columns = {column.heading: column.cells for column in table.columns}
     shown = {name: cells for name, cells in columns.items() if name.startswith("p")}
     heading = "p (Holm)" if len(p_values) > 1 else "p"
-    assert shown == {heading: ["-", *(f"{p:.4f}" for p in holm(p_values))]}
+    assert shown == {heading: ["", *(f"{p:.4f}" for p in holm(p_values))]}
     legend = explained("base", family)[heading]
     assert legend.startswith("McNemar's exact test for 0/1 scores, else a paired permutation test")
     assert ("same question (scores: 3)" in legend) == (len(p_values) > 1)
@@ -122,7 +121,7 @@ def test_titles_say_where_lower_is_better():
     for runs, end in titles:
         title = score_table(runs, [""] * len(runs), NO_COMPARISONS).title
         assert title == f"Results: model=tiny method=roe task=t {end}"
-    compared = compared_table([loss], [""], "calibration", NO_COMPARISONS)
+    compared = score_table([loss], [""], NO_COMPARISONS, "calibration")
     assert compared.title.startswith("Compared with calibration: ")
     assert compared.title.endswith("metric=bits_per_byte,none (lower is better)")
 

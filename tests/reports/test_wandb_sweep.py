@@ -12,7 +12,7 @@ import yaml
 from moe_lab.config.compose import compose
 from moe_lab.runs.config import to_config
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "wandb.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "wandb.md"
 
 
 def agent_arguments(parameters: dict[str, Any]) -> list[str]:

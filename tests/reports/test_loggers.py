@@ -1,4 +1,4 @@
-"""Breaks if what is logged cannot be read with W&B's own tools, if it needs the network, or if it costs a result."""
+"""Breaks if what is logged is missing or renamed, cannot be read with W&B's tools, needs the network or costs a result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 
 from moe_lab.config.schema import Config, LoggerConfig
 from moe_lab.errors import ConfigError
-from moe_lab.reports.loggers import Logger, open_logger, wandb
+from moe_lab.reports import loggers
+from moe_lab.reports.loggers import Logger, WandbLogger, open_logger
 from moe_lab.results.model import RunResult
 from tests.support.stored_results import RESULTS
 from tests.support.wandb_log import REPOSITORY, Logged
@@ -197,7 +198,7 @@ def test_files_stay_in_the_output_folder_and_hold_no_key(
 def test_no_logger_imports_nothing() -> None:
     code = "import sys\nfrom moe_lab.config.schema import Config\nfrom moe_lab.reports.loggers import open_logger\n"
     code += "with open_logger(Config(), kind='run', name='x', group=None) as logger:\n    logger.log_trial(0, 1.0, [], '')\n"
-    code += "assert 'wandb' not in sys.modules and 'moe_lab.reports.loggers.wandb' not in sys.modules"
+    code += "assert 'wandb' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
 
 
@@ -206,7 +207,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_ERROR_REPORTING", "WANDB_SILENT"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "")
-    monkeypatch.setattr(wandb, "_printed", set())
+    monkeypatch.setattr(loggers, "_printed", set())
     return Config(logger=LoggerConfig(name="wandb"), output_dir=str(tmp_path))
 
 
@@ -229,8 +230,8 @@ def test_a_failing_logger_costs_nothing_and_is_told_once(
         return Broken()
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setattr(wandb, "has_key", lambda: False)
-    monkeypatch.setattr(wandb.WandbLogger, "_init", init)
+    monkeypatch.setattr(loggers, "has_key", lambda: False)
+    monkeypatch.setattr(WandbLogger, "_init", init)
     for name in ("first", "second"):
         with open_logger(config, kind="run", name=name, group=None) as logger:
             logger.log_trial(0, 1.0, [0.0], "COMPLETE")
@@ -248,7 +249,7 @@ def test_what_fails_inside_still_fails(config: Config) -> None:
         pytest.raises(ValueError, match="of the run"),
         open_logger(config, kind="run", name="x", group=None) as logger,
     ):
-        assert isinstance(logger, wandb.WandbLogger)
+        assert isinstance(logger, WandbLogger)
         raise ValueError("of the run")
     assert not list(Path(config.output_dir).glob("wandb/*run*"))
 
@@ -264,8 +265,8 @@ def test_a_server_that_is_not_reached_means_offline(
             raise ConnectionError("no route to host")
         return Broken()
 
-    monkeypatch.setattr(wandb, "has_key", lambda: True)
-    monkeypatch.setattr(wandb.WandbLogger, "_init", init)
+    monkeypatch.setattr(loggers, "has_key", lambda: True)
+    monkeypatch.setattr(WandbLogger, "_init", init)
     for name in ("first", "second"):
         with open_logger(config, kind="run", name=name, group=None) as logger:
             logger.log_trial(0, 1.0, [0.0], "COMPLETE")
@@ -288,14 +289,14 @@ def test_disabled_is_no_logger(where: str, config: Config, monkeypatch: pytest.M
 def test_the_variables_of_wandb_are_obeyed(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[tuple[wandb.WandbLogger, Path]] = []
+    begun: list[tuple[WandbLogger, Path]] = []
 
-    def init(self: wandb.WandbLogger, mode: str, folder: Path) -> Any:
+    def init(self: WandbLogger, mode: str, folder: Path) -> Any:
         begun.append((self, folder))
         return Broken()
 
-    monkeypatch.setattr(wandb, "has_key", lambda: True)
-    monkeypatch.setattr(wandb.WandbLogger, "_init", init)
+    monkeypatch.setattr(loggers, "has_key", lambda: True)
+    monkeypatch.setattr(WandbLogger, "_init", init)
     for name, value in {"DIR": "else/where", "RUN_ID": "agent-1", "RUN_GROUP": "mine"}.items():
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / value) if name == "DIR" else value)
     with open_logger(config, kind="run", name="x", group="ours") as logger:
@@ -321,7 +322,92 @@ def test_impossible_loggers_are_refused() -> None:
 def test_what_was_logged_offline_is_logged_again_where_online_is_asked_for(
     tmp_path: Path, stored: str, asked: str | None, logged: bool
 ) -> None:
-    logger = wandb.WandbLogger(Config(), "run", "run-1", None, asked, tmp_path)
+    logger = WandbLogger(Config(), "run", "run-1", None, asked, tmp_path)
     assert not logger.logged
     (tmp_path / "wandb.json").write_text(json.dumps(logger._place | {"mode": stored}))
     assert logger.logged is logged
+
+
+def test_scores_have_the_harness_s_names_and_one_headline() -> None:
+    assert loggers.scores(RESULTS) == {
+        "toy/acc,none": 0.5,
+        "toy/f1,none": 0.25,
+        "toy/f1_stderr,none": 0.1,
+        "score": 0.5,
+        "difference": 0.1,
+        "baseline/toy/acc,none": 0.4,
+        "cost/wall_seconds": 2.0,
+    }
+
+
+def test_the_score_of_a_group_is_its_own() -> None:
+    block = RESULTS["moe_lab"] | {"task": {"name": "all", "tasks": ["toy"], "metric": "acc,none"}}
+    results = RunResult({"results": RESULTS["results"] | {"all": {"acc,none": 0.75}}, "moe_lab": block})
+    assert loggers.scores(results)["score"] == 0.75
+    assert "difference" not in loggers.scores(results), "it was compared task by task"
+
+
+def test_a_sample_is_a_row(tmp_path: Path) -> None:
+    line = {
+        "doc_id": 3,
+        "filter": "none",
+        "arguments": {"gen_args_0": {"arg_0": "Q: 1+1?", "arg_1": {}}},
+        "target": "2",
+        "resps": [["two"]],
+        "filtered_resps": ["2"],
+        "metrics": ["exact_match"],
+        "exact_match": 1.0,
+    }
+    (tmp_path / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
+    frame = loggers.sample_frames(RunResult(RESULTS.content, tmp_path))["toy"]
+    names = ["doc_id", "filter", "prompt", "target", "response", "filtered", "exact_match"]
+    assert frame.to_dict("split") == {
+        "index": [0],
+        "columns": names,
+        "data": [[3, "none", "Q: 1+1?", "2", "two", "2", 1.0]],
+    }
+
+
+def test_temperatures_are_named_in_the_order_of_layers() -> None:
+    names = list(loggers.by_layer([0.0] * 11))
+    assert names == sorted(names) and names[-1] == "temperature/layer_10"
+
+
+LINES = [
+    {"step": 2, "loss": 3.5, "z_loss": [4.0, 5.0]},
+    {"step": 4, "validation_loss": 3.25},
+]
+
+
+def run_of(method: str, model: str, output: Path) -> RunResult:
+    block = {"method": {"name": method}, method.replace("-", "_"): {"model": model, "training": {}}}
+    return RunResult({"moe_lab": block}, output / "runs" / "run")
+
+
+@pytest.mark.parametrize("method", ["pretrain", "finetune-freeze"])
+def test_a_trained_model_has_its_lines(method: str, tmp_path: Path) -> None:
+    model = tmp_path / "models" / "mine"
+    model.mkdir(parents=True)
+    (model / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    found = loggers.training_lines(run_of(method, "mine", tmp_path))
+    assert found == [
+        {
+            "training/step": 2,
+            "training/loss": 3.5,
+            "training/z_loss/layer_0": 4.0,
+            "training/z_loss/layer_1": 5.0,
+        },
+        {"training/step": 4, "training/validation_loss": 3.25},
+    ]
+
+
+def test_a_run_without_training_has_none(tmp_path: Path) -> None:
+    untrained = RunResult({"moe_lab": {"method": {"name": "roe"}, "roe": {}}}, tmp_path / "runs" / "run")
+    assert loggers.training_lines(untrained) == []
+    assert loggers.training_lines(run_of("pretrain", "gone", tmp_path)) == []
+
+
+def test_a_training_without_a_model_has_none(tmp_path: Path) -> None:
+    """Soft prompts and prefixes report a training; no model is written."""
+    block = {"method": {"name": "soft-prompt"}, "soft_prompt": {"training": {"steps": 8}}}
+    assert loggers.training_lines(RunResult({"moe_lab": block}, tmp_path / "runs" / "run")) == []

@@ -1,0 +1,361 @@
+"""What a command logs besides its files: nothing (`logger=none`), or W&B runs (`logger=wandb`).
+
+W&B has one run per evaluated run, study, experiment and command with several runs. The files in the output folder
+remain the primary record. The first failure is printed on stderr and ends the logging.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.recorded import recorded
+from moe_lab.config.schema import Config
+from moe_lab.config.terminal import without_passwords
+from moe_lab.reports.expert import expert_metrics_of, layer_frame, logged_values
+from moe_lab.reports.papers.metrics import model_folder
+from moe_lab.results.atomic import plain, write_json
+from moe_lab.results.model import RunResult
+from moe_lab.results.samples import Sample, read_samples, reported
+from moe_lab.results.scores import marks_of
+from moe_lab.results.stored_files import read_lines, read_mapping, whole_mapping
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PROJECT = "moe_lab"
+RECORD = "wandb.json"
+"""In a run's folder: the W&B run that has its result."""
+MOST_OF_AN_ID = 64
+"""Characters of a W&B run's id, the last ones of the folder's name."""
+INIT_SECONDS = 30.0
+"""Timeout of the server; after it the run is logged offline."""
+FINISH_SECONDS = 300.0
+"""Timeout of the upload at the end of a run; `wandb sync` uploads the rest."""
+_printed: set[str] = set()
+"""Messages that this process has printed ("offline", "failed"): each is printed once."""
+
+
+class Logger:
+    """The interface of loggers. This base class logs nothing."""
+
+    logged = False
+    """Whether the run's result was logged to the same place before."""
+
+    def begin(self) -> None:
+        """Show the run as running. Without this call it begins with the first value that is logged."""
+
+    def log_results(self, result: RunResult) -> None:
+        """A run ended. Its sample logs are in its folder."""
+
+    def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
+        """A trial of a study ended. `temperatures` has one entry per MoE layer; `value` is None for a pruned trial."""
+
+    def log_study(self, folder: Path) -> None:
+        """A study ended: its trials.csv, best.yaml and study.json lie in `folder`."""
+
+    def log_table(self, name: str, frame: pd.DataFrame) -> None:
+        """The table of a command, or of an experiment."""
+
+    def log_figure(self, path: Path) -> None:
+        """A figure was drawn: a PNG, perhaps with its CSV next to it."""
+
+
+@contextmanager
+def open_logger(
+    config: Config, *, kind: str, name: str, group: str | None, folder: Path | None = None
+) -> Iterator[Logger]:
+    """The logger of `logger=` for one run, study, experiment or command (`kind`).
+
+    No logger costs a result. A W&B run finishes when the block ends, as failed if the block raises.
+
+    Args:
+        name: of a run or study its folder's.
+        group: the command's name.
+        folder: of a run, where the logger stores what it has logged.
+    """
+    mode = config.logger.mode or os.environ.get("WANDB_MODE")
+    if config.logger.name == "none" or mode == "disabled":
+        yield Logger()
+        return
+    logger = WandbLogger(config, kind, name, group, mode, folder)
+    try:
+        yield logger
+    except BaseException:
+        logger.finish(exit_code=1)
+        raise
+    logger.finish(exit_code=0)
+
+
+class WandbLogger(Logger):
+    """Logs to one W&B run. No method raises.
+
+    The W&B run begins when the run's computation begins, so that W&B shows it running and, after an error, as failed.
+    A refused or stored run begins none.
+    """
+
+    def __init__(
+        self, config: Config, kind: str, name: str, group: str | None, mode: str | None, folder: Path | None
+    ):
+        self._config = config
+        self._kind, self._name, self._mode = kind, name, mode
+        self._group = config.logger.group or os.environ.get("WANDB_RUN_GROUP") or group
+        settings = config.logger
+        self._project = settings.project or os.environ.get("WANDB_PROJECT", PROJECT)
+        # the same run continues its W&B run; workers share a study, and each has a W&B run of its own
+        own = None if kind == "study" else name[-MOST_OF_AN_ID:]
+        self._id = os.environ.get("WANDB_RUN_ID") or own
+        self._place = {"entity": settings.entity, "project": self._project, "id": self._id}
+        self._record = folder and folder / RECORD
+        self._failed = False
+
+    @property
+    def logged(self) -> bool:  # type: ignore[override]
+        stored = None if self._record is None else whole_mapping(self._record)
+        if stored is None or {**stored, "mode": None} != {**self._place, "mode": None}:
+            return False
+        # online asked for: what was logged offline is logged again
+        return self._mode != "online" or stored.get("mode") == "online"
+
+    def begin(self) -> None:
+        self._guarded(lambda run: None)
+
+    def log_results(self, result: RunResult) -> None:
+        def log(run: Any) -> None:
+            run.config.update({"run_id": result.run_id})
+            notes = map(str.lower, marks_of(result))
+            run.tags = tuple(dict.fromkeys((*(run.tags or ()), *notes)))
+            run.log(scores(result))
+            if result.tuning:
+                run.summary.update(by_layer(result.report.get("temperatures") or []))
+            for task, frame in sample_frames(result).items():
+                run.log({f"samples/{task}": _table(frame)})
+            run.define_metric("training/*", step_metric="training/step")
+            for line in training_lines(result):
+                run.log(line)
+            if (content := expert_metrics_of(result)) is not None:
+                run.log(logged_values(content) | {"expert/layers": _table(layer_frame(content))})
+
+        self._guarded(log)
+        if self._record is not None and not self._failed:
+            write_json(self._record, self._place | {"mode": self._run.settings.mode})
+
+    def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
+        def log(run: Any) -> None:
+            for metric in ("value", "temperature/*"):
+                run.define_metric(metric, step_metric="trial")
+            scored = {} if value is None else {"value": value}
+            run.log({"trial": number, "state": state} | scored | by_layer(temperatures))
+
+        self._guarded(log)
+
+    def log_study(self, folder: Path) -> None:
+        def log(run: Any) -> None:
+            import pandas as pd
+
+            study, best = (read_mapping(folder / name) or {} for name in ("study.json", "best.yaml"))
+            run.config.update({"study": study})
+            names = ("score", "untuned_score", "trial", "trials", "temperature")
+            found = {name: best[name] for name in names} | (best.get("settings") or {})
+            run.summary.update({f"best/{name}": value for name, value in found.items()})
+            run.log({"trials": _table(pd.read_csv(folder / "trials.csv"))})
+            run.log_artifact(folder / "best.yaml", name=self._name, type="profile")
+
+        self._guarded(log)
+
+    def log_table(self, name: str, frame: pd.DataFrame) -> None:
+        self._guarded(lambda run: run.log({f"tables/{name}": _table(frame)}))
+
+    def log_figure(self, path: Path) -> None:
+        def log(run: Any) -> None:
+            import pandas as pd
+            import wandb
+
+            if path.suffix == ".csv":
+                run.log({f"tables/{path.stem}": _table(pd.read_csv(path))})
+            else:
+                run.log({f"figures/{path.stem}": wandb.Image(str(path))})
+
+        self._guarded(log)
+
+    def finish(self, exit_code: int) -> None:
+        """End the W&B run, if one was begun."""
+        if "_run" in self.__dict__:
+            self._guarded(lambda run: run.finish(exit_code=exit_code))
+
+    def _guarded(self, action: Callable[[Any], None]) -> None:
+        if self._failed:
+            return
+        try:
+            action(self._run)
+        except Exception as error:  # no failure of a logger may cost a result; it is printed
+            self._failed = True
+            reason = _reason(error)
+            _print_once(
+                "failed", f"W&B: {self._name} is logged no further ({reason}). Results are not affected."
+            )
+
+    @cached_property
+    def _run(self) -> Any:
+        """The W&B run; offline without a key, or without a connection to the server."""
+        folder = Path(os.environ.get("WANDB_DIR") or self._config.output_dir).absolute()
+        # W&B is to write under `folder` alone, and to send no error reports
+        (folder / "wandb").mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        os.environ.setdefault("WANDB_SILENT", "true")
+        mode, why = self._mode or "online", ""
+        if mode == "online" and "offline" in _printed:  # wait for the server once per process
+            mode = "offline"
+        if mode == "online" and not has_key():
+            mode, why = "offline", " (no API key: wandb login, or WANDB_API_KEY)"
+        if mode == "online":
+            try:
+                run = self._init(mode, folder)
+                print(f"W&B: {run.url}", file=sys.stderr)
+                return run
+            except Exception as error:  # printed below; the run is logged offline
+                mode, why = "offline", f" ({_reason(error)})"
+        run = self._init(mode, folder)
+        _print_once(
+            "offline", f"W&B: logged offline{why}. To upload: wandb sync {folder}/wandb/offline-run-*"
+        )
+        return run
+
+    def _init(self, mode: Any, folder: Path) -> Any:
+        import wandb
+
+        settings = self._config.logger
+        return wandb.init(
+            mode=mode,
+            project=self._project,
+            entity=settings.entity,
+            id=self._id,
+            resume="allow",
+            name=self._name,
+            group=self._group,
+            job_type=self._kind,
+            tags=settings.tags or None,
+            config=plain(recorded(self._config)),
+            allow_val_change=True,
+            dir=str(folder),
+            reinit="create_new",
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                init_timeout=INIT_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+                finish_timeout_raises=True,
+            ),
+        )
+
+
+def scores(result: RunResult) -> dict[str, object]:
+    """Every score as `<task>/<metric,filter>` with its standard error; the headline as `score`; the costs.
+
+    The headline of a group is the group's own score. `difference` is the difference to the base model, if it was
+    evaluated.
+    """
+    values: dict[str, object] = {
+        f"{task}/{key}": found.get(key)
+        for task, found in result["results"].items()
+        for metric in reported(found)
+        for key in (metric, metric.replace(",", "_stderr,", 1))
+    }
+    first = result.requested[0]
+    task = first if len(result.requested) == 1 and result.scores(first) else result.tasks[0]
+    if (metric := result.metric) is not None:
+        values |= {
+            "score": result.scores(task).get(metric),
+            "difference": result.paired(task, metric).difference,
+        }
+    values |= {
+        f"baseline/{task}/{key}": value
+        for task in result.tasks
+        for key, value in result.other_scores(task).items()
+    }
+    values |= {f"cost/{key}": value for key, value in result.cost.numbers.items()}
+    return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def sample_frames(result: RunResult) -> dict[str, pd.DataFrame]:
+    """lm-eval's log of samples as one table per task. Raises DamagedError where a log is damaged."""
+    import pandas as pd
+
+    def row(sample: Sample) -> dict[str, Any]:
+        prompt = sample.requests[0][0] if sample.requests else ""
+        named = {
+            "doc_id": sample.document,
+            "filter": sample.filter,
+            "prompt": prompt,
+            "target": sample.target,
+        }
+        values = {"response": sample.responses, "filtered": sample.filtered, **sample.values}
+        return named | {name: cell(value) for name, value in values.items()}
+
+    def cell(value: Any) -> Any:
+        while isinstance(value, list | tuple) and len(value) == 1:
+            value = value[0]
+        return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
+
+    return {task: pd.DataFrame(map(row, lines), dtype=object) for task, lines in read_samples(result).items()}
+
+
+def training_lines(result: RunResult) -> list[dict[str, object]]:
+    """The log of the training of a run's model: keys `training/<name>`, by layer `training/<name>/layer_<i>`.
+
+    Empty if the method trained no model, or if the model's folder is gone.
+    """
+    folder, lines = model_folder(result), list[dict[str, object]]()
+    for line in (folder and read_lines(folder / "log.jsonl")) or []:
+        flat: dict[str, object] = {}
+        for name, value in line.items():
+            if isinstance(value, list):
+                flat |= {f"training/{name}/layer_{layer}": number for layer, number in enumerate(value)}
+            else:
+                flat[f"training/{name}"] = value
+        lines.append(flat)
+    return lines
+
+
+def by_layer(temperatures: Sequence[float]) -> dict[str, float]:
+    """The temperature of every MoE layer, by a key that sorts as the layers do."""
+    width = len(str(max(len(temperatures) - 1, 0)))
+    return {f"temperature/layer_{layer:0{width}d}": t for layer, t in enumerate(temperatures)}
+
+
+def _table(frame: pd.DataFrame) -> Any:
+    import wandb
+
+    return wandb.Table(dataframe=frame.astype(object).where(frame.notna(), None), allow_mixed_types=True)
+
+
+def has_key() -> bool:
+    """Whether W&B finds an API key, in its environment variables or its files. No network, no prompt."""
+    import wandb
+    from wandb.sdk.lib.wbauth import authenticate_session
+
+    host = wandb.setup().settings.base_url
+    return bool(authenticate_session(host=host, source=PROJECT, prompt=False, update_session=False))
+
+
+def _reason(error: Exception) -> str:
+    """An error in one short line, without the key."""
+    line = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+    key = os.environ.get("WANDB_API_KEY")
+    return line.replace(key, "...") if key else line
+
+
+def _print_once(subject: str, line: str) -> None:
+    if subject not in _printed:
+        _printed.add(subject)
+        print(line, file=sys.stderr)

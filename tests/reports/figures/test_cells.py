@@ -1,0 +1,288 @@
+"""Figures of cells: the numbers behind them. Broken by a comparison that is left out or filled without being significant, a
+cost divided by the wrong thing, a missing meter shown as 0, and a metric without its unit."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from moe_lab.reports.figures import write_study_figures
+from moe_lab.reports.figures.comparisons import control_rows, effect_rows, write_effects
+from moe_lab.reports.figures.cost import overhead_rows, quality_rows, write_quality_cost
+from moe_lab.reports.figures.curves import write_epochs
+from moe_lab.reports.figures.differences import Difference, differences_figure
+from moe_lab.reports.figures.studies import read_study, sweep_rows
+from moe_lab.reports.figures.training import design_rows, write_designs
+from moe_lab.reports.papers.cells import CellTable, TableCell
+from moe_lab.reports.papers.experiment import Experiment, Published
+from moe_lab.reports.papers.metrics import quantity
+from tests.support.finetuned_cells import bars, records
+from tests.support.pretrained_cells import design_cells, experiment
+from tests.support.stored_results import cell_of, cell_table, expert_results, overhead_cell, results_of
+from tests.support.stored_studies import PROFILE, rows_of, write_study
+from tests.support.views import family_of
+
+
+def test_a_sweep_has_an_interval_where_the_metric_is_a_share_of_documents(tmp_path):
+    values = [0.5, 0.52, 0.51]
+    accuracy = {"metric": "accuracy", "direction": "maximize"}
+    study = write_study(tmp_path / "s", values, tuning="uniform", temperature=PROFILE, **accuracy)
+    paths = write_study_figures(study)
+    assert [path.name for path in paths] == ["sweep.png", "sweep.csv"]
+    rows = rows_of(paths[1])
+    assert [(row["temperature"], row["value"]) for row in rows] == [
+        ("0.0", "0.5"),
+        ("0.05", "0.52"),
+        ("0.1", "0.51"),
+    ]
+    # Wilson's interval of 50 of 100, from its formula by hand
+    assert float(rows[0]["low"]) == pytest.approx(0.4038, abs=1e-4)
+    assert float(rows[0]["high"]) == pytest.approx(0.5962, abs=1e-4)
+    other = write_study(tmp_path / "p", [2.0, 1.9], tuning="uniform", temperature=PROFILE)
+    assert [(row["low"], row["high"]) for row in sweep_rows(read_study(other))] == [(None, None)] * 2
+
+
+def test_expert_work_is_rows_times_experts():
+    base = cell_of(method="base", model={"name": "tiny", "top_k": 8}, value=0.4)
+    rows = control_rows(cell_table(cell_of(n=2), base, cell_of(n=4)))
+    columns = rows[["method", "rows", "experts_per_token", "expert_work"]]
+    assert list(columns.itertuples(index=False, name=None)) == [
+        ("base", 1, 8, 8),
+        ("roe", 2, 4, 8),
+        ("roe", 4, 4, 16),
+    ]
+
+
+KEYS = {"name": "own/e", "title": "T", "source": "S", "scales": {}, "metric": "headline", "paper": []}
+
+
+def test_every_comparison_is_a_row(tmp_path):
+    table = Experiment(**KEYS, rows=["method", "model.recipe.routing_noise"], columns=["task"])
+    paired = {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}}}
+    coordinates = {"method": "roe", "model.recipe.routing_noise": "1", "task": "t"}
+    cells = [TableCell(coordinates=coordinates, run_id="r", results=[results_of(paired=paired)])]
+    [row] = effect_rows(CellTable(table, cells, family_of(table, cells)))
+    assert row["label"] == "roe, noise in training: minus base"
+    assert (row["difference"], row["low"], row["high"], row["p_holm"]) == (0.1, 0.05, 0.15, 0.001)
+    picture, _ = write_effects(CellTable(table, cells, family_of(table, cells)), tmp_path, "e", "T")
+    assert picture.stat().st_size > 5_000
+
+
+def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
+    """Broken by a panel per metric, and by another training's measurements."""
+    line = {"load_balance": {"value": 3.0, "ci95": [2.9, 3.1]}, "collaboration": {"value": 2.0, "ci95": None}}
+    line |= {
+        "capacity": {"least": {"value": 0.1, "ci95": None}, "most": {"value": 0.3, "ci95": None}},
+        "specialization": {"value": 0.4, "ci95": None},
+    }
+    lines = [json.dumps({"step": step, "epoch": step / 2, **line}) for step in (0, 2)]
+    (tmp_path / "models" / "one").mkdir(parents=True)
+    (tmp_path / "models" / "one" / "expert_metrics.jsonl").write_text("\n".join(lines) + "\n")
+    shown = []
+    for name, measure in product(("one", "two"), ("Load Balance", "Capacity")):
+        told = replace(
+            expert_results(finetune_freeze={"model": name, "training": {}}), folder=tmp_path / "runs" / name
+        )
+        coordinates = {"method.schedule": name, "measure": measure}
+        shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told]))
+    png, table = write_epochs(CellTable(bars(), shown), tmp_path, "f", "T")
+    rows = list(csv.DictReader(table.open()))
+    assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, "both readings"
+    assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == [
+        ("one", "0.0", "2.9"),
+        ("one", "1.0", "2.9"),
+    ]
+    assert (
+        png.stat().st_size > 10_000 and write_epochs(CellTable(bars(), shown[2:]), tmp_path, "g", "T") == []
+    )
+
+
+def test_overhead_is_relative_to_one_row():
+    rows = overhead_rows(
+        [
+            overhead_cell(64, 8.0, temperature=0.2, tokens_out=200),
+            overhead_cell(64, 3.0, peak_working_bytes=2 * 10**6),
+            overhead_cell(1, 2.0),
+            overhead_cell(8, 2.5, cache="none"),
+            cell_of(cost=results_of()["moe_lab"]["cost"] | {"tokens_out": 0}),
+            TableCell(coordinates={}, run_id=None, problem="no data"),
+        ]
+    )
+    told = [(row["cache"], row["temperature"], row["n"], row["relative_seconds_per_token"]) for row in rows]
+    assert told == [
+        ("clean", "0", 1, 1.0),
+        ("clean", "0", 64, 1.5),
+        ("none", "0", 8, 1.25),
+        ("clean", "tuned", 64, 2.0),
+    ]
+    assert rows[1]["relative_memory_bytes"] == 5 / 4, "weights and working memory, not the process"
+    assert rows[1]["relative_tokens_per_second"] == pytest.approx(2 / 3)
+    assert rows[0]["watts"] is None and rows[0]["relative_watts"] is None
+
+
+def test_on_a_gpu_memory_is_the_devices_peak_and_power_is_energy_over_time():
+    gpu = {"device": "cuda:0", "energy_joules": 300.0}
+    rows = overhead_rows(
+        [overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **gpu | {"energy_joules": 720.0})]
+    )
+    assert [row["watts"] for row in rows] == [300.0, pytest.approx(600.0)]
+    assert rows[1]["relative_watts"] == pytest.approx(2.0)
+    assert rows[0]["memory_bytes"] == 10**9
+
+
+def test_without_one_row_nothing_is_relative():
+    assert overhead_rows([overhead_cell(8, 1.0)])[0]["relative_seconds_per_token"] is None
+
+
+TABLE = Experiment(
+    name="x",
+    title="T",
+    source="S",
+    scales={},
+    metric="headline",
+    paper=[],
+    rows=["model", "method", "method.n"],
+    columns=["task"],
+)
+PAIRED = {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}}}
+
+
+def cell(
+    method: str, tokens: list[int], task: str = "t", n: str = "-", value: float = 0.5, **block
+) -> TableCell:
+    """A cell with one run per number of tokens."""
+    cost = results_of()["moe_lab"]["cost"]
+    costs = [cost | {"tokens_in": count} for count in tokens]
+    results = [
+        results_of(method, value, cost=one, run_id=f"{method}{task}{i}", **block)
+        for i, one in enumerate(costs)
+    ]
+    return TableCell(
+        coordinates={"model": "tiny", "method": method, "method.n": n, "task": task},
+        run_id="r",
+        results=results,
+    )
+
+
+def table_of(*cells: TableCell) -> CellTable:
+    return CellTable(TABLE, cells, family_of(TABLE, cells))
+
+
+def test_work_is_tokens_times_experts_relative_to_the_same_tasks_base():
+    roe, dynamic = {"n": 2, "temperatures": [0.1], "cache": "clean"}, {"experts_per_token": 2.0}
+    table = table_of(
+        cell("base", [1000], task="other"),
+        cell("base", [100]),
+        cell("roe", [150, 250], n="2", roe=roe),
+        cell("top-p", [100], n="1", top_p=dynamic),
+        TableCell(coordinates={"model": "tiny", "method": "c3po", "method.n": "-", "task": "t"}, run_id=None),
+        cell("roe", [7], task="without base", n="8", roe=roe),
+    )
+    rows = {row["label"]: row["work"] for row in quality_rows(table) if row["label"] != "base"}
+    assert rows == {"roe n=2": 2.0, "top-p": 0.5}, "the model's own number of experts is 4"
+
+
+def test_a_difference_is_the_paired_one_or_has_no_interval(tmp_path):
+    table = table_of(
+        cell("base", [100], value=0.4),
+        cell("scmoe", [200], paired=PAIRED, scmoe={}),
+        cell("roe", [800], value=0.45, n="1", roe={"n": 1, "temperatures": [0.0], "cache": "clean"}),
+    )
+    base, paired, alone = quality_rows(table)
+    assert (base["difference"], base["work"]) == (0.0, 1.0)
+    assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == (
+        0.1,
+        0.05,
+        0.15,
+        True,
+    )
+    assert alone["difference"] == pytest.approx(0.05) and alone["low"] is None and not alone["significant"]
+    picture, _ = write_quality_cost(table, tmp_path, "e", "T")
+    assert picture.stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("metric", "label"),
+    [
+        ("expert.load_balance", "load balance, bits"),
+        ("expert.capacity_most", "capacity most, accuracy lost"),
+        ("training.validation_loss", "nats per token"),
+        ("exact_match,strict-match", "exact_match"),
+    ],
+)
+def test_metric_and_unit(metric, label):
+    assert quantity(metric) == label
+
+
+def row(label: str, difference: float, p: float | None, task: str = "t") -> Difference:
+    limits = {"low": difference - 0.1, "high": difference + 0.1}
+    return Difference(
+        label=label, task=task, metric="acc,none", difference=difference, p=p, examples=1200, **limits
+    )
+
+
+def test_rows_are_sorted_and_significant_ones_filled():
+    figure = differences_figure([row("a", -0.2, 0.5), row("b", 0.3, 0.01), row("c", 0.1, None)], "Title")
+    [axis] = figure.axes
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["b", "a", "c"]
+    points = [line for line in axis.lines if line.get_marker() == "o"]
+    assert [point.get_xdata()[0] for point in points] == [0.3, -0.2, 0.1]
+    assert [point.get_markerfacecolor() == "white" for point in points] == [False, True, True]
+    [p] = axis.child_axes
+    assert [text.get_text() for text in p.get_yticklabels()] == ["p = 0.01", "p = 0.5", ""]
+    assert "filled: significant after Holm" in axis.get_xlabel() and "1,200" in axis.get_title()
+
+
+def test_each_task_has_a_panel():
+    figure = differences_figure([row("a", 0.2, 0.5, "one"), row("a", 0.3, 0.5, "two")])
+    assert [axis.get_title() for axis in figure.axes] == ["two, 1,200 examples", "one, 1,200 examples"]
+
+
+AXES = {"rows": ["method.label"], "columns": ["method.backbone", "task", "measure"]}
+
+
+def cells():
+    return [
+        cell
+        for label in ("2/8", "16/64", "dense")
+        for backbone in (["dense"] if label == "dense" else ["olmoe", "deepseek"])
+        for cell in design_cells(label, [[2.0, 2.2]], coordinates={"method.backbone": backbone})
+    ]
+
+
+def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
+    place = {"method.label": "2/8", "method.backbone": "olmoe", "task": "average", "measure": "accuracy"}
+    paper = [Published(cell=place, value=35.0, unit="percent", place="T")]
+    table = CellTable(experiment(**AXES, paper=paper), cells())
+    rows = records(design_rows(table))
+    assert [(row["panel"], row["design"], row["series"]) for row in rows] == [
+        (panel, label, backbone)
+        for panel in ("held-out loss", "accuracy")
+        for label, backbone in (("2/8", "olmoe"), ("2/8", "deepseek"), ("16/64", "olmoe"), ("16/64", "deepseek"),
+                                ("dense", "dense"))
+    ]  # fmt: skip
+    assert [row["published"] for row in rows if row["published"]] == [0.35]
+    assert rows[0]["documents"] is None and rows[5]["documents"] == 8
+    png, _ = write_designs(table, tmp_path, "f", "T")
+    assert png.stat().st_size > 10_000
+
+
+def test_the_interval_at_a_loss_is_that_of_its_paired_difference():
+    told = design_cells("2/8", [[2.0, 3.0, 4.0]]) + design_cells("4/16", [[2.1, 3.1, 4.1]])
+    lowest, other, *_ = records(design_rows(CellTable(experiment(), told)))
+    assert (lowest["value"], lowest["low"]) == (3.0, None)
+    assert (other["low"], other["high"]) == (pytest.approx(3.1), pytest.approx(3.1))
+
+
+def test_one_task_is_drawn_as_it_is():
+    told = [cell for cell in cells() if cell.coordinates["task"] != "b"]
+    rows = records(design_rows(CellTable(experiment(**AXES), told)))
+    assert {row["panel"] for row in rows} == {"held-out loss", "accuracy"} and len(rows) == 10
+
+
+def test_nothing_measured_draws_nothing(tmp_path):
+    assert write_designs(CellTable(experiment(), []), tmp_path, "f", "T") == []

@@ -1,0 +1,221 @@
+"""What a figure draws. Broken by an interval at another point, a title that is cut, and an axis that makes little of much."""
+
+from __future__ import annotations
+
+import csv
+from itertools import pairwise
+
+import matplotlib
+import pytest
+from pandas import DataFrame
+
+from moe_lab.reports.figures.comparisons import write_accuracy, write_control
+from moe_lab.reports.figures.cost import write_equivalent, write_overhead
+from moe_lab.reports.figures.primitives import bars, curve, legend_below, panels, points
+from moe_lab.reports.figures.style import COVERED, LEAST_SPAN, RC, fit, widen_x
+from moe_lab.reports.papers.cells import TableCell
+from tests.support.stored_results import cell_of, cell_table, overhead_cell
+
+
+def rows(**columns):
+    return DataFrame({"x": [1, 2, 4], "value": [0.2, 0.5, 0.4]} | columns, dtype=object)
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_a_curve_has_bars_where_it_has_limits_and_a_band_where_all_have_them(missing):
+    _, (some, none, all_) = panels(3)
+    partly = rows(low=[0.1, missing, 0.3], high=[0.3, missing, 0.6])
+    curve(some, partly, "x")
+    curve(none, partly, "x", band="95% interval")
+    assert [segment.tolist() for segment in some.collections[0].get_segments()] == [
+        [[1, 0.1], [1, 0.3]],
+        [[4, 0.3], [4, 0.6]],
+    ]
+    assert not none.collections
+    curve(all_, rows(low=[0.1, 0.4, 0.3], high=[0.3, 0.6, 0.6]), "x", band="95% interval")
+    assert len(all_.collections) == 1 and all_.lines[0].get_xydata().tolist() == [
+        [1, 0.2],
+        [2, 0.5],
+        [4, 0.4],
+    ]
+
+
+def test_published_values_stand_beside_the_measured_ones():
+    _, (axis,) = panels(1)
+    curve(axis, rows(published=[None, 0.45, None]), "x")
+    assert axis.lines[-1].get_xydata().tolist() == [[2, 0.45]]
+
+
+def test_each_point_is_in_the_line_of_its_name():
+    _, (axis,) = panels(1)
+    frame = rows(
+        name=["b", "a", "c"], low=[0.1, None, 0.3], high=[0.3, None, 0.6], published=[None, None, 0.7]
+    )
+    points(axis, frame, "name", lambda row: {"color": "red"}, ["a", "b", "c"])
+    drawn = [line.get_xydata().tolist() for line in axis.lines]
+    assert drawn == [
+        [[0.1, 1], [0.3, 1]],
+        [[0.2, 1]],
+        [[0.5, 0]],
+        [[0.3, 2], [0.6, 2]],
+        [[0.4, 2]],
+        [[0.7, 2]],
+    ]
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b", "c"] and axis.yaxis_inverted()
+
+
+def test_bars_of_two_series_stand_beside_each_other_and_a_loss_is_points():
+    _, (shares, losses) = panels(2)
+    frame = DataFrame(
+        {"task": ["t", "u", "u"], "by": ["a", "a", "b"], "value": [0.1, 0.2, 0.3]}, dtype=object
+    )
+    for axis, filled in ((shares, True), (losses, False)):
+        bars(axis, frame, "task", "by", order=["u", "t"], series=["a", "b"], filled=filled)
+    found = [(patch.get_x() + patch.get_width() / 2, patch.get_height()) for patch in shares.patches]
+    assert found == [pytest.approx(pair) for pair in ((0.8, 0.1), (-0.2, 0.2), (0.2, 0.3))]
+    assert not losses.patches and [len(line.get_xydata()) for line in losses.lines] == [2, 1]
+
+
+EQUIVALENT = {"model": "m", "device": "cpu", "task": "t", "documents": 5, "new_tokens": 128, "n": 2}
+EQUIVALENT |= {"layers": 8, "equivalent_layers": 9}
+EQUIVALENT |= {
+    "size_ratio": 1.1,
+    "size_ratio_low": 1.0,
+    "size_ratio_high": 1.2,
+    "calibrated_size_ratio": 1.05,
+}
+EQUIVALENT |= {
+    f"{name}_{each}": 1.0
+    for name in ("base", "roe", "equivalent")
+    for each in ("milliseconds_per_token", "mebibytes")
+}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: write_accuracy(cell_table(cell_of(), cell_of(method="base")), folder, "f", "T"),
+        lambda folder: write_control(cell_table(cell_of(), cell_of(method="base")), folder, "f", "T"),
+        lambda folder: write_overhead(
+            cell_table(overhead_cell(1, 1.0), overhead_cell(8, 9.0)), folder, "f", "T"
+        ),
+        lambda folder: write_equivalent([EQUIVALENT, EQUIVALENT | {"n": 4}], folder, "f", "T"),
+    ],
+    ids=["accuracy", "control", "overhead", "equivalent"],
+)
+def test_each_kind_leaves_a_picture_and_its_numbers(write, tmp_path):
+    png, table = write(tmp_path)
+    assert png.read_bytes()[:4] == b"\x89PNG" and (png.name, table.name) == ("f.png", "f.csv")
+    with table.open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 2
+
+
+def test_nothing_to_show_is_no_picture(tmp_path):
+    missing = cell_table(TableCell(coordinates={}, run_id=None, problem="no data"))
+    assert write_accuracy(missing, tmp_path, "f", "T") == []
+    assert write_control(missing, tmp_path, "f", "T") == []
+    assert write_overhead(missing, tmp_path, "f", "T") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+LONG = "A long title of a table, with its models, its tasks and its settings (scale tiny, limit=20) " * 2
+
+
+def drawn(count, values=(0.5, 0.501)):
+    figure, axes = panels(count)
+    figure.suptitle(LONG)
+    for number, axis in enumerate(axes):
+        for place, value in enumerate(values):
+            axis.plot(place, value, "o", label=f"a line with a rather long name, number {number}.{place}")
+        axis.set(title=LONG[:70], ylabel="accuracy")
+    legend_below(figure, axes)
+    return figure, axes
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_nothing_is_cut_at_the_sides(count):
+    with matplotlib.rc_context(RC):
+        figure, axes = drawn(count)
+        fit(figure)
+        figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in [*figure.texts, *(axis.title for axis in axes)]]
+        boxes += [legend.get_window_extent() for legend in figure.legends]
+    assert len(figure.legends) == 1
+    for box in boxes:
+        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1
+    titles = sorted((box for box in boxes[1 : count + 1]), key=lambda box: box.x0)
+    assert all(left.x1 <= right.x0 + 8 for left, right in pairwise(titles))
+    assert " ".join(figure.texts[0].get_text().split()) == LONG.strip()
+
+
+def test_a_short_title_stays_as_it_is():
+    figure, _ = panels(2)
+    figure.suptitle("Short\ntitle")
+    fit(figure)
+    assert figure.texts[0].get_text() == "Short\ntitle"
+
+
+@pytest.mark.parametrize(
+    ("values", "span"),
+    [((0.5, 0.501), LEAST_SPAN), ((3.4, 3.4005), LEAST_SPAN), ((0.2, 0.6), 0.44), ((10.0, 30.0), 22.0)],
+)
+def test_small_differences_look_small(values, span):
+    figure, [axis] = drawn(1, values)
+    fit(figure)
+    low, high = axis.get_ylim()
+    assert high - low == pytest.approx(span) and low < min(values) <= max(values) < high
+    assert (low + high) / 2 == pytest.approx(sum(values) / 2)
+
+
+def test_limits_that_are_given_and_logarithms_stay():
+    figure, axes = panels(2)
+    for axis in axes:
+        axis.plot([1, 2], [0.5, 0.501])
+    axes[0].set_ylim(0.6, 0.4999)
+    axes[1].set_yscale("log")
+    before = axes[1].get_ylim()
+    fit(figure)
+    assert axes[0].get_ylim() == (0.6, 0.4999) and axes[1].get_ylim() == before
+
+
+def test_settings_across_fill_the_width_and_measurements_across_do_not():
+    """A sweep up to a temperature of 0.01 is not squeezed."""
+    figure, axes = panels(2)
+    for axis in axes:
+        axis.plot([0.0, 0.01], [0.5, 0.501])
+    widen_x(axes[1])
+    fit(figure)
+    (low, high), (left, right) = (axis.get_xlim() for axis in axes)
+    assert high - low == pytest.approx(0.011) and right - left == pytest.approx(LEAST_SPAN)
+
+
+def test_an_inverted_axis_stays_inverted():
+    figure, [axis] = panels(1)
+    axis.plot([0, 1], [0.5, 0.501])
+    axis.yaxis.set_inverted(True)
+    fit(figure)
+    high, low = axis.get_ylim()
+    assert high - low == pytest.approx(LEAST_SPAN)
+
+
+def test_curves_that_lie_on_one_another_are_seen():
+    figure, (axis,) = panels(1)
+    values = {"a": [0.0, 1.0, 2.0], "b": [0.0, 1.0, 2.001], "c": [0.0, 1.0, 1.5], "d": [0.0, 1.0, 2.0]}
+    drawn = {name: axis.plot([1, 2, 3], value, marker="o", label=name)[0] for name, value in values.items()}
+    axis.plot([1, 2, 3], values["a"])  # without a name in the legend, such as an interval
+    before = {name: line.get_linewidth() for name, line in drawn.items()}
+    fit(figure)
+    wider = {name: (line.get_linewidth() - before[name]) / COVERED for name, line in drawn.items()}
+    assert wider == pytest.approx({"a": 2, "b": 1, "c": 0, "d": 0})
+    assert drawn["a"].get_markersize() > drawn["b"].get_markersize() > drawn["d"].get_markersize()
+
+
+def test_ticks_are_round_and_those_set_by_hand_stay():
+    """matplotlib's own are multiples of 0.025 here."""
+    figure, axes = panels(2)
+    for axis in axes:
+        axis.plot([0.273, 0.442], [0.0, 0.2])
+    axes[1].set_xticks([0.3, 0.325])
+    fit(figure)
+    steps = {round(float(b - a), 9) for a, b in pairwise(axes[0].get_xticks())}
+    assert steps in ({0.02}, {0.05}) and list(axes[1].get_xticks()) == [0.3, 0.325]

@@ -1,0 +1,123 @@
+"""Figures of studies. Broken by a study that is drawn twice, a skipped layer shown as 0, a pruned trial that counts as a
+value, and the default learning rate of the routers at zero."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moe_lab.reports.figures import write_study_figures
+from moe_lab.reports.figures.curves import line_rows, write_lines
+from moe_lab.reports.figures.studies import read_study, studies_of, write_heatmap
+from moe_lab.reports.papers.cells import CellTable, TableCell
+from moe_lab.reports.papers.experiment import Experiment
+from tests.support.finetuned_cells import KEYS, cell, records
+from tests.support.stored_studies import PROFILE, pixels, rows_of, write_study
+
+
+def test_tpe_leaves_history_and_heatmap(tmp_path):
+    study = write_study(tmp_path / "s", [2.0, 2.5, None, 1.5, 1.75], temperature=PROFILE)
+    paths = write_study_figures(study)
+    names = ["history.png", "history.csv", "heatmap.png", "heatmap.csv"]
+    assert paths == [study / "figures" / name for name in names]
+    assert pixels(paths[0])[0] >= 150 * 5
+    assert pixels(paths[2])[0] >= 150 * 7
+    assert sorted(path.name for path in (study / "figures").iterdir()) == sorted(
+        [*names, "history.svg", "heatmap.svg"]
+    ), "nothing temporary stays"
+
+
+def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profile_no_heatmap(tmp_path):
+    assert write_study_figures(write_study(tmp_path / "s", [])) == []
+    paths = write_study_figures(write_study(tmp_path / "t", [2.0]))
+    assert [path.name for path in paths] == ["history.png", "history.csv"]
+
+
+@pytest.mark.slow
+def test_matplotlib_is_imported_only_to_draw():
+    code = (
+        "import sys, moe_lab.reports.figures.studies, moe_lab.reports.figures.curves;"
+        "sys.exit('matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def cell_of(study: Path | None = None) -> TableCell:
+    return TableCell(coordinates={}, run_id="r", studies=[study] if study else [])
+
+
+def test_a_study_of_several_cells_is_drawn_once(tmp_path: Path) -> None:
+    done = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0])
+    begun = write_study(tmp_path / "b", [])
+    cells = [cell_of(done), cell_of(done), cell_of(begun), cell_of()]
+    assert [study.folder for study in studies_of(cells)] == [done]
+
+
+def test_the_heatmap_tells_skipped_layers_from_those_tuned_to_zero(tmp_path):
+    tuned = [0.0, 0.0, *PROFILE[2:]]
+    rows = rows_of(write_study_figures(write_study(tmp_path / "s", [2.0, 1.0], temperature=tuned))[3])
+    assert [float(row["temperature"]) for row in rows] == tuned
+    assert [row["layer"] for row in rows if row["skipped"] == "True"] == ["0", "7"]
+
+
+def test_a_heatmap_of_several_models_and_tasks_has_a_row_for_each(tmp_path):
+    folders = [
+        write_study(tmp_path / f"{model}{task}", [2.0], temperature=PROFILE[:layers], model=model, task=task)
+        for model, layers in (("a", 8), ("b", 6))
+        for task in ("x", "y")
+    ]
+    paths = write_heatmap([read_study(folder) for folder in folders], tmp_path, "all")
+    rows = rows_of(paths[1])
+    assert len(rows) == 2 * 8 + 2 * 6
+    assert [(row["model"], row["task"]) for row in rows if row["layer"] == "0"] == [
+        ("a", "x"),
+        ("a", "y"),
+        ("b", "x"),
+        ("b", "y"),
+    ]
+
+
+def test_the_history_has_every_ended_trial_and_the_best_so_far(tmp_path):
+    study = write_study(tmp_path / "s", [2.0, 2.5, None, 1.5, 1.75], temperature=PROFILE)
+    rows = rows_of(write_study_figures(study)[1])
+    told = [(row["trial"], row["state"], row["value"], row["estimate"], row["best"]) for row in rows]
+    assert told == [
+        ("0", "COMPLETE", "2.0", "", "2.0"),
+        ("1", "COMPLETE", "2.5", "", "2.0"),
+        ("2", "PRUNED", "", "9.9", "2.0"),
+        ("3", "COMPLETE", "1.5", "", "1.5"),
+        ("4", "COMPLETE", "1.75", "", "1.5"),
+    ]
+    assert {row["untuned"] for row in rows} == {"2.0"}
+
+
+def test_an_accuracy_is_maximized(tmp_path):
+    folder = write_study(
+        tmp_path / "s", [0.5, 0.7, 0.7, 0.6], temperature=PROFILE, metric="accuracy", direction="maximize"
+    )
+    assert [row["best"] for row in rows_of(write_study_figures(folder)[1])] == ["0.5", "0.7", "0.7", "0.7"]
+    assert read_study(folder).best.number == 1, "of equal ones the first"
+
+
+def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path):
+    measures = {"Load Balance": "expert.load_balance", "accuracy": "headline"}
+    lines = Experiment(
+        **KEYS, rows=["method.router_lr"], columns=["model", "measure"], metric=measures, paper=[]
+    )
+    points = [
+        cell(value, metric, model="tiny", measure=name, method__router_lr=rate)
+        for rate, value in (("-", 0.6), ("1e-05", 0.4))
+        for name, metric in measures.items()
+    ]
+    rows = records(line_rows(CellTable(lines, points)))
+    assert [(row["measure"], row["x"], row["value"]) for row in rows] == [
+        ("Load Balance", 1e-05, 3.5),
+        ("accuracy", 1e-05, 0.4),
+        ("Load Balance", 0.02, 3.5),
+        ("accuracy", 0.02, 0.6),
+    ]
+    assert {row["line"] for row in rows} == {"tiny"}
+    assert write_lines(CellTable(lines, points), tmp_path, "f", "T")[0].stat().st_size > 10_000

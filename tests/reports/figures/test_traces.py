@@ -1,0 +1,170 @@
+"""Figures from traces. Broken by traces joined with other documents, weights that are counted instead of selected experts,
+a missing factor of the expert work, and another question or layer than the one that is named."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_lab.errors import ResultsError
+from moe_lab.methods import get_method
+from moe_lab.reports.figures import write_run_figures
+from moe_lab.reports.figures.curves import flops_rows, write_flops
+from moe_lab.reports.figures.pathways import (
+    activation_rows,
+    chosen_question,
+    entropy_bits,
+    frequency_LE,
+    sample_rows,
+    write_activation,
+    write_sample,
+)
+from moe_lab.reports.figures.traces import read_traces, retained_rows, step_rows, write_retained, write_steps
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.results.model import RunResult
+from tests.support.stored_results import cell_table, results_of
+from tests.support.stored_traces import BEFORE, c3po_results, run_of, scores_of, write_traced_run
+from tests.support.tiers import first_fast
+
+KINDS = get_method("c3po").figures
+
+
+def test_a_run_without_traces_has_no_figures(tmp_path: Path) -> None:
+    assert write_run_figures(RunResult(c3po_results().content, tmp_path), KINDS) == []
+
+
+@pytest.mark.parametrize("write", [write_steps, write_activation, write_sample])
+@pytest.mark.parametrize("neighbours", first_fast([True, False]), ids=["neighbours", "oracle"])
+def test_each_kind_leaves_a_picture_and_its_numbers(write: Any, neighbours: bool, tmp_path: Path) -> None:
+    """A question with $ in it is text, not mathematics; the oracle has no neighbours."""
+    changes = {} if neighbours else {"neighbours": [], "losses": [None, None]}
+    run = run_of(tmp_path / "run", ["BA", "AA"], before=BEFORE, **changes)
+    run.prompts[0] = "Is $x^2 or a% more? " * 100
+    png, table = write([run, run], tmp_path, "f", "T")
+    assert png.read_bytes()[:4] == b"\x89PNG" and png.name == "f.png"
+    with table.open(newline="") as file:
+        assert len(list(csv.DictReader(file))) >= 4
+
+
+@pytest.mark.slow
+def test_a_run_draws_its_own_figures(tmp_path: Path) -> None:
+    results = write_traced_run(tmp_path / "run", ["BA", "AA"])
+    names = [path.name for path in write_run_figures(results, KINDS)]
+    assert names[::2] == ["steps.png", "activation.png", "sample.png", "retained.png"]
+    assert (tmp_path / "run" / "figures" / "retained.csv").exists()
+    results = write_traced_run(tmp_path / "part", ["BA"], core_experts=3)
+    assert len(write_run_figures(results, KINDS)) == 6, "not all experts were optimized"
+
+
+def test_questions_are_joined_in_the_order_of_their_documents(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", ["AAA", "BAA", "BBB"])
+    assert run.right == [[True, True, True], [False, True, True], [False, False, False]]
+    assert run.prompts[1] == "Question: 1?\nAnswer:" and run.golds == ["A"] * 3
+    assert run.layers == [3, 4] and run.probabilities("before").shape == (3, 2, 4)
+
+
+def test_of_doubled_lines_the_last_counts(tmp_path: Path) -> None:
+    results = write_traced_run(tmp_path / "run", ["AAA"])
+    file = tmp_path / "run" / "traces.jsonl"
+    again = json.loads(file.read_text()) | {"scores": scores_of("ABB")}
+    file.write_text(file.read_text() + json.dumps(again) + "\n")
+    run = read_traces(results)
+    assert run is not None and run.right == [[True, False, False]]
+
+
+def test_a_document_without_a_trace_is_named(tmp_path: Path) -> None:
+    results = write_traced_run(tmp_path / "run", ["AAA", "BBB"])
+    file = tmp_path / "run" / "traces.jsonl"
+    file.write_text(file.read_text().splitlines()[0] + "\n")
+    with pytest.raises(ResultsError, match="no trace of document 0"):
+        read_traces(results)
+
+
+def test_activation_counts_the_experts_that_are_taken(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", ["A", "A"])
+    assert frequency_LE(run, "before").tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
+    assert frequency_LE(run, "after").tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
+    rows = activation_rows(run)
+    assert [(row["layer"], row["expert"], row["before"], row["after"]) for row in rows][4:6] == [
+        (4, 0, 1.0, 0.0),
+        (4, 1, 1.0, 1.0),
+    ]
+    assert entropy_bits(frequency_LE(run, "after")) == pytest.approx(1.0), "two experts, equally often"
+
+
+def test_cost_is_by_core_experts(tmp_path: Path) -> None:
+    def cell(core: int | None, flops: float) -> TableCell:
+        c3po = {"core_experts": core, "flops_per_sample": flops, "flops_plain_per_sample": 1e9}
+        base = {"run_id": "b", "results": {"t": {"acc,none": 0.25}}}
+        return TableCell(coordinates={}, run_id="r", results=[c3po_results(core, c3po=c3po, baseline=base)])
+
+    missing = TableCell(coordinates={}, run_id=None, problem="no data")
+    model = {"name": "tiny", "top_k": 2, "experts": 4}
+    untouched = results_of(method="base", value=0.25, model=model)
+    base = TableCell(coordinates={}, run_id="b", results=[untouched])
+    cells = [cell(None, 3e9), base, cell(2, 2e9), missing]
+    rows = flops_rows(cell_table(*cells))
+    value = cells[0].results[0].scores("t")["acc,none"]
+    assert list(
+        rows[["core_experts", "flops", "plain_flops", "gain"]].fillna(-1).itertuples(index=False, name=None)
+    ) == [
+        (0, 1e9, 1e9, -1),
+        (2, 2e9, 1e9, value - 0.25),
+        (4, 3e9, 1e9, 0),
+    ]
+    png, _ = write_flops(cell_table(*cells), tmp_path, "f", "T")
+    assert png.exists()
+    assert write_flops(cell_table(missing), tmp_path, "g", "T") == []
+
+
+def test_retained_experts_are_counted_by_the_routers_rank(tmp_path: Path) -> None:
+    """Taken afterwards: experts 0 and 2, which the router had first and third, and 3 and 1, fourth and second."""
+    rows = retained_rows(run_of(tmp_path / "run", ["A", "A"]))
+    assert [row["share"] for row in rows] == [0.25, 0.5, 0.75, 1.0]
+    assert rows[0]["questions"] == 2
+
+
+def test_retained_experts_need_all_to_be_optimized(tmp_path: Path) -> None:
+    some = run_of(tmp_path / "some", ["A"], core_experts=3)
+    every = run_of(tmp_path / "every", ["A"], core_experts=20)
+    assert write_retained([some], tmp_path, "f") == []
+    assert len(write_retained([some, every], tmp_path, "f")) == 2
+    assert len((tmp_path / "f.csv").read_text().splitlines()) == 1 + 4
+
+
+def test_the_question_shown_is_the_first_that_became_right(tmp_path: Path) -> None:
+    assert chosen_question(run_of(tmp_path / "a", ["AB", "BAB", "BA", "BA"])) == (2, True)
+    assert chosen_question(run_of(tmp_path / "b", ["AA", "AB", "BB"])) == (0, False)
+
+
+def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path: Path) -> None:
+    rows = sample_rows(run_of(tmp_path / "run", ["BA"]), 0)
+    assert list(dict.fromkeys(row["of"] for row in rows)) == [
+        "question, before",
+        "question, after",
+        "neighbour 1",
+        "neighbour 2",
+    ]
+    assert {row["layer"] for row in rows} == {4}
+    first = [row for row in rows if row["of"] == "neighbour 1"]
+    assert [row["weight"] for row in first] == [0.05, 0.3, 0.2, 0.45]
+    assert [row["expert"] for row in first if row["taken"]] == [1, 3]
+    assert (first[0]["distance"], first[0]["kernel_share"]) == (0.5, 0.75)
+
+
+def test_changed_answers_are_shares_of_those_that_could_change(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", ["AAB", "AAA", "AAA", "ABA", "BAA"])
+    told = [
+        (row["accuracy"], row["became_wrong"], row["became_right"], row["loss"]) for row in step_rows(run)
+    ]
+    assert told == [(0.8, 0.0, 0.0, 2.0), (0.8, 0.25, 1.0, 1.5), (0.8, 0.25, 1.0, 1.0)]
+
+
+def test_a_share_of_no_question_is_none(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", ["AA", "AB"], losses=[None, None])
+    rows = step_rows(run)
+    assert [row["became_right"] for row in rows] == [None, None] and rows[1]["loss"] is None

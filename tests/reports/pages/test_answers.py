@@ -1,0 +1,282 @@
+"""Answers on pages. Broken by the wrong choice that is called the answer, a flip in the wrong direction, a document that
+is paired with another one or lost, and by a question in the wrong group of confidence."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from moe_lab.reports.pages import answers as module
+from moe_lab.reports.pages.answers import (
+    CHANGED,
+    GROUPS,
+    KINDS,
+    ShownAnswer,
+    answer_data,
+    answer_of,
+    baseline_of,
+    by_confidence,
+    examples_of,
+    first_difference,
+)
+from moe_lab.results.model import RunResult, find_run
+from moe_lab.results.samples import Sample, read_samples
+from tests.support.stored_runs import choice_line, generated_line, pair_of_runs, stored_run
+
+
+def test_the_baseline_is_found_by_its_whole_id(tmp_path):
+    base, own = pair_of_runs(tmp_path, [("1", 1.0)], [("2", 0.0)])
+    stored_run(tmp_path, "b" * 8 + "c" * 56, [generated_line(0, ("3", 0.0))], "another")
+    assert baseline_of(own).folder == base.folder and baseline_of(base) is None
+    assert find_run(tmp_path / "runs", "b" * 8 + "d" * 56) is None
+    assert read_samples(own)["t"][0].responses == [["2"]]
+
+
+def test_a_generated_answer():
+    found = answer_of(Sample.of(generated_line(3, (" 42", 1.0))), "exact_match")
+    assert (found.prompt, found.text, found.choices) == ("Question 3", " 42", ())
+
+
+def test_the_first_of_several_generated_answers_and_their_vote():
+    line = generated_line(3, ("one 4", 1.0)) | {
+        "resps": [["one 4", "two 5", "three 5"]],
+        "filtered_resps": ["5"],
+    }
+    assert answer_of(Sample.of(line), "exact_match").text == "one 4\n\n[first of 3 answers; evaluated: 5]"
+
+
+@pytest.mark.parametrize("metric, picked", [("acc", 1), ("acc_norm", 2), ("f1", None)])
+def test_the_choice_that_the_metric_takes(metric, picked):
+    """Per character (3, 5 and 7 of them): -1, -0.5, -0.4."""
+    found = answer_of(Sample.of(choice_line(0, ((-3.0, -2.5, -2.8), 1.0))), metric)
+    assert found.scores == (-3.0, -2.5, -2.8) and found.text is None
+    assert found.picked == picked
+
+
+def test_prompts_as_choices():
+    """WinoGrande: the sentence is completed by each name, and its end is scored."""
+    line = choice_line(0, ((-3.0, -1.0, -2.0), 1.0))
+    for number, request in enumerate(line["arguments"].values()):
+        request |= {"arg_0": f"prompt {number}", "arg_1": " is the end"}
+    found = answer_of(Sample.of(line), "acc")
+    assert (
+        found.prompt == " is the end"
+        and found.choices == ("prompt 0", "prompt 1", "prompt 2")
+        and found.picked == 1
+    )
+
+
+def test_choices_without_the_question_do_not_count():
+    """With acc_mutual_info the choices are asked again without it."""
+    line = choice_line(0, ((-3.0, -2.0, -4.0), 1.0)) | {
+        "metrics": ["acc", "acc_mutual_info"],
+        "acc_mutual_info": 1.0,
+    }
+    for number in range(3):
+        line["arguments"][f"gen_args_{number + 3}"] = {
+            "arg_0": "",
+            "arg_1": line["arguments"][f"gen_args_{number}"]["arg_1"],
+        }
+        line["resps"].append([["-0.5", "False"]])
+    assert (
+        answer_of(Sample.of(line), "acc").scores == (-3.0, -2.0, -4.0)
+        and answer_of(Sample.of(line), "acc").picked == 1
+    )
+
+
+def test_a_text_that_is_scored_as_a_whole_has_no_answer():
+    line = {"doc_id": 0, "filter": "none", "metrics": []}
+    line |= {"arguments": {"gen_args_0": {"arg_0": "a text"}}, "resps": [[["-3.0"]]]}
+    assert answer_of(Sample.of(line), "word_perplexity") is None
+
+
+@pytest.mark.parametrize(
+    "one, other, position",
+    [
+        ("93 + 14", "9 + 14", 0),
+        ("a b c", "a b d", 4),
+        ("same", "same", 4),
+        ("a b", "a b c", 3),
+        ("a b", "a bc", 2),
+        ("", "x", 0),
+    ],
+)
+def test_the_first_word_that_differs(one, other, position):
+    assert first_difference(one, other) == first_difference(other, one) == position
+
+
+@pytest.mark.parametrize(
+    ("filtered", "extracted"),
+    [
+        (["65"], "65"),
+        (["[invalid]"], "[invalid]"),
+        (["5 + 60"], None),
+        (["def f():" + " " * 40 + "5 + 60"], None),
+        ([["65", "66"]], None),
+        ([], None),
+    ],
+)
+def test_what_a_filter_takes_from_a_text_is_kept_if_it_is_not_the_text(filtered, extracted):
+    """A filter of code puts the prompt in front of the answer."""
+    line = generated_line(0, ("5 + 60 ", 1.0)) | {"filtered_resps": filtered}
+    assert answer_of(Sample.of(line), "exact_match").extracted == extracted
+
+
+def kinds(output, before, after, **changes):
+    runs = pair_of_runs(output, before, after, **changes)
+    found = examples_of(runs, ["base", "roe"])
+    assert not found.problems
+    return found, {each.document: each.kind for each in found.answers if each.changed}
+
+
+def test_kinds_are_those_of_a_plain_loop(tmp_path):
+    random.seed(0)
+    before, after = (
+        [(random.choice("xyz"), float(random.random() < 0.5)) for _ in range(60)] for _ in range(2)
+    )
+    found, shown = kinds(tmp_path, before, after)
+    expected = {}
+    for number, ((text, value), (other, changed)) in enumerate(zip(before, after, strict=True)):
+        if (value, changed) in ((0.0, 1.0), (1.0, 0.0)):
+            expected[number] = "wrong to right" if changed else "right to wrong"
+        elif text != other:
+            expected[number] = f"{'right' if value else 'wrong'}, with another answer"
+    assert shown == expected and found.documents == 60
+    assert len(Counter(expected.values())) == 4
+    order = [KINDS.index(each.kind) for each in found.answers]
+    assert order == sorted(order)
+
+
+def test_both_answers_stand_side_by_side(tmp_path):
+    found, _ = kinds(tmp_path, [("5 + 2 = 7", 0.0)], [("5 * 2 = 10", 1.0)])
+    [one] = found.answers
+    assert (one.base, one.own, one.differs) == ("5 + 2 = 7", "5 * 2 = 10", 2)
+    assert (one.prompt, one.target, one.run, one.task) == ("Question 0", "target 0", "roe", "t")
+
+
+def test_choices_have_both_scores(tmp_path):
+    same = ((-1.0, -2.0, -3.0), 1.0)
+    found, shown = kinds(
+        tmp_path, [same, same], [((-2.5, -2.0, -3.0), 0.0), ((-1.1, -2.0, -3.0), 1.0)], of_choices=True
+    )
+    assert shown == {0: "right to wrong"}, "another log-probability alone is no other answer"
+    one = found.answers[0]
+    assert one.options[0] == [" red", -1.0, -2.5] and one.picked == [0, 1] and one.target == "red"
+
+
+def test_scores_that_are_no_right_or_wrong(tmp_path):
+    found, shown = kinds(tmp_path, [("a", 0.3), ("b", 0.5)], [("c", 0.4), ("b", 0.5)])
+    assert shown == {0: CHANGED} and found.answers[0].scores == [0.3, 0.4]
+
+
+@pytest.mark.parametrize(("better", "kind"), [(True, "wrong to right"), (False, "right to wrong")])
+def test_less_may_be_better(tmp_path, better, kind):
+    base, own = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
+    own = RunResult(dict(own) | {"higher_is_better": {"t": {"exact_match": better}}}, own.folder)
+    assert [each.kind for each in examples_of([own], ["roe"]).answers] == [kind]
+
+
+def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):
+    lines = [generated_line(2, ("z", 0.0)), generated_line(0, ("x", 0.0))]
+    lines += [line | {"filter": "other", "resps": [["y"]]} for line in lines]
+    stored_run(tmp_path, "b" * 64, lines, "base", samples={"t": [0, 2]})
+    answers = [generated_line(i, (text, 1.0)) for i, text in enumerate("bcd")]
+    own = stored_run(tmp_path, "a" * 64, answers, baseline="b" * 64)
+    found = examples_of([own], ["roe"])
+    assert not found.problems
+    assert {(one.document, one.base, one.own) for one in found.answers} == {(2, "z", "d"), (0, "x", "b")}
+
+
+def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PROMPTS", 6)
+    monkeypatch.setattr(module, "SHORTEST_CUT", 1)
+    monkeypatch.setattr(module, "MOST", 1)
+    found, shown = kinds(tmp_path, [("a", 1.0), ("b", 0.0)], [("c", 0.0), ("d", 1.0)])
+    assert shown == {1: "wrong to right"} and found.left_out == 1
+    assert answer_data(found.answers)["prompts"] == [["tion 1", 4]]
+
+
+@pytest.mark.parametrize("gone", ["results.json", "samples_t.jsonl"])
+def test_missing_files_are_named(tmp_path, gone):
+    base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("c", 0.0)])
+    (base.folder / gone).unlink()
+    found = examples_of([own], ["roe"])
+    assert len(found.answers) == (0 if gone.startswith("samples") else 1), "its own answers, not lost"
+    assert ("it is gone" if gone.startswith("samples") else "not stored here") in found.problems[0]
+
+
+def test_an_odd_answer_is_named_and_the_others_are_shown(tmp_path):
+    """Broken by a traceback, and by half of the answers of a run."""
+    base, roe = pair_of_runs(tmp_path, [("1", 0.0), ("2", 0.0)], [("3", 1.0), ("4", 1.0)])
+    file = roe.folder / "samples_t.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[1]["resps"] = [[]]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = examples_of([base, roe], ["base", "roe"])
+    assert found.answers == [] and found.documents == 0
+    assert len(found.problems) == 1 and roe.folder.name in found.problems[0]
+
+
+def test_all_answers_are_there_and_each_prompt_once(tmp_path):
+    """Broken by an unchanged answer that is lost, and by a base run that is shown next to itself."""
+    base, roe = pair_of_runs(
+        tmp_path, [("1", 1.0), ("2", 0.0), ("3", 0.5)], [("1", 1.0), ("2", 0.0), ("3", 0.5)]
+    )
+    found = examples_of([base, roe, roe], ["base", "roe", "again"])
+    assert [each.kind for each in found.answers if each.run == "roe"] == [
+        "wrong, unchanged",
+        "right, unchanged",
+        "unchanged",
+    ]
+    assert {each.run for each in found.answers} == {"roe", "again"} and found.changed == 0
+    data = answer_data(found.answers)
+    assert [prompt for prompt, _ in data["prompts"]] == ["Question 1", "Question 0", "Question 2"]
+    assert [each["right"] for each in data["answers"] if "right" in each] == [False, False, True, True]
+
+
+def test_a_run_that_is_compared_with_none_has_its_answers(tmp_path):
+    base, _ = pair_of_runs(tmp_path, [("1", 1.0), ("2", 0.0)], [("1", 1.0), ("2", 0.0)])
+    found = examples_of([base], ["base"])
+    assert [(each.kind, each.base, each.own) for each in found.answers] == [
+        ("wrong", None, "2"),
+        ("right", None, "1"),
+    ]
+    assert not found.problems and found.documents == 0
+
+
+def question(scores, before, after, picked=0):
+    """A question whose answer before and after is right or wrong."""
+    kind = {(True, False): "right to wrong", (False, True): "wrong to right"}.get((before, after), "other")
+    options = [[str(i), score, 0.0] for i, score in enumerate(scores)]
+    place = {"run": "r", "task": "t", "document": 0, "prompt": "", "target": "", "kind": kind}
+    return ShownAnswer(**place, right=after, options=options, picked=[picked, 0])
+
+
+def test_groups_of_confidence_hold_each_question_once():
+    """Confidence is the probability among the choices. The reference is a loop over all questions."""
+    random.seed(1)
+    asked, known = [], []
+    for _ in range(42):
+        margin, before, after = random.random(), random.random() < 0.5, random.random() < 0.7
+        asked.append(question((-1000.0 - margin, -1000.0), before, after))
+        known.append((1 / (1 + math.exp(margin)), before, after))
+    odd = [question((-math.inf, -math.inf), True, True), question((0.0, -1.0), True, True, picked=None)]
+    groups = by_confidence(asked + odd)
+    assert len(groups) == GROUPS and sum(group.n for group in groups) == 42
+    for group in groups:
+        own = [one for one in known if group.low - 1e-9 <= one[0] <= group.high + 1e-9]
+        assert len(own) == group.n
+        assert group.base == sum(before for _, before, _ in own) / group.n
+        gain = sum(after - before for _, before, after in own) / group.n
+        assert group.gain == pytest.approx(gain) and group.interval[0] <= gain <= group.interval[1]
+        assert group.flips[0] == sum((not before) and after for _, before, after in own)
+    assert [group.low for group in groups] == sorted(group.low for group in groups)
+
+
+def test_few_questions_have_no_groups():
+    assert by_confidence([question((0.0, -1.0), True, True)] * 19) == []
+    assert len(by_confidence([question((0.0, -1.0), True, True)] * 20)) == GROUPS

@@ -6,7 +6,6 @@ does not import torch, which would slow down `--help`.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -359,14 +358,12 @@ class Config:
         return 1 if self.tuning.name == "none" else SEEDS_WITH_TUNING
 
     def _check_documents(self) -> None:
-        if self.limit is not None and not math.isfinite(self.limit):
+        if self.limit is not None and not (
+            0 < self.limit < 1 or (self.limit >= 1 and float(self.limit).is_integer())
+        ):
             raise ConfigError(
-                f"limit={self.limit} is no number of documents. Use a count, or a fraction below 1."
+                f"limit={self.limit}: use a number of documents, or a fraction between 0 and 1."
             )
-        if self.limit is not None and self.limit <= 0:
-            raise ConfigError(f"limit={self.limit} selects nothing. Use a count, or a fraction below 1.")
-        if self.limit is not None and self.limit > 1 and self.limit != int(self.limit):
-            raise ConfigError(f"limit={self.limit} is neither a count nor a fraction below 1.")
         if self.samples is None:
             return
         if self.limit is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -120,18 +121,11 @@ def inline_json(value: Any) -> Markup:
     return Markup(text)
 
 
-PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}
-
-
-def picture_uri(path: Path) -> str:
-    """An SVG or PNG file as a data URI."""
-    return f"data:{PICTURES[path.suffix]};base64,{b64encode(path.read_bytes()).decode()}"
-
-
 def picture_of(png: Path) -> str:
     """A figure as a data URI: its SVG, which follows dark mode, or its PNG if an earlier version drew it."""
     svg = png.with_suffix(".svg")
-    return picture_uri(svg if svg.is_file() else png)
+    kind, file = ("svg+xml", svg) if svg.is_file() else ("png", png)
+    return f"data:image/{kind};base64,{b64encode(file.read_bytes()).decode()}"
 
 
 def pictures_in(folder: Path) -> list[tuple[str, str]]:
@@ -160,12 +154,7 @@ def latex_of_rows(rows: Sequence[Mapping[str, object]], caption: str) -> str:
     """Rows that share their keys as a LaTeX table with booktabs' rules."""
     from pandas import DataFrame
 
-    text: str = DataFrame(list(rows)).to_latex(index=False, escape=True, caption=_escaped(caption))
+    # to_latex escapes cells and headings, but not the caption
+    escaped = re.sub(r"[&%$#_{}]", r"\\\g<0>", caption.replace("\\", r"\textbackslash "))
+    text: str = DataFrame(list(rows)).to_latex(index=False, escape=True, caption=escaped)
     return "".join(IN_LATEX.get(one, one) for one in text)
-
-
-def _escaped(text: str) -> str:
-    """Text escaped for LaTeX. to_latex escapes cells and headings, but not the caption."""
-    return "".join(
-        {"\\": r"\textbackslash{}"}.get(one, f"\\{one}" if one in "&%$#_{}" else one) for one in text
-    )

@@ -347,6 +347,48 @@ def test_the_score_of_a_group_is_its_own() -> None:
     assert "difference" not in loggers.scores(results), "it was compared task by task"
 
 
+class LoggedRun:
+    """A W&B run that keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, Any]] = []
+        self.tags: tuple[str, ...] = ("mine",)
+        self.config = self.summary = {}
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.logged.append(values)
+
+    def define_metric(self, *names: str, **options: str) -> None: ...
+
+
+@pytest.fixture
+def run_of_logger(monkeypatch: pytest.MonkeyPatch) -> tuple[WandbLogger, LoggedRun]:
+    monkeypatch.setattr(loggers, "sample_frames", lambda result: {})
+    monkeypatch.setattr(loggers, "training_lines", lambda result: [])
+    monkeypatch.setattr(loggers, "expert_metrics_of", lambda result: None)
+    logger, run = (
+        WandbLogger(Config(logger=LoggerConfig(name="wandb")), "run", "r", None, "offline", None),
+        LoggedRun(),
+    )
+    logger.__dict__["_run"] = run
+    return logger, run
+
+
+def test_all_notes_are_tags(run_of_logger: tuple[WandbLogger, LoggedRun]) -> None:
+    logger, run = run_of_logger
+    block = RESULTS["moe_lab"] | {"untuned": True, "c3po": {"upper_bound": True}}
+    logger.log_results(RunResult(RESULTS.content | {"moe_lab": block}))
+    assert run.tags[:4] == ("mine", "partial", "untuned", "upper-bound") and run.logged
+
+
+def test_a_pruned_trial_has_no_value(run_of_logger: tuple[WandbLogger, LoggedRun]) -> None:
+    logger, run = run_of_logger
+    logger.log_trial(7, None, [0.0, 0.5], "PRUNED")
+    logger.log_trial(8, 2.5, [0.0, 0.5], "COMPLETE")
+    assert [line.get("value") for line in run.logged] == [None, 2.5] and "value" not in run.logged[0]
+    assert run.logged[0] == {"trial": 7, "state": "PRUNED", **loggers.by_layer([0.0, 0.5])}
+
+
 def test_a_sample_is_a_row(tmp_path: Path) -> None:
     line = {
         "doc_id": 3,

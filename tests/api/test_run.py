@@ -69,7 +69,7 @@ paper: []
     assert len(results) == 5 and len(table) == 3 and list(results.tables) == ["mine"]
     stored = json.loads((tmp_path / "o" / "tables" / "mine-tiny.json").read_text())
     own = table[table["method"] == "roe"]
-    assert list(own["seeds"]) == [2, 2] and own["p_holm"].notna().all() and len(stored["cells"]) == 3
+    assert list(own["seeds"]) == [2, 2] and own["p_holm"].notna().all() and len(stored["rows"]) == 3
     means = results.frame().dropna(subset="p_holm")
     assert sorted(means["p_holm"]) == sorted(own["p_holm"]) and set(own["family"]) == {2}
     again = moe_lab.report(keys, quiet=True)

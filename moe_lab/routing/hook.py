@@ -247,9 +247,14 @@ class _Watch:
             self.check_nan()
 
     def check_nan(self) -> None:
-        """Raise RoutingError if a router's logits were NaN. Waits for the device."""
-        for router in self.routers:
-            if self.nan.get(router.layer, False):
+        """Raise RoutingError if a router's logits were NaN. Waits for the device, once."""
+        called = [router for router in self.routers if router.layer in self.nan]
+        if not called:
+            return
+        device = self.nan[called[0].layer].device
+        nan = torch.stack([self.nan[router.layer].to(device) for router in called]).tolist()
+        for router, is_nan in zip(called, nan, strict=True):
+            if is_nan:
                 raise RoutingError(
                     f"The logits of the router {router.name} (MoE layer {router.layer}) are NaN. "
                     "Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."

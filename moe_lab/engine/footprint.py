@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar
 
@@ -204,6 +205,6 @@ def _metered(kind: Any, text: str, dtype: torch.dtype, attention: str) -> Footpr
 
 
 def meta_model(config: Any, dtype: torch.dtype) -> Any:
-    """A model of this configuration without weights."""
+    """A model of this configuration without weights. The configuration, whose dtype transformers sets, is a copy."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+        return AutoModelForCausalLM.from_config(deepcopy(config), dtype=dtype).eval().requires_grad_(False)

@@ -59,3 +59,10 @@ def test_a_family_whose_code_reads_values_has_no_plan() -> None:
     model = meta_model(small_config("jetmoe"), torch.float32)
     with pytest.raises(NotImplementedError):
         planned_peak(model, lambda: None)
+
+
+def test_a_model_without_weights_leaves_the_configuration_as_it_is():
+    config = small_config("olmoe")
+    before = config.to_json_string(use_diff=False)
+    assert meta_model(config, torch.bfloat16).dtype == torch.bfloat16
+    assert config.to_json_string(use_diff=False) == before

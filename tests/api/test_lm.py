@@ -179,6 +179,7 @@ def test_the_command_of_lm_eval_knows_the_name(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_command_without_a_model_is_one_message(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["moe-lab-eval", "--model", "moe_lab", "--tasks", "arc_easy"])
     with pytest.raises(SystemExit) as ended:

@@ -6,6 +6,7 @@ import moe_lab
 from tests.support.command import run_command
 
 
+@pytest.mark.slow
 def test_the_plan_is_that_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
     keys = ["-m", "method=roe", "method.n=2,3", "task=toy_choice", "limit=4", f"model.path={tiny_olmoe_dir}"]
     keys.append(f"output_dir={tmp_path}")

@@ -167,6 +167,7 @@ def test_an_added_group_is_hydras_and_overrides_apply(own):
         compose([*own, "+experiment=quick", "method.nonsense=8"])
 
 
+@pytest.mark.slow
 def test_a_grid_in_a_yaml_is_one_and_what_is_not_obeyed_is_refused(own):
     assert [cell.values["seed"] for cell in compose([*own, "--config-name", "grid"])] == [0, 1]
     assert [cell.values["seed"] for cell in compose([*own, "+preset=grid"])] == [2, 3]

@@ -41,6 +41,7 @@ def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
     assert not [one for one in threading.enumerate() if one.name.startswith("filelock-lease")]
 
 
+@pytest.mark.slow
 def test_a_living_holder_keeps_its_lease(tmp_path: Path, leases: float) -> None:
     file = tmp_path / ".lock"
     assert not is_locked(file) and not list(tmp_path.iterdir())

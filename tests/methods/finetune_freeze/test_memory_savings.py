@@ -87,6 +87,7 @@ def test_8_bit_adamw_moves_what_is_not_frozen(schedule, eight_bit, tmp_path, mon
             assert equal == (group == frozen), f"{name} in step {step}"
 
 
+@pytest.mark.slow
 def test_8_bit_adamw_continues_as_if_it_was_not_stopped(eight_bit, tmp_path):
     """Also its moments and the generator that rounds are in the checkpoint."""
     settings = {"count": 12, "schedule": "none-router", "save_steps": 2, **eight_bit}

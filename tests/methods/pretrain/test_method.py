@@ -290,6 +290,7 @@ def name_of(folder: Path, seed: int = 0, model: ModelConfig | None = None, **key
     return name
 
 
+@pytest.mark.slow
 def test_what_determines_the_weights_makes_another_model(tmp_path):
     texts = tmp_path / "own.jsonl"
     texts.write_text("".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(50)))

@@ -85,6 +85,7 @@ def assert_same(one: dict, other: dict) -> None:
         assert value.numpy().tobytes() == other[name].numpy().tobytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first_fast(("bias", "olmoe", "word-hash", "word"), 2))
 def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path, monkeypatch):
     """Weights and log, with noise; it was stopped in the step after a checkpoint, and in the next one."""
@@ -275,6 +276,7 @@ def test_the_record_counts_what_was_trained(tmp_path):
     assert told["first_loss"] == told["last_loss"] == line["loss"]
 
 
+@pytest.mark.slow
 def test_experts_are_computed_as_is_asked(tmp_path):
     """By each implementation of `model.experts_implementation`, those of this package included."""
     trained = {}

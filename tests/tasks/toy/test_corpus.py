@@ -30,6 +30,7 @@ TASKS = (
 )
 
 
+@pytest.mark.slow
 def test_every_generated_text_is_the_one_that_the_embedded_models_were_trained_on():
     """Stored scores depend on them, too."""
     everything = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import moe_lab
 from tests.support.command import run_command
 

@@ -1,10 +1,20 @@
-"""Which prompts share a beginning."""
+"""Which prompts share a beginning, and the names of tokens. Broken by equal names of other texts."""
 
 from __future__ import annotations
 
 import random
+from itertools import permutations
 
-from moe_lab.engine.forward.batch import MIN_SHARED, group_by_prefix
+import torch
+
+from moe_lab.engine.forward.batch import (
+    MIN_SHARED,
+    TokenTree,
+    collate,
+    group_by_prefix,
+    prefix_names,
+    token_names,
+)
 
 
 def prompts_of(beginning, count, rng, length=10):
@@ -48,3 +58,42 @@ def test_unlike_prompts_share_nothing():
 def test_the_same_prompt_twice_shares_all_but_its_last_token():
     (group,) = group_by_prefix([list(range(30))] * 2)
     assert group.shared == 29
+
+
+MASK = 2**64 - 1
+
+
+def slow_hash(*values: int) -> int:
+    """SplitMix64 of a sequence, in Python's own integers."""
+    z = 0
+    for value in values:
+        z = ((z ^ (value & MASK)) + 0x9E3779B97F4A7C15) & MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+        z ^= z >> 31
+    return z
+
+
+def signed(value: int) -> int:
+    return (value & MASK) - 2**64 * ((value & MASK) >> 63)
+
+
+def test_a_name_is_the_sum_of_the_hashes_of_tokens_and_positions():
+    ids = [7, 3, 7, 250_000, 0]
+    hashes = [slow_hash(token, place) for place, token in enumerate(ids)]
+    assert token_names(ids, range(5)).tolist() == list(map(signed, hashes))
+    assert prefix_names(ids).tolist() == [signed(sum(hashes[: i + 1])) for i in range(5)]
+
+
+def test_the_same_tokens_in_another_order_have_another_name():
+    """A name identifies routing: equal names would give one text the experts of another."""
+    texts = list(permutations([5, 6, 7, 8]))
+    assert len({prefix_names(text)[-1] for text in texts}) == len(texts)
+
+
+def test_a_branch_of_a_pass_has_the_names_of_its_whole_text():
+    tree = TokenTree([4, 5], [[6, 7], [6, 8], [5, 7]])
+    tokens = collate([tree], 0, torch.device("cpu"))
+    names = set(tokens.names_BS().reshape(-1).tolist())
+    for answer in ([6, 7], [6, 8], [5, 7]):  # the last token of a text is not read
+        assert set(prefix_names([4, 5, *answer[:-1]]).tolist()) <= names

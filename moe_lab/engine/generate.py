@@ -93,9 +93,19 @@ class _Batch:
         self.forward = forward
         self.states = states
         self.prefill = prefill
-        self.active = list(range(len(states)))
+        self._set_active(list(range(len(states))))
         self.cache, self.real_BT, self.scores_AV = prefill(states)
         self._padded = not bool(self.real_BT.all())
+
+    def _set_active(self, active: list[int]) -> None:
+        """The unfinished sequences. Their tensors stay the same until one of them ends."""
+        self.active = active
+        self._active_A = torch.tensor(active, device=self.forward.device)
+        keys = [(state.noise_key, state.sample_index) for state in self.states]
+        self._key_B, self._sample_B = torch.tensor(keys, device=self.forward.device).unbind(1)
+        real = torch.zeros(len(self.states), 1, dtype=torch.bool)
+        real[active] = True
+        self._real_B1 = real.to(self.forward.device)
 
     def run(self, decoding: Decoding, on_done: OnDone) -> None:
         while True:
@@ -103,9 +113,10 @@ class _Batch:
             ended = {b for b in self.active if decoding.ends(self.states[b])}
             for b in sorted(ended):
                 on_done(self.states[b])
-            self.active = [b for b in self.active if b not in ended]
-            if not self.active:
+            if len(ended) == len(self.active):
                 return
+            if ended:
+                self._set_active([b for b in self.active if b not in ended])
             self.scores_AV = self._next_scores()
 
     def rehearse(self, decoding: Decoding) -> None:
@@ -131,26 +142,24 @@ class _Batch:
         return self._step()
 
     def _drop_finished(self) -> None:
-        index = torch.tensor(self.active, device=self.forward.device)
-        self.cache.select(index, len(self.states))
-        self.real_BT = self.real_BT[index]
+        self.cache.select(self._active_A, len(self.states))
+        self.real_BT = self.real_BT[self._active_A]
         self._padded = not bool(self.real_BT.all())
         self.states = [self.states[b] for b in self.active]
-        self.active = list(range(len(self.states)))
+        self._set_active(list(range(len(self.states))))
 
     def _step(self) -> Tensor:
         device = self.forward.device
-        active = set(self.active)
         self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
         tokens = Tokens(
             ids_BS=torch.tensor([[s.generated[-1]] for s in self.states], device=device),
             position_BS=torch.tensor([[s.position] for s in self.states], device=device),
             visible_BSK=None if len(self.states) == 1 and not self._padded else self.real_BT[:, None],
-            logit_positions_M=torch.tensor(self.active, device=device),
-            noise_key_B=torch.tensor([s.noise_key for s in self.states], device=device),
-            sample_index_B=torch.tensor([s.sample_index for s in self.states], device=device),
+            logit_positions_M=self._active_A,
+            noise_key_B=self._key_B,
+            sample_index_B=self._sample_B,
             most_logits=1,
-            real_BS=torch.tensor([[b in active] for b in range(len(self.states))], device=device),
+            real_BS=self._real_B1,
             names_BS=self._names,
             count=len(self.active),
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -201,8 +202,10 @@ class _Watch:
     def __init__(self, model: nn.Module, routers: list[Router], repeats: bool):
         self.model, self.routers, self.repeats = model, routers, repeats
         self.called: set[int] = set()
-        self.nan: dict[int, Tensor] = {}
-        """By layer: whether logits of any pass were NaN. It stays on the router's device until it is asked for."""
+        self.sums: dict[int, Tensor] = {}
+        """Of the logits of the pass, by layer: NaN if one of them is. One operation, where `isnan` takes several."""
+        self.nan: dict[tuple[int, ...], Tensor] = {}
+        """Whether logits of any pass were NaN, by its layers. It stays on the device until it is asked for."""
 
     def start(self, args: tuple, kwargs: dict) -> None:
         self.called.clear()
@@ -219,9 +222,8 @@ class _Watch:
     def decide(self, router: Router, policy: Policy) -> Decide:
         def decide(routing: Routing) -> Routing | None:
             self._refuse(in_backward())
-            nan = routing.logits_TE.isnan().any()
             self.called.add(router.layer)
-            self.nan[router.layer] = self.nan[router.layer] | nan if router.layer in self.nan else nan
+            self.sums[router.layer] = routing.logits_TE.detach().sum(dtype=torch.float32)
             changed = policy(router, routing)
             if changed is not None:
                 weights, experts = changed.weights_TK.shape, changed.index_TK.shape
@@ -243,23 +245,28 @@ class _Watch:
                     "kernels do this), so no routing method can act.\n"
                     "Load the model unquantized and with model.experts_implementation=grouped_mm, or use method=base."
                 )
+        self._note_nan()
         if torch.is_grad_enabled():
             self.check_nan()
 
+    def _note_nan(self) -> None:
+        if self.sums:
+            layers, sums = tuple(self.sums), list(self.sums.values())
+            nan = torch.stack([one.to(sums[0].device) for one in sums]).isnan()
+            self.nan[layers] = self.nan[layers] | nan if layers in self.nan else nan
+            self.sums.clear()
+
     def check_nan(self) -> None:
-        """Raise RoutingError if a router's logits were NaN. Waits for the device, once."""
-        called = [router for router in self.routers if router.layer in self.nan]
-        if not called:
-            return
-        device = self.nan[called[0].layer].device
-        nan = torch.stack([self.nan[router.layer].to(device) for router in called]).tolist()
-        for router, is_nan in zip(called, nan, strict=True):
-            if is_nan:
+        """Raise RoutingError if a router's logits were NaN. Waits for the device."""
+        self._note_nan()
+        nan = {layer for layers, each in self.nan.items() for layer in compress(layers, each.tolist())}
+        self.nan.clear()
+        for router in self.routers:
+            if router.layer in nan:
                 raise RoutingError(
                     f"The logits of the router {router.name} (MoE layer {router.layer}) are NaN. "
                     "Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
                 )
-        self.nan.clear()
 
 
 _open: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()

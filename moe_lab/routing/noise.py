@@ -12,8 +12,10 @@ T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = expe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,18 +92,39 @@ def gumbel_for_tokens(
     antithetic: bool = False,
 ) -> Tensor:
     """`gumbel` for T tokens, each with its own key, and L layers at once: float32 [L, T, n_experts]."""
-    # an even sample takes the hash of the odd one before it, and 1 - u in place of u
-    mirrored_T = (row_T > 0) & (row_T % 2 == 0) & antithetic
-    row_T = row_T - mirrored_T.long()
-    # keys of a token first, then layer and expert: the shared part of the hash is computed once for all of them
-    hash_T = absorb(torch.zeros_like(document_T), torch.full_like(document_T, seed))
-    for value_T in (document_T, repeat_T, row_T):
-        hash_T = absorb(hash_T, value_T)
-    hash_LT = absorb(absorb(hash_T[None], layer_L[:, None]), position_T[None])
+    hash_LT = _hash(seed, document_T, repeat_T, row_T, layer_L, antithetic)
     expert_E = torch.arange(n_experts, device=document_T.device)
-    k_LTE = _shift(absorb(hash_LT[..., None], expert_E), 11)
-    k_LTE = torch.where(mirrored_T[:, None], 2**53 - 1 - k_LTE, k_LTE)  # the k of 1 - u
-    if document_T.device.type in WITHOUT_FLOAT64:
+    return _noise_at(hash_LT, position_T, expert_E, row_T if antithetic else None)
+
+
+def _hash(
+    seed: int, document_T: Tensor, repeat_T: Tensor, row_T: Tensor, layer_L: Tensor, antithetic: bool
+) -> Tensor:
+    """int64 [L, T]: the part of the hash that all positions of a sample and all experts share."""
+    if antithetic:  # an even sample takes the hash of the odd one before it, and 1 - u in place of u
+        row_T = row_T - _mirrored(row_T).long()
+    hash_: Any = _seed_hash(seed)
+    for value_T in (document_T, repeat_T, row_T):
+        hash_ = absorb(hash_, value_T)
+    return absorb(hash_[None], layer_L[:, None])
+
+
+@lru_cache(maxsize=64)
+def _seed_hash(seed: int) -> int:
+    return int(absorb(np.zeros(1, dtype=np.int64), np.array([seed]))[0])
+
+
+def _mirrored(row_T: Tensor) -> Tensor:
+    return (row_T > 0) & (row_T % 2 == 0)
+
+
+def _noise_at(
+    hash_LT: Tensor, position_T: Tensor, expert_E: Tensor, antithetic_row_T: Tensor | None
+) -> Tensor:
+    k_LTE = _shift(absorb(absorb(hash_LT, position_T[None])[..., None], expert_E), 11)
+    if antithetic_row_T is not None:
+        k_LTE = torch.where(_mirrored(antithetic_row_T)[:, None], 2**53 - 1 - k_LTE, k_LTE)  # the k of 1 - u
+    if hash_LT.device.type in WITHOUT_FLOAT64:
         return _gumbel_in_float32(k_LTE)
     uniform_LTE = (k_LTE.double() + 0.5) * 2.0**-53
     return -torch.log(-torch.log(uniform_LTE)).float()
@@ -117,15 +140,15 @@ def _gumbel_in_float32(k: Tensor) -> Tensor:
     return -torch.log(torch.where(small, -torch.log(part), -torch.log1p(-part)))
 
 
-def absorb(hash_: Tensor, value: Tensor) -> Tensor:
-    """int64: a hash of `hash_` and a further value, one step of the hash of `gumbel`."""
+def absorb(hash_: Any, value: Any) -> Any:
+    """int64: a hash of `hash_` and a further value, one step of the hash of `gumbel`. Tensors or arrays of NumPy."""
     z = (hash_ ^ value) + _GOLDEN
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
     return z ^ _shift(z, 31)
 
 
-def _shift(z: Tensor, bits: int) -> Tensor:
+def _shift(z: Any, bits: int) -> Any:
     """Logical right shift of int64 (torch's own keeps the sign)."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
@@ -140,6 +163,48 @@ class NoisyTokens:
     repeat: Tensor
     row: Tensor
     position: Tensor
+    known: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What a policy has computed of everything but the positions, by policy and layers."""
+
+    def at(self, position: Tensor) -> NoisyTokens:
+        """The next tokens of the same samples. What is known of these stays."""
+        return replace(self, position=position)
+
+
+class DecisionCounter:
+    """Counts decisions, and those with another set of experts than the one before. It does not wait for the device.
+
+    Decisions of several layers are compared together: a step of generation has few operations.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[torch.device, int], list[tuple[Tensor, Tensor]]] = {}
+        self._kept: dict[torch.device, Tensor | int] = {}
+        self.all = 0
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(changed decisions, all decisions) that are compared so far."""
+        return self.all - sum(int(count) for count in self._kept.values()), self.all
+
+    def add(self, index_NK: Tensor, before_TK: Tensor) -> None:
+        """Keep the decisions for N of T tokens, and those before them, until `compare`."""
+        self._pairs.setdefault((index_NK.device, index_NK.shape[-1]), []).append((index_NK, before_TK))
+
+    def compare(self, at_N: Tensor | None = None) -> None:
+        """Count the decisions that were added for the tokens `at_N`; None: for all tokens."""
+        for pairs in self._pairs.values():
+            index_LNK, before_LNK = (torch.stack(each) for each in zip(*pairs, strict=True))
+            if at_N is not None:
+                before_LNK = before_LNK[:, at_N.to(before_LNK.device)]
+            kept_LNK = (index_LNK[..., None] == before_LNK[..., None, :]).any(dim=-1)
+            self.count(kept_LNK.all(dim=-1))
+        self._pairs.clear()
+
+    def count(self, kept: Tensor) -> None:
+        """Count decisions, of which some are the same as before: bool."""
+        self._kept[kept.device] = self._kept.get(kept.device, 0) + kept.sum()
+        self.all += kept.numel()
 
 
 class GumbelTopK:
@@ -171,15 +236,13 @@ class GumbelTopK:
         self._expected = False
         self._tokens: NoisyTokens | None = None
         self._noise: dict[int, Tensor] = {}
-        """float32 [N, E] of some layers, by layer."""
-        self._changed: dict[torch.device, Tensor | int] = {}
-        self._decided = 0
+        """float32 [N, E] of some layers, by layer: noise times temperature."""
+        self._counter = DecisionCounter()
 
     def expect(self, tokens: NoisyTokens | None) -> None:
         """Set the noisy tokens of the next forward pass; None: no token."""
+        self._compare()
         self._expected, self._tokens, self._noise = True, tokens, {}
-        if tokens is not None:
-            self._decided += len(tokens.index) * len(self._noisy_layers)
 
     @property
     def noiseless(self) -> bool:
@@ -192,7 +255,11 @@ class GumbelTopK:
 
         A decision is one token of one sample in one layer with a temperature above 0.
         """
-        return sum(int(count) for count in self._changed.values()), self._decided
+        self._compare()
+        return self._counter.counts
+
+    def _compare(self) -> None:
+        self._counter.compare(self._tokens.index if self._tokens is not None else None)
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         if not self._expected:
@@ -200,21 +267,19 @@ class GumbelTopK:
                 "GumbelTopK has no tokens: `expect` was not called, so nothing would change. Call it before each pass; "
                 "moe_lab.RoE(model, tokenizer) does."
             )
-        temperature = self.temperatures[router.layer]
-        if self._tokens is None or temperature == 0:
+        if self._tokens is None or self.temperatures[router.layer] == 0:
             return None
         device = routing.logits_TE.device  # layers may be on several devices
         chosen = self._tokens.index.to(device)
         logits_NE = routing.logits_TE[chosen]
         noise_NE = self._noise_of(router.layer, logits_NE.shape[-1]).to(device)
-        scores_NE = router.scores(logits_NE)
-        noisy_NE = scores_NE + temperature * noise_NE
+        noisy_NE = router.scores(logits_NE) + noise_NE
         index_NK = router.choose(noisy_NE, routing.index_TK.shape[-1])
         source_NE = logits_NE
         if self.perturbed_weights:
             source_NE = router.family.rule.logits(noisy_NE).to(logits_NE.dtype)
         weights_NK = router.weights(source_NE, index_NK)
-        self._count(index_NK, routing.index_TK[chosen])
+        self._counter.add(index_NK, routing.index_TK)
         return Routing(
             routing.logits_TE,
             routing.weights_TK.index_copy(0, chosen, weights_NK.to(routing.weights_TK.dtype)),
@@ -222,21 +287,27 @@ class GumbelTopK:
         )
 
     def _noise_of(self, layer: int, n_experts: int) -> Tensor:
-        """float32 [N, E]. Few tokens get the noise of all layers at once: a step of generation has few operations."""
+        """float32 [N, E]: noise times temperature.
+
+        Few tokens get the noise of all layers at once: a step of generation has few operations.
+        """
         if layer not in self._noise:
             t = self._tokens
             assert t is not None
             size = NOISE_BYTES * max(1, len(t.index)) * n_experts
             at = self._noisy_layers.index(layer)
             layers = self._noisy_layers[at : at + max(1, AT_ONCE_BYTES // size)]
-            layer_L = torch.tensor(layers, device=t.index.device)
-            noise_LNE = gumbel_for_tokens(
-                self.seed, t.document, t.repeat, t.row, t.position, layer_L, n_experts, self.antithetic
-            )
-            self._noise = dict(zip(layers, noise_LNE, strict=True))
+            key = (self, *layers)
+            if key not in t.known:
+                temperatures = [self.temperatures[one] for one in layers]
+                layer_L, temperature_L, expert_E = (
+                    torch.tensor(each, device=t.index.device)
+                    for each in (layers, temperatures, range(n_experts))
+                )
+                hash_LN = _hash(self.seed, t.document, t.repeat, t.row, layer_L, self.antithetic)
+                t.known[key] = hash_LN, temperature_L[:, None, None], expert_E
+            hash_LN, temperature_L11, expert_E = t.known[key]
+            noise_LNE = _noise_at(hash_LN, t.position, expert_E, t.row if self.antithetic else None)
+            self._noise = dict(zip(layers, noise_LNE * temperature_L11, strict=True))
+            self._compare()
         return self._noise[layer]
-
-    def _count(self, index_NK: Tensor, clean_NK: Tensor) -> None:
-        differs_N = (index_NK.sort(dim=-1).values != clean_NK.sort(dim=-1).values).any(dim=-1)
-        device = index_NK.device
-        self._changed[device] = self._changed.get(device, 0) + differs_N.sum()

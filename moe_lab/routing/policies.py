@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing
-from moe_lab.routing.noise import NoisyTokens
+from moe_lab.routing.noise import DecisionCounter, NoisyTokens
 from moe_lab.routing.rules import LOGITS
 
 
@@ -169,13 +169,12 @@ class PartnersOnly:
 
     def __init__(self, allowed_LEE: Tensor):
         self.allowed_LEE = allowed_LEE
-        self._changed: dict[torch.device, Tensor | int] = {}
-        self._decided = 0
+        self._counter = DecisionCounter()
 
     @property
     def decisions(self) -> tuple[int, int]:
         """(changed decisions, all decisions) so far. A decision is one token in one layer."""
-        return sum(int(count) for count in self._changed.values()), self._decided
+        return self._counter.counts
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         logits_TE, weights_TK, index_TK = routing
@@ -184,10 +183,9 @@ class PartnersOnly:
         best_T1 = scores_TE.gather(-1, index_TK).argmax(dim=-1, keepdim=True)
         first_T = index_TK.gather(-1, best_T1)[:, 0]
         allowed_TE = self.allowed_LEE[router.layer, :E, :E].to(device)[first_T]
-        changed_T = ~allowed_TE.gather(-1, index_TK).all(dim=-1)
-        self._changed[device] = self._changed.get(device, 0) + changed_T.sum()
-        self._decided += len(changed_T)
-        place_N = changed_T.nonzero()[:, 0]
+        kept_T = allowed_TE.gather(-1, index_TK).all(dim=-1)
+        self._counter.count(kept_T)
+        place_N = (~kept_T).nonzero()[:, 0]
         if not len(place_N):
             return None
         scores_NE = scores_TE[place_N].masked_fill(~allowed_TE[place_N], -torch.inf)
@@ -219,25 +217,22 @@ class Steered:
     def __init__(self, sign_LE: Tensor):
         self.sign_LE = sign_LE
         self.layers = frozenset(sign_LE.any(dim=-1).nonzero()[:, 0].tolist())
-        self._changed: dict[torch.device, Tensor | int] = {}
-        self._decided = 0
+        self._counter = DecisionCounter()
 
     @property
     def decisions(self) -> tuple[int, int]:
         """(decisions with another set of experts than the router's, all decisions) so far."""
-        return sum(int(count) for count in self._changed.values()), self._decided
+        return self._counter.counts
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         logits_TE, weights_TK, index_TK = routing
-        self._decided += len(logits_TE)
         if router.layer not in self.layers:
+            self._counter.count(torch.ones(len(logits_TE), dtype=torch.bool))
             return None
-        device, (T, E) = logits_TE.device, logits_TE.shape
-        sign_E = self.sign_LE[router.layer, :E].to(device)
+        sign_E = self.sign_LE[router.layer, : logits_TE.shape[-1]].to(logits_TE.device)
         chosen_TK = router.choose(_forced(router.scores(logits_TE), sign_E), index_TK.shape[-1])
-        own_TE = torch.zeros(T, E, dtype=torch.bool, device=device).scatter_(-1, index_TK, True)
-        changed_T = ~own_TE.gather(-1, chosen_TK).all(dim=-1)
-        self._changed[device] = self._changed.get(device, 0) + changed_T.sum()
+        self._counter.add(chosen_TK, index_TK)
+        self._counter.compare()
         rule = router.family.rule
         if rule.noise == LOGITS:  # Gemma-4's router returns probabilities, whose logarithms are its scores
             moved_TE = rule.logits(_forced(rule.scores(router.module, logits_TE), sign_E))

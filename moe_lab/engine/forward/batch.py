@@ -97,7 +97,7 @@ class Tokens:
     visible_BSK: Tensor | None
     """bool [B, S, T + S]; None: all cached slots, and the new ones up to the token itself."""
     logit_positions_M: Tensor
-    """Flat indices into B x S, ascending; may be empty."""
+    """Flat indices into B x S, ascending; may be empty. The same tensor in two passes: the same sequences."""
     noise_key_B: Tensor
     """Key of each sequence's noise, its `document_key`."""
     sample_index_B: Tensor
@@ -117,8 +117,8 @@ class Tokens:
         if self.visible_BSK is not None:
             return self.visible_BSK
         B, S = self.ids_BS.shape
-        causal = torch.ones(S, prefix + S, dtype=torch.bool, device=self.ids_BS.device).tril(prefix)
-        return causal.expand(B, -1, -1)
+        causal = torch.ones(S, prefix + S, dtype=torch.bool, device=self.ids_BS.device)
+        return (causal.tril(prefix) if S > 1 else causal).expand(B, -1, -1)
 
 
 class TokenTree:

@@ -101,7 +101,8 @@ class EnsembleForward:
         if self._samples:
             self._samples.install(self._stack)
         if self.ensemble.routing:
-            self._stack.enter_context(routed(self.model, self.ensemble.routing))
+            routing = routed(self.model, self.ensemble.routing, self.ensemble.first_noisy)
+            self._stack.enter_context(routing)
         return self
 
     def __exit__(self, *exception: Any) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from moe_lab.engine.forward.layers import (
     attention_windows,
     decoder_layers,
     fork_layer,
-    gather_tokens,
     layer_inputs,
 )
 from moe_lab.routing.noise import NoisyTokens
@@ -56,48 +54,78 @@ class SamplePlaces:
 
 @dataclass(frozen=True)
 class Fork:
-    """The R slots that S clean tokens become. Sequences with fewer samples are padded."""
+    """The R slots that S clean tokens of B sequences become. Sequences with fewer samples are padded."""
 
+    positions_M: Tensor
+    """The logit positions that fork."""
+    sequence_B1: Tensor
     source_BR: Tensor
     """int64: the clean token that each slot is a copy of."""
-    visible_BRK: Tensor
-    """bool [B, R, T + R]."""
-    noisy: Tensor
-    """int64 [M (n - 1)]: flat indices into B x R of the noisy samples, by logit position."""
+    others_BRS: Tensor
+    """bool: False for the clean token of a noisy sample, which the sample replaces."""
+    itself_BRN: Tensor
+    """bool: the slots of noisy samples that each slot attends to: a sample to itself."""
     logits_at: Tensor
     """int64 [M, n]: flat indices into B x R of the samples of each logit position, the clean one first."""
+    noisy: NoisyTokens
+    """The M (n - 1) noisy samples, by logit position."""
+    clean: Tensor
+    """int64: flat indices into B x S of the clean tokens of these."""
+
+    def copies(self, tensor: Tensor) -> Tensor:
+        """[B or 1, S, ...] of the clean tokens -> [B, R, ...] of the slots; a single sequence serves all."""
+        of_sequences = tensor.expand(len(self.source_BR), *tensor.shape[1:])
+        return of_sequences[self.sequence_B1.to(tensor.device), self.source_BR.to(tensor.device)]
+
+    def visible(self, visible_BSK: Tensor) -> Tensor:
+        """bool [B, R, T + R]: the slots that each slot attends to, from those of the clean tokens.
+
+        A sample sees the slots that its token sees, without the token's own, and its own slot: so all samples share the
+        clean history, and no sample sees another one.
+        """
+        S = visible_BSK.shape[1]
+        visible_BRK = self.copies(visible_BSK)
+        new_BRS = visible_BRK[..., -S:] & self.others_BRS
+        return torch.cat([visible_BRK[..., :-S], new_BRS, self.itself_BRN], dim=-1)
 
 
-def fork_samples(logit_positions_M: Tensor, most: int, visible_BSK: Tensor, n: int) -> Fork:
+def fork_samples(tokens: Tokens, n: int) -> Fork:
     """Add n - 1 noisy samples to every logit position. A sample attends to itself instead of its token.
 
-    No shape depends on a value of the device: `most` is the number of positions of the sequence that has most of them.
+    No shape depends on a value of the device.
     """
-    B, S, K = visible_BSK.shape
-    device = logit_positions_M.device
-    sequence_M, token_M = logit_positions_M // S, logit_positions_M % S
-    order_M = torch.arange(len(logit_positions_M), device=device)
+    (B, S), positions_M, device = tokens.ids_BS.shape, tokens.logit_positions_M, tokens.ids_BS.device
+    sequence_M, token_M = positions_M // S, positions_M % S
+    order_M = torch.arange(len(positions_M), device=device)
     # the number of each position within its sequence: positions are ascending, so a search finds a sequence's first
     order_M = order_M - torch.searchsorted(sequence_M, sequence_M)
-    slots = most * (n - 1)
-    R = S + slots
+    slots = tokens.most_logits * (n - 1)
     slot_Mn = S + order_M[:, None] * (n - 1) + torch.arange(n - 1, device=device)
-    source_BR = torch.arange(S, device=device).expand(B, S)
-    source_BR = torch.cat([source_BR, torch.zeros(B, slots, dtype=torch.long, device=device)], dim=1)
+    token_S = torch.arange(S, device=device)
+    source_BR = torch.nn.functional.pad(token_S.expand(B, S), (0, slots))
     source_BR[sequence_M[:, None], slot_Mn] = token_M[:, None].expand_as(slot_Mn)
-
-    # A sample sees the slots that its token sees, without the token's own, and its own slot: so all samples share the
-    # clean history, and no sample sees another one.
-    visible_BRK = torch.zeros(B, R, K + slots, dtype=torch.bool, device=device)
-    visible_BRK[:, :S, :K] = visible_BSK
-    others_MK = visible_BSK[sequence_M, token_M]
-    others_MK[torch.arange(len(logit_positions_M), device=device), K - S + token_M] = False
-    visible_BRK[sequence_M[:, None], slot_Mn, :K] = others_MK[:, None]
-    slot = torch.arange(slots, device=device)
-    visible_BRK[:, S + slot, K + slot] = True
-
-    logits_at_Mn = sequence_M[:, None] * R + torch.cat([token_M[:, None], slot_Mn], dim=1)
-    return Fork(source_BR, visible_BRK, logits_at_Mn[:, 1:].reshape(-1), logits_at_Mn)
+    others_BRS = source_BR[..., None] != token_S
+    others_BRS[:, :S] = True
+    itself_RN = torch.eye(S + slots, dtype=torch.bool, device=device)[:, S:]
+    logits_at = sequence_M[:, None] * (S + slots) + torch.cat([token_M[:, None], slot_Mn], dim=1)
+    clean, sequence = (one.repeat_interleave(n - 1) for one in (positions_M, sequence_M))
+    noisy = NoisyTokens(
+        index=logits_at[:, 1:].reshape(-1),
+        document=tokens.noise_key_B[sequence],
+        repeat=tokens.sample_index_B[sequence],
+        row=torch.arange(1, n, device=device).repeat(len(positions_M)),
+        position=tokens.position_BS.flatten()[clean],
+    )
+    return Fork(
+        positions_M,
+        torch.arange(B, device=device)[:, None],
+        source_BR,
+        others_BRS,
+        itself_RN.expand(B, -1, -1),
+        logits_at,
+        noisy,
+        clean,
+    )
 
 
 class CleanHistory:
@@ -126,29 +154,17 @@ class CleanHistory:
 
     def expect(self, tokens: Tokens, cache: KVCache) -> SamplePlaces | None:
         """Called before each pass. None: the pass has no noise or no logit positions."""
-        self._fork = None
         if not tokens.noise or not len(tokens.logit_positions_M):
+            self._fork = None
             return None
-        fork = fork_samples(
-            tokens.logit_positions_M, tokens.most_logits, tokens.visible(cache.length), self.n
-        )
-        self._fork, self._masks = fork, LayerMasks(fork.visible_BRK, self.dtype)
+        if self._fork is None or self._fork.positions_M is not tokens.logit_positions_M:
+            self._fork = fork_samples(tokens, self.n)
+        fork = self._fork
+        self._masks = LayerMasks(fork.visible(tokens.visible(cache.length)), self.dtype)
         # with one new token no clean token attends to another new one, so attention need not know the samples
         self._late = self.forks_late and tokens.ids_BS.shape[1] == 1
-        self._per_token = PerToken(partial(gather_tokens, source_BR=fork.source_BR))
-        return SamplePlaces(fork.logits_at, self._noisy_tokens(tokens, fork))
-
-    def _noisy_tokens(self, tokens: Tokens, fork: Fork) -> NoisyTokens:
-        R = fork.source_BR.shape[1]
-        sequence = fork.noisy // R
-        source = fork.source_BR.reshape(-1)[fork.noisy]
-        return NoisyTokens(
-            index=fork.noisy,
-            document=tokens.noise_key_B[sequence],
-            repeat=tokens.sample_index_B[sequence],
-            row=torch.arange(1, self.n, device=source.device).repeat(len(tokens.logit_positions_M)),
-            position=tokens.position_BS[sequence, source],
-        )
+        self._per_token = PerToken(fork.copies)
+        return SamplePlaces(fork.logits_at, fork.noisy.at(tokens.position_BS.flatten()[fork.clean]))
 
     def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         if self._fork is None or (self._late and layer is self.first):
@@ -156,13 +172,13 @@ class CleanHistory:
         inputs = self._per_token(layer_inputs(layer, args, kwargs))
         inputs["attention_mask"] = self._masks.of(self.windows[layer])
         if layer is self.first:
-            inputs["hidden_states"] = gather_tokens(inputs["hidden_states"], self._fork.source_BR)
+            inputs["hidden_states"] = self._fork.copies(inputs["hidden_states"])
         return (), inputs
 
     def _before_block(self, block: nn.Module, args: tuple) -> tuple | None:
         if self._fork is None or not self._late:
             return None
-        return (gather_tokens(args[0], self._fork.source_BR), *args[1:])
+        return (self._fork.copies(args[0]), *args[1:])
 
 
 class OwnHistory:

@@ -105,13 +105,6 @@ class PerToken:
         return self._changed[-1][1]
 
 
-def gather_tokens(tensor: Tensor, source_BR: Tensor) -> Tensor:
-    """Tokens `source_BR` of each sequence of [B or 1, S, ...]; a single sequence serves all."""
-    B = source_BR.shape[0]
-    sequence_B1 = torch.arange(B, device=tensor.device)[:, None]
-    return tensor.expand(B, *tensor.shape[1:])[sequence_B1, source_BR.to(tensor.device)]
-
-
 def runs_on_kv_cache(model: Any) -> bool:
     """Whether this model can run over a `KVCache`, whose slots are selected by a mask.
 
@@ -256,5 +249,4 @@ class WindowHooks:
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """bool [B, Q, K] -> the mask that attention adds to its scores, [B, 1, Q, K], for sdpa and eager attention."""
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
+    return torch.where(visible, visible.new_zeros((), dtype=dtype), torch.finfo(dtype).min)[:, None]

@@ -93,7 +93,7 @@ docs: $(STAMP) ## The documentation as a site, site/index.html
 	$(MKDOCS)
 
 bench: $(STAMP) ## The benchmarks behind docs/benchmarks.md (DATA_DIR=... for local data)
-	for part in routing_methods roe_step cache_modes roe_gpu c3po retrieval expert_metrics finetune pretrain; do $(BIN)/python -m benchmarks.$$part || exit; done
+	for part in routing_methods roe_step step cache_modes roe_gpu c3po retrieval expert_metrics finetune pretrain; do $(BIN)/python -m benchmarks.$$part || exit; done
 	for part in tuning base parity command; do \
 		$(BIN)/python -m benchmarks.$$part $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') || exit; done
 

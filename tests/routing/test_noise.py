@@ -212,6 +212,47 @@ def test_tokens_that_are_not_named_keep_their_routing():
     assert policy.decisions[1] == 2
 
 
+def test_decisions_are_counted_as_sets_of_experts():
+    """Over layers and passes with other tokens, some of which choose the same experts in another order."""
+    router = find_routers(make_model("olmoe"))[0]
+    policy, generator = GumbelTopK([0.4, 0.0, 0.4], seed=0), torch.Generator().manual_seed(0)
+    changed = decided = 0
+    for count in (7, 4):
+        chosen = torch.arange(0, count, 2)
+        policy.expect(NoisyTokens(chosen, chosen, chosen * 0, chosen * 0 + 1, chosen))
+        for layer in range(3):
+            logits_TE = torch.randn(count, 8, generator=generator)
+            clean = Routing(logits_TE, torch.ones(count, 2), logits_TE.topk(2, dim=-1).indices.flip(-1))
+            found = policy(replace(router, layer=layer), clean)
+            if found is not None:
+                pairs = [(set(found.index_TK[t].tolist()), set(clean.index_TK[t].tolist())) for t in chosen]
+                changed, decided = changed + sum(one != other for one, other in pairs), decided + len(pairs)
+    assert policy.decisions == (changed, decided) and 0 < changed < decided == 2 * (4 + 2)
+    assert policy.decisions == (changed, decided), "asking counts nothing twice"
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_the_next_tokens_of_the_same_samples_have_the_noise_of_their_positions(antithetic):
+    router = find_routers(make_model("olmoe"))[0]
+    token = torch.arange(5)
+    routing = Routing(torch.zeros(5, 8), torch.ones(5, 2), torch.zeros(5, 2).long())
+
+    def routed_by(policy, tokens):
+        policy.expect(tokens)
+        return [policy(replace(router, layer=layer), routing).index_TK for layer in (0, 1)]
+
+    first = NoisyTokens(token, token + 9, token % 2, token % 3 + 1, token)
+    policies = [GumbelTopK([1.0, hot], seed=3, antithetic=antithetic) for hot in (1.0, 7.0)]
+    for policy in policies:
+        routed_by(policy, first)
+    for step in (1, 2):
+        fresh = NoisyTokens(token, token + 9, token % 2, token % 3 + 1, token + step)
+        for policy in policies:
+            again = GumbelTopK(policy.temperatures, seed=3, antithetic=antithetic)
+            pairs = zip(routed_by(policy, first.at(token + step)), routed_by(again, fresh), strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs)
+
+
 def test_half_precision_logits_get_noise_in_float32():
     # In float16 a uniform number near 1 rounds to 1 and the noise to infinity; 60,000 draws would show it.
     router = find_routers(make_model("olmoe"))[0]

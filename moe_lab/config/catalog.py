@@ -143,14 +143,12 @@ def experiment_files(config_dirs: Sequence[Path]) -> dict[str, Path]:
             if name in files:
                 raise ConfigError(f"{file} has the name of another experiment, {files[name]}. Rename it.")
             files[name] = file
-    return {name: files[name] for name in sorted(files, key=_numbered)}
+    numbered = {name: re.split(r"(\d+)", name) for name in files}
+    order = sorted(files, key=lambda name: [int(part) if part.isdigit() else part for part in numbered[name]])
+    return {name: files[name] for name in order}
 
 
 def top_level_keys() -> list[Key]:
     """The keys of `conf/config.yaml`."""
     keys = read_option(resource_folder("conf") / "config.yaml").keys
     return [key for key in keys if key.name.partition(".")[0] not in ("defaults", "hydra")]
-
-
-def _numbered(name: str) -> list[str | int]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -143,7 +143,10 @@ class _Source:
         """Hydra for this source, without its global instance. Raises SearchPathException for a missing folder."""
         version.setbase("1.3")
         Plugins.instance().register(PluginOptions)
-        ConfigStore.instance().store(name="schema", node=_schema())
+        # an override may set a key that an option's YAML leaves out
+        defaults = {group: asdict(cls()) for group, cls in GROUP_CONFIGS.items()}
+        schema = {group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()}
+        ConfigStore.instance().store(name="schema", node=schema)
         search_path = create_automatic_config_search_path(__file__, None, self.folder)
         if self.config_dir is not None:
             if not Path(self.config_dir).is_dir():
@@ -167,13 +170,6 @@ def _refuse_unobeyed(runtime: DictConfig) -> None:
             raise ConfigError(f"hydra.{key}{shown}: {instead}")
     if runtime.mode == RunMode.MULTIRUN:
         raise HydraException("hydra.mode=MULTIRUN is for a grid")
-
-
-def _schema() -> dict[str, Any]:
-    """The keys of every group with their defaults: an override may set a key that an option's YAML leaves out."""
-    return {
-        group: {k: v for k, v in asdict(cls()).items() if k != "name"} for group, cls in GROUP_CONFIGS.items()
-    }
 
 
 def _cells(argv: list[str], first: int) -> list[Cell]:

@@ -173,13 +173,14 @@ def _task_keys(names: list[str]) -> list[str]:
 def refuse_foreign(argument: str) -> None:
     """Raise ConfigError for a flag or key of lm-eval, transformers or Hydra that this command does not have."""
     name = argument.lstrip("-+").partition("=")[0]
+    own = {f"{group}.{one.name}" for group, cls in GROUP_CONFIGS.items() for one in fields(cls)}
     if argument.startswith("--"):
         name = name.replace("-", "_")
         if name in INSTEAD:
             raise ConfigError(f"{argument}: no flag here. {INSTEAD[name]}")
         if name.partition(".")[0] in _top_level():
             raise ConfigError(f"{argument}: keys have no dashes. Use {name}=<value>.")
-    elif name not in _known() and not name.startswith("method."):
+    elif name not in _top_level() | own and not name.startswith("method."):
         leaf = name if "/" in name else name.rpartition(".")[2]
         if leaf in INSTEAD:
             raise ConfigError(f"{name}: {'' if '/' in name else 'no key here. '}{INSTEAD[leaf]}")
@@ -187,8 +188,3 @@ def refuse_foreign(argument: str) -> None:
 
 def _top_level() -> set[str]:
     return {one.name for one in fields(Config)} | set(GROUP_CONFIGS) | {"method"}
-
-
-def _known() -> set[str]:
-    own = {f"{group}.{one.name}" for group, cls in GROUP_CONFIGS.items() for one in fields(cls)}
-    return own | _top_level()

@@ -162,7 +162,10 @@ def explain(
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} must be given: {error.full_key}=<value>. See --help."
     if isinstance(error, MissingConfigException):
-        return _missing_option(error)
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        if error.options:
+            return unknown_option(group, option, sorted(error.options))
+        return f"{str(error).splitlines()[0]}\nSee --help for what can be composed."
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:
         return _missing_key(cause, owners)
     if match := AMBIGUOUS.match(str(error)):
@@ -189,13 +192,6 @@ def _several_values(key: str, values: str, annotations: Callable[[str], list[Any
         first, *more = values.split(",")
         text += f"\nConsecutive seeds with a summary: seed={first} seeds={1 + len(more)} (seed, seed+1, ...)."
     return f"{text} A list: {key}=[{values}]." if any(map(is_list, types)) else text
-
-
-def _missing_option(error: MissingConfigException) -> str:
-    group, _, option = str(error.missing_cfg_file).rpartition("/")
-    if not error.options:
-        return f"{str(error).splitlines()[0]}\nSee --help for what can be composed."
-    return unknown_option(group, option, sorted(error.options))
 
 
 def _missing_key(cause: Any, owners: Owners) -> str:

@@ -18,6 +18,7 @@ from moe_lab.errors import ConfigError
 
 LARGEST = 1e30
 """The largest number of any key: float32 ends at 3.4e38, and numbers are multiplied by others."""
+hints_of = cache(get_type_hints)
 Owners = Callable[[str], list[str]]
 """The methods that have a key."""
 
@@ -32,7 +33,7 @@ def build(
         texts: whether a text that is a number or a truth value is taken for it, as OmegaConf does: a variable of the
             environment (`limit=${oc.env:LIMIT}`) is a text.
     """
-    hints = _hints(cls)
+    hints = hints_of(cls)
     known = [f.name for f in fields(cls)]
     for key in values:
         if key not in known:
@@ -41,11 +42,6 @@ def build(
             )
     given = {key: _converted(value, hints[key]) for key, value in values.items()} if texts else values
     return cls(**{key: coerce(value, hints[key], f"{prefix}{key}") for key, value in given.items()})
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
 
 
 def unknown_key(

@@ -82,10 +82,9 @@ def planned_peak(model: Any, run: Callable[[], object], size: int | None = None)
 
     Raises NotImplementedError for a family whose own code reads values of tensors.
     """
-    footprint = footprint_of(model)
-    passes = footprint.token, footprint.kept  # before the device counts
+    token = footprint_of(model).token  # before the device counts
     if size is None:
-        size = weight_bytes(model) + int(PASS_TOKENS * passes[0] / PASS_SHARE)
+        size = weight_bytes(model) + int(PASS_TOKENS * token / PASS_SHARE)
     device = PlannedDevice(model, size)
     reset = PLANNED.set(device)
     try:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
@@ -143,7 +143,8 @@ class Footprint:
     @cached_property
     def kept(self) -> int:
         """A token in a pass with gradients of its hidden states: what all layers keep for them."""
-        few, many = (self._gradient_pass(size) for size in SIZES)
+        with _disable_current_modes():  # in a dry run, whose device would count these passes
+            few, many = (self._gradient_pass(size) for size in SIZES)
         return -(-(many - few) // (SIZES[1] - SIZES[0]))
 
     @torch.no_grad()

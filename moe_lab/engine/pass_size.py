@@ -43,20 +43,23 @@ def pass_budget(model: Any, sequences: int | None = None) -> Budget:
     if runs_on_kv_cache(model):
         slots = int(CACHE_SHARE * _free_for_caches(model)) // token_bytes(model)
     if device.type == "cpu":
-        return Budget(CPU_TOKENS, sequences, slots=slots, gradient_tokens=CPU_GRADIENT_TOKENS)
+        return Budget(CPU_TOKENS, sequences, slots=slots)
     footprint = footprint_of(model)
     free = int(PASS_SHARE * free_memory(device))
     most = max(LEAST_TOKENS, min(MOST_TOKENS, free // footprint.token))
-    gradients = max(LEAST_TOKENS, min(MOST_TOKENS, free // footprint.kept))
+    return Budget(most, sequences, slots=slots, row=ROW_COPIES * footprint.row / footprint.token)
+
+
+def bound_gradients(model: Any, budget: Budget) -> None:
+    """Set the bounds of a budget's passes with gradients. It takes seconds where they are metered."""
+    if model.device.type == "cpu":
+        budget.gradient_tokens = CPU_GRADIENT_TOKENS
+        return
+    footprint = footprint_of(model)
+    free = int(PASS_SHARE * free_memory(model.device))
+    budget.gradient_tokens = max(LEAST_TOKENS, min(MOST_TOKENS, free // footprint.kept))
     vocabulary = footprint.row // model.dtype.itemsize
-    return Budget(
-        most,
-        sequences,
-        slots=slots,
-        row=ROW_COPIES * footprint.row / footprint.token,
-        gradient_tokens=gradients,
-        gradient_row=(footprint.row + GRADIENT_BYTES * vocabulary) / footprint.kept,
-    )
+    budget.gradient_row = (footprint.row + GRADIENT_BYTES * vocabulary) / footprint.kept
 
 
 def cache_memory(model: Any) -> int:

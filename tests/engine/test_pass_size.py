@@ -133,9 +133,11 @@ def test_the_size_follows_from_the_free_memory(olmoe, monkeypatch):
     for free in (10**6, 10**7, 10**12):
         monkeypatch.setattr(pass_size, "free_memory", lambda device, free=free: free)
         sizes[free] = pass_size.pass_budget(accelerator)
+        pass_size.bound_gradients(accelerator, sizes[free])
     token = footprint_of(olmoe).token
     assert sizes[10**7].tokens == int(pass_size.PASS_SHARE * 10**7) // token
     assert sizes[10**12].tokens == pass_size.MOST_TOKENS
     assert sizes[10**6].tokens < sizes[10**7].tokens
     assert sizes[10**7].slots == 10**7 // 2 // token_bytes(olmoe)
+    assert sizes[10**7].gradient_tokens == int(pass_size.PASS_SHARE * 10**7) // footprint_of(olmoe).kept
     assert sizes[10**7].row == pytest.approx(2 * 4 * olmoe.config.vocab_size / token)

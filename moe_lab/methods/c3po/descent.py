@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moe_lab.engine.forward.suffix_forward import SuffixBatch
-from moe_lab.engine.pass_size import pass_budget
+from moe_lab.engine.pass_size import bound_gradients, pass_budget
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
 from moe_lab.errors import RoutingError
@@ -88,7 +88,10 @@ class NeighbourLoss:
         self._suffixes = [suffix for _, _, suffix in found]
         self.question_P = torch.tensor([n for n, _, _ in found], dtype=torch.long)
         self.share_P = torch.tensor([float(share_Nk[n, j]) for n, j, _ in found])
-        self._parts = _parts(self._suffixes, budget or pass_budget(replay.model))
+        if budget is None:
+            budget = pass_budget(replay.model)
+            bound_gradients(replay.model, budget)
+        self._parts = _parts(self._suffixes, budget)
         small = sum(suffix.nbytes for suffix in self._suffixes) <= HELD_BYTES
         self._held = [replay.batch(self._suffixes[part]) for part in self._parts] if small else None
 

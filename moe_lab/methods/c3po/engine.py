@@ -17,6 +17,7 @@ from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.generate import generate
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+from moe_lab.engine.pass_size import bound_gradients
 from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import Budget, Scores, ScoringRequest
 from moe_lab.engine.suffix import PromptSuffix, ReroutedForward, SuffixReplay
@@ -130,6 +131,7 @@ class PathwayEngine(Engine):
     ):
         self.settings, self.budget, self.trace = settings, budget, trace
         self._right_answer = right_answer
+        bound_gradients(model.model, budget)
         self.replay = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
         self.optimize = PathwayOptimizer(model, settings, layers, references, self.replay, budget)
         self.counted = {"flops": 0, "flops_plain": 0, "flops_questions": 0}

@@ -185,16 +185,13 @@ class PartnersOnly:
         allowed_TE = self.allowed_LEE[router.layer, :E, :E].to(device)[first_T]
         kept_T = allowed_TE.gather(-1, index_TK).all(dim=-1)
         self._counter.count(kept_T)
-        place_N = (~kept_T).nonzero()[:, 0]
-        if not len(place_N):
-            return None
-        scores_NE = scores_TE[place_N].masked_fill(~allowed_TE[place_N], -torch.inf)
-        index_NK = router.choose(scores_NE, index_TK.shape[-1])
-        weights_NK = router.weights(logits_TE[place_N], index_NK).to(weights_TK.dtype)
+        partners_TK = router.choose(scores_TE.masked_fill(~allowed_TE, -torch.inf), index_TK.shape[-1])
+        partner_weights_TK = router.weights(logits_TE, partners_TK).to(weights_TK.dtype)
+        kept_T1 = kept_T[:, None]  # such a token keeps its bits
         return Routing(
             logits_TE,
-            weights_TK.index_copy(0, place_N, weights_NK),
-            index_TK.index_copy(0, place_N, index_NK),
+            torch.where(kept_T1, weights_TK, partner_weights_TK),
+            torch.where(kept_T1, index_TK, partners_TK),
         )
 
 

@@ -149,7 +149,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
             difference=row["difference"],
             low=row["difference_low"],
             high=row["difference_high"],
-            p=row["p_holm"] if given(row["p_holm"]) else None,
+            p_holm=row["p_holm"] if given(row["p_holm"]) else None,
             examples=int(row["examples"]) if given(row["examples"]) else None,
             lower_is_better=any(
                 result.lower_is_better(row["task"], row["metric"]) for result in self._results

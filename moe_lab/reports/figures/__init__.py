@@ -19,7 +19,7 @@ def write_study_figures(folder: Path) -> list[Path]:
     from moe_lab.reports.figures.studies import read_study, write_heatmap, write_history, write_sweep
 
     study = read_study(folder)
-    if not study.complete or study.info.tuning in ("scale", "grid"):
+    if study.complete.empty or study.info.tuning in ("scale", "grid"):
         return []
     if study.info.tuning == "uniform":
         return write_sweep([study], folder / "figures", "sweep")

@@ -13,13 +13,7 @@ from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-ROW = 0.24
-"""Inches of a row."""
-AROUND = 0.8
-"""Inches of a panel's title, axis and label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +29,16 @@ class Difference:
     low: float
     high: float
     """Limits of the 95% interval."""
-    p: float | None
-    """Corrected by Holm."""
+    p_holm: float | None
     examples: int | None
+    seeds: int = 1
     lower_is_better: bool = False
     marks: tuple[str, ...] = ()
     """The notes of the score, which pages show next to the label."""
 
     @property
     def significant(self) -> bool:
-        return self.p is not None and self.p < ALPHA
+        return self.p_holm is not None and self.p_holm < ALPHA
 
 
 def difference_of(score: Score, label: str) -> Difference:
@@ -58,8 +52,9 @@ def difference_of(score: Score, label: str) -> Difference:
         difference=score.difference,
         low=low,
         high=high,
-        p=score.p_holm,
+        p_holm=score.p_holm,
         examples=score.n,
+        seeds=score.seeds,
         lower_is_better=score.lower_is_better is True,
         marks=score.marks,
     )
@@ -79,41 +74,43 @@ def panel_title(rows: Sequence[Difference]) -> str:
     return f"{rows[0].task}, {counts} examples" if counts else rows[0].task
 
 
-def differences_figure(rows: Sequence[Difference], title: str = "") -> Figure:
-    """The rows as points with their intervals, the largest difference of a panel first, and a line at 0.
-
-    A point is filled, and its corrected p bold, where the difference is significant. There is at least one row.
-    """
+def differences_figure(rows: Sequence[Difference]) -> Figure:
+    """The rows as points with their intervals, the largest difference of a panel first. There is at least one row."""
     import matplotlib
 
     groups = panels(rows)
-    heights = [ROW * len(group) + AROUND for group in groups]
     with matplotlib.rc_context(RC):
-        figure, axes = stacked_panels(sum(heights) + 0.3 * bool(title), heights, title)
-        for axis, group in zip(axes, groups, strict=True):
-            draw_differences(axis, group)
+        return draw_differences(groups, list(map(panel_title, groups)))
+
+
+def draw_differences(
+    groups: Sequence[Sequence[Difference]], titles: Sequence[str], title: str = ""
+) -> Figure:
+    """A panel for each group: its rows in their order with p at the right, and a line at 0.
+
+    A point is filled, and its corrected p bold, where the difference is significant.
+    """
+    heights = [0.24 * len(rows) + 0.8 for rows in groups]
+    figure, axes = stacked_panels(sum(heights) + 0.3 * bool(title), heights, title)
+    for axis, rows, name in zip(axes, groups, titles, strict=True):
+        places = range(len(rows))
+        axis.axvline(0, color=GREY, ls=":", lw=1.1)
+        for place, row in zip(places, rows, strict=True):
+            axis.plot([row.low, row.high], [place, place], "-", color=BLUE, lw=1.2)
+            axis.plot(row.difference, place, "o", color=BLUE, mfc=BLUE if row.significant else "white")
+        axis.set_yticks(places, [row.label for row in rows])
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        axis.grid(axis="y", visible=False)
+        p = axis.secondary_yaxis("right")
+        p.set_yticks(places, ["" if row.p_holm is None else f"p = {row.p_holm:.2g}" for row in rows])
+        p.tick_params(length=0)
+        p.spines["right"].set_visible(False)
+        for text, row in zip(p.get_yticklabels(), rows, strict=True):
+            text.set_fontweight("bold" if row.significant else "normal")
+        better = " (lower is better)" if rows[0].lower_is_better else ""
+        filled = "; filled: significant after Holm" if any(row.p_holm is not None for row in rows) else ""
+        axis.set(
+            title=name,
+            xlabel=f"difference of {quantity(rows[0].metric)}{better}, 95% interval{filled}",
+        )
     return figure
-
-
-def draw_differences(axis: Axes, rows: Sequence[Difference]) -> None:
-    """The rows in their order, with p at the right."""
-    first, places = rows[0], range(len(rows))
-    axis.axvline(0, color=GREY, ls=":", lw=1.1)
-    for place, row in zip(places, rows, strict=True):
-        axis.plot([row.low, row.high], [place, place], "-", color=BLUE, lw=1.2)
-        axis.plot(row.difference, place, "o", color=BLUE, mfc=BLUE if row.significant else "white")
-    axis.set_yticks(places, [row.label for row in rows])
-    axis.set_ylim(len(rows) - 0.5, -0.5)
-    axis.grid(axis="y", visible=False)
-    p = axis.secondary_yaxis("right")
-    p.set_yticks(places, ["" if row.p is None else f"p = {row.p:.2g}" for row in rows])
-    p.tick_params(length=0)
-    p.spines["right"].set_visible(False)
-    for text, row in zip(p.get_yticklabels(), rows, strict=True):
-        text.set_fontweight("bold" if row.significant else "normal")
-    better = " (lower is better)" if first.lower_is_better else ""
-    filled = "; filled: significant after Holm" if any(row.p is not None for row in rows) else ""
-    axis.set(
-        title=panel_title(rows),
-        xlabel=f"difference of {quantity(first.metric)}{better}, 95% interval{filled}",
-    )

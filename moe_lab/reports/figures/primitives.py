@@ -89,6 +89,53 @@ def write_panels(
     return write_figure(lambda: panel_per(groups, title, draw, **options), rows, folder, stem)
 
 
+def write_each(
+    items: Sequence[Any],
+    rows_of: Callable[[Any], list[dict[str, Any]]],
+    draw: Callable[[Axes, Any, DataFrame], None],
+    folder: Path,
+    stem: str,
+    title: str,
+    **options: Any,
+) -> list[Path]:
+    """Save a figure with one panel for each item, drawn by `draw(axes, item, its rows)`, and all rows as CSV.
+
+    `options` are those of `panels`.
+    """
+    rows = [rows_of(item) for item in items]
+
+    def panel(axis: Axes, place: int) -> None:
+        from pandas import DataFrame
+
+        draw(axis, items[place], DataFrame(rows[place], dtype=object))
+
+    every = [row for own in rows for row in own]
+    return write_figure(lambda: panel_per(range(len(items)), title, panel, **options), every, folder, stem)
+
+
+def write_points(
+    rows: DataFrame,
+    name: str,
+    look: Callable[[Any], dict[str, Any]],
+    finish: Callable[[Axes, str, DataFrame], None],
+    folder: Path,
+    stem: str,
+    title: str,
+) -> list[Path]:
+    """Save a figure of `points`, one panel for each value of the column `panel`, all with the same lines.
+
+    `finish(axes, panel, its rows)` adds titles and reference lines.
+    """
+    names = list(rows[name].unique())
+
+    def draw(axis: Axes, panel: tuple[str, DataFrame]) -> None:
+        points(axis, panel[1], name, look, names)
+        finish(axis, *panel)
+
+    height = 1.0 + 0.17 * len(names)
+    return write_panels(rows, "panel", draw, folder, stem, title, height=height, sharey=True)
+
+
 def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
     """One legend below all axes, with every label once, in as many columns as fit."""
     entries: dict[str, Artist] = {}

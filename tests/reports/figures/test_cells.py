@@ -11,11 +11,11 @@ from itertools import product
 import pytest
 
 from moe_lab.reports.figures import write_study_figures
-from moe_lab.reports.figures.comparisons import control_rows, effect_rows, write_effects
+from moe_lab.reports.figures.comparisons import control_rows, write_effects
 from moe_lab.reports.figures.cost import overhead_rows, quality_rows, write_quality_cost
 from moe_lab.reports.figures.curves import write_epochs
 from moe_lab.reports.figures.differences import Difference, differences_figure
-from moe_lab.reports.figures.studies import read_study, sweep_rows
+from moe_lab.reports.figures.studies import read_study, write_sweep
 from moe_lab.reports.figures.training import design_rows, write_designs
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published
@@ -43,7 +43,8 @@ def test_a_sweep_has_an_interval_where_the_metric_is_a_share_of_documents(tmp_pa
     assert float(rows[0]["low"]) == pytest.approx(0.4038, abs=1e-4)
     assert float(rows[0]["high"]) == pytest.approx(0.5962, abs=1e-4)
     other = write_study(tmp_path / "p", [2.0, 1.9], tuning="uniform", temperature=PROFILE)
-    assert [(row["low"], row["high"]) for row in sweep_rows(read_study(other))] == [(None, None)] * 2
+    _, table = write_sweep([read_study(other)], tmp_path, "p")
+    assert [(row["low"], row["high"]) for row in rows_of(table)] == [("", "")] * 2
 
 
 def test_expert_work_is_rows_times_experts():
@@ -65,10 +66,10 @@ def test_every_comparison_is_a_row(tmp_path):
     paired = {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}}}
     coordinates = {"method": "roe", "model.recipe.routing_noise": "1", "task": "t"}
     cells = [TableCell(coordinates=coordinates, run_id="r", results=[results_of(paired=paired)])]
-    [row] = effect_rows(CellTable(table, cells, family_of(table, cells)))
+    picture, numbers = write_effects(CellTable(table, cells, family_of(table, cells)), tmp_path, "e", "T")
+    [row] = rows_of(numbers)
     assert row["label"] == "roe, noise in training: minus base"
-    assert (row["difference"], row["low"], row["high"], row["p_holm"]) == (0.1, 0.05, 0.15, 0.001)
-    picture, _ = write_effects(CellTable(table, cells, family_of(table, cells)), tmp_path, "e", "T")
+    assert [row[name] for name in ("difference", "low", "high", "p_holm")] == ["0.1", "0.05", "0.15", "0.001"]
     assert picture.stat().st_size > 5_000
 
 
@@ -90,6 +91,7 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
         coordinates = {"method.schedule": name, "measure": measure}
         shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told]))
     png, table = write_epochs(CellTable(bars(), shown), tmp_path, "f", "T")
+    assert table == tmp_path / "f.csv"
     rows = list(csv.DictReader(table.open()))
     assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, "both readings"
     assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == [
@@ -182,7 +184,7 @@ def test_work_is_tokens_times_experts_relative_to_the_same_tasks_base():
         TableCell(coordinates={"model": "tiny", "method": "c3po", "method.n": "-", "task": "t"}, run_id=None),
         cell("roe", [7], task="without base", n="8", roe=roe),
     )
-    rows = {row["label"]: row["work"] for row in quality_rows(table) if row["label"] != "base"}
+    rows = {row["label"]: row["work"] for row in records(quality_rows(table)) if row["label"] != "base"}
     assert rows == {"roe n=2": 2.0, "top-p": 0.5}, "the model's own number of experts is 4"
 
 
@@ -192,7 +194,7 @@ def test_a_difference_is_the_paired_one_or_has_no_interval(tmp_path):
         cell("scmoe", [200], paired=PAIRED, scmoe={}),
         cell("roe", [800], value=0.45, n="1", roe={"n": 1, "temperatures": [0.0], "cache": "clean"}),
     )
-    base, paired, alone = quality_rows(table)
+    base, paired, alone = records(quality_rows(table))
     assert (base["difference"], base["work"]) == (0.0, 1.0)
     assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == (
         0.1,
@@ -221,12 +223,12 @@ def test_metric_and_unit(metric, label):
 def row(label: str, difference: float, p: float | None, task: str = "t") -> Difference:
     limits = {"low": difference - 0.1, "high": difference + 0.1}
     return Difference(
-        label=label, task=task, metric="acc,none", difference=difference, p=p, examples=1200, **limits
+        label=label, task=task, metric="acc,none", difference=difference, p_holm=p, examples=1200, **limits
     )
 
 
 def test_rows_are_sorted_and_significant_ones_filled():
-    figure = differences_figure([row("a", -0.2, 0.5), row("b", 0.3, 0.01), row("c", 0.1, None)], "Title")
+    figure = differences_figure([row("a", -0.2, 0.5), row("b", 0.3, 0.01), row("c", 0.1, None)])
     [axis] = figure.axes
     assert [text.get_text() for text in axis.get_yticklabels()] == ["b", "a", "c"]
     points = [line for line in axis.lines if line.get_marker() == "o"]

@@ -99,7 +99,7 @@ def test_an_accuracy_is_maximized(tmp_path):
         tmp_path / "s", [0.5, 0.7, 0.7, 0.6], temperature=PROFILE, metric="accuracy", direction="maximize"
     )
     assert [row["best"] for row in rows_of(write_study_figures(folder)[1])] == ["0.5", "0.7", "0.7", "0.7"]
-    assert read_study(folder).best.number == 1, "of equal ones the first"
+    assert read_study(folder).best["trial"] == 1, "of equal ones the first"
 
 
 def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path):

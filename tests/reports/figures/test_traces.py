@@ -16,7 +16,6 @@ from moe_lab.reports.figures import write_run_figures
 from moe_lab.reports.figures.curves import flops_rows, write_flops
 from moe_lab.reports.figures.pathways import (
     activation_rows,
-    chosen_question,
     entropy_bits,
     frequency_LE,
     sample_rows,
@@ -137,8 +136,9 @@ def test_retained_experts_need_all_to_be_optimized(tmp_path: Path) -> None:
 
 
 def test_the_question_shown_is_the_first_that_became_right(tmp_path: Path) -> None:
-    assert chosen_question(run_of(tmp_path / "a", ["AB", "BAB", "BA", "BA"])) == (2, True)
-    assert chosen_question(run_of(tmp_path / "b", ["AA", "AB", "BB"])) == (0, False)
+    for answers, shown in ((["AB", "BAB", "BA", "BA"], "Question: 2?"), (["AA", "AB", "BB"], "Question: 0?")):
+        png, _ = write_sample([run_of(tmp_path / answers[0], answers)], tmp_path, "f")
+        assert f"question: {shown}" in png.with_suffix(".svg").read_text()
 
 
 def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.support.views import write_runs_page
 def row(label: str, difference: float, task: str = "t", width: float = 0.1) -> Difference:
     limits = {"low": difference - width, "high": difference + width}
     return Difference(
-        label=label, task=task, metric="acc,none", difference=difference, p=0.5, examples=1200, **limits
+        label=label, task=task, metric="acc,none", difference=difference, p_holm=0.5, examples=1200, **limits
     )
 
 

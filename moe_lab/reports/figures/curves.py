@@ -52,9 +52,7 @@ def write_epochs(table: CellTable, folder: Path, stem: str, title: str) -> list[
     """One panel for each training of the cells that has measurements."""
     trainings: dict[str, list[dict[str, Any]]] = {}
     for cell in (cell for cell in table.cells if cell.results):
-        if (folder := model_folder(cell.results[0])) and (
-            lines := read_lines(folder / "expert_metrics.jsonl")
-        ):
+        if (own := model_folder(cell.results[0])) and (lines := read_lines(own / "expert_metrics.jsonl")):
             # a training's metrics are cells of their own
             name = ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
             trainings[name] = [{"training": name, **row} for row in training_rows(lines)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,29 @@ def _question(comparison: Comparison, controls: Container[str]) -> str:
 
 
 NO_COMPARISONS = Family({}, {})
+
+
+@dataclass(frozen=True)
+class ScoreLine:
+    """A score in a view of a command: that of a run, or the mean over its seeds."""
+
+    score: Score
+    label: str
+    """The settings of the run."""
+    seeds: str = ""
+    """Of a mean the number of seeds, and of studies."""
+    compared: Mapping[str, Score] = field(default_factory=dict)
+    """Comparisons with other runs than the base model's, by name."""
+
+    @property
+    def scores(self) -> list[Score]:
+        """Compared with base, then with the other runs."""
+        return [self.score, *self.compared.values()]
+
+    @property
+    def name(self) -> str:
+        settings = f" ({self.label})" if self.label else ""
+        return f"{self.score.method} on {self.score.task}{settings}"
 
 
 @dataclass(frozen=True)

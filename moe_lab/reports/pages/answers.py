@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from moe_lab.reports.pages.page import UNEXPECTED, left_out
+from moe_lab.reports.pages.page import collecting
 from moe_lab.results.measured import Interval
 from moe_lab.results.model import RunResult, find_run
 from moe_lab.results.samples import Sample, metric_values, read_samples
 from moe_lab.results.scores import headline
 from moe_lab.results.statistics import tango
-from moe_lab.results.stored_files import DamagedError
 
 
 def baseline_of(run: RunResult) -> RunResult | None:
@@ -267,24 +266,20 @@ def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
     for run, label in zip(runs, labels, strict=True):
         if run.run_id in baselines:
             continue
-        try:
+        problems: list[str] = []
+        with collecting(problems, run.stored_in):
             baseline = baseline_of(run)
             if baseline is not None and baseline.run_id not in read:
                 read[baseline.run_id] = read_samples(baseline)
             answers = list(_answers(run, label, None if baseline is None else read[baseline.run_id]))
-        except DamagedError as error:
-            found.problems.append(f"{label}: {error.problem}")
-            continue
-        except UNEXPECTED as error:
-            found.problems.append(f"{label}: {left_out(run.stored_in, error)}")
-            continue
-        found.answers += answers
-        if baseline is not None:
-            found.documents += len(answers)
-            if groups := by_confidence(answers):
-                found.gains[label] = groups
-        elif run.other_id() is not None:
-            found.problems.append(f"{label}: the run of the base model is not stored here.")
+            found.answers += answers
+            if baseline is not None:
+                found.documents += len(answers)
+                if groups := by_confidence(answers):
+                    found.gains[label] = groups
+            elif run.other_id() is not None:
+                problems.append("the run of the base model is not stored here.")
+        found.problems += [f"{label}: {problem}" for problem in problems]
     found.answers.sort(key=lambda each: KINDS.index(each.kind))
     found.changed = sum(each.changed for each in found.answers)
     found.left_out = max(0, len(found.answers) - MOST)
@@ -320,10 +315,9 @@ def _kind(both: Sequence[ScoredAnswer]) -> str:
     first, own = both[0], both[-1]
     if len(both) == 1:
         return {True: RIGHT, False: WRONG, None: ANSWERED}[own.right]
-    same = (first.answer.text, first.answer.picked, first.score) == (
-        own.answer.text,
-        own.answer.picked,
-        own.score,
+    same = (
+        all(getattr(first.answer, name) == getattr(own.answer, name) for name in ("text", "picked"))
+        and first.score == own.score
     )
     if first.right is None or own.right is None:
         return UNCHANGED if same else CHANGED

@@ -18,6 +18,7 @@ from moe_lab.reports.pages.answers import (
 from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
 from moe_lab.reports.pages.plots import forest
 from moe_lab.reports.pages.verdict import by_outcome, made_verdict
+from moe_lab.reports.provenance import not_shared
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.score_table import explained_marks
@@ -63,12 +64,10 @@ def distinct_names(evaluations: Sequence[Evaluation]) -> dict[str, str]:
 
     `method=base task=gsm8k` and `method=roe method.n=8 task=gsm8k` are `base` and `roe, method.n=8`.
     """
-    settings = {one.key: one.settings.split() for one in evaluations}
-    shared = set.intersection(*map(set, settings.values()))
-    own = {key: [text for text in typed if text not in shared] for key, typed in settings.items()}
+    own = not_shared([one.settings.split() for one in evaluations])
     names = {
-        key: ", ".join(text.removeprefix("method=").removeprefix("model=") for text in each)
-        for key, each in own.items()
+        one.key: ", ".join(text.removeprefix("method=").removeprefix("model=") for text in shown)
+        for one, shown in zip(evaluations, own, strict=True)
     }
     if all(names.values()) and len(set(names.values())) == len(names):
         return names

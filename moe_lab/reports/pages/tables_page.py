@@ -16,11 +16,11 @@ from moe_lab.reports.pages.page import (
     left_out,
     number,
     picture_of,
-    rendered,
     text_uri,
+    write_page,
 )
 from moe_lab.reports.pages.plots import forest
-from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, verdicts
+from moe_lab.reports.pages.verdict import by_outcome, has_verdict, verdicts
 from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
@@ -37,8 +37,7 @@ from moe_lab.reports.papers.table import (
     Row,
     Table,
 )
-from moe_lab.results.atomic import write_file
-from moe_lab.results.score_table import explained_marks
+from moe_lab.results.score_table import ScoreLine, explained_marks
 from moe_lab.results.scores import Score
 from moe_lab.results.shapes import typed
 from moe_lab.results.stored_files import warn_once, whole_mapping
@@ -72,19 +71,19 @@ def write_tables_page(folder: Path) -> Path:
             shown.append(shown_table(table, folder))
         except UNEXPECTED as error:
             warn_once(f"{left_out(path, error)}. The table's command with mode=report writes it again.")
-    return write_file(folder / "index.html", _text_of(sorted(shown, key=_order)))
-
-
-def _text_of(tables: Sequence[ShownTable]) -> str:
+    tables = sorted(shown, key=_order)
     papers: dict[str, list[ShownTable]] = {}
     for table in tables:
         papers.setdefault(table.paper, []).append(table)
     compared = compared_scores([one.content for one in tables])
     found = verdicts(compared)
-    drawn = [one for one in compared if has_verdict(one.score) and one.score.tested_interval is not None]
+    drawn = [
+        (name, score) for name, score in compared if has_verdict(score) and score.tested_interval is not None
+    ]
     kinds = {one.content.of_paper for one in tables}
     states = [state for state in STATES if (state in OF_PAPERS) in kinds or state in EMPTY]
-    return rendered(
+    return write_page(
+        folder / "index.html",
         "tables.html.j2",
         papers=papers,
         summary={paper: summary(tables) for paper, tables in papers.items()},
@@ -94,7 +93,7 @@ def _text_of(tables: Sequence[ShownTable]) -> str:
         states={state: STATES[state] for state in states},
         verdicts=by_outcome(found),
         forest=forest(
-            [difference_of(one.score, one.name) for one in drawn], [one.score.verdict for one in drawn]
+            [difference_of(score, name) for name, score in drawn], [score.verdict for _, score in drawn]
         ),
         count=len(found),
         marks=explained_marks(
@@ -105,28 +104,24 @@ def _text_of(tables: Sequence[ShownTable]) -> str:
     )
 
 
-def compared_scores(tables: Sequence[Table]) -> list[Compared]:
-    """The scores of all tables. A run in several tables counts once.
+def compared_scores(tables: Sequence[Table]) -> list[tuple[str, Score]]:
+    """The scores of all tables with their names. A run in several tables counts once.
 
     Averages are left out, and expert metrics, for which neither more nor less is better.
     """
-    found: dict[tuple[str, str, str], Compared] = {}
+    found: dict[tuple[str, str, str], tuple[str, Score]] = {}
     for row in (row for table in tables for row in table.rows):
         score = row.score
         if score is not None and not row.average and not score.metric.startswith(EXPERT):
+            # dotted keys with their names
+            rest = ", ".join(
+                f"{key.rpartition('.')[2]}={value}" if "." in key else value
+                for key, value in row.coordinates.items()
+                if value not in ("-", score.method, score.task)
+            )
             place = (score.run_id, score.task, score.metric)
-            found.setdefault(place, Compared(_name(row, score), score))
+            found.setdefault(place, (ScoreLine(score, rest).name, score))
     return list(found.values())
-
-
-def _name(row: Row, score: Score) -> str:
-    """Method, task, and the cell's other coordinates, dotted keys with their names."""
-    rest = [
-        f"{key.rpartition('.')[2]}={value}" if "." in key else value
-        for key, value in row.coordinates.items()
-        if value not in ("-", score.method, score.task)
-    ]
-    return f"{score.method} on {score.task}" + (f" ({', '.join(rest)})" if rest else "")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moe_lab.reports.pages.page import number, percent
@@ -27,33 +27,19 @@ TESTS = {
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A score, and its name: method, settings and task."""
-
-    name: str
-    score: Score
-
-    @property
-    def against(self) -> str:
-        """The name of the run that the score is compared with."""
-        return BASE_MODEL if self.score.other == BASE else self.score.other.replace("_", " ")
-
-
-@dataclass(frozen=True)
 class Verdict:
     """A comparison in sentences."""
 
-    name: str
     score: Score
     text: str
 
 
-def verdicts(compared: Sequence[Compared]) -> list[Verdict]:
-    """The verdicts on the scores of one page. Only scores that are compared with another run have a verdict.
+def verdicts(named: Iterable[tuple[str, Score]]) -> list[Verdict]:
+    """The verdicts on the scores of one page, each with its name. Only scores compared with another run have one.
 
     A single one of several seeds has none, because the mean over the seeds has one.
     """
-    return [made_verdict(one.name, one.score, one.against) for one in compared if has_verdict(one.score)]
+    return [made_verdict(name, score) for name, score in named if has_verdict(score)]
 
 
 def has_verdict(score: Score) -> bool:
@@ -69,8 +55,14 @@ def by_outcome(found: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     return {kind: [one for one in found if one.score.verdict == kind] for kind in kinds}
 
 
-def made_verdict(name: str, score: Score, against: str = BASE_MODEL) -> Verdict:
-    """A verdict with its sentences; `against` names the run that the score is compared with."""
+def made_verdict(name: str, score: Score, against: str | None = None) -> Verdict:
+    """A verdict with its sentences.
+
+    Args:
+        name: of the score: method, settings and task.
+        against: the name of the run that it is compared with; by default the base model or `score.other`.
+    """
+    against = against or (BASE_MODEL if score.other == BASE else score.other.replace("_", " "))
     show, unit, points = (number, "", "") if score.flips is None else (percent, "%", " points")
     text = f"{name}: {score.metric} {show(score.value)}{unit} against {show(score.baseline)}{unit} of {against}, "
     text += f"a difference of {show(score.difference, True)}{points}"
@@ -93,4 +85,4 @@ def made_verdict(name: str, score: Score, against: str = BASE_MODEL) -> Verdict:
     }
     significant = f"It is {score.verdict}, and the difference is statistically significant."
     text += f". {conclusions.get(score.verdict, significant)}"
-    return Verdict(name, score, text + (f" [{', '.join(score.marks)}]" if score.marks else ""))
+    return Verdict(score, text + (f" [{', '.join(score.marks)}]" if score.marks else ""))

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.terminal.layout import TextTable, names, numbers, print_text_table, text_table
+from moe_lab.reports.terminal.layout import (
+    Cells,
+    TextTable,
+    cells_of,
+    fixed,
+    names,
+    numbers,
+    print_text_table,
+    text_table,
+)
 from moe_lab.results.measured import number
 from moe_lab.results.stored_files import read_mapping
 
@@ -34,37 +43,23 @@ def print_studies(folders: Sequence[Path]) -> None:
 
 def study_table(profiles: Sequence[dict[str, Any]]) -> TextTable:
     """One row per profile (best.yaml)."""
-    task = {
-        "model": [profile["model"] for profile in profiles],
-        "task": [profile["task"] for profile in profiles],
-        "metric": [f"{profile['metric']} ({profile['split']})" for profile in profiles],
+    task: Cells = {
+        "model": lambda profile: profile["model"],
+        "task": lambda profile: profile["task"],
+        "metric": lambda profile: f"{profile['metric']} ({profile['split']})",
     }
-    trials = {
-        "trials": [str(profile["trials"]) for profile in profiles],
-        "best trial": [str(profile["trial"]) for profile in profiles],
+    scaled = any(profile.get("logit_scale", 1) != 1 for profile in profiles)
+    found: Cells = {
+        "documents": lambda profile: f"{sum(map(len, profile['samples'].values())):,}",
+        "trials": lambda profile: str(profile["trials"]),
+        "best trial": lambda profile: str(profile["trial"]),
+        "calibrated": lambda profile: number(profile.get("calibrated_score")),
+        "trial 0": lambda profile: number(profile["untuned_score"]),
+        "tuned": lambda profile: number(profile["score"]),
+        "logit scale": lambda profile: f"{profile.get('logit_scale', 1):.3g}" if scaled else "",
+        "at bound": lambda profile: ", ".join(profile.get("at_bound", [])),
+        "temperature per MoE layer": lambda profile: " ".join(map(fixed, profile["temperature"])),
+        "settings": lambda profile: ", ".join(f"{k}={v}" for k, v in (profile.get("settings") or {}).items()),
     }
-    scores = {
-        "trial 0": [number(profile["untuned_score"]) for profile in profiles],
-        "tuned": [number(profile["score"]) for profile in profiles],
-    }
-    scaled = {}
-    if any(profile.get("calibrated_score") is not None for profile in profiles):
-        scores = {"calibrated": [number(profile.get("calibrated_score")) for profile in profiles]} | scores
-    if any(profile.get("logit_scale", 1) != 1 for profile in profiles):
-        scaled = {"logit scale": [f"{profile.get('logit_scale', 1):.3g}" for profile in profiles]}
-    if any(profile.get("at_bound") for profile in profiles):
-        scaled["at bound"] = [", ".join(profile.get("at_bound", [])) or "-" for profile in profiles]
-    tuned = {}
-    if any(profile["temperature"] for profile in profiles):
-        temperatures = [" ".join(f"{value:.2f}" for value in profile["temperature"]) for profile in profiles]
-        tuned["temperature per MoE layer"] = temperatures
-    if any(profile.get("settings") for profile in profiles):
-        settings = [profile.get("settings") or {} for profile in profiles]
-        tuned["settings"] = [", ".join(f"{key}={value}" for key, value in own.items()) for own in settings]
-    columns = numbers({"documents": list(map(_documents, profiles))} | trials | scores | scaled | tuned)
-    return text_table("Tuning, on documents that are excluded from the test", [*names(task), *columns])
-
-
-def _documents(profile: dict[str, Any]) -> str:
-    """The number of tuning documents."""
-    return f"{sum(map(len, profile['samples'].values())):,}"
+    columns = [*names(cells_of(profiles, task)), *numbers(cells_of(profiles, found))]
+    return text_table("Tuning, on documents that are excluded from the test", columns)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.pages.verdict import Compared, verdicts
+from moe_lab.reports.pages.verdict import verdicts
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import BETTER, EQUAL_RUNS, NOT_SIGNIFICANT, WORSE, Score
 
@@ -33,7 +33,7 @@ def family_of(scores):
 
 def verdict(name, score, lower_is_better):
     own = replace(score, lower_is_better=lower_is_better)
-    [made] = verdicts([Compared(name, family_of([own]).correct(own))])
+    [made] = verdicts([(name, family_of([own]).correct(own))])
     return made
 
 
@@ -97,13 +97,13 @@ def test_equal_within_rounding_is_no_difference():
 
 
 def test_a_score_without_comparison_has_no_verdict():
-    assert verdicts([Compared("base", replace(SCORE, difference=None))]) == []
+    assert verdicts([("base", replace(SCORE, difference=None))]) == []
 
 
 def test_holm_corrects_for_all_comparisons_of_the_command():
     """Of 0.01, 0.03 and 0.04 Holm leaves 0.03, 0.06 and 0.06; a comparison without p does not count."""
     given = [replace(SCORE, run_id=str(p), p_mcnemar=p) for p in (0.04, 0.01, None, 0.03)]
-    made = verdicts([Compared("x", score) for score in map(family_of(given).correct, given)])
+    made = verdicts([("x", score) for score in map(family_of(given).correct, given)])
     assert [one.score.verdict for one in made] == [NOT_SIGNIFICANT, BETTER, NOT_SIGNIFICANT, NOT_SIGNIFICANT]
     assert "(McNemar's p = 0.01, 0.03 by Holm for 3 scores)" in made[1].text
 
@@ -111,8 +111,8 @@ def test_holm_corrects_for_all_comparisons_of_the_command():
 def test_a_part_of_a_group_has_no_verdict():
     """It has no p, as an expert metric has none; but the group's comparison is the one that was asked for."""
     part = replace(SCORE, p_mcnemar=None, difference_interval=(0.01, 0.07))
-    assert verdicts([Compared("capacity", part)])
-    assert not verdicts([Compared("a subject", replace(part, marks=("part",)))])
+    assert verdicts([("capacity", part)])
+    assert not verdicts([("a subject", replace(part, marks=("part",)))])
 
 
 def test_one_of_several_seeds_has_no_verdict():
@@ -120,5 +120,5 @@ def test_one_of_several_seeds_has_no_verdict():
     mean = replace(SCORE, run_id="r0 r1", seeds=2, p_mcnemar=None, p_seeds=0.01)
     seed = replace(SCORE, run_id="r0", p_mcnemar=0.001)
     family = family_of([mean])
-    made = verdicts([Compared("x", family.correct(score)) for score in (seed, mean)])
+    made = verdicts([("x", family.correct(score)) for score in (seed, mean)])
     assert [one.score.run_id for one in made] == ["r0 r1"]

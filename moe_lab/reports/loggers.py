@@ -103,15 +103,13 @@ class WandbLogger(Logger):
     def __init__(
         self, config: Config, kind: str, name: str, group: str | None, mode: str | None, folder: Path | None
     ):
-        self._config = config
-        self._kind, self._name, self._mode = kind, name, mode
+        self._config, self._kind, self._name, self._mode = config, kind, name, mode
         self._group = config.logger.group or os.environ.get("WANDB_RUN_GROUP") or group
-        settings = config.logger
-        self._project = settings.project or os.environ.get("WANDB_PROJECT", PROJECT)
+        project = config.logger.project or os.environ.get("WANDB_PROJECT", PROJECT)
         # the same run continues its W&B run; workers share a study, and each has a W&B run of its own
         own = None if kind == "study" else name[-MOST_OF_AN_ID:]
         self._id = os.environ.get("WANDB_RUN_ID") or own
-        self._place = {"entity": settings.entity, "project": self._project, "id": self._id}
+        self._place: dict[str, Any] = {"entity": config.logger.entity, "project": project, "id": self._id}
         self._record = folder and folder / RECORD
         self._failed = False
 
@@ -196,10 +194,8 @@ class WandbLogger(Logger):
             action(self._run)
         except Exception as error:  # no failure of a logger may cost a result; it is printed
             self._failed = True
-            reason = _reason(error)
-            _print_once(
-                "failed", f"W&B: {self._name} is logged no further ({reason}). Results are not affected."
-            )
+            why = f"is logged no further ({_reason(error)})"
+            _print_once("failed", f"W&B: {self._name} {why}. Results are not affected.")
 
     @cached_property
     def _run(self) -> Any:
@@ -207,10 +203,9 @@ class WandbLogger(Logger):
         folder = Path(os.environ.get("WANDB_DIR") or self._config.output_dir).absolute()
         # W&B is to write under `folder` alone, and to send no error reports
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
-        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        os.environ.setdefault("WANDB_SILENT", "true")
+        folders = {f"WANDB_{name}_DIR": str(folder / "wandb" / name.lower()) for name in ("DATA", "CACHE")}
+        for name, value in folders.items() | {("WANDB_ERROR_REPORTING", "false"), ("WANDB_SILENT", "true")}:
+            os.environ.setdefault(name, value)
         mode, why = self._mode or "online", ""
         if mode == "online" and "offline" in _printed:  # wait for the server once per process
             mode = "offline"
@@ -224,25 +219,21 @@ class WandbLogger(Logger):
             except Exception as error:  # printed below; the run is logged offline
                 mode, why = "offline", f" ({_reason(error)})"
         run = self._init(mode, folder)
-        _print_once(
-            "offline", f"W&B: logged offline{why}. To upload: wandb sync {folder}/wandb/offline-run-*"
-        )
+        upload = f"wandb sync {folder}/wandb/offline-run-*"
+        _print_once("offline", f"W&B: logged offline{why}. To upload: {upload}")
         return run
 
     def _init(self, mode: Any, folder: Path) -> Any:
         import wandb
 
-        settings = self._config.logger
         return wandb.init(
             mode=mode,
-            project=self._project,
-            entity=settings.entity,
-            id=self._id,
+            **self._place,
             resume="allow",
             name=self._name,
             group=self._group,
             job_type=self._kind,
-            tags=settings.tags or None,
+            tags=self._config.logger.tags or None,
             config=plain(recorded(self._config)),
             allow_val_change=True,
             dir=str(folder),
@@ -274,10 +265,8 @@ def scores(result: RunResult) -> dict[str, object]:
     first = result.requested[0]
     task = first if len(result.requested) == 1 and result.scores(first) else result.tasks[0]
     if (metric := result.metric) is not None:
-        values |= {
-            "score": result.scores(task).get(metric),
-            "difference": result.paired(task, metric).difference,
-        }
+        paired = result.paired(task, metric)
+        values |= {"score": result.scores(task).get(metric), "difference": paired.difference}
     values |= {
         f"baseline/{task}/{key}": value
         for task in result.tasks
@@ -317,12 +306,9 @@ def training_lines(result: RunResult) -> list[dict[str, object]]:
     """
     folder, lines = model_folder(result), list[dict[str, object]]()
     for line in (folder and read_lines(folder / "log.jsonl")) or []:
-        flat: dict[str, object] = {}
-        for name, value in line.items():
-            if isinstance(value, list):
-                flat |= {f"training/{name}/layer_{layer}": number for layer, number in enumerate(value)}
-            else:
-                flat[f"training/{name}"] = value
+        flat = {f"training/{name}": value for name, value in line.items() if not isinstance(value, list)}
+        by_layer = {name: value for name, value in line.items() if isinstance(value, list)}
+        flat |= {f"training/{name}/layer_{i}": n for name, own in by_layer.items() for i, n in enumerate(own)}
         lines.append(flat)
     return lines
 

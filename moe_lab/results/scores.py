@@ -141,6 +141,10 @@ class Score:
         return self.run_id, self.task, self.metric, self.other
 
 
+NO_SCORE = Score(model="", method="", task="", metric="", run_id="")
+"""A score without numbers."""
+
+
 def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -> list[Score]:
     """The scores of a run, one per group and task: its headline metric, or `metric` (lm-eval's `metric,filter`).
 

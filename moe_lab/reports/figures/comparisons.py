@@ -14,8 +14,6 @@ from moe_lab.reports.papers.cells import (
     TableCell,
     averages,
     coordinates,
-    corrected_scores,
-    place_of,
 )
 from moe_lab.reports.papers.metrics import quantity
 
@@ -153,8 +151,8 @@ def write_effects(table: CellTable, folder: Path, stem: str, title: str) -> list
     found = [
         difference_of(score, _label(cell.coordinates, table.cells, score.other))
         for cell in table.cells
-        for (place, _), score in corrected_scores(table.cells, table.family).items()
-        if place == place_of(cell)[0] and score.tested_interval is not None
+        for score in cell.scores(table.family).values()
+        if score.tested_interval is not None
     ]
     columns = ("task", "metric", "label", "difference", "low", "high", "p_holm", "seeds", "examples")
     rows = [{name: getattr(one, name) for name in columns} for one in found]

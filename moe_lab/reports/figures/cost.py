@@ -20,7 +20,7 @@ from moe_lab.reports.figures.style import (
     log_axis,
     write_figure,
 )
-from moe_lab.reports.papers.cells import CellTable, TableCell, corrected_scores, place_of
+from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.model import BASE
 
@@ -187,7 +187,6 @@ def quality_rows(table: CellTable) -> DataFrame:
     """
     from pandas import DataFrame
 
-    scores = corrected_scores(table.cells, table.family)
     bases = {
         (cell.coordinates["model"], cell.coordinates["task"]): cell
         for cell in table.cells
@@ -196,7 +195,7 @@ def quality_rows(table: CellTable) -> DataFrame:
     rows = []
     for cell in table.cells:
         base = bases.get((cell.coordinates["model"], cell.coordinates["task"]))
-        score, plain = scores.get(place_of(cell)), scores.get(place_of(base)) if base else None
+        score, plain = cell.scores(table.family).get(BASE), base.score() if base else None
         if base is None or score is None or plain is None or score.value is None or plain.value is None:
             continue
         low, high = score.tested_interval or (None, None)

@@ -31,14 +31,13 @@ DOWNLOADED = ("task", "metric", "n", "a", "b", "difference", "ci95", "equal", "p
 def write_comparison_page(comparison: Comparison, path: Path) -> Path:
     """Write the page of a comparison (docs/compare.md) and return its path. Raises ResultsError."""
     evaluations = {one.key: one for one in comparison.evaluations}
-    scores, first = comparison.scores, _name(evaluations["a"])
-    found = [
-        made_verdict(f"{_name(evaluations[score.run_id])} on {score.task}", score, first) for score in scores
-    ]
+    labels = {one.key: f"{one.label} ({one.key})" for one in comparison.evaluations}
+    scores = comparison.scores
+    found = [made_verdict(f"{labels[one.run_id]} on {one.task}", one, labels["a"]) for one in scores]
     names = distinct_names(comparison.evaluations)
     drawn = [score for score in scores if score.difference_interval is not None]
     rows = [difference_of(score, names[score.run_id]) for score in drawn]
-    answers = list(_changed_answers(comparison, evaluations))
+    answers = list(_changed_answers(comparison, labels))
     lines = [{"with": row["other"]} | {key: row[key] for key in DOWNLOADED} for row in comparison.rows]
     title = f"{' and '.join(name for key, name in names.items() if key != 'a')} against {names['a']}"
     return write_page(
@@ -71,15 +70,11 @@ def distinct_names(evaluations: Sequence[Evaluation]) -> dict[str, str]:
     }
     if all(names.values()) and len(set(names.values())) == len(names):
         return names
-    labels = {one.label for one in evaluations}
-    return {one.key: one.label if len(labels) == len(evaluations) else _name(one) for one in evaluations}
+    distinct = len({one.label for one in evaluations}) == len(evaluations)
+    return {one.key: one.label if distinct else f"{one.label} ({one.key})" for one in evaluations}
 
 
-def _name(evaluation: Evaluation) -> str:
-    return f"{evaluation.label} ({evaluation.key})"
-
-
-def _changed_answers(comparison: Comparison, evaluations: dict[str, Evaluation]) -> Iterator[ShownAnswer]:
+def _changed_answers(comparison: Comparison, labels: dict[str, str]) -> Iterator[ShownAnswer]:
     """The answers of the documents that are right in one evaluation and wrong in another."""
     for (key, task, named, other), changed in comparison.changed.items():
         metric, _, filter_name = named.partition(",")
@@ -90,8 +85,8 @@ def _changed_answers(comparison: Comparison, evaluations: dict[str, Evaluation])
                 if before is None or after is None:
                     continue  # a text that is scored as a whole has no answer
                 yield shown_answer(
-                    *([before, after], str(samples[0].target), (0, 1) if kind == TO_RIGHT else (1, 0)),
-                    run=f"{_name(evaluations[key])}, {named}",
+                    *([before, after], samples[0], (0, 1) if kind == TO_RIGHT else (1, 0)),
+                    run=f"{labels[key]}, {named}",
                     task=task,
                     document=number,
                     kind=kind,

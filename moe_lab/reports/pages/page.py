@@ -20,7 +20,7 @@ from moe_lab.config.terminal import one_line
 from moe_lab.results import measured
 from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_file
-from moe_lab.results.scores import Score
+from moe_lab.results.scores import NO_SCORE
 from moe_lab.results.stored_files import SHOWN, DamagedError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def environment() -> Environment:
         "style": Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
         "script": Markup(script),
         "script_hash": b64encode(sha256(script.encode()).digest()).decode(),
-        "none_score": Score(model="", method="", task="", metric="", run_id=""),
+        "none_score": NO_SCORE,
     }
     return made
 

@@ -37,12 +37,10 @@ class Axis:
         """At most six round numbers: the place of each (`share`), and its text with a minus sign."""
         from matplotlib.ticker import MaxNLocator
 
-        found = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(self.low, self.high)
-        sign = "+" if self.signed else ""
+        found = map(float, MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(self.low, self.high))
+        ticks, sign = [tick for tick in found if self.low <= tick <= self.high], "+" if self.signed else ""
         return [
-            (self.share(tick), f"{tick:{sign}g}".replace("-", "\u2212") if tick else "0")
-            for tick in map(float, found)
-            if self.low <= tick <= self.high
+            (self.share(tick), f"{tick:{sign}g}".replace("-", "\u2212") if tick else "0") for tick in ticks
         ]
 
 

@@ -13,10 +13,10 @@ from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.files import file_stem
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
-Quantity = Callable[["DataFrame"], float | None]
-"""The quantity in the figure's rows of one model and task; None where they lack it."""
+Quantity = Callable[["DataFrame"], "Series"]
+"""The values of a quantity in the figure's rows of one model and task, of which the first counts; empty without one."""
 
 
 def stated_numbers(
@@ -37,91 +37,63 @@ def stated_numbers(
     for each in published:
         name = each.cell["quantity"]
         for (model, task), rows in groups:
-            value = of_kind[name](rows)
+            known = of_kind[name](rows).dropna()
+            value = float(known.iloc[0]) if len(known) else None
             absent = "" if value is not None else ABSENT.get(name, "the figure's data lack it")
             found.append((each, {"model": model, "task": task}, value, absent))
     return found
 
 
-def _more(column: str) -> Quantity:
-    """The relative increase of a cost from n=1 to n=64, with the clean cache, at temperature 0 (RoE, Figure 4)."""
-
-    def quantity(rows: DataFrame) -> float | None:
-        own = rows[(rows["cache"] == "clean") & (rows["temperature"].astype(str) == "0") & (rows["n"] == 64)]
-        return _first(own[f"relative_{column}"] - 1)
-
-    return quantity
+def _clean_cache(rows: DataFrame) -> DataFrame:
+    """The row of n=64 with the clean cache, at temperature 0 (RoE, Figure 4)."""
+    return rows[(rows["cache"] == "clean") & (rows["temperature"].astype(str) == "0") & (rows["n"] == 64)]
 
 
-def _below(column: str) -> Quantity:
+def _below(rows: DataFrame, column: str) -> Series:
     """The saving of RoE against the larger model, at the n with the largest equivalent size (RoE, Figure 5)."""
-
-    def quantity(rows: DataFrame) -> float | None:
-        best = _best(rows)
-        return _first(1 - best[f"roe_{column}"] / best[f"equivalent_{column}"])
-
-    return quantity
+    best = rows.nlargest(1, "size_ratio")
+    return 1 - best[f"roe_{column}"] / best[f"equivalent_{column}"]
 
 
-def _equivalent_size(rows: DataFrame) -> float | None:
-    return _first(_best(rows)["equivalent_non_embedding_parameters"] / 1e9)
-
-
-def _best(rows: DataFrame) -> DataFrame:
-    return rows.nlargest(1, "size_ratio")
-
-
-def _greatest_gain(rows: DataFrame) -> float | None:
-    """The number of core experts with the largest gain over the next smaller number; base has none."""
-    return _first(rows[rows["gain"] > 0].nlargest(1, "gain")["core_experts"])
-
-
-def _flat_from(rows: DataFrame) -> float | None:
-    """The smallest number of core experts whose 95% interval holds the accuracy of every larger one."""
+def _flat_from(rows: DataFrame) -> Series:
+    """The numbers of core experts whose 95% interval holds the accuracy of every larger one, the smallest first."""
     ordered = rows[rows["core_experts"] > 0].sort_values("core_experts")
-    for i, row in enumerate(ordered.itertuples()):
-        if ordered["value"][i:].between(row.low, row.high).all():
-            return float(row.core_experts)
-    return None
-
-
-def _share(first: int) -> Quantity:
-    """The share of the selected experts after optimization that the router had ranked among its first `first`."""
-    return lambda rows: _first(rows[rows["n"] == first]["share"])
-
-
-def _at_step(column: str, step: int) -> Quantity:
-    return lambda rows: _first(rows[rows["step"] == step][column])
-
-
-def _first(values: DataFrame) -> float | None:
-    found = values.dropna()
-    return float(found.iloc[0]) if len(found) else None
+    flat = [
+        ordered["value"][i:].between(row.low, row.high).all() for i, row in enumerate(ordered.itertuples())
+    ]
+    return ordered["core_experts"][flat]
 
 
 QUANTITIES: dict[str, dict[str, Quantity]] = {
     "overhead": {
-        "memory, n=64 over n=1": _more("memory_bytes"),
-        "power, n=64 over n=1": _more("watts"),
+        "memory, n=64 over n=1": lambda rows: _clean_cache(rows)["relative_memory_bytes"] - 1,
+        "power, n=64 over n=1": lambda rows: _clean_cache(rows)["relative_watts"] - 1,
     },
     "equivalent": {
-        "equivalent size of OLMoE-7B": _equivalent_size,
-        "memory below the larger model": _below("mebibytes"),
-        "latency below the larger model": _below("milliseconds_per_token"),
+        "equivalent size of OLMoE-7B": lambda rows: (
+            rows.nlargest(1, "size_ratio")["equivalent_non_embedding_parameters"] / 1e9
+        ),
+        "memory below the larger model": lambda rows: _below(rows, "mebibytes"),
+        "latency below the larger model": lambda rows: _below(rows, "milliseconds_per_token"),
     },
     "flops": {
-        "core experts with the greatest gain": _greatest_gain,
+        # the largest gain over the next smaller number; base has none
+        "core experts with the greatest gain": lambda rows: rows[rows["gain"] > 0].nlargest(1, "gain")[
+            "core_experts"
+        ],
         "core experts from which accuracy is flat": _flat_from,
     },
     "retained": {
-        "top 8 afterwards among the first 8": _share(8),
-        "top 8 afterwards among the first 20": _share(20),
+        "top 8 afterwards among the first 8": lambda rows: rows["share"][rows["n"] == 8],
+        "top 8 afterwards among the first 20": lambda rows: rows["share"][rows["n"] == 20],
     },
     "steps": {
-        "accuracy, step 0": _at_step("accuracy", 0),
-        "accuracy, step 6": _at_step("accuracy", 6),
-        "accuracy, step 10": _at_step("accuracy", 10),
-        "right at first and wrong after step 10, of those right at first": _at_step("became_wrong", 10),
+        "accuracy, step 0": lambda rows: rows["accuracy"][rows["step"] == 0],
+        "accuracy, step 6": lambda rows: rows["accuracy"][rows["step"] == 6],
+        "accuracy, step 10": lambda rows: rows["accuracy"][rows["step"] == 10],
+        "right at first and wrong after step 10, of those right at first": lambda rows: rows["became_wrong"][
+            rows["step"] == 10
+        ],
     },
 }
 """The quantities by kind of figure and name."""

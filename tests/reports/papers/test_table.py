@@ -15,17 +15,7 @@ from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.pages.tables_page import shown_table
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published
-from moe_lab.reports.papers.table import (
-    AGREES,
-    DISAGREES,
-    FAILED,
-    NOT_COMPARABLE,
-    NOT_PUBLISHED,
-    NOT_RUN,
-    Row,
-    Table,
-    with_state,
-)
+from moe_lab.reports.papers.table import Row, State, Table, with_state
 from moe_lab.reports.provenance import command, ranges
 from moe_lab.results.scores import Score
 from moe_lab.results.shapes import typed
@@ -46,7 +36,7 @@ PUBLISHED = Published(cell={}, value=0.5, place="Table 9")
 SCORE = Score(
     model="m", method="roe", task="t", metric="acc,none", run_id="r", n=100, value=0.52, interval=(0.48, 0.56)
 )
-ROW = Row(coordinates={"task": "t", "method.n": "8"}, score=SCORE, state=NOT_PUBLISHED)
+ROW = Row(coordinates={"task": "t", "method.n": "8"}, score=SCORE, state=State.NOT_PUBLISHED)
 
 
 def test_rows_have_the_stored_numbers_and_the_published_ones():
@@ -74,30 +64,32 @@ def test_documents_and_commands_are_short_and_exact():
 @pytest.mark.parametrize(
     "scale, score, published, problem, state",
     [
-        ("paper", SCORE, PUBLISHED, None, AGREES),
-        ("paper", SCORE, replace(PUBLISHED, value=0.57), None, DISAGREES),
-        ("paper", replace(SCORE, marks=("PARTIAL",)), PUBLISHED, None, NOT_COMPARABLE),
-        ("paper", replace(SCORE, interval=None), PUBLISHED, None, NOT_COMPARABLE),
-        ("tiny", SCORE, PUBLISHED, None, NOT_COMPARABLE),
-        ("tiny", SCORE, None, None, NOT_PUBLISHED),
-        ("paper", None, PUBLISHED, "no GPU", FAILED),
-        ("paper", replace(SCORE, value=None), PUBLISHED, None, FAILED),
-        ("paper", None, PUBLISHED, None, NOT_RUN),
+        ("paper", SCORE, PUBLISHED, None, State.AGREES),
+        ("paper", SCORE, replace(PUBLISHED, value=0.57), None, State.DISAGREES),
+        ("paper", replace(SCORE, marks=("PARTIAL",)), PUBLISHED, None, State.NOT_COMPARABLE),
+        ("paper", replace(SCORE, interval=None), PUBLISHED, None, State.NOT_COMPARABLE),
+        ("tiny", SCORE, PUBLISHED, None, State.NOT_COMPARABLE),
+        ("tiny", SCORE, None, None, State.NOT_PUBLISHED),
+        ("paper", None, PUBLISHED, "no GPU", State.FAILED),
+        ("paper", replace(SCORE, value=None), PUBLISHED, None, State.FAILED),
+        ("paper", None, PUBLISHED, None, State.NOT_RUN),
     ],
 )
 def test_states(scale, score, published, problem, state):
     row = with_state(Row(coordinates={}, score=score, published=published, problem=problem), scale)
     assert row.state == state
-    assert row.reason or state in (AGREES, DISAGREES, NOT_PUBLISHED)
+    assert row.reason or state in (State.AGREES, State.DISAGREES, State.NOT_PUBLISHED)
     assert problem is None or row.reason == problem
-    assert row.off == (pytest.approx(SCORE.value - published.value) if state in (AGREES, DISAGREES) else None)
+    assert row.off == (
+        pytest.approx(SCORE.value - published.value) if state in (State.AGREES, State.DISAGREES) else None
+    )
 
 
 def test_a_missing_number_says_why():
     average = with_state(Row(coordinates={}, published=PUBLISHED, average=True), "paper")
-    assert (average.state, average.reason) == (NOT_RUN, "not all cells of the average are measured")
+    assert (average.state, average.reason) == (State.NOT_RUN, "not all cells of the average are measured")
     stated = with_state(Row(coordinates={}, published=PUBLISHED, reason="no power meter"), "paper")
-    assert (stated.state, stated.reason) == (NOT_RUN, "no power meter")
+    assert (stated.state, stated.reason) == (State.NOT_RUN, "no power meter")
 
 
 def test_what_the_text_states_stands_next_to_the_measured_quantity(tmp_path):
@@ -131,7 +123,7 @@ def on_page(tmp_path, *rows: Row, **changes):
 
 def test_all_places_and_numbers_have_a_column(tmp_path):
     published = replace(PUBLISHED, cell={"task": "u", "quantity": "memory"})
-    absent = Row(coordinates=published.cell, published=published, state="not at this scale")
+    absent = Row(coordinates=published.cell, published=published, state=State.NOT_AT_SCALE)
     shown = on_page(tmp_path, ROW, unmatched=[absent])
     assert [row.state for row in shown.rows] == ["no published number", "not at this scale"]
     assert shown.axes == ["task", "method.n", "quantity"], "no row has a model"

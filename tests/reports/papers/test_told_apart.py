@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from moe_lab.reports.papers.cells import TableCell, corrected_scores, place_of
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Scale
 from moe_lab.reports.papers.markdown import correction_note
 from moe_lab.results.significance import holm
@@ -46,11 +46,10 @@ CORRECTED = {"scores": holm([0.01, 0.04]), "controls": [0.02]}
 
 def test_the_comparisons_of_a_question_are_corrected_together():
     """Broken by a control that changes the p of the scores."""
-    found = corrected_scores(CELLS, family_of(TABLE, CELLS))
-    assert [found[place_of(CELLS[n])].p_holm for n in (0, 1)] == pytest.approx(CORRECTED["scores"])
-    assert found[place_of(CELLS[0], "full")].p_holm == CORRECTED["controls"][0]
-    assert found[place_of(CELLS[2])].p_holm is None
-    [note, _] = correction_note(found.values())
+    first, second, third = (cell.scores(family_of(TABLE, CELLS)) for cell in CELLS)
+    assert [found["base"].p_holm for found in (first, second)] == pytest.approx(CORRECTED["scores"])
+    assert first["full"].p_holm == CORRECTED["controls"][0] and third["base"].p_holm is None
+    [note, _] = correction_note([*first.values(), *second.values(), *third.values()])
     assert "corrected by Holm for the comparisons of the same question (scores: 2, controls: 1)" in note
     assert "Intervals are those of one comparison, not corrected" in note
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from moe_lab.api.shown import Shown, given, text
 from moe_lab.errors import ConfigError
-from moe_lab.reports.figures.differences import Difference, differences_figure
+from moe_lab.reports.figures.primitives import Difference, differences_figure
 from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
 from moe_lab.results.measured import interval, number
 from moe_lab.results.model import BASE

@@ -17,8 +17,15 @@ from moe_lab.results import statistics
 from moe_lab.results.identity import DECISIVE, SCHEMA_VERSION, versions
 from moe_lab.results.measured import Interval, Paired, limits
 from moe_lab.results.rounding import Rounding
-from moe_lab.results.shapes import Results, leaves, misfit, report_key
-from moe_lab.results.stored_files import DamagedError, damaged, parsed_once
+from moe_lab.results.stored_files import (
+    DamagedError,
+    Results,
+    damaged,
+    leaves,
+    misfit,
+    parsed_once,
+    report_key,
+)
 
 Block = Mapping[str, Any]
 """A part of a results.json."""

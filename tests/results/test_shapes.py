@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moe_lab.results.shapes import LmEvalResults, Results, misfit, typed
+from moe_lab.results.stored_files import LmEvalResults, Results, misfit, typed
 from tests.support.stored_results import results_of
 
 

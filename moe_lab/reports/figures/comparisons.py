@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.differences import difference_of, draw_differences
-from moe_lab.reports.figures.primitives import bars, curve, write_panels, write_points
+from moe_lab.reports.figures.primitives import (
+    bars,
+    curve,
+    difference_of,
+    draw_differences,
+    write_panels,
+    write_points,
+)
 from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, count_axis, write_figure
 from moe_lab.reports.papers.cells import (
     CellTable,

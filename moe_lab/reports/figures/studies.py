@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.reports.figures.primitives import curve, heatmap, stacked_panels, write_each
 from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, write_figure
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.results.shapes import typed
 from moe_lab.results.statistics import interval
-from moe_lab.results.stored_files import damaged, read_csv, read_mapping
+from moe_lab.results.stored_files import damaged, read_csv, read_mapping, typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

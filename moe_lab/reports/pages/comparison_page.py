@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text
-from moe_lab.reports.figures.differences import difference_of
+from moe_lab.reports.figures.primitives import difference_of
 from moe_lab.reports.pages.answers import (
     TO_RIGHT,
     TO_WRONG,
@@ -16,8 +16,7 @@ from moe_lab.reports.pages.answers import (
     shown_answer,
 )
 from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
-from moe_lab.reports.pages.plots import forest
-from moe_lab.reports.pages.verdict import by_outcome, made_verdict
+from moe_lab.reports.pages.plots import by_outcome, forest, made_verdict
 from moe_lab.reports.provenance import not_shared
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.evaluation import Evaluation

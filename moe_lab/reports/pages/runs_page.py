@@ -11,7 +11,7 @@ from pathlib import Path
 from moe_lab.metrics.registry import counted_metrics
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_rows
-from moe_lab.reports.figures.differences import difference_of
+from moe_lab.reports.figures.primitives import difference_of
 from moe_lab.reports.pages.answers import CHANGED, CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import (
     latex_of_rows,
@@ -20,8 +20,16 @@ from moe_lab.reports.pages.page import (
     text_uri,
     write_page,
 )
-from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
-from moe_lab.reports.pages.verdict import by_outcome, has_verdict, verdicts
+from moe_lab.reports.pages.plots import (
+    ForestPanel,
+    Plot,
+    Point,
+    by_outcome,
+    forest,
+    has_verdict,
+    plot,
+    verdicts,
+)
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.provenance import Provenance
 from moe_lab.reports.terminal.results import run_labels, seed_lines

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moe_lab.reports.figures.differences import difference_of
+from moe_lab.reports.figures.primitives import difference_of
 from moe_lab.reports.pages.page import (
     UNEXPECTED,
     latex_of_rows,
@@ -19,16 +19,14 @@ from moe_lab.reports.pages.page import (
     text_uri,
     write_page,
 )
-from moe_lab.reports.pages.plots import forest
-from moe_lab.reports.pages.verdict import by_outcome, has_verdict, verdicts
+from moe_lab.reports.pages.plots import by_outcome, forest, has_verdict, verdicts
 from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
 from moe_lab.reports.papers.table import PAPERS, Row, State, Table
 from moe_lab.results.score_table import ScoreLine, explained_marks
 from moe_lab.results.scores import Score
-from moe_lab.results.shapes import typed
-from moe_lab.results.stored_files import warn_once, whole_mapping
+from moe_lab.results.stored_files import typed, warn_once, whole_mapping
 
 OF_PAPERS = (
     *(State.AGREES, State.DISAGREES, State.NOT_COMPARABLE, State.NOT_PUBLISHED),

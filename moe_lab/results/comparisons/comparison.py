@@ -17,9 +17,9 @@ from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, reported
 from moe_lab.results.scores import Comparison as Compared
 from moe_lab.results.scores import Score, pooled
-from moe_lab.results.shapes import leaves
 from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import VERSION, Aggregate
+from moe_lab.results.stored_files import leaves
 
 SCHEMA_VERSION = 1
 Changed = dict[str, list[int]]

@@ -14,7 +14,7 @@ from moe_lab.reports.figures import write_study_figures
 from moe_lab.reports.figures.comparisons import control_rows, write_effects
 from moe_lab.reports.figures.cost import overhead_rows, quality_rows, write_quality_cost
 from moe_lab.reports.figures.curves import write_epochs
-from moe_lab.reports.figures.differences import Difference, differences_figure
+from moe_lab.reports.figures.primitives import Difference, differences_figure
 from moe_lab.reports.figures.studies import read_study, write_sweep
 from moe_lab.reports.figures.training import design_rows, write_designs
 from moe_lab.reports.papers.cells import CellTable, TableCell

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_lab.reports.figures.differences import Difference
+from moe_lab.reports.figures.primitives import Difference
 from moe_lab.reports.pages.plots import Axis, Point, forest, plot
 from tests.support.pages import texts, tree
 from tests.support.stored_runs import pair_of_runs

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.pages.verdict import verdicts
+from moe_lab.reports.pages.plots import verdicts
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import BETTER, EQUAL_RUNS, NOT_SIGNIFICANT, WORSE, Score
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import find_experiments
-from moe_lab.reports.papers.settings import reference_rows
+from moe_lab.reports.papers.files import reference_rows
 from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.experiments.figures import make_figure
 from tests.support.stored_traces import c3po_results

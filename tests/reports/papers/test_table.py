@@ -18,7 +18,7 @@ from moe_lab.reports.papers.experiment import Published
 from moe_lab.reports.papers.table import Row, State, Table, with_state
 from moe_lab.reports.provenance import command, ranges
 from moe_lab.results.scores import Score
-from moe_lab.results.shapes import typed
+from moe_lab.results.stored_files import typed
 from tests.support.pretrained_cells import trained_results
 from tests.support.stored_results import cell_table, results_of
 from tests.support.views import table, write_record

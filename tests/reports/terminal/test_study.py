@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from moe_lab.reports.terminal.study import print_studies
+from moe_lab.reports.terminal.results import print_studies
 
 
 def test_a_study_of_many_layers_takes_the_width_of_the_terminal(

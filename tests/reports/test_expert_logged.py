@@ -15,7 +15,7 @@ from tests.support.wandb_log import Logged
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["base", "c2r"])
-def test_expert_metrics_can_be_read_back(method: str, tmp_path: Path) -> None:
+def test_expert_metrics_can_be_read_back(method, tmp_path):
     keys = f"method={method} task=toy_choice limit=3 metrics=expert logger=wandb baseline=false"
     own = ["method.dataset_size=8"] if method == "c2r" else []
     ended = run_forked(tmp_path, *keys.split(), *own, f"output_dir={tmp_path}", WANDB_MODE="offline")

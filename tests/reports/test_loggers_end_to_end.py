@@ -13,7 +13,7 @@ from tests.support.wandb_log import Logged
 
 
 @pytest.mark.slow
-def test_a_tuned_command_is_logged_offline(tmp_path: Path) -> None:
+def test_a_tuned_command_is_logged_offline(tmp_path):
     """One study with its trials, heatmap and table, a run per seed, and the table, in one group. They are logged once."""
     command = "method=roe method.n=2 task=toy_choice tuning=tpe tuning.n_trials=3 tuning.num_samples=4 seeds=2 limit=4"
     keys = [*command.split(), "logger=wandb", f"output_dir={tmp_path}"]
@@ -50,7 +50,7 @@ def test_a_tuned_command_is_logged_offline(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path: Path) -> None:
+def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path):
     """Traces joined with the real log: the last step's accuracy is the run's score, the first one's is base's."""
     keys = "method=c3po task=toy_choice limit=12 method.steps=3 method.trace=true method.learning_rate=[0.1,0.0001]"
     keys += f" method.reference_size=60 logger=wandb output_dir={tmp_path}"

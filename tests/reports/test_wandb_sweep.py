@@ -38,7 +38,7 @@ def agent_arguments(parameters: dict[str, Any]) -> list[str]:
         ("data_dir", "/some where/data"),
     ],
 )
-def test_an_agent_s_arguments_are_overrides(key: str, value: Any) -> None:
+def test_an_agent_s_arguments_are_overrides(key, value):
     (argument,) = agent_arguments({key: value})
     (cell,) = compose([argument, "method=roe"])
     found: Any = to_config(cell)
@@ -48,7 +48,7 @@ def test_an_agent_s_arguments_are_overrides(key: str, value: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_documented_sweep_composes() -> None:
+def test_the_documented_sweep_composes():
     sweep = yaml.safe_load(next(re.finditer(r"```yaml\n(.*?)```", DOCS.read_text(), re.S))[1])
     fixed = [part for part in sweep["command"] if "=" in part]
     assert (

@@ -33,7 +33,7 @@ def maker(artifact: Artifact, made: list[int]):
     return make
 
 
-def test_it_is_made_once_and_again_where_something_is_gone(tmp_path: Path) -> None:
+def test_it_is_made_once_and_again_where_something_is_gone(tmp_path):
     one, made = pair(tmp_path), []
     assert one.stored() is None
     assert one.load_or_make(maker(one, made)) == {"id": one.id, "times": 1}
@@ -47,7 +47,7 @@ def test_it_is_made_once_and_again_where_something_is_gone(tmp_path: Path) -> No
     assert other.stored() is None and other.load_or_make(maker(other, made))["times"] == 4
 
 
-def test_work_in_progress_stays_where_making_fails(tmp_path: Path) -> None:
+def test_work_in_progress_stays_where_making_fails(tmp_path):
     one = pair(tmp_path)
 
     def fail() -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_work_in_progress_stays_where_making_fails(tmp_path: Path) -> None:
     assert (one.folder / "parts").exists() and one.stored() is None
 
 
-def test_another_maker_is_named(tmp_path: Path) -> None:
+def test_another_maker_is_named(tmp_path):
     one = pair(tmp_path)
     with RunFolder(one.folder, one.id).held(), pytest.raises(RunHeldError):
         one.load_or_make(maker(one, []))

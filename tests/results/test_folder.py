@@ -28,35 +28,35 @@ def finished(folder: Path, **changes: Any) -> RunFolder:
     return RunFolder(folder, "a")
 
 
-def test_a_finished_result_is_returned(tmp_path: Path) -> None:
+def test_a_finished_result_is_returned(tmp_path):
     assert finished(tmp_path).stored() is not None
     assert finished(tmp_path, model={"name": "m", "commit": "c1"}).stored("c1") is not None
 
 
 @pytest.mark.parametrize("changes", [{"run_id": "b"}, {"schema_version": 2}, {"status": "error"}])
-def test_foreign_and_unfinished_results_are_not(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_foreign_and_unfinished_results_are_not(tmp_path, changes):
     assert finished(tmp_path, **changes).stored() is None
 
 
-def test_another_commit_is_not(tmp_path: Path) -> None:
+def test_another_commit_is_not(tmp_path):
     assert finished(tmp_path, model={"commit": "c1"}).stored("c2") is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"results": {}}', "null"])
-def test_a_damaged_result_is_not(tmp_path: Path, content: str) -> None:
+def test_a_damaged_result_is_not(tmp_path, content):
     store = finished(tmp_path)
     (tmp_path / "results.json").write_text(content)
     assert store.stored() is None
 
 
-def test_a_result_of_the_wrong_shape_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_of_the_wrong_shape_is_said(tmp_path, capsys):
     finished(tmp_path, model=[1]).stored()
     said = capsys.readouterr().err
     assert f"{tmp_path}/results.json is damaged" in said and said.endswith("It is not used.\n")
 
 
 @pytest.mark.parametrize("key", BLOCKS)
-def test_a_result_of_the_wrong_shape_is_not(tmp_path: Path, key: str) -> None:
+def test_a_result_of_the_wrong_shape_is_not(tmp_path, key):
     assert finished(tmp_path, **{key: None}).stored() is None
     assert finished(tmp_path, **{key: [1]}).stored() is None
 
@@ -78,7 +78,7 @@ def holder(folder: Path, seconds: float = 60) -> multiprocessing.Process:
 
 
 @pytest.mark.slow
-def test_a_held_run_names_its_holder_and_a_dead_holder_is_taken_over(tmp_path: Path) -> None:
+def test_a_held_run_names_its_holder_and_a_dead_holder_is_taken_over(tmp_path):
     folder = tmp_path / "run"
     process = holder(folder)
     with (
@@ -93,9 +93,7 @@ def test_a_held_run_names_its_holder_and_a_dead_holder_is_taken_over(tmp_path: P
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RunHeldError("elsewhere"), ValueError("why"), None])
-def test_only_a_failure_has_a_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
-) -> None:
+def test_only_a_failure_has_a_status(tmp_path, monkeypatch, error):
     monkeypatch.setenv(ATTEMPT, "7")
     store = RunFolder(tmp_path, "a")
     (tmp_path / "status.json").write_text("{}")
@@ -110,7 +108,7 @@ def test_only_a_failure_has_a_status(
     assert store.failure("7") == ("ValueError: why" if failed else None) and store.failure("8") is None
 
 
-def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         check_writable(str(tmp_path / "file" / "outputs"))
@@ -118,13 +116,13 @@ def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
         pass
 
 
-def test_an_output_folder_that_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_folder_that_is_not_writable(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere, so chmod cannot show it
     with pytest.raises(ConfigError, match="is not writable"):
         check_writable(str(tmp_path / "outputs"))
 
 
-def test_a_full_disk_is_seen_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_seen_before_any_work(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12, 2**20))
     with pytest.raises(ConfigError, match=r"1 MiB are free on its disk, 64 MiB are needed"):
@@ -132,7 +130,7 @@ def test_a_full_disk_is_seen_before_any_work(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "outputs").exists()
 
 
-def test_other_versions_are_marked() -> None:
+def test_other_versions_are_marked():
     now = versions()
     assert RunResult({"moe_lab": {"versions": now}}).version_notes == []
     old = now | {"lm_eval": "0.0.1", "torch": "1.0"}

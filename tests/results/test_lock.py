@@ -18,7 +18,7 @@ from moe_lab.results import lock as locks
 from moe_lab.results.lock import acquire, is_locked
 
 
-def test_a_lock_is_acquired_once_until_it_is_released(tmp_path: Path) -> None:
+def test_a_lock_is_acquired_once_until_it_is_released(tmp_path):
     file = tmp_path / ".lock"
     assert not is_locked(file) and not file.exists()
     lock = acquire(file)
@@ -42,7 +42,7 @@ def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
 
 
 @pytest.mark.slow
-def test_a_living_holder_keeps_its_lease(tmp_path: Path, leases: float) -> None:
+def test_a_living_holder_keeps_its_lease(tmp_path, leases):
     file = tmp_path / ".lock"
     assert not is_locked(file) and not list(tmp_path.iterdir())
     lease = acquire(file)
@@ -55,7 +55,7 @@ def test_a_living_holder_keeps_its_lease(tmp_path: Path, leases: float) -> None:
     assert not is_locked(file) and acquire(file) is not None
 
 
-def test_a_lease_that_nobody_refreshes_is_taken_over(tmp_path: Path, leases: float) -> None:
+def test_a_lease_that_nobody_refreshes_is_taken_over(tmp_path, leases):
     file = tmp_path / ".lock"
     lease = acquire(file)
     assert lease is not None
@@ -72,9 +72,7 @@ def test_a_lease_that_nobody_refreshes_is_taken_over(tmp_path: Path, leases: flo
     taken.release()
 
 
-def test_a_process_that_has_lost_its_lease_stops(
-    tmp_path: Path, leases: float, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_process_that_has_lost_its_lease_stops(tmp_path, leases, monkeypatch, capsys):
     sent: list[int] = []
     monkeypatch.setattr(locks.os, "kill", lambda pid, number: sent.append(number))
     lease = acquire(tmp_path / ".lock")

@@ -13,7 +13,7 @@ from moe_lab.results.model import RunResult
     ("choices", "form"),
     [({"a": "letters", "b": "letters"}, "letters"), ({"a": "letters"}, "letters"), ({}, "text")],
 )
-def test_a_group_was_asked_in_letters_if_a_task_of_it_was(choices: dict[str, str], form: str) -> None:
+def test_a_group_was_asked_in_letters_if_a_task_of_it_was(choices, form):
     """A group may hold tasks without choices, too."""
     content: dict[str, Any] = {
         "group_subtasks": {"group": ["a", "b"]},

@@ -13,7 +13,7 @@ from moe_lab.results.significance import paired, randomization_test
 from moe_lab.results.statistics import mcnemar, tango
 
 
-def test_paired_difference() -> None:
+def test_paired_difference():
     values, before = [1.0] * 60 + [0.0] * 40, [1.0] * 50 + [0.0] * 50
     result = paired(values, before)
     assert result.n == 100 and result.difference == pytest.approx(0.1)
@@ -28,7 +28,7 @@ def test_paired_difference() -> None:
     assert same.to_json() == written and Paired.from_json(written) == same
 
 
-def test_flips_are_counted_both_ways() -> None:
+def test_flips_are_counted_both_ways():
     result = paired([1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0])
     assert (result.to_right, result.to_wrong) == (2, 1)
     lower = paired([1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0], lower_is_better=True)
@@ -36,23 +36,23 @@ def test_flips_are_counted_both_ways() -> None:
     assert paired([0.5, 0.1], [0.2, 0.3]).to_right is None
 
 
-def test_pairing_is_tighter_than_two_intervals() -> None:
+def test_pairing_is_tighter_than_two_intervals():
     noise = np.random.default_rng(1).normal(0, 5, size=200)
     result = paired(list(noise + 1), list(noise))
     assert result.interval == pytest.approx([1, 1]) and result.p_mcnemar is None
 
 
-def test_unequal_documents_are_refused() -> None:
+def test_unequal_documents_are_refused():
     with pytest.raises(ValueError, match="cannot be paired"):
         paired([1.0, 0.0], [1.0])
 
 
-def test_the_p_of_right_and_wrong_is_mcnemars() -> None:
+def test_the_p_of_right_and_wrong_is_mcnemars():
     values, before = [1.0] * 8 + [0.0] * 2 + [1.0, 0.0], [0.0] * 8 + [1.0] * 2 + [1.0, 0.0]
     assert paired(values, before).p_mcnemar == mcnemar(8, 2)
 
 
-def test_the_p_of_other_scores_is_that_of_random_swaps() -> None:
+def test_the_p_of_other_scores_is_that_of_random_swaps():
     random = np.random.default_rng(0)
     before = list(random.normal(0, 1, 40))
     values = [value + change for value, change in zip(before, random.normal(0.1, 0.3, 40), strict=True)]
@@ -61,7 +61,7 @@ def test_the_p_of_other_scores_is_that_of_random_swaps() -> None:
     assert found.p_permutation == randomization_test(values, before)
 
 
-def test_differences_within_rounding_have_no_test() -> None:
+def test_differences_within_rounding_have_no_test():
     """Broken by a p for runs that are equal, and by ties that count as changes."""
     before = [0.1 * n for n in range(1, 41)]
     values = [value + 1e-7 for value in before]
@@ -76,11 +76,11 @@ def test_differences_within_rounding_have_no_test() -> None:
     assert not tied.equal and tied.p_permutation == randomization_test(exact, before) > 0.2
 
 
-def test_a_sign_is_that_of_the_first() -> None:
+def test_a_sign_is_that_of_the_first():
     assert paired([0.5, 0.7], [0.2, 0.3]).difference == pytest.approx(0.35)
 
 
-def test_a_perplexity_is_told_where_nearly_all_documents_agree() -> None:
+def test_a_perplexity_is_told_where_nearly_all_documents_agree():
     random = np.random.default_rng(3)
     words = random.integers(5, 40, 50).tolist()
     before = [(-1.5 * count, count) for count in words]

@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "responses.jsonl"
 
 
-def test_answers_come_back_as_they_were(path: Path) -> None:
+def test_answers_come_back_as_they_were(path):
     log = ResponseLog(path, HEADER)
     given: dict[str, Any] = {
         "a": (-1.0 / 3, True),
@@ -36,7 +36,7 @@ def test_answers_come_back_as_they_were(path: Path) -> None:
     assert isinstance(again["a"], tuple)
 
 
-def test_keys_tell_requests_apart() -> None:
+def test_keys_tell_requests_apart():
     asked = [
         ("loglikelihood", ("a", "b"), 0),
         ("loglikelihood", ("ab", ""), 0),
@@ -49,7 +49,7 @@ def test_keys_tell_requests_apart() -> None:
     assert request_key("g", ("a", {"x": 1, "y": 2}), 0) == request_key("g", ("a", {"y": 2, "x": 1}), 0)
 
 
-def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path: Path) -> None:
+def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path):
     log = ResponseLog(path, HEADER)
     log.answer("a", "first", {"tokens_in": 3})
     log.answer("b", "second", {"tokens_in": 4})
@@ -64,7 +64,7 @@ def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path: Path) -> None
         assert path.read_bytes() == whole
 
 
-def test_a_torn_header_starts_anew(path: Path) -> None:
+def test_a_torn_header_starts_anew(path):
     ResponseLog(path, HEADER).close()
     path.write_bytes(path.read_bytes()[:10])
     log = ResponseLog(path, HEADER)
@@ -74,7 +74,7 @@ def test_a_torn_header_starts_anew(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["not json", "[]", '"key"', '{"key": "b"}', '{"response": "x"}'])
-def test_a_damaged_line_is_a_missing_answer(path: Path, damage: str) -> None:
+def test_a_damaged_line_is_a_missing_answer(path, damage):
     log = ResponseLog(path, HEADER)
     log.answer("a", "x", {})
     log.close()
@@ -91,7 +91,7 @@ def test_a_damaged_line_is_a_missing_answer(path: Path, damage: str) -> None:
         HEADER | {"versions": {"lm_eval": "2"}},
     ],
 )
-def test_another_header_is_never_served_nor_erased(path: Path, other: dict[str, Any]) -> None:
+def test_another_header_is_never_served_nor_erased(path, other):
     log = ResponseLog(path, HEADER)
     log.answer(KEY, "x", {"tokens_in": 1})
     log.close()
@@ -106,7 +106,7 @@ def test_another_header_is_never_served_nor_erased(path: Path, other: dict[str, 
     assert path.with_name("responses.1.old.jsonl").read_text() == "of another time"
 
 
-def test_costs_add_up_over_sessions_and_peaks_do_not(path: Path) -> None:
+def test_costs_add_up_over_sessions_and_peaks_do_not(path):
     for peak in (5, 9, 7):
         log = ResponseLog(path, HEADER)
         log.spend({"load_seconds": 1.5}, {"device": "cpu"})
@@ -118,9 +118,7 @@ def test_costs_add_up_over_sessions_and_peaks_do_not(path: Path) -> None:
     }
 
 
-def test_a_full_disk_is_an_error_and_keeps_what_was_answered(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_and_keeps_what_was_answered(path, monkeypatch):
     log = ResponseLog(path, HEADER)
     log.answer("a", "x", {})
 
@@ -144,7 +142,7 @@ def test_a_full_disk_is_an_error_and_keeps_what_was_answered(
     assert "a" in log and "b" not in log
 
 
-def test_an_unwritable_log_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_log_is_named(tmp_path):
     (tmp_path / "responses.jsonl").mkdir()
     with pytest.raises(ResultsError, match=r"responses\.jsonl could not be written"):
         ResponseLog(tmp_path / "responses.jsonl", HEADER)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ def logger() -> logging.Logger:
     return found
 
 
-def test_records_are_appended(tmp_path: Path, logger: logging.Logger) -> None:
+def test_records_are_appended(tmp_path, logger):
     for text in ("one", "half a pair \ud83d", "no https://user:password@host/x"):
         handler = RunLog(tmp_path / "run.log")
         logger.addHandler(handler)
@@ -30,12 +29,7 @@ def test_records_are_appended(tmp_path: Path, logger: logging.Logger) -> None:
     assert (tmp_path / "run.log").read_text() == "one\nhalf a pair \\ud83d\nno https://...@host/x\n"
 
 
-def test_a_full_disk_is_one_line(
-    tmp_path: Path,
-    logger: logging.Logger,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_disk_is_one_line(tmp_path, logger, capsys, monkeypatch):
     class Full:
         def write(self, content: bytes) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -54,9 +48,7 @@ def test_a_full_disk_is_one_line(
     assert told == f"{tmp_path / 'run.log'} could not be written: No space left on device. The run goes on.\n"
 
 
-def test_a_warning_of_lm_eval_is_in_the_runs_log_and_once_on_stderr(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warning_of_lm_eval_is_in_the_runs_log_and_once_on_stderr(tmp_path, capsys):
     harness = logging.getLogger("lm_eval")
     before = harness.level, list(harness.handlers)
     run: Any = SimpleNamespace(folder=tmp_path)

@@ -11,7 +11,7 @@ from moe_lab.results.scores import scores_of
 from moe_lab.results.significance import paired
 
 
-def test_the_documents_of_a_group_are_one_sample() -> None:
+def test_the_documents_of_a_group_are_one_sample():
     """4 of 5 and 1 of 3 documents right, 2 of 5 and 2 of 3 before: three became right, two wrong."""
     mine = {"a": [1.0, 1, 1, 1, 0], "b": [1.0, 0, 0]}
     base = {"a": [0.0, 0, 1, 1, 0], "b": [0.0, 1, 1]}

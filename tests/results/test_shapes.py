@@ -18,7 +18,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     return results
 
 
-def test_real_results_are_whole() -> None:
+def test_real_results_are_whole():
     assert misfit(dict(results_of()), Results) is None and misfit({"results": {}}, LmEvalResults) is None
 
 
@@ -35,7 +35,7 @@ def test_real_results_are_whole() -> None:
         (changed(intervals={"t": {"acc,none": [0.1, float("nan")]}}), None),
     ],
 )
-def test_what_readers_would_meet_is_named(results: Any, place: str | None) -> None:
+def test_what_readers_would_meet_is_named(results, place):
     problem = misfit(results, Results)
     assert problem is None if place is None else str(problem).startswith(f"{place}: ")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", ["results.json", "best.yaml"])
 @pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
-def test_a_damaged_file_is_one_message_that_names_it(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_damaged_file_is_one_message_that_names_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DamagedError, match=rf"{name} is damaged: .*Move it away") as found:
         read_mapping(tmp_path / name)
@@ -41,7 +40,7 @@ def test_a_damaged_file_is_one_message_that_names_it(tmp_path: Path, name: str, 
     assert found.value.exit_code == 2
 
 
-def test_absent_whole_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_whole_and_a_folder(tmp_path, capsys):
     path = tmp_path / "results.json"
     assert read_mapping(path) is None and read_lines(path) is None
     path.write_text('{"a": 1}')
@@ -54,7 +53,7 @@ def test_absent_whole_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.count("x.json is damaged: Is a directory. It is not used.") == 1
 
 
-def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path, monkeypatch):
     parsed = []
     loads = json.loads
     monkeypatch.setattr(stored.json, "loads", lambda text, **keys: parsed.append(text) or loads(text))
@@ -69,13 +68,13 @@ def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("line", [b"[]", b"null", b'{"a"', b"[" * 100_000, b'{"a": "\xe9"}'])
-def test_a_damaged_line_is_not_skipped(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_line_is_not_skipped(tmp_path, line):
     (tmp_path / "log.jsonl").write_bytes(b'{"a": 1}\n' + line + b"\n")
     with pytest.raises(DamagedError, match=r"log\.jsonl is damaged"):
         read_lines(tmp_path / "log.jsonl")
 
 
-def test_a_held_folder_is_tidied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_held_folder_is_tidied(tmp_path, capsys):
     whole = {"results.json": "{}", "samples_t.jsonl": "torn", ".lock": "", "results.1.old.json": "["}
     for name, content in whole.items():
         (tmp_path / name).write_text(content)
@@ -90,12 +89,12 @@ def test_a_held_folder_is_tidied(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "status.json is kept as status.1.old.json and made again" in told
 
 
-def test_a_row_that_was_cut_has_empty_values(tmp_path: Path) -> None:
+def test_a_row_that_was_cut_has_empty_values(tmp_path):
     (tmp_path / "trials.csv").write_text("number,value,state\n0,1.")
     assert read_csv(tmp_path / "trials.csv") == [{"number": "0", "value": "1.", "state": ""}]
 
 
-def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path: Path) -> None:
+def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path):
     for number in (1, 2):
         (tmp_path / "a.json").write_text(str(number))
         set_aside(tmp_path / "a.json", "why")
@@ -112,7 +111,7 @@ def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path: Path) -> None:
         ("x.json", b'\xef\xbb\xbf{"a": 1}', "BOM"),
     ],
 )
-def test_too_much_is_one_message(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+def test_too_much_is_one_message(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DamagedError, match=says) as refused:
         (read_lines if name == "x.jsonl" else read_mapping)(tmp_path / name)

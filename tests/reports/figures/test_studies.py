@@ -49,7 +49,7 @@ def cell_of(study: Path | None = None) -> TableCell:
     return TableCell(coordinates={}, run_id="r", studies=[study] if study else [])
 
 
-def test_a_study_of_several_cells_is_drawn_once(tmp_path: Path) -> None:
+def test_a_study_of_several_cells_is_drawn_once(tmp_path):
     done = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0])
     begun = write_study(tmp_path / "b", [])
     cells = [cell_of(done), cell_of(done), cell_of(begun), cell_of()]

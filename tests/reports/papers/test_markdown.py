@@ -26,7 +26,7 @@ def cell(task: str, metric: str) -> TableCell:
     return TableCell(coordinates={"task": task, "method": "base"}, run_id=task, results=[told])
 
 
-def test_metrics_of_a_column_are_listed_with_their_tasks() -> None:
+def test_metrics_of_a_column_are_listed_with_their_tasks():
     cells = [cell("a", "acc,none"), cell("b", "exact_match,strict-match"), cell("c", "acc,none")]
     assert "- base: acc,none (a, c); exact_match,strict-match (b)" in markdown(TABLE, "paper", cells)
     assert "- base: acc,none\n" in markdown(TABLE, "paper", [cells[0], cells[2]])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import find_experiments
@@ -25,7 +23,7 @@ def cell_of(sources: list[dict]) -> TableCell:
     )
 
 
-def test_sets_stand_beside_the_papers_sizes(tmp_path: Path) -> None:
+def test_sets_stand_beside_the_papers_sizes(tmp_path):
     experiment = find_experiments("c3po/table7")[0]
     cells = [cell_of([SOURCE, SCIQ]), TableCell(coordinates={"task": "piqa"}, run_id=None, problem="no data")]
     first, second = reference_rows(experiment, cells)
@@ -39,7 +37,7 @@ def test_sets_stand_beside_the_papers_sizes(tmp_path: Path) -> None:
     assert len(table.read_text().splitlines()) == 3
 
 
-def test_without_a_set_nothing_is_written(tmp_path: Path) -> None:
+def test_without_a_set_nothing_is_written(tmp_path):
     experiment = find_experiments("c3po/table7")[0]
     assert make_figure(experiment, "paper", [cell_of([])], ModelPool(), tmp_path, NO_COMPARISONS) == []
     assert list(tmp_path.iterdir()) == []

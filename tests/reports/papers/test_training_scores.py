@@ -18,7 +18,7 @@ from tests.support.stored_results import results_of
 from tests.support.views import csv_text, markdown
 
 
-def test_one_seed_has_an_interval_over_rows() -> None:
+def test_one_seed_has_an_interval_over_rows():
     results = trained_results([2.0, 2.2, 2.4])
     score = training_score([results], LOSS)
     assert score is not None and score.value == pytest.approx(2.2) and score.std is None
@@ -26,7 +26,7 @@ def test_one_seed_has_an_interval_over_rows() -> None:
     assert (score.n, score.marks, score.stderr) == (None, (), None)
 
 
-def test_several_seeds_have_students_interval_over_seeds() -> None:
+def test_several_seeds_have_students_interval_over_seeds():
     score = training_score([trained_results([mean - 1, mean + 1]) for mean in (2.0, 2.1, 2.3)], LOSS)
     assert score is not None and score.seeds == 3
     assert (score.value, score.std) == (pytest.approx(6.4 / 3), pytest.approx(0.152753, abs=1e-6))
@@ -35,7 +35,7 @@ def test_several_seeds_have_students_interval_over_seeds() -> None:
     assert score.interval is None, "rows are not its sample"
 
 
-def test_an_interval_over_seeds_is_shown_as_one() -> None:
+def test_an_interval_over_seeds_is_shown_as_one():
     cells = design_cells("2/8", [[1.0, 3.0], [1.1, 3.1], [1.3, 3.3]])
     shown = "2.1333 ± 0.1528 seeds [1.7539, 2.5128]"
     text = markdown(experiment(), "paper", cells)
@@ -48,20 +48,20 @@ def test_an_interval_over_seeds_is_shown_as_one() -> None:
     assert float(loss["seed_low"]) == pytest.approx(1.7539, abs=1e-4)
 
 
-def test_a_leak_is_that_of_expert_choice_alone() -> None:
+def test_a_leak_is_that_of_expert_choice_alone():
     score = training_score([trained_results([2.0, 2.0], leak=0.3)], "training.leak")
     assert score is not None and (score.value, score.interval) == (0.3, pytest.approx((0.2, 0.4)))
     score = training_score([trained_results([2.0, 2.0])], "training.leak")
     assert score is not None and score.value is None, "a dash, not a missing run"
 
 
-def test_other_methods_have_none_and_unknown_numbers_are_told() -> None:
+def test_other_methods_have_none_and_unknown_numbers_are_told():
     assert training_score([results_of("base")], LOSS) is None
     with pytest.raises(ConfigError, match="training.validation_loss, training.leak"):
         training_score([trained_results([2.0, 2.0])], "training.loss")
 
 
-def test_the_loss_is_one_column_beside_the_tasks() -> None:
+def test_the_loss_is_one_column_beside_the_tasks():
     cells = design_cells("2/8", [[2.0, 2.2]], accuracy=0.4)
     text = markdown(experiment(), "paper", cells)
     header, _, line = [each for each in text.splitlines() if each.startswith("|")][:3]
@@ -75,7 +75,7 @@ def test_the_loss_is_one_column_beside_the_tasks() -> None:
     assert (average["task"], average["value"]) == ("average", "0.4")
 
 
-def test_the_loss_stands_beside_averages_that_stand_alone() -> None:
+def test_the_loss_stands_beside_averages_that_stand_alone():
     text = markdown(experiment(columns=["measure"]), "paper", design_cells("2/8", [[2.0, 2.2]]))
     header = next(each for each in text.splitlines() if each.startswith("|"))
     assert header == "| method.label | method.router | documents | held-out loss | accuracy average |"

@@ -43,7 +43,7 @@ def table_of(tmp_path: Path, cells: list[TableCell], text: str = EXPERIMENT) -> 
 
 
 @pytest.mark.parametrize("columns", ["[]", "[task]"])
-def test_a_line_tells_how_many_had_none(tmp_path: Path, columns: str) -> None:
+def test_a_line_tells_how_many_had_none(tmp_path, columns):
     cells = [cell_of("a", 0.3, 3), cell_of("b", 0.3, 1), cell_of("a", None, 0), cell_of("b", None, 0)]
     lines = table_of(tmp_path, cells, EXPERIMENT.replace("[]", columns)).splitlines()
     head = next(line for line in lines if line.startswith("| method.epsilon"))
@@ -52,18 +52,18 @@ def test_a_line_tells_how_many_had_none(tmp_path: Path, columns: str) -> None:
     assert by_epsilon["| 0.3"] == "4 of 8" and by_epsilon["| None"] == ""
 
 
-def test_without_balls_there_is_no_such_column(tmp_path: Path) -> None:
+def test_without_balls_there_is_no_such_column(tmp_path):
     assert "without a neighbour" not in table_of(tmp_path, [cell_of("a", None, 0), cell_of("b", None, 0)])
 
 
-def test_the_csv_has_each_cells_count(tmp_path: Path) -> None:
+def test_the_csv_has_each_cells_count(tmp_path):
     (tmp_path / "a.yaml").write_text(EXPERIMENT)
     experiment = load_experiment("paper/a", tmp_path / "a.yaml")
     text = csv_text(experiment, [cell_of("a", 0.3, 3), cell_of("b", 0.3, 1)])
     assert [line["without_neighbour"] for line in csv.DictReader(io.StringIO(text))] == ["3", "1", "4"]
 
 
-def test_without_a_radius_missing_neighbours_count_and_the_oracle_has_none() -> None:
+def test_without_a_radius_missing_neighbours_count_and_the_oracle_has_none():
     def counts(*args: Any, **c3po: Any) -> tuple[int, int] | None:
         return get_method("c3po").without_neighbour(cell_of("a", *args, **c3po).results[0])
 
@@ -72,6 +72,6 @@ def test_without_a_radius_missing_neighbours_count_and_the_oracle_has_none() -> 
     assert get_method("roe").without_neighbour(results_of()) is None
 
 
-def test_it_is_said_below_a_runs_scores() -> None:
+def test_it_is_said_below_a_runs_scores():
     told = get_method("c3po").footnotes(cell_of("a", 0.3, 3).results[0]["moe_lab"])
     assert any("epsilon 0.3: 3 of 4 questions had no neighbour" in line for line in told)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from moe_lab.reports.terminal.comparison import SHOWN_FLIPS, comparison_table, flip_lines, print_comparison
 from moe_lab.results.comparisons.comparison import compare
@@ -13,7 +10,7 @@ from moe_lab.results.scores import MARKS
 from tests.support.lm_eval_logs import evaluation, samples_of
 
 
-def test_two_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_evaluations(tmp_path, capsys):
     a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0] * 14 + [1.0]), "u": samples_of(acc=[1.0])})
     b = evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0] * 14 + [0.0])})
     comparison = compare([a, b])
@@ -32,7 +29,7 @@ def test_two_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
-def test_settings_and_marks_stand_below_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_and_marks_stand_below_the_file(tmp_path, capsys):
     a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0])}, config={"model_args": "pretrained=x"})
     b = evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0])})
     print_comparison(compare([a, replace(b, marks=("untuned",))]))
@@ -42,7 +39,7 @@ def test_settings_and_marks_stand_below_the_file(tmp_path: Path, capsys: pytest.
     assert MARKS["untuned"] in printed
 
 
-def test_several_evaluations_are_named_in_each_row(tmp_path: Path) -> None:
+def test_several_evaluations_are_named_in_each_row(tmp_path):
     values = {"a": [0.5, 0.1], "b1": [0.5, 0.2], "b2": [0.9, 0.2]}
     evaluations = [evaluation(tmp_path, key, {"t": samples_of(f1=each)}) for key, each in values.items()]
     table = comparison_table(compare(evaluations))

@@ -45,7 +45,7 @@ def group(method: str, mean: float, file: Path, **block: Any) -> SeedGroup:
     return SeedGroup(results, summary | block.pop("more", {}), file)
 
 
-def test_each_group_has_its_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_group_has_its_means(tmp_path, capsys):
     groups = [group("roe", 0.5, tmp_path / "a", untuned=True), group("finetune-freeze", 0.6, tmp_path / "b")]
     table = ScoreTable.of(groups)
     print_summaries(groups, [tmp_path / "a", tmp_path / "b"], table.family)
@@ -60,7 +60,7 @@ def test_each_group_has_its_means(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [("+0.2000" in line, "+0.1600" in line) for line in frozen] == [(True, False), (False, True)]
 
 
-def test_both_tests_and_the_family_of_two_decide(tmp_path: Path) -> None:
+def test_both_tests_and_the_family_of_two_decide(tmp_path):
     """With two seeds p is the larger of both: Student's over seeds here. Holm multiplies the smallest by two."""
     from scipy.stats import ttest_1samp
 

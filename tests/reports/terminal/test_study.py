@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-import pytest
 import yaml
 
 from moe_lab.reports.terminal.results import print_studies
 
 
-def test_a_study_of_many_layers_takes_the_width_of_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_of_many_layers_takes_the_width_of_the_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     profile = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.support.lm_eval_logs import DATE, samples_of, write_log
 LINES = samples_of(acc=[1.0, 0.0])
 
 
-def test_a_result_of_lm_eval(tmp_path: Path) -> None:
+def test_a_result_of_lm_eval(tmp_path):
     better = {"t": {"acc": False}}
     arguments = {"model_args": {"pretrained": "/models/mine/", "dtype": "float32"}}
     file = write_log(
@@ -35,7 +34,7 @@ def test_a_result_of_lm_eval(tmp_path: Path) -> None:
     assert found.higher_is_better("t", "f1,none") is None
 
 
-def test_a_run_of_this_package(tmp_path: Path) -> None:
+def test_a_run_of_this_package(tmp_path):
     file = write_log(tmp_path, {"t": LINES})
     results = json.loads(file.read_text())
     block = {"model": {"name": "tiny"}, "method": {"name": "roe"}, "samples": {"t": [0, 1]}}
@@ -48,13 +47,13 @@ def test_a_run_of_this_package(tmp_path: Path) -> None:
     assert found.settings == "method.n=8 limit=2"
 
 
-def test_a_summary_over_seeds_names_its_runs(tmp_path: Path) -> None:
+def test_a_summary_over_seeds_names_its_runs(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"run_ids": ["0123456789", "abcdefghij"], "scores": {}}))
     with pytest.raises(ConfigError, match=r"summary over seeds.*\*-01234567 \*-abcdefgh"):
         read_evaluation("a", tmp_path / "x.json")
 
 
-def test_another_json_file(tmp_path: Path) -> None:
+def test_another_json_file(tmp_path):
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(ConfigError, match="no result of lm-eval or moe_lab"):
         read_evaluation("a", tmp_path / "x.json")
@@ -64,7 +63,7 @@ def test_another_json_file(tmp_path: Path) -> None:
     ("text", "reason"),
     [("", "it is empty"), ('{"doc_id": 0}\n', "lines lack doc_hash, filter, metrics"), ("{", "damaged")],
 )
-def test_a_broken_sample_log(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_broken_sample_log(tmp_path, text, reason):
     write_log(tmp_path, {"t": LINES})
     (tmp_path / f"samples_t_{DATE}.jsonl").write_text(text)
     with pytest.raises(DamagedError, match=reason):

@@ -1,4 +1,11 @@
-"""Breaks if two processes work on one run, or if an unfinished or foreign result is returned."""
+"""Breaks if two processes work on one run, or if an unfinished or foreign result is returned.
+
+What is made once. Broken by: a record of another id that is taken, a record without its files, work that is lost.
+
+Breaks if a lock is acquired twice, or if asking whether a file is locked keeps it locked.
+
+A lease, too: it is its holder's as long as the holder lives, and another's once nobody refreshes it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +13,21 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
+import threading
 import time
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moe_lab.errors import ConfigError, RunHeldError
-from moe_lab.results.folder import ATTEMPT, RunFolder, check_writable
+from moe_lab.results import lock as locks
+from moe_lab.results.folder import ATTEMPT, Artifact, RunFolder, check_writable
 from moe_lab.results.identity import versions
+from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.model import BLOCKS, RunResult
 
 
@@ -137,3 +149,123 @@ def test_other_versions_are_marked():
     assert RunResult({"moe_lab": {"versions": old}}).version_notes == [
         f"made with lm_eval 0.0.1, now {now['lm_eval']}"
     ]
+
+
+class Pair(Artifact):
+    """A record and a file beside it."""
+
+    def is_whole(self, content: dict[str, Any]) -> bool:
+        return (self.folder / "other").exists()
+
+
+def pair(tmp_path: Path, digest: str = "a" * 64) -> Pair:
+    return Pair(folder=tmp_path / "pair", id=digest, record="record.json", scratch="parts")
+
+
+def maker(artifact: Artifact, made: list[int]):
+    def make() -> dict[str, Any]:
+        (artifact.folder / "parts").mkdir(exist_ok=True)
+        (artifact.folder / "other").touch()
+        assert not (artifact.folder / "record.json").exists()
+        made.append(1)
+        return {"times": len(made)}
+
+    return make
+
+
+def test_it_is_made_once_and_again_where_something_is_gone(tmp_path):
+    one, made = pair(tmp_path), []
+    assert one.stored() is None
+    assert one.load_or_make(maker(one, made)) == {"id": one.id, "times": 1}
+    assert one.load_or_make(maker(one, made)) == one.stored() == {"id": one.id, "times": 1}
+    assert not (one.folder / "parts").exists()
+    (one.folder / "other").unlink()
+    assert one.stored() is None and one.load_or_make(maker(one, made))["times"] == 2
+    (one.folder / "record.json").write_text("[]")
+    assert one.load_or_make(maker(one, made))["times"] == 3
+    other = pair(tmp_path, "b" * 64)
+    assert other.stored() is None and other.load_or_make(maker(other, made))["times"] == 4
+
+
+def test_work_in_progress_stays_where_making_fails(tmp_path):
+    one = pair(tmp_path)
+
+    def fail() -> dict[str, Any]:
+        (one.folder / "parts").mkdir()
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        one.load_or_make(fail)
+    assert (one.folder / "parts").exists() and one.stored() is None
+
+
+def test_another_maker_is_named(tmp_path):
+    one = pair(tmp_path)
+    with RunFolder(one.folder, one.id).held(), pytest.raises(RunHeldError):
+        one.load_or_make(maker(one, []))
+
+
+def test_a_lock_is_acquired_once_until_it_is_released(tmp_path):
+    file = tmp_path / ".lock"
+    assert not is_locked(file) and not file.exists()
+    lock = acquire(file)
+    assert lock is not None and acquire(file) is None and is_locked(file)
+    lock.release()
+    assert not is_locked(file) and acquire(file) is not None
+
+
+@pytest.fixture
+def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """Leases that expire after this many seconds. One that is kept would end the process in a later test, once it is late."""
+    monkeypatch.setenv(locks.LEASES, "1")
+    monkeypatch.setattr(locks, "LEASE_SECONDS", 0.4)
+    monkeypatch.setattr(locks, "HEARTBEAT_SECONDS", 0.05)
+    own: dict[Path, Any] = {}
+    monkeypatch.setattr(locks, "_own", own)
+    yield 0.4
+    for lease, _ in own.values():
+        lease.release()
+    assert not [one for one in threading.enumerate() if one.name.startswith("filelock-lease")]
+
+
+@pytest.mark.slow
+def test_a_living_holder_keeps_its_lease(tmp_path, leases):
+    file = tmp_path / ".lock"
+    assert not is_locked(file) and not list(tmp_path.iterdir())
+    lease = acquire(file)
+    assert lease is not None
+    end = time.monotonic() + 3 * leases
+    while time.monotonic() < end:
+        assert acquire(file) is None and is_locked(file)
+        time.sleep(0.02)
+    lease.release()
+    assert not is_locked(file) and acquire(file) is not None
+
+
+def test_a_lease_that_nobody_refreshes_is_taken_over(tmp_path, leases):
+    file = tmp_path / ".lock"
+    lease = acquire(file)
+    assert lease is not None
+    marker = tmp_path / ".lock.lease"
+    record = marker.read_text()
+    lease.release()
+    marker.write_text(record)  # what a machine leaves that has been switched off
+    start = time.monotonic()
+    while (taken := acquire(file)) is None:
+        assert time.monotonic() < start + 20
+        time.sleep(0.02)
+    assert time.monotonic() - start >= 0.9 * leases
+    assert acquire(file) is None
+    taken.release()
+
+
+def test_a_process_that_has_lost_its_lease_stops(tmp_path, leases, monkeypatch, capsys):
+    sent: list[int] = []
+    monkeypatch.setattr(locks.os, "kill", lambda pid, number: sent.append(number))
+    lease = acquire(tmp_path / ".lock")
+    assert lease is not None
+    (tmp_path / ".lock.lease").unlink()
+    end = time.monotonic() + 20
+    while not sent and time.monotonic() < end:
+        time.sleep(0.02)
+    assert sent == [signal.SIGTERM] and "The same command continues" in capsys.readouterr().err

@@ -1,23 +1,37 @@
-"""Breaks if a damaged file passes for a whole one, ends in a traceback, or is lost when it is made again."""
+"""Breaks if a damaged file passes for a whole one, ends in a traceback, or is lost when it is made again.
+
+Types of stored content. Broken by a wrong type that a reader would meet, and by a right one that is refused.
+
+Breaks if a stored result says other things of its tasks than its configuration does.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from moe_lab.results import stored_files as stored
 from moe_lab.results.atomic import write_json
+from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import (
     DamagedError,
+    LmEvalResults,
+    Results,
+    misfit,
     parsed_once,
     read_csv,
     read_lines,
     read_mapping,
     set_aside,
     tidy,
+    typed,
     whole_mapping,
 )
+from tests.support.stored_results import results_of
 
 WRONG = {
     "empty": b"",
@@ -116,3 +130,74 @@ def test_too_much_is_one_message(tmp_path, name, content, says):
     with pytest.raises(DamagedError, match=says) as refused:
         (read_lines if name == "x.jsonl" else read_mapping)(tmp_path / name)
     assert str(tmp_path / name) in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    results = copy.deepcopy(dict(results_of()))
+    results["moe_lab"] |= changes
+    return results
+
+
+def test_real_results_are_whole():
+    assert misfit(dict(results_of()), Results) is None and misfit({"results": {}}, LmEvalResults) is None
+
+
+@pytest.mark.parametrize(
+    ("results", "place"),
+    [
+        ([], "it"),
+        (changed(model={"name": None}), "moe_lab.model.name"),
+        (changed(samples={"t": ["0"]}), "moe_lab.samples.t.0"),
+        (changed(baseline={"run_id": 5}), "moe_lab.baseline.run_id"),
+        (changed(intervals={"t": {"acc,none": [0.1]}}), "moe_lab.intervals.t.acc,none"),
+        (dict(results_of()) | {"group_subtasks": {"g": "t"}}, "group_subtasks.g"),
+        (changed(other=5), None),
+        (changed(intervals={"t": {"acc,none": [0.1, float("nan")]}}), None),
+    ],
+)
+def test_what_readers_would_meet_is_named(results, place):
+    problem = misfit(results, Results)
+    assert problem is None if place is None else str(problem).startswith(f"{place}: ")
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    limits: tuple[float, float] | None = None
+    length: int = field(init=False, default=0)
+
+
+@dataclass(frozen=True)
+class Whole:
+    parts: list[Part]
+    by_name: dict[str, Part | None]
+    marks: tuple[str, ...] = ()
+
+
+def test_what_a_dataclass_holds_is_read_with_it():
+    part = {"name": "a", "limits": [0, 0.5], "length": 3, "unknown": 1}
+    content = {"parts": [part], "by_name": {"b": {"name": "b"}, "c": None}, "marks": ["x", "y"], "more": None}
+    found = typed(Whole, content)
+    assert found == Whole([Part("a", (0, 0.5))], {"b": Part("b"), "c": None}, ("x", "y"))
+
+
+@pytest.mark.parametrize("part", [{"name": 1}, {}, {"name": "a", "limits": [0, 1, 2]}, []])
+def test_another_type_is_refused(part):
+    with pytest.raises(ValueError, match=r"parts\.0"):
+        typed(Whole, {"parts": [part], "by_name": {}})
+
+
+@pytest.mark.parametrize(
+    ("choices", "form"),
+    [({"a": "letters", "b": "letters"}, "letters"), ({"a": "letters"}, "letters"), ({}, "text")],
+)
+def test_a_group_was_asked_in_letters_if_a_task_of_it_was(choices, form):
+    """A group may hold tasks without choices, too."""
+    content: dict[str, Any] = {
+        "group_subtasks": {"group": ["a", "b"]},
+        "configs": {task: {"doc_to_choice": choices.get(task)} for task in ("a", "b")},
+        "results": {},
+        "moe_lab": {"samples": {"a": [0], "b": [0]}},
+    }
+    assert RunResult(content).answer_form("group") == form
+    assert RunResult(content).answer_form("b") == ("letters" if "b" in choices else "text")

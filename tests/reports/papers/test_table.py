@@ -2,6 +2,8 @@
 
 Broken by a number that differs from the stored one, a published number that gets lost, a number of the toy world that
 is said to agree with a paper, an empty cell that gives no reason, and a place that no column of the page shows.
+
+Breaks if a column of several metrics is said to show one of them.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ import pytest
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.pages.tables_page import shown_table
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import Published
+from moe_lab.reports.papers.experiment import Experiment, Published, Scale
 from moe_lab.reports.papers.table import Row, State, Table, with_state
 from moe_lab.reports.provenance import command, ranges
+from moe_lab.results.model import RunResult
 from moe_lab.results.scores import Score
 from moe_lab.results.stored_files import typed
 from tests.support.pretrained_cells import trained_results
 from tests.support.stored_results import cell_table, results_of
-from tests.support.views import table, write_record
+from tests.support.views import markdown, table, write_record
 
 PAPER = [
     Published(cell={"task": "t"}, value=55.5, unit="percent", place="Table 9", mark="(?)"),
@@ -147,3 +150,31 @@ def test_a_number_that_a_design_does_not_have_is_no_empty_cell(tmp_path):
     ]
     shown = shown_table(table(cell_table(rows=["task"]).experiment, "tiny", cells), tmp_path)
     assert [(row.coordinates["task"], row.score.value) for row in shown.rows] == [("expert", 0.5)]
+
+
+MEASURES = Experiment(
+    name="x",
+    title="X",
+    source="",
+    scales={"paper": Scale()},
+    rows=["task"],
+    columns=["method"],
+    metric="headline",
+    paper=[],
+)
+
+
+def cell_of_metric(task: str, metric: str) -> TableCell:
+    told = results_of(task={"name": task, "tasks": [task], "metric": metric}, samples={task: [0, 1]})
+    told = RunResult(dict(told) | {"results": {task: {metric: 0.5}}})
+    return TableCell(coordinates={"task": task, "method": "base"}, run_id=task, results=[told])
+
+
+def test_metrics_of_a_column_are_listed_with_their_tasks():
+    cells = [
+        cell_of_metric("a", "acc,none"),
+        cell_of_metric("b", "exact_match,strict-match"),
+        cell_of_metric("c", "acc,none"),
+    ]
+    assert "- base: acc,none (a, c); exact_match,strict-match (b)" in markdown(MEASURES, "paper", cells)
+    assert "- base: acc,none\n" in markdown(MEASURES, "paper", [cells[0], cells[2]])

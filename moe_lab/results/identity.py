@@ -38,8 +38,7 @@ def versions() -> dict[str, str | None]:
 
 def decisive_versions() -> dict[str, str | None]:
     """Versions of the packages that may change numbers."""
-    now = versions()
-    return {name: now[name] for name in DECISIVE}
+    return {name: version for name, version in versions().items() if name in DECISIVE}
 
 
 @cache
@@ -56,14 +55,8 @@ def _version(package: str) -> str | None:
 # The device and the speed are recorded, not hashed. The three sets below classify every field of `Config`.
 
 HASHED = frozenset(
-    {
-        "apply_chat_template",
-        "fewshot_as_multiturn",
-        "fewshot_seed",
-        "max_length",
-        "predict_only",
-        "system_instruction",
-    }
+    {"apply_chat_template", "fewshot_as_multiturn", "fewshot_seed", "max_length"}
+    | {"predict_only", "system_instruction"}
 )
 """Fields that are hashed as they are."""
 RESOLVED = frozenset(
@@ -73,20 +66,8 @@ RESOLVED = frozenset(
 """Fields that are hashed as what they resolve to: content, document numbers, the task's settings, the dtype."""
 RUNTIME = frozenset(
     {"mode", "seeds", "batch_size", "max_batch_size", "device", "output_dir", "offline", "baseline", "rerun"}
-    | {
-        "wait",
-        "metrics",
-        "pilot",
-        "experiment",
-        "scale",
-        "overrides",
-        "logger",
-        "launcher",
-        "tuning",
-        "a",
-        "b",
-        "interpolated",
-    }
+    | {"wait", "metrics", "pilot", "experiment", "scale", "overrides", "logger", "launcher", "tuning"}
+    | {"a", "b", "interpolated"}
 )
 """Fields that do not change numbers. The temperatures of a tuned run are part of its method."""
 

@@ -33,7 +33,6 @@ MARKS = {
 }
 """Notes that follow every number of such a run, with their meaning."""
 
-
 PART, EQUAL = "part", "equal"
 BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not significant"
 EQUAL_RUNS = "equal within rounding"
@@ -155,22 +154,18 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
         other: the run that they are compared with: the base model's, or another one of `RunResult.compared`.
     """
     names = dict.fromkeys([*result.requested, *result.groups, *result.tasks])
-    scores = [
-        _named_score(result, name, metric or result.metric, other) for name in names if result.evaluated(name)
-    ]
+    metric = metric or result.metric
+    scores = [_named_score(result, name, metric, other) for name in names if result.evaluated(name)]
     # a group that was asked for, whose score is over all its documents as one sample
-    wholes = [
-        one.task
-        for one in scores
-        if one.task in result.requested and one.task not in result.samples and one.interval is not None
-    ]
-    whole = {task for name in wholes for task in result.tasks_of(name)}
-    return [
-        replace(one, p_mcnemar=None, p_randomization=None, marks=(*one.marks, PART))
-        if whole and one.task not in result.requested and whole.issuperset(result.tasks_of(one.task))
-        else one
-        for one in scores
-    ]
+    asked = [one.task for one in scores if one.task in result.requested and one.interval is not None]
+    whole = {task for name in asked if name not in result.samples for task in result.tasks_of(name)}
+
+    def of_whole(score: Score) -> Score:
+        if not whole or score.task in result.requested or not whole.issuperset(result.tasks_of(score.task)):
+            return score
+        return replace(score, p_mcnemar=None, p_randomization=None, marks=(*score.marks, PART))
+
+    return list(map(of_whole, scores))
 
 
 def empty_score(result: RunResult, metric: str) -> Score:
@@ -299,10 +294,10 @@ def headline(scores: Block, metric: str | None) -> str:
 
 def _documents(result: RunResult, name: str, metric: str) -> int:
     """Documents of a task, or of all tasks of a group; of a judge's metric those that have a verdict."""
-    judged = [
-        j.tasks[name]["judged"] for j in result.judges.values() if metric in j.metrics and name in j.tasks
-    ]
-    return judged[0] if judged else sum(len(result.samples[task]) for task in result.tasks_of(name))
+    for judge in result.judges.values():
+        if metric in judge.metrics and name in judge.tasks:
+            return int(judge.tasks[name]["judged"])
+    return sum(len(result.samples[task]) for task in result.tasks_of(name))
 
 
 def _number(value: Any) -> float | None:

@@ -41,8 +41,7 @@ def damaged(path: Path, reason: object, advice: str = AGAIN) -> DamagedError:
     """The error for a damaged file: its path, the reason in one line, and what to do."""
     if isinstance(reason, OSError):
         reason = reason.strerror or reason
-    if isinstance(reason, RecursionError):
-        reason = "nested too deeply"
+    reason = "nested too deeply" if isinstance(reason, RecursionError) else reason
     problem = f"{one_line(path)} is damaged: {' '.join(str(reason).split())[:SHOWN]}"
     error = DamagedError(f"{problem}. {advice}")
     error.problem = problem
@@ -139,10 +138,9 @@ def tidy(folder: Path) -> None:
         if TEMPORARY.fullmatch(path.name) and path.is_file():
             path.unlink()
     for path in sorted(folder.glob("*.json")):
-        if ".old." in path.name:
-            continue
         try:
-            read_mapping(path)
+            if ".old." not in path.name:
+                read_mapping(path)
         except DamagedError as error:
             set_aside(path, error.problem)
 
@@ -178,17 +176,11 @@ class Compared(TypedDict):
     paired: NotRequired[dict[str, dict[str, Paired]]]
 
 
-class Model(TypedDict):
-    """A model; `dtype`, `experts` and the like stand beside."""
+class Named(TypedDict):
+    """A model or a method."""
 
     name: Name
     commit: NotRequired[str | None]
-
-
-class Method(TypedDict):
-    """A method with its keys."""
-
-    name: Name
     config: NotRequired[dict[str, Any]]
 
 
@@ -217,8 +209,8 @@ class Block(TypedDict):
     """The block `moe_lab` of a results.json. It may lack what other versions did not write."""
 
     run_id: Name
-    model: Model
-    method: Method
+    model: Named
+    method: Named
     task: Task
     versions: dict[str, Any]
     samples: dict[str, list[int]]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.reports.figures.primitives import (
     bars,
     curve,
-    difference_of,
     draw_differences,
     write_panels,
     write_points,
@@ -22,6 +21,7 @@ from moe_lab.reports.papers.cells import (
     coordinates,
 )
 from moe_lab.reports.papers.metrics import quantity
+from moe_lab.results.score_table import ScoreLine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -155,19 +155,23 @@ NOISE = "model.recipe.routing_noise"
 def write_effects(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """Every comparison of a cell that has an interval, as points; filled where the corrected p is below 0.05."""
     found = [
-        difference_of(score, _label(cell.coordinates, table.cells, score.other))
+        ScoreLine(score, _label(cell.coordinates, table.cells, score.other))
         for cell in table.cells
         for score in cell.scores(table.family).values()
         if score.tested_interval is not None
     ]
-    columns = ("task", "metric", "label", "difference", "low", "high", "p_holm", "seeds", "examples")
-    rows = [{name: getattr(one, name) for name in columns} for one in found]
-    groups = [[one for one in found if one.task == task] for task in dict.fromkeys(one.task for one in found)]
+    rows, groups = [], dict[str, list[ScoreLine]]()
+    for line in found:
+        score, (low, high) = line.score, line.score.tested_interval or (None, None)
+        names = ("task", "metric", "label", "difference", "low", "high", "p_holm", "seeds", "examples")
+        known = vars(score) | {"label": line.label, "low": low, "high": high, "examples": score.n}
+        rows.append({name: known[name] for name in names})
+        groups.setdefault(score.task, []).append(line)
     titles = [
-        f"{first.task}, {first.seeds} seed{'s' * (first.seeds != 1)}, {first.examples} examples"
-        for first, *_ in groups
+        f"{task}, {line.score.seeds} seed{'s' * (line.score.seeds != 1)}, {line.score.n} examples"
+        for task, (line, *_) in groups.items()
     ]
-    return write_figure(lambda: draw_differences(groups, titles, title), rows, folder, stem)
+    return write_figure(lambda: draw_differences(list(groups.values()), titles, title), rows, folder, stem)
 
 
 def _label(coordinates: dict[str, str], cells: Sequence[TableCell], other: str) -> str:

@@ -6,8 +6,7 @@ None or NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,7 @@ from moe_lab.reports.figures.style import (
     write_figure,
 )
 from moe_lab.reports.papers.metrics import quantity
-from moe_lab.results.scores import Score
-from moe_lab.results.significance import ALPHA
+from moe_lab.results.score_table import ScoreLine
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -272,101 +270,57 @@ def heatmap(axis: Axes, values: Any, top: float | None, **labels: Any) -> AxesIm
 # Differences to another run: points with intervals, one panel per task and metric
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """A row of a forest plot. Rates are fractions."""
-
-    label: str
-    """The run. Also the run that it is compared with, if this is not the base model."""
-    task: str
-    metric: str
-    """lm-eval's `metric,filter`."""
-    difference: float
-    low: float
-    high: float
-    """Limits of the 95% interval."""
-    p_holm: float | None
-    examples: int | None
-    seeds: int = 1
-    lower_is_better: bool = False
-    marks: tuple[str, ...] = ()
-    """The notes of the score, which pages show next to the label."""
-
-    @property
-    def significant(self) -> bool:
-        return self.p_holm is not None and self.p_holm < ALPHA
-
-
-def difference_of(score: Score, label: str) -> Difference:
-    """The row of a score that is compared with another run, and whose difference has an interval."""
-    assert score.difference is not None and score.tested_interval is not None, score
-    low, high = score.tested_interval
-    return Difference(
-        label=label,
-        task=score.task,
-        metric=score.metric,
-        difference=score.difference,
-        low=low,
-        high=high,
-        p_holm=score.p_holm,
-        examples=score.n,
-        seeds=score.seeds,
-        lower_is_better=score.lower_is_better is True,
-        marks=score.marks,
-    )
-
-
-def difference_panels(rows: Sequence[Difference]) -> list[list[Difference]]:
-    """The rows of each task and metric, the largest difference first."""
-    found: dict[tuple[str, str], list[Difference]] = {}
-    for row in sorted(rows, key=lambda row: -abs(row.difference)):
-        found.setdefault((row.task, row.metric), []).append(row)
+def difference_panels(lines: Iterable[ScoreLine]) -> list[list[ScoreLine]]:
+    """The lines of each task and metric whose difference has an interval, the largest difference first."""
+    known = [line for line in lines if line.score.tested_interval is not None]
+    found: dict[tuple[str, str], list[ScoreLine]] = {}
+    for line in sorted(known, key=lambda line: -abs(line.score.difference or 0.0)):
+        found.setdefault((line.score.task, line.score.metric), []).append(line)
     return list(found.values())
 
 
-def panel_title(rows: Sequence[Difference]) -> str:
+def panel_title(lines: Sequence[ScoreLine]) -> str:
     """The task of a panel and its number of examples."""
-    counts = "/".join(dict.fromkeys(f"{row.examples:,}" for row in rows if row.examples))
-    return f"{rows[0].task}, {counts} examples" if counts else rows[0].task
+    counts = "/".join(dict.fromkeys(f"{line.score.n:,}" for line in lines if line.score.n))
+    task = lines[0].score.task
+    return f"{task}, {counts} examples" if counts else task
 
 
-def differences_figure(rows: Sequence[Difference]) -> Figure:
-    """The rows as points with their intervals, the largest difference of a panel first. There is at least one row."""
+def differences_figure(lines: Iterable[ScoreLine]) -> Figure:
+    """The differences as points with their intervals, the largest of a panel first. There is at least one."""
     import matplotlib
 
-    groups = difference_panels(rows)
+    groups = difference_panels(lines)
     with matplotlib.rc_context(RC):
         return draw_differences(groups, list(map(panel_title, groups)))
 
 
-def draw_differences(
-    groups: Sequence[Sequence[Difference]], titles: Sequence[str], title: str = ""
-) -> Figure:
-    """A panel for each group: its rows in their order with p at the right, and a line at 0.
+def draw_differences(groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str], title: str = "") -> Figure:
+    """A panel for each group: its lines in their order with p at the right, and a line at 0.
 
     A point is filled, and its corrected p bold, where the difference is significant.
     """
-    heights = [0.24 * len(rows) + 0.8 for rows in groups]
+    heights = [0.24 * len(lines) + 0.8 for lines in groups]
     figure, axes = stacked_panels(sum(heights) + 0.3 * bool(title), heights, title)
-    for axis, rows, name in zip(axes, groups, titles, strict=True):
-        places = range(len(rows))
+    for axis, lines, name in zip(axes, groups, titles, strict=True):
+        places, scores = range(len(lines)), [line.score for line in lines]
         axis.axvline(0, color=GREY, ls=":", lw=1.1)
-        for place, row in zip(places, rows, strict=True):
-            axis.plot([row.low, row.high], [place, place], "-", color=BLUE, lw=1.2)
-            axis.plot(row.difference, place, "o", color=BLUE, mfc=BLUE if row.significant else "white")
-        axis.set_yticks(places, [row.label for row in rows])
-        axis.set_ylim(len(rows) - 0.5, -0.5)
+        for place, score in zip(places, scores, strict=True):
+            axis.plot(score.tested_interval or (), [place, place], "-", color=BLUE, lw=1.2)
+            axis.plot(
+                score.difference or 0.0, place, "o", color=BLUE, mfc=BLUE if score.significant else "white"
+            )
+        axis.set_yticks(places, [line.label for line in lines])
+        axis.set_ylim(len(lines) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)
         p = axis.secondary_yaxis("right")
-        p.set_yticks(places, ["" if row.p_holm is None else f"p = {row.p_holm:.2g}" for row in rows])
+        p.set_yticks(places, ["" if score.p_holm is None else f"p = {score.p_holm:.2g}" for score in scores])
         p.tick_params(length=0)
         p.spines["right"].set_visible(False)
-        for text, row in zip(p.get_yticklabels(), rows, strict=True):
-            text.set_fontweight("bold" if row.significant else "normal")
-        better = " (lower is better)" if rows[0].lower_is_better else ""
-        filled = "; filled: significant after Holm" if any(row.p_holm is not None for row in rows) else ""
-        axis.set(
-            title=name,
-            xlabel=f"difference of {quantity(rows[0].metric)}{better}, 95% interval{filled}",
-        )
+        for text, score in zip(p.get_yticklabels(), scores, strict=True):
+            text.set_fontweight("bold" if score.significant else "normal")
+        better = " (lower is better)" if scores[0].lower_is_better else ""
+        filled = "" if all(score.p_holm is None for score in scores) else "; filled: significant after Holm"
+        of = f"difference of {quantity(scores[0].metric)}{better}, 95% interval{filled}"
+        axis.set(title=name, xlabel=of)
     return figure

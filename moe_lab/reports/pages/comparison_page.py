@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text
-from moe_lab.reports.figures.primitives import difference_of
 from moe_lab.reports.pages.answers import (
     TO_RIGHT,
     TO_WRONG,
@@ -20,7 +19,7 @@ from moe_lab.reports.pages.plots import by_outcome, forest, made_verdict
 from moe_lab.reports.provenance import not_shared
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.evaluation import Evaluation
-from moe_lab.results.score_table import explained_marks
+from moe_lab.results.score_table import ScoreLine, explained_marks
 
 KINDS = {"to_right": TO_RIGHT, "to_wrong": TO_WRONG}
 DOWNLOADED = ("task", "metric", "n", "a", "b", "difference", "ci95", "equal", "p", "p_holm")
@@ -34,8 +33,6 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
     scores = comparison.scores
     found = [made_verdict(f"{labels[one.run_id]} on {one.task}", one, labels["a"]) for one in scores]
     names = distinct_names(comparison.evaluations)
-    drawn = [score for score in scores if score.difference_interval is not None]
-    rows = [difference_of(score, names[score.run_id]) for score in drawn]
     answers = list(_changed_answers(comparison, labels))
     lines = [{"with": row["other"]} | {key: row[key] for key in DOWNLOADED} for row in comparison.rows]
     title = f"{' and '.join(name for key, name in names.items() if key != 'a')} against {names['a']}"
@@ -46,7 +43,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
         evaluations=evaluations,
         scores=scores,
         verdicts=by_outcome(found),
-        forest=forest(rows, [score.verdict for score in drawn]),
+        forest=forest(ScoreLine(score, names[score.run_id]) for score in scores),
         answers=answers,
         answer_data=answer_data(answers),
         kinds=list(KINDS.values()),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from moe_lab.reports.figures.primitives import Difference, difference_panels, panel_title
+from moe_lab.reports.figures.primitives import difference_panels, panel_title
 from moe_lab.reports.pages.page import number, percent
 from moe_lab.reports.papers.metrics import quantity
+from moe_lab.results.score_table import ScoreLine
 from moe_lab.results.scores import BASE, BETTER, DIFFERENT, EQUAL_RUNS, NOT_SIGNIFICANT, PART, WORSE, Score
 
 LEAST_SPAN = 0.02
@@ -52,19 +53,18 @@ class ForestPanel:
 
     title: str
     axis: Axis
-    rows: list[tuple[Difference, str]]
-    """Each with its outcome: `better`, `worse`, `different` or `not significant`."""
+    rows: list[ScoreLine]
 
 
-def forest(rows: Sequence[Difference], outcomes: Sequence[str]) -> list[ForestPanel]:
-    """The panels of differences, each with its outcome (`Score.verdict`), the largest difference of a panel first."""
-    by_row = {id(row): outcome for row, outcome in zip(rows, outcomes, strict=True)}
+def forest(lines: Iterable[ScoreLine]) -> list[ForestPanel]:
+    """The panels of the differences that have a verdict and an interval, the largest difference of a panel first."""
     found = []
-    for group in difference_panels(rows):
-        better = ", lower is better" if group[0].lower_is_better else ""
-        label = f"difference of {quantity(group[0].metric)}{better}"
-        axis = Axis.over([0.0, *(end for row in group for end in (row.low, row.high))], label, signed=True)
-        found.append(ForestPanel(panel_title(group), axis, [(row, by_row[id(row)]) for row in group]))
+    for group in difference_panels(line for line in lines if has_verdict(line.score)):
+        first = group[0].score
+        better = ", lower is better" if first.lower_is_better else ""
+        ends = [end for line in group for end in line.score.tested_interval or ()]
+        axis = Axis.over([0.0, *ends], f"difference of {quantity(first.metric)}{better}", signed=True)
+        found.append(ForestPanel(panel_title(group), axis, group))
     return found
 
 
@@ -114,12 +114,12 @@ class Verdict:
     text: str
 
 
-def verdicts(named: Iterable[tuple[str, Score]]) -> list[Verdict]:
-    """The verdicts on the scores of one page, each with its name. Only scores compared with another run have one.
+def verdicts(lines: Iterable[ScoreLine]) -> list[Verdict]:
+    """The verdicts on the scores of one page. Only scores that are compared with another run have one.
 
     A single one of several seeds has none, because the mean over the seeds has one.
     """
-    return [made_verdict(name, score) for name, score in named if has_verdict(score)]
+    return [made_verdict(line.name, line.score) for line in lines if has_verdict(line.score)]
 
 
 def has_verdict(score: Score) -> bool:

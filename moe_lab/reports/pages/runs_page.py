@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moe_lab.metrics.registry import counted_metrics
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_rows
-from moe_lab.reports.figures.primitives import difference_of
 from moe_lab.reports.pages.answers import CHANGED, CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import (
     latex_of_rows,
@@ -26,7 +25,6 @@ from moe_lab.reports.pages.plots import (
     Point,
     by_outcome,
     forest,
-    has_verdict,
     plot,
     verdicts,
 )
@@ -200,7 +198,7 @@ def write_runs_page(
     means = [
         line for other in [BASE, *compared_names(runs)] for line in seed_lines(over_seeds, family, other)
     ]
-    found = verdicts((line.name, score) for line in [*lines, *means] for score in line.scores)
+    found = verdicts(replace(line, score=score) for line in [*lines, *means] for score in line.scores)
     table = [_row(line.score, line.label) for line in lines]
     examples = examples_of(runs, names)
     routing = [each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))]
@@ -255,16 +253,14 @@ def metrics_of(
 
 def _forest(lines: Sequence[ScoreLine], several_models: bool) -> list[ForestPanel]:
     """The differences to the base model and to the runs in `compared`."""
-    rows, outcomes = [], []
+    rows = []
     for line in lines:
         parts = [line.score.model] * several_models + [line.score.method, line.label.replace("method.", "")]
         label = ", ".join(part for part in parts if part)
         for score in line.scores:
-            if has_verdict(score) and score.tested_interval is not None:
-                to = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
-                rows.append(difference_of(score, label + to))
-                outcomes.append(score.verdict)
-    return forest(rows, outcomes)
+            to = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
+            rows.append(ScoreLine(score, label + to))
+    return forest(rows)
 
 
 def _title(runs: Sequence[RunResult]) -> str:

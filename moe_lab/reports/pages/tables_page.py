@@ -6,10 +6,9 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moe_lab.reports.figures.primitives import difference_of
 from moe_lab.reports.pages.page import (
     UNEXPECTED,
     latex_of_rows,
@@ -19,7 +18,7 @@ from moe_lab.reports.pages.page import (
     text_uri,
     write_page,
 )
-from moe_lab.reports.pages.plots import by_outcome, forest, has_verdict, verdicts
+from moe_lab.reports.pages.plots import by_outcome, forest, verdicts
 from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
@@ -65,9 +64,6 @@ def write_tables_page(folder: Path) -> Path:
         papers.setdefault(shown.paper, []).append(shown)
     compared = compared_scores([one.content for one in tables])
     found = verdicts(compared)
-    drawn = [
-        (name, score) for name, score in compared if has_verdict(score) and score.tested_interval is not None
-    ]
     kinds = {one.content.of_paper for one in tables}
     states = [state for state in State if (state in OF_PAPERS) in kinds or state in EMPTY]
     return write_page(
@@ -80,9 +76,7 @@ def write_tables_page(folder: Path) -> Path:
         of_papers=True in kinds,
         states={state: state.meaning for state in states},
         verdicts=by_outcome(found),
-        forest=forest(
-            [difference_of(score, name) for name, score in drawn], [score.verdict for _, score in drawn]
-        ),
+        forest=forest(replace(line, label=line.name) for line in compared),
         count=len(found),
         marks=explained_marks(
             mark for one in tables for row in one.content.rows if row.score for mark in row.score.marks
@@ -92,12 +86,12 @@ def write_tables_page(folder: Path) -> Path:
     )
 
 
-def compared_scores(tables: Sequence[Table]) -> list[tuple[str, Score]]:
-    """The scores of all tables with their names. A run in several tables counts once.
+def compared_scores(tables: Sequence[Table]) -> list[ScoreLine]:
+    """The scores of all tables. A run in several tables counts once.
 
     Averages are left out, and expert metrics, for which neither more nor less is better.
     """
-    found: dict[tuple[str, str, str], tuple[str, Score]] = {}
+    found: dict[tuple[str, str, str], ScoreLine] = {}
     for row in (row for table in tables for row in table.rows):
         score = row.score
         if score is not None and not row.average and not score.metric.startswith(EXPERT):
@@ -108,7 +102,7 @@ def compared_scores(tables: Sequence[Table]) -> list[tuple[str, Score]]:
                 if value not in ("-", score.method, score.task)
             )
             place = (score.run_id, score.task, score.metric)
-            found.setdefault(place, (ScoreLine(score, rest).name, score))
+            found.setdefault(place, ScoreLine(score, rest))
     return list(found.values())
 
 

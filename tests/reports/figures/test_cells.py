@@ -14,12 +14,14 @@ from moe_lab.reports.figures import write_study_figures
 from moe_lab.reports.figures.comparisons import control_rows, write_effects
 from moe_lab.reports.figures.cost import overhead_rows, quality_rows, write_quality_cost
 from moe_lab.reports.figures.curves import write_epochs
-from moe_lab.reports.figures.primitives import Difference, differences_figure
+from moe_lab.reports.figures.primitives import differences_figure
 from moe_lab.reports.figures.studies import read_study, write_sweep
 from moe_lab.reports.figures.training import design_rows, write_designs
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.metrics import quantity
+from moe_lab.results.score_table import ScoreLine
+from moe_lab.results.scores import NO_SCORE
 from tests.support.finetuned_cells import bars, records
 from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import cell_of, cell_table, expert_results, overhead_cell, results_of
@@ -220,11 +222,10 @@ def test_metric_and_unit(metric, label):
     assert quantity(metric) == label
 
 
-def row(label: str, difference: float, p: float | None, task: str = "t") -> Difference:
-    limits = {"low": difference - 0.1, "high": difference + 0.1}
-    return Difference(
-        label=label, task=task, metric="acc,none", difference=difference, p_holm=p, examples=1200, **limits
-    )
+def row(label: str, difference: float, p: float | None, task: str = "t") -> ScoreLine:
+    interval = (difference - 0.1, difference + 0.1)
+    score = replace(NO_SCORE, task=task, metric="acc,none", difference=difference, p_holm=p, n=1200)
+    return ScoreLine(replace(score, difference_interval=interval), label)
 
 
 def test_rows_are_sorted_and_significant_ones_filled():

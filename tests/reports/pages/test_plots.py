@@ -10,28 +10,25 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.figures.primitives import Difference
 from moe_lab.reports.pages.plots import Axis, Point, forest, plot, verdicts
-from moe_lab.results.score_table import Family
-from moe_lab.results.scores import BETTER, EQUAL_RUNS, NOT_SIGNIFICANT, WORSE, Score
+from moe_lab.results.score_table import Family, ScoreLine
+from moe_lab.results.scores import BETTER, EQUAL_RUNS, NO_SCORE, NOT_SIGNIFICANT, WORSE, Score
 from tests.support.pages import texts, tree
 from tests.support.stored_runs import pair_of_runs
 from tests.support.views import write_runs_page
 
 
-def row(label: str, difference: float, task: str = "t", width: float = 0.1) -> Difference:
-    limits = {"low": difference - width, "high": difference + width}
-    return Difference(
-        label=label, task=task, metric="acc,none", difference=difference, p_holm=0.5, examples=1200, **limits
+def row(label: str, difference: float, task: str = "t", width: float = 0.1) -> ScoreLine:
+    interval = (difference - width, difference + width)
+    score = replace(
+        NO_SCORE, task=task, metric="acc,none", difference=difference, p_mcnemar=0.5, p_holm=0.5, n=1200
     )
+    return ScoreLine(replace(score, difference_interval=interval), label)
 
 
 def test_rows_are_ordered_and_within_the_axis():
-    [panel] = forest([row("a", -0.2), row("b", 0.3)], ["not significant", "better"])
-    assert [(one.label, outcome) for one, outcome in panel.rows] == [
-        ("b", "better"),
-        ("a", "not significant"),
-    ]
+    [panel] = forest([row("a", -0.2), row("b", 0.3)])
+    assert [one.label for one in panel.rows] == ["b", "a"]
     axis = panel.axis
     assert (axis.low, axis.high) == pytest.approx((-0.3, 0.4)), "the ends of the intervals"
     assert [text for _, text in axis.ticks()] == ["\u22120.2", "0", "+0.2", "+0.4"]
@@ -41,7 +38,7 @@ def test_rows_are_ordered_and_within_the_axis():
 
 
 def test_each_task_has_a_panel_and_small_differences_stay_small():
-    one, other = forest([row("a", 0.2, "u"), row("a", 0.001, "v", 0.0005)], ["better"] * 2)
+    one, other = forest([row("a", 0.2, "u"), row("a", 0.001, "v", 0.0005)])
     assert (one.title, other.title) == ("u, 1,200 examples", "v, 1,200 examples")
     assert 0 < other.axis.share(0.001) - other.axis.share(0) < 0.1
 
@@ -99,14 +96,14 @@ def family_of(scores):
     return Family.of({score.comparison: score.p for score in scores})
 
 
-def verdict(name, score, lower_is_better):
+def verdict(score, lower_is_better):
     own = replace(score, lower_is_better=lower_is_better)
-    [made] = verdicts([(name, family_of([own]).correct(own))])
+    [made] = verdicts([ScoreLine(family_of([own]).correct(own), "")])
     return made
 
 
 def test_the_sentences_can_be_quoted():
-    made = verdict("roe on toy_math", SCORE, lower_is_better=False)
+    made = verdict(SCORE, lower_is_better=False)
     assert made.text == (
         "roe on toy_math: exact_match,none 61.0% against 58.0% of the base model, a difference of +3.0 points (95% "
         "interval over documents \u22121.0 to +7.0), on 200 documents. 12 answers turned right and 6 wrong (McNemar's p = 0.24). The "
@@ -141,7 +138,7 @@ def test_the_sentences_can_be_quoted():
     ],
 )
 def test_p_decides_and_else_the_interval(changes, lower, outcome):
-    assert verdict("x", replace(SCORE, **changes), lower).score.verdict == outcome
+    assert verdict(replace(SCORE, **changes), lower).score.verdict == outcome
 
 
 def test_other_metrics_are_no_percentages():
@@ -149,7 +146,7 @@ def test_other_metrics_are_no_percentages():
         SCORE, metric="word_perplexity,none", value=3.25, baseline=3.5, difference=-0.25, flips=None
     )
     ppl = replace(ppl, p_seeds=0.01, p_mcnemar=None, difference_interval=(-0.4, -0.1), marks=(), seeds=3)
-    text = verdict("x", ppl, lower_is_better=True).text
+    text = verdict(ppl, lower_is_better=True).text
     assert "3.2500 against 3.5000" in text and "over 3 seeds" in text
     assert text.endswith("It is better, and the difference is statistically significant.")
 
@@ -157,7 +154,7 @@ def test_other_metrics_are_no_percentages():
 def test_equal_within_rounding_is_no_difference():
     """Broken by an interval that excludes 0 by rounding, which is then called significant."""
     same = replace(SCORE, p_mcnemar=None, flips=None, equal=True, difference_interval=(1e-6, 2e-6), marks=())
-    made = verdict("x", same, lower_is_better=True)
+    made = verdict(same, lower_is_better=True)
     assert made.score.verdict == EQUAL_RUNS and made.text.endswith(
         "They are equal within rounding in every document."
     )
@@ -165,13 +162,13 @@ def test_equal_within_rounding_is_no_difference():
 
 
 def test_a_score_without_comparison_has_no_verdict():
-    assert verdicts([("base", replace(SCORE, difference=None))]) == []
+    assert verdicts([ScoreLine(replace(SCORE, difference=None), "")]) == []
 
 
 def test_holm_corrects_for_all_comparisons_of_the_command():
     """Of 0.01, 0.03 and 0.04 Holm leaves 0.03, 0.06 and 0.06; a comparison without p does not count."""
     given = [replace(SCORE, run_id=str(p), p_mcnemar=p) for p in (0.04, 0.01, None, 0.03)]
-    made = verdicts([("x", score) for score in map(family_of(given).correct, given)])
+    made = verdicts([ScoreLine(score, "") for score in map(family_of(given).correct, given)])
     assert [one.score.verdict for one in made] == [NOT_SIGNIFICANT, BETTER, NOT_SIGNIFICANT, NOT_SIGNIFICANT]
     assert "(McNemar's p = 0.01, 0.03 by Holm for 3 scores)" in made[1].text
 
@@ -179,8 +176,8 @@ def test_holm_corrects_for_all_comparisons_of_the_command():
 def test_a_part_of_a_group_has_no_verdict():
     """It has no p, as an expert metric has none; but the group's comparison is the one that was asked for."""
     part = replace(SCORE, p_mcnemar=None, difference_interval=(0.01, 0.07))
-    assert verdicts([("capacity", part)])
-    assert not verdicts([("a subject", replace(part, marks=("part",)))])
+    assert verdicts([ScoreLine(part, "")])
+    assert not verdicts([ScoreLine(replace(part, marks=("part",)), "")])
 
 
 def test_one_of_several_seeds_has_no_verdict():
@@ -188,5 +185,5 @@ def test_one_of_several_seeds_has_no_verdict():
     mean = replace(SCORE, run_id="r0 r1", seeds=2, p_mcnemar=None, p_seeds=0.01)
     seed = replace(SCORE, run_id="r0", p_mcnemar=0.001)
     family = family_of([mean])
-    made = verdicts([("x", family.correct(score)) for score in (seed, mean)])
+    made = verdicts([ScoreLine(family.correct(score), "") for score in (seed, mean)])
     assert [one.score.run_id for one in made] == ["r0 r1"]

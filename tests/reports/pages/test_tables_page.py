@@ -167,7 +167,7 @@ def test_a_difference_of_an_expert_metric_has_no_verdict():
     balance = {"coordinates": {"measure": "balance"}, "metric": "expert.load_balance", "expert": [metrics]}
     made = table(cell_table().experiment, "tiny", [told, replace(told, **balance)])
     assert [cell.score.difference for cell in made.rows] == [0.125, 0.1]
-    assert [score.metric for _, score in compared_scores([made])] == ["acc,none"]
+    assert [line.score.metric for line in compared_scores([made])] == ["acc,none"]
 
 
 @pytest.mark.parametrize(

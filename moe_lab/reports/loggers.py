@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,23 @@ def open_logger(
     logger.finish(exit_code=0)
 
 
+def _guarded(log: Callable[..., None]) -> Callable[..., None]:
+    """A method of WandbLogger that never raises: no failure of a logger may cost a result. It is printed."""
+
+    @wraps(log)
+    def method(self: WandbLogger, *args: Any, **options: Any) -> None:
+        if self._failed:
+            return
+        try:
+            log(self, *args, **options)
+        except Exception as error:
+            self._failed = True
+            why = f"is logged no further ({_reason(error)})"
+            _print_once("failed", f"W&B: {self._name} {why}. Results are not affected.")
+
+    return method
+
+
 class WandbLogger(Logger):
     """Logs to one W&B run. No method raises.
 
@@ -121,81 +138,67 @@ class WandbLogger(Logger):
         # online asked for: what was logged offline is logged again
         return self._mode != "online" or stored.get("mode") == "online"
 
+    @_guarded
     def begin(self) -> None:
-        self._guarded(lambda run: None)
+        self._run  # noqa: B018
 
+    @_guarded
     def log_results(self, result: RunResult) -> None:
-        def log(run: Any) -> None:
-            run.config.update({"run_id": result.run_id})
-            notes = map(str.lower, marks_of(result))
-            run.tags = tuple(dict.fromkeys((*(run.tags or ()), *notes)))
-            run.log(scores(result))
-            if result.tuning:
-                run.summary.update(by_layer(result.report.get("temperatures") or []))
-            for task, frame in sample_frames(result).items():
-                run.log({f"samples/{task}": _table(frame)})
-            run.define_metric("training/*", step_metric="training/step")
-            for line in training_lines(result):
-                run.log(line)
-            if (content := expert_metrics_of(result)) is not None:
-                run.log(logged_values(content) | {"expert/layers": _table(layer_frame(content))})
+        run = self._run
+        run.config.update({"run_id": result.run_id})
+        notes = map(str.lower, marks_of(result))
+        run.tags = tuple(dict.fromkeys((*(run.tags or ()), *notes)))
+        run.log(scores(result))
+        if result.tuning:
+            run.summary.update(by_layer(result.report.get("temperatures") or []))
+        for task, frame in sample_frames(result).items():
+            run.log({f"samples/{task}": _table(frame)})
+        run.define_metric("training/*", step_metric="training/step")
+        for line in training_lines(result):
+            run.log(line)
+        if (content := expert_metrics_of(result)) is not None:
+            run.log(logged_values(content) | {"expert/layers": _table(layer_frame(content))})
+        if self._record is not None:
+            write_json(self._record, self._place | {"mode": run.settings.mode})
 
-        self._guarded(log)
-        if self._record is not None and not self._failed:
-            write_json(self._record, self._place | {"mode": self._run.settings.mode})
-
+    @_guarded
     def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
-        def log(run: Any) -> None:
-            for metric in ("value", "temperature/*"):
-                run.define_metric(metric, step_metric="trial")
-            scored = {} if value is None else {"value": value}
-            run.log({"trial": number, "state": state} | scored | by_layer(temperatures))
+        for metric in ("value", "temperature/*"):
+            self._run.define_metric(metric, step_metric="trial")
+        scored = {} if value is None else {"value": value}
+        self._run.log({"trial": number, "state": state} | scored | by_layer(temperatures))
 
-        self._guarded(log)
-
+    @_guarded
     def log_study(self, folder: Path) -> None:
-        def log(run: Any) -> None:
-            import pandas as pd
+        import pandas as pd
 
-            study, best = (read_mapping(folder / name) or {} for name in ("study.json", "best.yaml"))
-            run.config.update({"study": study})
-            names = ("score", "untuned_score", "trial", "trials", "temperature")
-            found = {name: best[name] for name in names} | (best.get("settings") or {})
-            run.summary.update({f"best/{name}": value for name, value in found.items()})
-            run.log({"trials": _table(pd.read_csv(folder / "trials.csv"))})
-            run.log_artifact(folder / "best.yaml", name=self._name, type="profile")
+        study, best = (read_mapping(folder / name) or {} for name in ("study.json", "best.yaml"))
+        self._run.config.update({"study": study})
+        names = ("score", "untuned_score", "trial", "trials", "temperature")
+        found = {name: best[name] for name in names} | (best.get("settings") or {})
+        self._run.summary.update({f"best/{name}": value for name, value in found.items()})
+        self._run.log({"trials": _table(pd.read_csv(folder / "trials.csv"))})
+        self._run.log_artifact(folder / "best.yaml", name=self._name, type="profile")
 
-        self._guarded(log)
-
+    @_guarded
     def log_table(self, name: str, frame: pd.DataFrame) -> None:
-        self._guarded(lambda run: run.log({f"tables/{name}": _table(frame)}))
+        self._run.log({f"tables/{name}": _table(frame)})
 
+    @_guarded
     def log_figure(self, path: Path) -> None:
-        def log(run: Any) -> None:
-            import pandas as pd
-            import wandb
+        import pandas as pd
+        import wandb
 
-            if path.suffix == ".csv":
-                run.log({f"tables/{path.stem}": _table(pd.read_csv(path))})
-            else:
-                run.log({f"figures/{path.stem}": wandb.Image(str(path))})
+        if path.suffix == ".csv":
+            self._run.log({f"tables/{path.stem}": _table(pd.read_csv(path))})
+        else:
+            self._run.log({f"figures/{path.stem}": wandb.Image(str(path))})
 
-        self._guarded(log)
-
+    @_guarded
     def finish(self, exit_code: int) -> None:
         """End the W&B run, if one was begun."""
         if "_run" in self.__dict__:
-            self._guarded(lambda run: run.finish(exit_code=exit_code))
-
-    def _guarded(self, action: Callable[[Any], None]) -> None:
-        if self._failed:
-            return
-        try:
-            action(self._run)
-        except Exception as error:  # no failure of a logger may cost a result; it is printed
-            self._failed = True
-            why = f"is logged no further ({_reason(error)})"
-            _print_once("failed", f"W&B: {self._name} {why}. Results are not affected.")
+            self._run.finish(exit_code=exit_code)
 
     @cached_property
     def _run(self) -> Any:

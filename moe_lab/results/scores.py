@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moe_lab.results.measured import Paired
 from moe_lab.results.model import BASE, Block, RunResult
 from moe_lab.results.samples import reported
 from moe_lab.results.significance import ALPHA
@@ -261,7 +262,7 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
     scores = result.scores(task)
     metric = headline(scores, metric)
     paired = result.paired(task, metric, other)
-    return Score(
+    score = Score(
         model=result.model,
         method=result.method,
         task=task,
@@ -272,15 +273,23 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
         stderr=_number(scores.get(metric.replace(",", "_stderr,", 1))),
         interval=result.interval(task, metric),
         baseline=_number(result.other_scores(task, other).get(metric)),
+        other=other,
+        lower_is_better=result.lower_is_better(task, metric),
+        marks=(*marks_of(result, task, metric), *[EQUAL] * paired.equal),
+    )
+    return compared(score, paired)
+
+
+def compared(score: Score, paired: Paired) -> Score:
+    """The score with its difference to another run."""
+    return replace(
+        score,
         difference=_number(paired.difference),
         difference_interval=paired.interval,
         equal=paired.equal,
         p_mcnemar=_number(paired.p_mcnemar),
         p_randomization=_number(paired.p_permutation),
-        other=other,
         flips=paired.changed,
-        lower_is_better=result.lower_is_better(task, metric),
-        marks=(*marks_of(result, task, metric), *[EQUAL] * paired.equal),
     )
 
 

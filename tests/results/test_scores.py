@@ -10,7 +10,6 @@ Broken by: a wrong metric, a group without its documents, a missing value shown 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -19,35 +18,7 @@ from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family, mean_score, task_mean
 from moe_lab.results.scores import Score, headline, marks_of, scores_of
-from moe_lab.results.significance import holm, paired
-
-
-def test_the_documents_of_a_group_are_one_sample():
-    """4 of 5 and 1 of 3 documents right, 2 of 5 and 2 of 3 before: three became right, two wrong."""
-    mine = {"a": [1.0, 1, 1, 1, 0], "b": [1.0, 0, 0]}
-    base = {"a": [0.0, 0, 1, 1, 0], "b": [0.0, 1, 1]}
-    score = {"g": 5 / 8, "a": 4 / 5, "b": 1 / 3}
-    block: dict[str, Any] = {
-        "run_id": "r",
-        "model": {"name": "m", "identified_by": "content", "commit": None},
-        "method": {"name": "roe", "config": {"name": "roe"}},
-        "task": {"name": "g", "tasks": ["a", "b"], "metric": "acc,none"},
-        "samples": {task: list(range(len(values))) for task, values in mine.items()},
-        "paired": {task: {"acc,none": paired(mine[task], base[task]).to_json()} for task in mine},
-        "baseline": {"run_id": "b", "results": {"a": {"acc,none": 2 / 5}, "b": {"acc,none": 2 / 3}}},
-    }
-    content = {
-        "results": {task: {"acc,none": value} for task, value in score.items()},
-        "groups": {"g": {}},
-        "group_subtasks": {"g": ["a", "b"], "a": [], "b": []},
-        "moe_lab": block,
-    }
-    [whole] = [one for one in scores_of(RunResult(content)) if one.task == "g"]
-    together = paired(mine["a"] + mine["b"], base["a"] + base["b"])
-    assert (whole.n, whole.value, whole.flips) == (8, 5 / 8, (3, 2))
-    assert whole.baseline == pytest.approx(4 / 8) and whole.difference == pytest.approx(together.difference)
-    assert whole.p_mcnemar == together.p_mcnemar and whole.p_randomization is None
-    assert whole.difference_interval == together.interval
+from moe_lab.results.significance import holm
 
 
 def score(task: str, value: float | None, **more: float | tuple[float, float]) -> Score:
@@ -72,11 +43,6 @@ def test_tasks_have_equal_weight_in_their_average():
     mean = task_mean([score("a", 0.5, n=10, stderr=0.3), score("b", 0.75, n=90, stderr=0.4)])
     assert mean is not None and (mean.value, mean.n, mean.run_id) == (0.625, 100, "run of a run of b")
     assert mean.stderr == pytest.approx(0.25) and mean.difference is None and mean.interval is None
-
-
-@pytest.mark.parametrize("others", ([None], [score("b", None)], []), ids=("no run", "no score", "no tasks"))
-def test_an_average_without_one_of_its_tasks_does_not_exist(others):
-    assert task_mean([score("a", 0.5), *others] if others else []) is None
 
 
 def results_of(scores, tasks, **more):
@@ -104,18 +70,6 @@ def test_the_headline_is_the_tasks_own_metric_else_the_first():
     assert headline(placeholder, None) == headline(placeholder, "bypass,none") == "-", (
         "predict_only computes none"
     )
-
-
-def test_groups_come_first_with_all_their_documents():
-    scores = {"g": {"acc,none": 0.5}, "a": {"acc,none": 0.25}, "b": {"acc,none": 0.75}}
-    results = results_of(
-        scores, ["a", "b"], groups={"g": {}}, group_subtasks={"g": ["a", "b"], "a": [], "b": []}
-    )
-    assert [(row.task, row.n, row.value) for row in scores_of(results)] == [
-        ("g", 4, 0.5),
-        ("a", 2, 0.25),
-        ("b", 2, 0.75),
-    ]
 
 
 def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():

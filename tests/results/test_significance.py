@@ -195,11 +195,6 @@ def test_unequal_documents_are_refused():
         paired([1.0, 0.0], [1.0])
 
 
-def test_the_p_of_right_and_wrong_is_mcnemars():
-    values, before = [1.0] * 8 + [0.0] * 2 + [1.0, 0.0], [0.0] * 8 + [1.0] * 2 + [1.0, 0.0]
-    assert paired(values, before).p_mcnemar == mcnemar(8, 2)
-
-
 def test_the_p_of_other_scores_is_that_of_random_swaps():
     random = np.random.default_rng(0)
     before = list(random.normal(0, 1, 40))
@@ -222,10 +217,6 @@ def test_differences_within_rounding_have_no_test():
     tied = paired(moved, before, equal=ties)
     exact = [value + (1.0 if n < 3 else 0.0) for n, value in enumerate(before)]
     assert not tied.equal and tied.p_permutation == randomization_test(exact, before) > 0.2
-
-
-def test_a_sign_is_that_of_the_first():
-    assert paired([0.5, 0.7], [0.2, 0.3]).difference == pytest.approx(0.35)
 
 
 def test_a_perplexity_is_told_where_nearly_all_documents_agree():

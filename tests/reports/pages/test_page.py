@@ -94,10 +94,6 @@ def test_latex_has_booktabs_and_escapes():
     assert "a\\_b & 61.0\\%" in text and "1 \\& 2" in text and "\\caption{50\\% of a\\_b}" in text
 
 
-def test_csv():
-    assert csv_text(ROWS) == "task,value\na_b,61.0%\nc,1 & 2\n"
-
-
 FORMULAS = ['=HYPERLINK("http://x")', "+cmd|'/c calc'!A1", "-2+3", "@SUM(A1)", "\tx", "\rx", "+0 -1"]
 
 

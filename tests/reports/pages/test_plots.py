@@ -12,7 +12,7 @@ import pytest
 
 from moe_lab.reports.pages.plots import Axis, Point, forest, plot, verdicts
 from moe_lab.results.score_table import Family, ScoreLine
-from moe_lab.results.scores import BETTER, EQUAL_RUNS, NO_SCORE, NOT_SIGNIFICANT, WORSE, Score
+from moe_lab.results.scores import BETTER, DIFFERENT, EQUAL_RUNS, NO_SCORE, NOT_SIGNIFICANT, WORSE, Score
 from tests.support.pages import texts, tree
 from tests.support.stored_runs import pair_of_runs
 from tests.support.views import write_runs_page
@@ -116,6 +116,9 @@ def test_the_sentences_can_be_quoted():
     [
         ({}, False, NOT_SIGNIFICANT),
         ({"p_mcnemar": 0.01}, False, BETTER),
+        ({"p_mcnemar": 0.01}, None, DIFFERENT),
+        ({"p_mcnemar": 0.049}, False, BETTER),
+        ({"p_mcnemar": 0.05}, False, NOT_SIGNIFICANT),
         ({"p_mcnemar": 0.01}, True, WORSE),
         ({"p_mcnemar": 0.01, "difference": -0.03}, False, WORSE),
         ({"p_mcnemar": 0.06, "difference_interval": (0.01, 0.05)}, False, NOT_SIGNIFICANT),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
 import pytest
 
 from moe_lab.reports.papers.cells import TableCell
@@ -12,7 +9,7 @@ from moe_lab.reports.papers.experiment import Experiment, Scale
 from moe_lab.reports.papers.markdown import correction_note
 from moe_lab.results.significance import holm
 from tests.support.stored_results import results_of
-from tests.support.views import csv_text, family_of, markdown
+from tests.support.views import family_of, markdown
 
 TABLE = Experiment(
     name="x",
@@ -68,16 +65,6 @@ def test_one_comparison_needs_no_correction():
     assert "**+0.1000 [+0.0500, +0.1500]** (p=0.04) |" in text
     assert "Bold differences are statistically significant: p is below 0.05." in text
     assert "Bold" not in markdown(TABLE, "paper", [cell("one", None)])
-
-
-def test_the_csv_has_both_p():
-    lines = list(csv.DictReader(io.StringIO(csv_text(TABLE, CELLS))))
-    assert [line["p_mcnemar"] for line in lines] == ["0.01", "0.04", ""]
-    assert [float(line["p_holm"]) for line in lines[:2]] == pytest.approx(CORRECTED["scores"])
-    assert (lines[0]["full_p_mcnemar"], float(lines[0]["full_p_holm"])) == (
-        "0.02",
-        pytest.approx(0.02),
-    )
 
 
 def test_a_mean_over_seeds_is_bold_where_seeds_and_documents_tell_it():

@@ -137,26 +137,10 @@ def experiment_of(**more) -> Experiment:
     return Experiment(**({"name": "x", "title": "X", "source": "", "metric": metric} | told | more))
 
 
-def test_several_metrics_are_columns():
-    cells = [
-        TableCell(
-            coordinates={"method.schedule": "router", "measure": name},
-            run_id="r1",
-            metric=metric,
-            results=[expert_results()],
-            expert=[StoredMetrics(EXPERT_METRICS)],
-        )
-        for name, metric in experiment_of().metrics("tiny").items()
-    ]
-    text = markdown(experiment_of(), "paper", cells)
-    assert "| method.schedule | documents | Load Balance | accuracy |" in text
-    assert "| router | 4 | 3.5000 [3.4000, 3.6000] | 0.6000 (0.0500) [0.4000, 0.8000] |" in text
-    assert text.count("- router: r1") == 1, "one run, whatever is shown of it"
-    assert "- Load Balance: bits\n- accuracy: acc,none\n" in text
+def test_a_metric_of_which_lower_is_better_says_so():
     judged = {"results": {"t": {"toy,none": 0.1}}, "higher_is_better": {"t": {"toy": False}}}
-    cell = TableCell(
-        coordinates={}, run_id="r1", metric="toy,none", results=[RunResult(dict(expert_results()) | judged)]
-    )
+    results = [RunResult(dict(expert_results()) | judged)]
+    cell = TableCell(coordinates={}, run_id="r1", metric="toy,none", results=results)
     assert cell.shows() == "toy,none, lower is better"
 
 

@@ -8,8 +8,6 @@ Table 7 of C3PO. Broken by a paper's number beside another set, and by a set tha
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.experiments.figures import make_figure
 from tests.support.stored_results import results_of
 from tests.support.stored_traces import c3po_results
-from tests.support.views import csv_text, markdown
+from tests.support.views import markdown
 
 EXPERIMENT = """
 title: Table T
@@ -60,13 +58,6 @@ def test_a_line_tells_how_many_had_none(tmp_path, columns):
 
 def test_without_balls_there_is_no_such_column(tmp_path):
     assert "without a neighbour" not in table_of(tmp_path, [cell_of("a", None, 0), cell_of("b", None, 0)])
-
-
-def test_the_csv_has_each_cells_count(tmp_path):
-    (tmp_path / "a.yaml").write_text(EXPERIMENT)
-    experiment = load_experiment("paper/a", tmp_path / "a.yaml")
-    text = csv_text(experiment, [cell_of("a", 0.3, 3), cell_of("b", 0.3, 1)])
-    assert [line["without_neighbour"] for line in csv.DictReader(io.StringIO(text))] == ["3", "1", "4"]
 
 
 def test_without_a_radius_missing_neighbours_count_and_the_oracle_has_none():

@@ -9,7 +9,6 @@ Breaks if a document is paired with another one, or if other questions pass for 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from scipy.stats import binomtest
 from moe_lab.errors import ConfigError
 from moe_lab.results.atomic import plain
 from moe_lab.results.comparisons.comparison import compare, compare_task, paired_lines
-from moe_lab.results.scores import Score
 from moe_lab.results.significance import holm
 from tests.support.lm_eval_logs import evaluation, sample, samples_of
 
@@ -71,23 +69,6 @@ def test_equal_scores_have_no_test(tmp_path):
 
 def test_one_document_has_no_interval(tmp_path):
     assert row(tmp_path, [0.0], [1.0])["ci95"] is None
-
-
-@pytest.mark.parametrize(
-    ("p_holm", "lower", "difference", "verdict"),
-    [
-        (0.05, False, 0.1, "not significant"),
-        (0.049, False, 0.1, "better"),
-        (0.049, False, -0.1, "worse"),
-        (0.049, True, 0.1, "worse"),
-        (0.049, True, -0.1, "better"),
-        (0.049, None, 0.1, "different"),
-    ],
-)
-def test_verdict(p_holm, lower, difference, verdict):
-    score = Score(model="", method="", task="t", metric="acc,none", run_id="b", difference=difference)
-    changed = replace(score, p_holm=p_holm, lower_is_better=lower)
-    assert (changed.verdict, changed.significant) == (verdict, verdict != "not significant")
 
 
 ZEROS, ONES = samples_of(acc=[0.0] * 12), samples_of(acc=[1.0] * 12)
@@ -184,22 +165,17 @@ def test_a_perplexity_is_lm_evals(tmp_path, named):
     assert not notes
 
 
-def test_a_score_that_the_samples_do_not_give_is_not_compared(tmp_path):
-    lines = samples_of(acc=[1.0, 0.0])
-    rows, notes = rows_of(tmp_path, lines, lines, {}, {"scores": {"t": {"acc,none": 0.75}}})
-    assert not rows
-    assert notes[0].startswith("Not compared: acc,none of t, whose score")
-
-
-def test_a_score_without_any_value_is_not_compared(tmp_path):
-    """No answer of the second evaluation has a verdict."""
+@pytest.mark.parametrize("judged", [True, False])
+def test_a_score_that_the_samples_do_not_give_is_not_compared(tmp_path, judged):
+    """Another score than theirs, and no answer of the second evaluation that has a verdict."""
     mine, theirs = samples_of(acc=[1.0, 0.0]), samples_of(acc=[1.0, 0.0])
-    for line in theirs:
+    for line in [] if judged else theirs:
         del line["acc"]
         line["metrics"] = []
-    rows, notes = rows_of(tmp_path, mine, theirs, {}, {"scores": {"t": {"acc,none": 0.5}}})
-    assert not rows
-    assert notes[0].startswith("Not compared: acc,none of t, whose score")
+    rows, notes = rows_of(
+        tmp_path, mine, theirs, {}, {"scores": {"t": {"acc,none": 0.75 if judged else 0.5}}}
+    )
+    assert not rows and notes[0].startswith("Not compared: acc,none of t, whose score")
 
 
 def test_documents_without_a_value_are_left_out_of_both(tmp_path):
@@ -211,12 +187,6 @@ def test_documents_without_a_value_are_left_out_of_both(tmp_path):
     assert (row.n, row.baseline, row.value) == (3, 1 / 3, 2 / 3)
     assert row.flips == (1, 0)
     assert notes == ["acc,none of t: 1 documents without a value are left out."]
-
-
-def test_lower_is_better_turns_the_flips(tmp_path):
-    better = {"higher_is_better": {"t": {"acc": False}}}
-    [row], _ = rows_of(tmp_path, samples_of(acc=[1.0, 0.0]), samples_of(acc=[0.0, 0.0]), better, better)
-    assert (row.flips, row.lower_is_better) == ((1, 0), True)
 
 
 TASKS = {"group_subtasks": {"g": ["g_inner", "u"], "g_inner": ["t"]}}

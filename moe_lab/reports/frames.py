@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,17 +44,13 @@ def settings_of(
     flat = [_flat(recorded(config)) for config in asked]
     keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key not in SHOWN_ELSEWHERE]
     if not every:
-        keys = [key for key in keys if _differs(key, flat)]
+        options = {key: f"{key.partition('.')[0]}.name" if "." in key else "" for key in keys}
+        found = {
+            (key, repr(one.get(options[key])), repr(one[key])) for one in flat for key in keys if key in one
+        }
+        counts = Counter((key, option) for key, option, _ in found)
+        keys = [key for key in keys if any(counts[key, repr(one.get(options[key]))] > 1 for one in flat)]
     return [{key: one.get(key) for key in keys} for one in map(_flat, map(recorded, configs))]
-
-
-def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    option = f"{key.partition('.')[0]}.name" if "." in key else None
-    values: dict[str, set[str]] = {}
-    for one in settings:
-        if key in one:
-            values.setdefault(repr(one.get(option or "")), set()).add(repr(one[key]))
-    return any(len(own) > 1 for own in values.values())
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

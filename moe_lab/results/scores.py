@@ -156,7 +156,13 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
     """
     names = dict.fromkeys([*result.requested, *result.groups, *result.tasks])
     metric = metric or result.metric
-    scores = [_named_score(result, name, metric, other) for name in names if result.evaluated(name)]
+    scores = []
+    for name in (name for name in names if result.evaluated(name)):
+        score = _score(result, name, metric, other)
+        # the documents of a group are one sample where its score is their mean
+        parts = [] if name in result.samples else result.tasks_of(name)
+        of_parts = pooled(score, [_score(result, task, metric, other) for task in parts]) if parts else None
+        scores.append(of_parts or score)
     # a group that was asked for, whose score is over all its documents as one sample
     asked = [one.task for one in scores if one.task in result.requested and one.interval is not None]
     whole = {task for name in asked if name not in result.samples for task in result.tasks_of(name)}
@@ -220,14 +226,6 @@ def _tuned_elsewhere(result: RunResult) -> bool:
     ensemble = "n" in config  # a method without routing samples takes the logit scale alone
     other = ensemble and any(tuned.get(key, it) != config.get(key, it) for key, it in settings.items())
     return other or tuned["model"] != result.model
-
-
-def _named_score(result: RunResult, name: str, metric: str | None, other: str) -> Score:
-    """The score of a task or a group. The documents of a group are one sample where its score is their mean."""
-    score = _score(result, name, metric, other)
-    if name in result.samples:
-        return score
-    return pooled(score, [_score(result, task, metric, other) for task in result.tasks_of(name)]) or score
 
 
 def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:

@@ -60,15 +60,12 @@ def _accuracy(axis: Axes, panel: tuple[str, DataFrame]) -> None:
 
 ROUNDING = "temperature 0"
 """The suffix of the name of RoE without noise."""
-
-
-def _line_of(method: str) -> tuple[dict[str, Any], float]:
-    """The look of a method's line, and its sideways shift."""
-    if method == "base":
-        return {"label": "base model with k' experts", "colour": ORANGE, "style": "s-"}, 0.97
-    if method.endswith(ROUNDING):
-        return {"label": "RoE at temperature 0: rounding alone", "colour": GREY, "style": "^-"}, 1.0
-    return {"label": "RoE: n samples of k experts", "colour": BLUE, "style": "o-"}, 1.03
+CONTROL_LINES = {
+    "base": ("base model with k' experts", ORANGE, "s-", 0.97),
+    ROUNDING: ("RoE at temperature 0: rounding alone", GREY, "^-", 1.0),
+}
+"""The label, the colour and the style of a method's line, and its sideways shift."""
+ROE_LINE = ("RoE: n samples of k experts", BLUE, "o-", 1.03)
 
 
 CONTROL_COLUMNS = [
@@ -96,8 +93,10 @@ def control_rows(table: CellTable) -> DataFrame:
 def _control(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
     (model, task), rows = panel
     for method, shown in rows.groupby("method", sort=False):
-        look, shift = _line_of(str(method))
-        curve(axis, shown.assign(place=shown["expert_work"] * shift), "place", **look)
+        kind = ROUNDING if str(method).endswith(ROUNDING) else method
+        label, colour, style, shift = CONTROL_LINES.get(kind, ROE_LINE)
+        places = shown.assign(place=shown["expert_work"] * shift)
+        curve(axis, places, "place", label=label, colour=colour, style=style)
     own = set(rows["experts_per_token"][rows["method"] != "base"])
     for count in own:
         axis.axvline(count, color=GREY, ls=":", lw=1.2, label="the model's own k")

@@ -44,7 +44,11 @@ CACHE_LABELS = {"clean": "clean cache", "standard": "standard cache", "none": "n
 def write_overhead(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """One panel per quantity, relative to n=1; one line per cache and temperature."""
     rows = overhead_rows(table.cells)
-    return write_figure(lambda: _overhead(rows, title), rows, folder, stem)
+    names = ("model", "device", "task", "documents")
+    model, device, task, documents = (rows[0][name] if rows else None for name in names)
+    heading = f"{title}\n{model} on {device}, {task}, {documents} documents, batch 1, one run per point"
+    draw = partial(_quantity, rows=rows)
+    return write_figure(lambda: panel_per(list(QUANTITIES), heading, draw, height=2.5), rows, folder, stem)
 
 
 def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
@@ -83,15 +87,6 @@ def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
             one = single.get(name)
             row[f"relative_{name}"] = row[name] / one if row[name] is not None and one else None
     return sorted(rows, key=lambda row: (row["temperature"] != "0", row["cache"], row["n"]))
-
-
-def _overhead(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    first = rows[0]
-    heading = (
-        f"{title}\n{first['model']} on {first['device']}, {first['task']}, {first['documents']} documents, "
-        "batch 1, one run per point"
-    )
-    return panel_per(list(QUANTITIES), heading, partial(_quantity, rows=rows), height=2.5)
 
 
 def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:

@@ -103,7 +103,9 @@ def read_traces(result: RunResult) -> StoredTraces | None:
     run = StoredTraces(result, [], [], [], [])
     for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one.document)):
         choices = [(prompt, continuation) for prompt, continuation in sample.requests]
-        gold = _gold(sample.target, choices)
+        # lm-eval logs either the index of the right answer or its text
+        index, texts = str(sample.target), [text.strip() for _, text in choices]
+        gold = int(index) if index.isdigit() and int(index) < len(choices) else texts.index(index.strip())
         try:
             traces = [
                 by_prompt[hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()]
@@ -119,16 +121,9 @@ def read_traces(result: RunResult) -> StoredTraces | None:
             ) from error
         run.traces.append(traces[gold])
         run.prompts.append(choices[gold][0])
-        run.golds.append(choices[gold][1].strip())
+        run.golds.append(texts[gold])
         run.right.append([max(of_state) == of_state[gold] for of_state in zip(*scores, strict=True)])
     return run
-
-
-def _gold(target: str, choices: list[tuple[str, str]]) -> int:
-    """The index of the right answer. lm-eval logs either the index or the answer's text."""
-    if target.isdigit() and int(target) < len(choices):
-        return int(target)
-    return [text.strip() for _, text in choices].index(target.strip())
 
 
 def chosen_PLK(probabilities_PLE: np.ndarray, top_k: int) -> np.ndarray:

@@ -33,13 +33,15 @@ LONGEST = 60
 
 def typed_settings(overrides: Sequence[str]) -> list[str]:
     """The typed overrides that change a table, sorted, each once."""
-    return sorted({text for text in (each.lstrip("+") for each in overrides) if _changes(text)})
-
-
-def _changes(override: str) -> bool:
-    key = override.partition("=")[0].partition("@")[0]
-    group = re.split(r"[./]", key, maxsplit=1)[0]
-    return group not in SAME_TABLE | {"hydra"} and key not in SAME_NUMBERS
+    typed = {
+        text: text.partition("=")[0].partition("@")[0] for text in (one.lstrip("+") for one in overrides)
+    }
+    same = SAME_TABLE | {"hydra"}
+    return sorted(
+        text
+        for text, key in typed.items()
+        if re.split(r"[./]", key)[0] not in same and key not in SAME_NUMBERS
+    )
 
 
 def file_stem(experiment: Experiment, scale: str) -> str:

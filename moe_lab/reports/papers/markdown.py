@@ -59,7 +59,12 @@ def markdown(experiment: Experiment, table: Table) -> str:
     lines += _listed("", explained_marks(mark for score in measured for mark in score.marks))
     failed = (f"{', '.join(row.coordinates.values())}: {row.problem}" for row in cells if row.problem)
     lines += _listed("Failed cells:", failed)
-    lines += _listed("Runs:", dict.fromkeys(_runs(row) for row in cells if row.runs or row.studies))
+    runs: dict[str, None] = {}
+    for row in (row for row in cells if row.runs or row.studies):
+        name = ", ".join(value for key, value in row.coordinates.items() if key != MEASURE)
+        tuned = f" (tuned by {', '.join(row.studies)})" if row.studies else ""
+        runs[f"{name}: {' '.join(row.runs)}{tuned}"] = None
+    lines += _listed("Runs:", runs)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -67,12 +72,6 @@ def _listed(heading: str, items: Iterable[str]) -> list[str]:
     """A list with its heading; nothing without items."""
     lines = [f"- {item}" for item in items]
     return [*[heading, ""] * bool(heading), *lines, ""] if lines else []
-
-
-def _runs(row: Row) -> str:
-    name = ", ".join(value for key, value in row.coordinates.items() if key != MEASURE)
-    tuned = f" (tuned by {', '.join(row.studies)})" if row.studies else ""
-    return f"{name}: {' '.join(row.runs)}{tuned}"
 
 
 def _grid(experiment: Experiment, table: Table) -> list[str]:

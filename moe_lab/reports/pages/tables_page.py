@@ -129,18 +129,6 @@ class ShownTable:
     def paper(self) -> str:
         return PAPERS.get(self.content.paper, self.content.paper)
 
-    @property
-    def cells(self) -> int:
-        return len([row for row in self.rows if row.state != State.NOT_AT_SCALE])
-
-    @property
-    def measured(self) -> int:
-        return sum(row.score is not None for row in self.rows)
-
-    @property
-    def shows(self) -> list[str]:
-        return list(dict.fromkeys(row.shows for row in self.content.rows if row.shows))
-
 
 def _summary(tables: Sequence[ShownTable]) -> dict[str, int]:
     """The number of cells in each column of SUMMARY."""

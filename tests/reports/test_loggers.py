@@ -111,7 +111,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Logged],
 
 
 @pytest.mark.slow
-def test_trials_can_be_read_back(logged):
+def test_trials_and_the_heatmap_can_be_read_back(logged):
     study = logged[0]["study-1"]
     trials = [item for item in study.history if "trial" in item]
     assert [item["trial"] for item in trials] == [0, 1]
@@ -124,11 +124,6 @@ def test_trials_can_be_read_back(logged):
     assert [record["artifact"]["type"] for record in study.records if record["type"] == "artifact"].count(
         "profile"
     ) == 1
-
-
-@pytest.mark.slow
-def test_the_heatmap_is_an_image_and_a_table(logged):
-    study = logged[0]["study-1"]
     images = list((study.folder / "files" / "media" / "images" / "figures").glob("heatmap*.png"))
     assert [image.read_bytes() for image in images] == [png()]
     assert study.table("tables/heatmap")["data"] == [[0, 0.0], [1, 0.25], [2, 0.0]]
@@ -165,14 +160,10 @@ def test_a_run_that_fails_is_a_failed_run(logged):
 
 
 @pytest.mark.slow
-def test_one_line_says_how_to_upload(logged):
-    lines = logged[1].splitlines()
-    assert lines == [f"W&B: logged offline. To upload: wandb sync {logged[2]}/out/wandb/offline-run-*"]
-
-
-@pytest.mark.slow
-def test_files_stay_in_the_output_folder_and_hold_no_key(logged):
-    folder = logged[2]
+def test_files_stay_in_the_output_folder_hold_no_key_and_one_line_says_how_to_upload(logged):
+    _, printed, folder = logged
+    upload = f"wandb sync {folder}/out/wandb/offline-run-*"
+    assert printed.splitlines() == [f"W&B: logged offline. To upload: {upload}"]
     before = {
         "study.json",
         "best.yaml",

@@ -32,6 +32,7 @@ from moe_lab.reports.figures.style import (
     widen_x,
 )
 from moe_lab.reports.papers.cells import TableCell
+from tests.support.pages import contrast
 from tests.support.stored_results import cell_of, cell_table, overhead_cell
 
 
@@ -281,16 +282,3 @@ def test_curves_are_seen_in_the_dark(colour):
     dark = DARK.get(colour.lower(), colour)
     assert contrast(DARK["#ffffff"], dark) >= 3
     assert contrast(DARK["#ffffff"], DARK["#000000"]) >= 4.5 <= contrast(DARK["#ffffff"], DARK["#767676"])
-
-
-def contrast(one: str, other: str) -> float:
-    lights = sorted(map(luminance, (one, other)))
-    return (lights[1] + 0.05) / (lights[0] + 0.05)
-
-
-def luminance(colour: str) -> float:
-    parts = [
-        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4
-        for part in matplotlib.colors.to_rgb(colour)
-    ]
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]

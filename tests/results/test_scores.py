@@ -105,19 +105,7 @@ def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
 
 def test_the_mean_over_seeds_of_a_part_has_no_test_either():
     def seeds(marks):
-        found = [
-            Score(
-                model="m",
-                method="roe",
-                task="a",
-                metric="acc,none",
-                run_id=str(seed),
-                value=0.5,
-                difference=0.1 * seed,
-                marks=marks,
-            )
-            for seed in range(5)
-        ]
+        found = [replace(one, difference=0.1 * i) for i, one in enumerate(seeds_of(5, marks=marks))]
         return mean_score(found, {"a": {"acc,none": {"difference_p_both": 0.01}}})
 
     assert seeds(()).p == 0.01

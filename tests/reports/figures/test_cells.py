@@ -65,9 +65,8 @@ KEYS = {"name": "own/e", "title": "T", "source": "S", "scales": {}, "metric": "h
 
 def test_every_comparison_is_a_row(tmp_path):
     table = Experiment(**KEYS, rows=["method", "model.recipe.routing_noise"], columns=["task"])
-    paired = {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}}}
     coordinates = {"method": "roe", "model.recipe.routing_noise": "1", "task": "t"}
-    cells = [TableCell(coordinates=coordinates, run_id="r", results=[results_of(paired=paired)])]
+    cells = [TableCell(coordinates=coordinates, run_id="r", results=[results_of(paired=PAIRED)])]
     picture, numbers = write_effects(CellTable(table, cells, family_of(table, cells)), tmp_path, "e", "T")
     [row] = rows_of(numbers)
     assert row["label"] == "roe, noise in training: minus base"
@@ -142,16 +141,7 @@ def test_without_one_row_nothing_is_relative():
     assert overhead_rows([overhead_cell(8, 1.0)])[0]["relative_seconds_per_token"] is None
 
 
-TABLE = Experiment(
-    name="x",
-    title="T",
-    source="S",
-    scales={},
-    metric="headline",
-    paper=[],
-    rows=["model", "method", "method.n"],
-    columns=["task"],
-)
+TABLE = Experiment(**KEYS, rows=["model", "method", "method.n"], columns=["task"])
 PAIRED = {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}}}
 
 

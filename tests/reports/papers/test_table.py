@@ -16,7 +16,7 @@ import pytest
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.pages.tables_page import shown_table
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import Experiment, Published, Scale
+from moe_lab.reports.papers.experiment import Published, Scale
 from moe_lab.reports.papers.table import Row, State, Table, with_state
 from moe_lab.reports.provenance import command, ranges
 from moe_lab.results.model import RunResult
@@ -101,14 +101,8 @@ def test_what_the_text_states_stands_next_to_the_measured_quantity(tmp_path):
     experiment = cell_table(rows=["model"], paper=[published], figure="overhead").experiment
     [absent] = table(experiment, "tiny", [], tmp_path).stated
     assert absent.coordinates["model"] == "olmoe" and absent.score is None
-    line = {
-        "model": "m",
-        "task": "t",
-        "cache": "clean",
-        "temperature": 0,
-        "n": 64,
-        "relative_memory_bytes": 1.25,
-    }
+    line = {"model": "m", "task": "t", "cache": "clean", "temperature": 0, "n": 64}
+    line |= {"relative_memory_bytes": 1.25}
     write_rows([line], tmp_path / "x-tiny-overhead.csv")
     made = table(experiment, "tiny", [], tmp_path)
     [row] = made.stated
@@ -152,16 +146,7 @@ def test_a_number_that_a_design_does_not_have_is_no_empty_cell(tmp_path):
     assert [(row.coordinates["task"], row.score.value) for row in shown.rows] == [("expert", 0.5)]
 
 
-MEASURES = Experiment(
-    name="x",
-    title="X",
-    source="",
-    scales={"paper": Scale()},
-    rows=["task"],
-    columns=["method"],
-    metric="headline",
-    paper=[],
-)
+MEASURES = cell_table(rows=["task"], columns=["method"], scales={"paper": Scale()}).experiment
 
 
 def cell_of_metric(task: str, metric: str) -> TableCell:

@@ -5,22 +5,13 @@ from __future__ import annotations
 import pytest
 
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import Experiment, Scale
+from moe_lab.reports.papers.experiment import Scale
 from moe_lab.reports.papers.markdown import correction_note
 from moe_lab.results.significance import holm
-from tests.support.stored_results import results_of
+from tests.support.stored_results import cell_table, results_of
 from tests.support.views import family_of, markdown
 
-TABLE = Experiment(
-    name="x",
-    title="X",
-    source="",
-    scales={"paper": Scale()},
-    rows=["row"],
-    columns=[],
-    metric="headline",
-    paper=[],
-)
+TABLE = cell_table(rows=["row"], scales={"paper": Scale()}).experiment
 
 
 def cell(row: str, p: float | None, full: float | None = None) -> TableCell:

@@ -380,11 +380,8 @@ def test_a_sample_is_a_row(tmp_path):
     (tmp_path / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
     frame = loggers.sample_frames(RunResult(RESULTS.content, tmp_path))["toy"]
     names = ["doc_id", "filter", "prompt", "target", "response", "filtered", "exact_match"]
-    assert frame.to_dict("split") == {
-        "index": [0],
-        "columns": names,
-        "data": [[3, "none", "Q: 1+1?", "2", "two", "2", 1.0]],
-    }
+    expected = {"index": [0], "columns": names, "data": [[3, "none", "Q: 1+1?", "2", "two", "2", 1.0]]}
+    assert frame.to_dict("split") == expected
 
 
 def test_temperatures_are_named_in_the_order_of_layers():

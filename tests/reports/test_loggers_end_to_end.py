@@ -120,9 +120,8 @@ def test_an_agent_s_arguments_are_overrides(key, value):
 def test_the_documented_sweep_composes():
     sweep = yaml.safe_load(next(re.finditer(r"```yaml\n(.*?)```", DOCS.read_text(), re.S))[1])
     fixed = [part for part in sweep["command"] if "=" in part]
-    assert (
-        sweep["command"][:3] == ["python", "-m", "moe_lab"] and sweep["command"][-1] == "${args_no_hyphens}"
-    )
+    assert sweep["command"][:3] == ["python", "-m", "moe_lab"]
+    assert sweep["command"][-1] == "${args_no_hyphens}"
     values = {
         name: parameter.get("min", parameter.get("values", [None])[0])
         for name, parameter in sweep["parameters"].items()

@@ -120,9 +120,8 @@ def test_costs_add_up_over_sessions_and_peaks_do_not(path):
         log.answer(f"{peak}", "x", {"tokens_in": 10, "peak_memory_bytes": peak})
         log.close()
     log = ResponseLog(path, HEADER)
-    assert log.cost == {"load_seconds": 4.5, "tokens_in": 30, "peak_memory_bytes": 9} and log.environment == {
-        "device": "cpu"
-    }
+    assert log.cost == {"load_seconds": 4.5, "tokens_in": 30, "peak_memory_bytes": 9}
+    assert log.environment == {"device": "cpu"}
 
 
 def test_a_full_disk_is_an_error_and_keeps_what_was_answered(path, monkeypatch):

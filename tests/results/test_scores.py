@@ -34,9 +34,8 @@ def test_the_average_of_one_task_has_its_numbers():
     mean = task_mean([one])
     assert mean is not None and (mean.task, mean.run_id, mean.n) == ("average", "run of a", 10)
     assert (mean.value, mean.stderr, mean.difference) == pytest.approx((0.5, 0.1, 0.1))
-    assert mean.interval == pytest.approx((0.3, 0.7)) and mean.difference_interval == pytest.approx(
-        (-0.1, 0.3)
-    )
+    assert mean.interval == pytest.approx((0.3, 0.7))
+    assert mean.difference_interval == pytest.approx((-0.1, 0.3))
 
 
 def test_tasks_have_equal_weight_in_their_average():
@@ -122,10 +121,8 @@ def test_what_does_not_exist_is_none():
 def test_marks_say_what_a_reader_must_know():
     block = results_of({}, [])["moe_lab"]
     assert marks_of(RunResult({"moe_lab": block})) == ()
-    assert marks_of(RunResult({"moe_lab": block | {"partial": True, "untuned": True}})) == (
-        "PARTIAL",
-        "untuned",
-    )
+    expected = ("PARTIAL", "untuned")
+    assert marks_of(RunResult({"moe_lab": block | {"partial": True, "untuned": True}})) == expected
     assert marks_of(RunResult({"moe_lab": block | {"versions": versions() | {"lm_eval": "0.4.1"}}})) == (
         "other-versions",
     )

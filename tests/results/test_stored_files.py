@@ -112,10 +112,8 @@ def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path):
     for number in (1, 2):
         (tmp_path / "a.json").write_text(str(number))
         set_aside(tmp_path / "a.json", "why")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-        "a.1.old.json": "1",
-        "a.2.old.json": "2",
-    }
+    expected = {"a.1.old.json": "1", "a.2.old.json": "2"}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == expected
 
 
 def changed(**changes: Any) -> dict[str, Any]:

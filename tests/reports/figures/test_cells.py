@@ -36,11 +36,8 @@ def test_a_sweep_has_an_interval_where_the_metric_is_a_share_of_documents(tmp_pa
     paths = write_study_figures(study)
     assert [path.name for path in paths] == ["sweep.png", "sweep.csv"]
     rows = rows_of(paths[1])
-    assert [(row["temperature"], row["value"]) for row in rows] == [
-        ("0.0", "0.5"),
-        ("0.05", "0.52"),
-        ("0.1", "0.51"),
-    ]
+    expected = [("0.0", "0.5"), ("0.05", "0.52"), ("0.1", "0.51")]
+    assert [(row["temperature"], row["value"]) for row in rows] == expected
     # Wilson's interval of 50 of 100, from its formula by hand
     assert float(rows[0]["low"]) == pytest.approx(0.4038, abs=1e-4)
     assert float(rows[0]["high"]) == pytest.approx(0.5962, abs=1e-4)
@@ -53,11 +50,8 @@ def test_expert_work_is_rows_times_experts():
     base = cell_of(method="base", model={"name": "tiny", "top_k": 8}, value=0.4)
     rows = control_rows(cell_table(cell_of(n=2), base, cell_of(n=4)))
     columns = rows[["method", "rows", "experts_per_token", "expert_work"]]
-    assert list(columns.itertuples(index=False, name=None)) == [
-        ("base", 1, 8, 8),
-        ("roe", 2, 4, 8),
-        ("roe", 4, 4, 16),
-    ]
+    expected = [("base", 1, 8, 8), ("roe", 2, 4, 8), ("roe", 4, 4, 16)]
+    assert list(columns.itertuples(index=False, name=None)) == expected
 
 
 KEYS = {"name": "own/e", "title": "T", "source": "S", "scales": {}, "metric": "headline", "paper": []}
@@ -95,13 +89,10 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     assert table == tmp_path / "f.csv"
     rows = list(csv.DictReader(table.open()))
     assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, "both readings"
-    assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == [
-        ("one", "0.0", "2.9"),
-        ("one", "1.0", "2.9"),
-    ]
-    assert (
-        png.stat().st_size > 10_000 and write_epochs(CellTable(bars(), shown[2:]), tmp_path, "g", "T") == []
-    )
+    expected = [("one", "0.0", "2.9"), ("one", "1.0", "2.9")]
+    assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == expected
+    assert png.stat().st_size > 10_000
+    assert write_epochs(CellTable(bars(), shown[2:]), tmp_path, "g", "T") == []
 
 
 def test_overhead_is_relative_to_one_row():
@@ -188,12 +179,8 @@ def test_a_difference_is_the_paired_one_or_has_no_interval(tmp_path):
     )
     base, paired, alone = records(quality_rows(table))
     assert (base["difference"], base["work"]) == (0.0, 1.0)
-    assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == (
-        0.1,
-        0.05,
-        0.15,
-        True,
-    )
+    expected = (0.1, 0.05, 0.15, True)
+    assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == expected
     assert alone["difference"] == pytest.approx(0.05) and alone["low"] is None and not alone["significant"]
     picture, _ = write_quality_cost(table, tmp_path, "e", "T")
     assert picture.stat().st_size > 5_000

@@ -46,17 +46,12 @@ def test_a_curve_has_bars_where_it_has_limits_and_a_band_where_all_have_them(mis
     partly = rows(low=[0.1, missing, 0.3], high=[0.3, missing, 0.6])
     curve(some, partly, "x")
     curve(none, partly, "x", band="95% interval")
-    assert [segment.tolist() for segment in some.collections[0].get_segments()] == [
-        [[1, 0.1], [1, 0.3]],
-        [[4, 0.3], [4, 0.6]],
-    ]
+    expected = [[[1, 0.1], [1, 0.3]], [[4, 0.3], [4, 0.6]]]
+    assert [segment.tolist() for segment in some.collections[0].get_segments()] == expected
     assert not none.collections
     curve(all_, rows(low=[0.1, 0.4, 0.3], high=[0.3, 0.6, 0.6]), "x", band="95% interval")
-    assert len(all_.collections) == 1 and all_.lines[0].get_xydata().tolist() == [
-        [1, 0.2],
-        [2, 0.5],
-        [4, 0.4],
-    ]
+    assert len(all_.collections) == 1
+    assert all_.lines[0].get_xydata().tolist() == [[1, 0.2], [2, 0.5], [4, 0.4]]
 
 
 def test_published_values_stand_beside_the_measured_ones():
@@ -72,14 +67,8 @@ def test_each_point_is_in_the_line_of_its_name():
     )
     points(axis, frame, "name", lambda row: {"color": "red"}, ["a", "b", "c"])
     drawn = [line.get_xydata().tolist() for line in axis.lines]
-    assert drawn == [
-        [[0.1, 1], [0.3, 1]],
-        [[0.2, 1]],
-        [[0.5, 0]],
-        [[0.3, 2], [0.6, 2]],
-        [[0.4, 2]],
-        [[0.7, 2]],
-    ]
+    expected = [[[0.1, 1], [0.3, 1]], [[0.2, 1]], [[0.5, 0]], [[0.3, 2], [0.6, 2]], [[0.4, 2]], [[0.7, 2]]]
+    assert drawn == expected
     assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b", "c"] and axis.yaxis_inverted()
 
 

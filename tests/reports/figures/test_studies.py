@@ -72,12 +72,8 @@ def test_a_heatmap_of_several_models_and_tasks_has_a_row_for_each(tmp_path):
     paths = write_heatmap([read_study(folder) for folder in folders], tmp_path, "all")
     rows = rows_of(paths[1])
     assert len(rows) == 2 * 8 + 2 * 6
-    assert [(row["model"], row["task"]) for row in rows if row["layer"] == "0"] == [
-        ("a", "x"),
-        ("a", "y"),
-        ("b", "x"),
-        ("b", "y"),
-    ]
+    expected = [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]
+    assert [(row["model"], row["task"]) for row in rows if row["layer"] == "0"] == expected
 
 
 def test_the_history_has_every_ended_trial_and_the_best_so_far(tmp_path):

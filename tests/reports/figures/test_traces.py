@@ -86,10 +86,8 @@ def test_activation_counts_the_experts_that_are_taken(tmp_path):
     assert frequency_LE(run, "before").tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
     assert frequency_LE(run, "after").tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
     rows = activation_rows(run)
-    assert [(row["layer"], row["expert"], row["before"], row["after"]) for row in rows][4:6] == [
-        (4, 0, 1.0, 0.0),
-        (4, 1, 1.0, 1.0),
-    ]
+    expected = [(4, 0, 1.0, 0.0), (4, 1, 1.0, 1.0)]
+    assert [(row["layer"], row["expert"], row["before"], row["after"]) for row in rows][4:6] == expected
     assert entropy_bits(frequency_LE(run, "after")) == pytest.approx(1.0), "two experts, equally often"
 
 
@@ -141,12 +139,8 @@ def test_the_question_shown_is_the_first_that_became_right(tmp_path):
 
 def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path):
     rows = sample_rows(run_of(tmp_path / "run", ["BA"]), 0)
-    assert list(dict.fromkeys(row["of"] for row in rows)) == [
-        "question, before",
-        "question, after",
-        "neighbour 1",
-        "neighbour 2",
-    ]
+    expected = ["question, before", "question, after", "neighbour 1", "neighbour 2"]
+    assert list(dict.fromkeys(row["of"] for row in rows)) == expected
     assert {row["layer"] for row in rows} == {4}
     first = [row for row in rows if row["of"] == "neighbour 1"]
     assert [row["weight"] for row in first] == [0.05, 0.3, 0.2, 0.45]

@@ -33,11 +33,8 @@ def test_each_column_is_a_panel_with_the_average_last(tmp_path):
 def test_an_average_without_its_axis_stands_alone():
     told = [replaced(one, model="tiny") for one in cells()]
     rows = records(schedule_rows(CellTable(bars(columns=["model"]), told)))
-    assert [(row["panel"], row["schedule"]) for row in rows] == [
-        ("tiny", "base"),
-        ("tiny", "N→R"),
-        ("tiny", "E→E"),
-    ]
+    expected = [("tiny", "base"), ("tiny", "N→R"), ("tiny", "E→E")]
+    assert [(row["panel"], row["schedule"]) for row in rows] == expected
 
 
 def replaced(one: TableCell, **coordinates) -> TableCell:

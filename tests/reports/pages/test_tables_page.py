@@ -110,10 +110,8 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
 
 def test_a_run_in_two_tables_has_one_verdict(page):
     [text] = texts(tree(page).xpath("//ul[@class='verdicts']/li"))
-    assert (
-        text.startswith("roe on t: acc,none 62.5% against 50.0%")
-        and "9 answers turned right and 1 wrong" in text
-    )
+    assert text.startswith("roe on t: acc,none 62.5% against 50.0%")
+    assert "9 answers turned right and 1 wrong" in text
 
 
 def test_hostile_text_stays_text(page):

@@ -82,11 +82,8 @@ def test_only_designs_that_are_told_from_the_first_have_a_lower_rank():
     ]
     found = ranking(experiment(), cells)
     assert [one.design for one in found] == ["2/8", "4/16", "8/32"]
-    assert [one.rank for one in found] == [1, 1, 3] and [one.loss.significant for one in found] == [
-        False,
-        False,
-        True,
-    ]
+    assert [one.rank for one in found] == [1, 1, 3]
+    assert [one.loss.significant for one in found] == [False, False, True]
     assert found[2].loss.p_holm == pytest.approx(2 * ttest_1samp([0.4, 0.41, 0.42], 0).pvalue)
     lines = ranking_lines(cells)
     assert lines[3].startswith("| 1 | 4/16 |") and "**" not in lines[3]

@@ -206,8 +206,5 @@ def test_a_comparison_with_full_fine_tuning_has_a_column_of_its_own():
     text = markdown(table, "paper", [seeds])
     assert "| +0.2000 [+0.1000, +0.3000] | -0.1000 [-0.3000, +0.1000] |" in text, "each with its own interval"
     [line] = csv.DictReader(io.StringIO(csv_text(table, [cell])))
-    assert (line["difference"], line["full_fine_tuning_difference"], line["p_mcnemar"]) == (
-        "0.2",
-        "-0.1",
-        "0.01",
-    )
+    expected = ("0.2", "-0.1", "0.01")
+    assert (line["difference"], line["full_fine_tuning_difference"], line["p_mcnemar"]) == expected

@@ -80,12 +80,8 @@ def test_all_rows_of_the_command_are_corrected_together(tmp_path):
     b1 = evaluation(tmp_path, "b1", {"t": ONES, "u": HALF})
     b2 = evaluation(tmp_path, "b2", {"t": HALF, "u": HALF})
     scores = compare([a, b1, b2]).scores
-    assert [(score.run_id, score.task) for score in scores] == [
-        ("b1", "t"),
-        ("b1", "u"),
-        ("b2", "t"),
-        ("b2", "u"),
-    ]
+    expected = [("b1", "t"), ("b1", "u"), ("b2", "t"), ("b2", "u")]
+    assert [(score.run_id, score.task) for score in scores] == expected
     assert [score.p for score in scores] == pytest.approx([2 / 2**12, 1, 2 / 2**6, 1])
     assert [score.p_holm for score in scores] == pytest.approx(holm([score.p for score in scores]))
     assert [score.significant for score in scores] == [True, False, False, False]
@@ -140,10 +136,8 @@ def test_every_metric_and_filter_of_both(tmp_path):
     mine = samples_of("strict", acc=[1.0, 0.0], f1=[0.5, 0.25]) + samples_of("flexible", acc=[1.0, 1.0])
     theirs = samples_of("strict", acc=[1.0, 1.0]) + samples_of("flexible", acc=[0.0, 1.0], em=[1.0, 1.0])
     rows, notes = rows_of(tmp_path, mine, theirs)
-    assert [(row.metric, row.baseline, row.value) for row in rows] == [
-        ("acc,strict", 0.5, 1),
-        ("acc,flexible", 1, 0.5),
-    ]
+    expected = [("acc,strict", 0.5, 1), ("acc,flexible", 1, 0.5)]
+    assert [(row.metric, row.baseline, row.value) for row in rows] == expected
     assert notes == [
         "Only in a, and not compared: f1,strict of t.",
         "Only in b, and not compared: em,flexible of t.",
@@ -276,11 +270,8 @@ def test_documents_are_paired_by_content_whatever_their_order_and_number(tmp_pat
     theirs = [sample(10 + i, text=f"text {i}", acc=float(-i)) for i in (2, 3, 0)]
     [(name, pairs)] = pairs_of(tmp_path, mine, theirs).items()
     assert name == "none"
-    assert [(x.document, x.values["acc"], y.values["acc"]) for x, y in pairs] == [
-        (0, 0, 0),
-        (2, 2, -2),
-        (3, 3, -3),
-    ]
+    expected = [(0, 0, 0), (2, 2, -2), (3, 3, -3)]
+    assert [(x.document, x.values["acc"], y.values["acc"]) for x, y in pairs] == expected
 
 
 def test_equal_documents_are_paired_in_their_order(tmp_path):

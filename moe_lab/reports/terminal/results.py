@@ -43,8 +43,6 @@ COST_EXPLAINED = {
     "near ties": "greedy tokens whose runner-up was within the dtype's rounding; other batch shapes may choose it. "
     "method=roe method.temperature=0 shows the effect of rounding alone.",
 }
-
-
 COST_COLUMNS: Cells = {
     "time": lambda run: seconds(run.cost.seconds),
     "load": lambda run: seconds(run.cost.load_seconds),
@@ -64,12 +62,9 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> TextTable
 
     `labels` are the settings of each run.
     """
-    run: Cells = {
-        "model": lambda run: run.model,
-        "method": lambda run: run.method,
-    }
     named = {
-        **cells_of(results, run),
+        "model": [run.model for run in results],
+        "method": [run.method for run in results],
         "settings": labels,
         "task": [",".join(run.requested) for run in results],
     }
@@ -199,7 +194,7 @@ def _table(
     common = [mark for mark in MARKS if with_notes and all(mark in score.marks for score in scores)]
     own = [" ".join(mark for mark in score.marks if mark not in common) for score in scores]
     run = {"model": [score.model for score in scores], "method": [score.method for score in scores]}
-    run |= {"settings": [line.label for line in lines]}
+    run["settings"] = [line.label for line in lines]
     run |= {"notes": [f"({each})" if each else "" for each in own]} if with_notes else {}
     run |= {"task": [score.task for score in scores], "metric": [score.metric for score in scores]}
     seeds = {"seeds": [line.seeds for line in lines]}
@@ -237,9 +232,8 @@ def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
     lines = [text for mark, text in MARKS.items() if mark in seen]
     lines += sorted({line for result in results for line in [*result.version_notes, *result.unjudged]})
     if parts := {row.task for result in results for row in shown_scores(result) if PART in row.marks}:
-        lines.append(
-            f"Parts of groups are on the page: {len(parts)} tasks and groups, without tests of their own."
-        )
+        counted = f"{len(parts)} tasks and groups"
+        lines.append(f"Parts of groups are on the page: {counted}, without tests of their own.")
     if _asked_in_two_forms(results):
         lines.append(TWO_FORMS)
     return [*lines, *footnotes]
@@ -275,10 +269,8 @@ def print_summaries(groups: Sequence[SeedGroup], files: Sequence[Path], family: 
     for other in [BASE, *compared_names(result for group in groups for result in group.results)]:
         if lines := seed_lines(groups, family, other):
             print()
-            print_text_table(
-                _seed_table(lines, other),
-                EXPLAINED | {HOLM: f"{TEST}; {corrected_for(family)}. Significant below {ALPHA}."},
-            )
+            holm = f"{TEST}; {corrected_for(family)}. Significant below {ALPHA}."
+            print_text_table(_seed_table(lines, other), EXPLAINED | {HOLM: holm})
     if any(len((group.summary or {}).get("studies", [])) == 1 for group in groups):
         print(ONE_STUDY)
     for file in files:
@@ -318,7 +310,6 @@ def _seed_table(lines: Sequence[ScoreLine], other: str) -> TextTable:
 
 
 # The table of studies
-
 
 STUDY_EXPLAINED = {
     "documents": "the number of tuning documents.",

@@ -6,20 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import (
-    bars,
-    curve,
-    draw_differences,
-    write_panels,
-    write_points,
-)
+from moe_lab.reports.figures.primitives import bars, curve, draw_differences, write_panels, write_points
 from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, count_axis, write_figure
-from moe_lab.reports.papers.cells import (
-    CellTable,
-    TableCell,
-    averages,
-    coordinates,
-)
+from moe_lab.reports.papers.cells import CellTable, TableCell, averages, coordinates
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.score_table import ScoreLine
 

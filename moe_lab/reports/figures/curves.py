@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.metrics.registry import labels, values_of
 from moe_lab.reports.figures.primitives import curve, curves, write_each, write_panels, write_points
-from moe_lab.reports.figures.style import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    GREY,
-    MARKERS,
-    NUMBER_BOX,
-    ORANGE,
-    step_axis,
-)
+from moe_lab.reports.figures.style import BLUE, COLOURS, GREEN, GREY, MARKERS, NUMBER_BOX, ORANGE, step_axis
 from moe_lab.reports.papers.cells import CellTable, coordinates, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import model_folder, quantity, unit_of

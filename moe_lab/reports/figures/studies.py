@@ -172,10 +172,7 @@ def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
 
 
 def write_sweep(
-    studies: Sequence[StoredStudy],
-    folder: Path,
-    stem: str,
-    title: str = "One temperature for all MoE layers",
+    studies: Sequence[StoredStudy], folder: Path, stem: str, title: str = "One temperature for all MoE layers"
 ) -> list[Path]:
     """One panel per study, one row per complete trial, with Wilson's interval of an accuracy over tuning documents."""
     return write_each(studies, _sweep_rows, _draw_sweep, folder, stem, title)

@@ -320,14 +320,12 @@ def _kind(both: Sequence[ScoredAnswer]) -> str:
     if len(both) == 1:
         return {True: RIGHT, False: WRONG, None: ANSWERED}[own.right]
     before, after = ((one.answer.text, one.answer.picked, one.score) for one in both)
-    same = before == after
     if first.right is None or own.right is None:
-        return UNCHANGED if same else CHANGED
+        return UNCHANGED if before == after else CHANGED
+    right, wrong = (SAME_RIGHT, SAME_WRONG) if before == after else (STILL_RIGHT, STILL_WRONG)
     if first.right is not own.right:
-        return TO_RIGHT if own.right else TO_WRONG
-    if same:
-        return SAME_RIGHT if own.right else SAME_WRONG
-    return STILL_RIGHT if own.right else STILL_WRONG
+        right, wrong = TO_RIGHT, TO_WRONG
+    return right if own.right else wrong
 
 
 # The gain of a run by the confidence of the base model

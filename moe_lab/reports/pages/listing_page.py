@@ -20,12 +20,7 @@ from moe_lab.results.folder import RunFolder
 from moe_lab.results.model import read_run
 from moe_lab.results.score_table import ScoreTable, SeedGroup
 from moe_lab.results.scores import scores_of
-from moe_lab.results.stored_files import (
-    damaged,
-    read_mapping,
-    warn_once,
-    whole_mapping,
-)
+from moe_lab.results.stored_files import damaged, read_mapping, warn_once, whole_mapping
 
 RUN, STUDY, TRAINING = "run", "study", "training"
 DONE, RUNNING, STOPPED = "done", "running", "stopped"

@@ -81,13 +81,14 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    filters = {
         "number": number,
         "interval": interval,
         "percent": percent,
         "plain": plain,
         "json": inline_json,
     }
+    made.filters |= filters
     script = (TEMPLATES / "script.js").read_text(encoding="utf-8")
     made.globals |= {
         "style": Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),

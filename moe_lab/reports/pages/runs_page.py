@@ -12,22 +12,8 @@ from moe_lab.metrics.registry import counted_metrics
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_rows
 from moe_lab.reports.pages.answers import CHANGED, CHANGES, answer_data, examples_of
-from moe_lab.reports.pages.page import (
-    latex_of_rows,
-    number,
-    pictures_in,
-    text_uri,
-    write_page,
-)
-from moe_lab.reports.pages.plots import (
-    ForestPanel,
-    Plot,
-    Point,
-    by_outcome,
-    forest,
-    plot,
-    verdicts,
-)
+from moe_lab.reports.pages.page import latex_of_rows, number, pictures_in, text_uri, write_page
+from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, by_outcome, forest, plot, verdicts
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.provenance import Provenance
 from moe_lab.reports.terminal.results import run_labels, seed_lines
@@ -158,10 +144,7 @@ def _trials(folder: Path) -> list[dict[str, str]]:
 
 # The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance
 
-COSTS = {
-    "wall_seconds": ("seconds without loading", 1.0),
-    "peak_memory_bytes": ("peak memory, GiB", 2.0**30),
-}
+COSTS = {"wall_seconds": ("seconds without loading", 1.0), "peak_memory_bytes": ("peak memory, GiB", 2.0**30)}
 """The costs that scores are drawn against: the key in `cost`, the label of the axis, and the divisor."""
 
 

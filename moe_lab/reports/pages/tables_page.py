@@ -27,10 +27,7 @@ from moe_lab.results.score_table import ScoreLine, explained_marks
 from moe_lab.results.scores import Score
 from moe_lab.results.stored_files import typed, warn_once, whole_mapping
 
-OF_PAPERS = (
-    *(State.AGREES, State.DISAGREES, State.NOT_COMPARABLE, State.NOT_PUBLISHED),
-    State.NOT_AT_SCALE,
-)
+OF_PAPERS = (*(State.AGREES, State.DISAGREES, State.NOT_COMPARABLE, State.NOT_PUBLISHED), State.NOT_AT_SCALE)
 """States of cells in tables of a paper."""
 EMPTY = (State.FAILED, State.NOT_RUN)
 SUMMARY: dict[str, list[State]] = {

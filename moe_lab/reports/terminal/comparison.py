@@ -12,14 +12,7 @@ from moe_lab.reports.terminal.layout import (
     print_text_table,
     text_table,
 )
-from moe_lab.reports.terminal.results import (
-    HOLM,
-    NOT_CORRECTED,
-    OF_ONE_RUN,
-    P,
-    comparison_columns,
-    documents,
-)
+from moe_lab.reports.terminal.results import HOLM, NOT_CORRECTED, OF_ONE_RUN, P, comparison_columns, documents
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks

@@ -222,13 +222,8 @@ def comparison_columns(scores: Sequence[Score], intervals: Mapping[str, str] | N
 def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
     """The meanings of the notes that appear, and the methods' footnotes."""
     seen = {mark for result in results for mark in marks_of(result)}
-    seen |= {
-        EQUAL
-        for result in results
-        for other in (BASE, *result.compared)
-        for row in shown_scores(result, other)
-        if row.equal
-    }
+    compared = [(result, other) for result in results for other in (BASE, *result.compared)]
+    seen |= {EQUAL for result, other in compared for row in shown_scores(result, other) if row.equal}
     lines = [text for mark, text in MARKS.items() if mark in seen]
     lines += sorted({line for result in results for line in [*result.version_notes, *result.unjudged]})
     if parts := {row.task for result in results for row in shown_scores(result) if PART in row.marks}:

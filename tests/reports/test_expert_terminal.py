@@ -33,11 +33,7 @@ METRICS: dict[str, Any] = {
         "prefill": None,
         "decode": None,
     },
-    "collaboration": {
-        "all": {"value": 2.5, "ci95": None, "maximum": 3.0},
-        "prefill": None,
-        "decode": None,
-    },
+    "collaboration": {"all": {"value": 2.5, "ci95": None, "maximum": 3.0}, "prefill": None, "decode": None},
     "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3), "u": loss(0.4)}}},
     "specialization": None,
 }

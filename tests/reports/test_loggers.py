@@ -389,10 +389,7 @@ def test_temperatures_are_named_in_the_order_of_layers():
     assert names == sorted(names) and names[-1] == "temperature/layer_10"
 
 
-LINES = [
-    {"step": 2, "loss": 3.5, "z_loss": [4.0, 5.0]},
-    {"step": 4, "validation_loss": 3.25},
-]
+LINES = [{"step": 2, "loss": 3.5, "z_loss": [4.0, 5.0]}, {"step": 4, "validation_loss": 3.25}]
 
 
 def run_of(method: str, model: str, output: Path) -> RunResult:

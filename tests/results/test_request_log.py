@@ -92,11 +92,7 @@ def test_a_damaged_line_is_a_missing_answer(path, damage):
 
 @pytest.mark.parametrize(
     "other",
-    [
-        HEADER | {"run_id": "b"},
-        HEADER | {"commit": "c0ffee"},
-        HEADER | {"versions": {"lm_eval": "2"}},
-    ],
+    [HEADER | {"run_id": "b"}, HEADER | {"commit": "c0ffee"}, HEADER | {"versions": {"lm_eval": "2"}}],
 )
 def test_another_header_is_never_served_nor_erased(path, other):
     log = ResponseLog(path, HEADER)

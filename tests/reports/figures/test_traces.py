@@ -106,11 +106,7 @@ def test_cost_is_by_core_experts(tmp_path):
     value = cells[0].results[0].scores("t")["acc,none"]
     assert list(
         rows[["core_experts", "flops", "plain_flops", "gain"]].fillna(-1).itertuples(index=False, name=None)
-    ) == [
-        (0, 1e9, 1e9, -1),
-        (2, 2e9, 1e9, value - 0.25),
-        (4, 3e9, 1e9, 0),
-    ]
+    ) == [(0, 1e9, 1e9, -1), (2, 2e9, 1e9, value - 0.25), (4, 3e9, 1e9, 0)]
     png, _ = write_flops(cell_table(*cells), tmp_path, "f", "T")
     assert png.exists()
     assert write_flops(cell_table(missing), tmp_path, "g", "T") == []

@@ -80,9 +80,7 @@ LOG = [{"loss": 4.0, "step": 20}, {"validation_loss": 9.0, "step": 20}, {"loss":
 
 def cells_of(label: str, setting: str, shared: str, folder):
     cells = design_cells(
-        label,
-        [[2.0, 2.0]],
-        coordinates={"method.regularizers": setting, "method.shared_experts": shared},
+        label, [[2.0, 2.0]], coordinates={"method.regularizers": setting, "method.shared_experts": shared}
     )
     for one in cells:
         results = (

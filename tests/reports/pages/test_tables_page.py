@@ -104,7 +104,7 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
     assert "paper" not in shown and "publish" not in shown
     assert texts(root.xpath("//tr/@data-state/..")[0].xpath("td[@class='state']")) == ["measured"]
     assert texts(root.xpath("//section[@aria-labelledby='summary']//th")) == [
-        *("experiment", "cells", "measured", "failed", "not run", "mine"),
+        *("experiment", "cells", "measured", "failed", "not run", "mine")
     ]
 
 

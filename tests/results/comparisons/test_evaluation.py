@@ -22,11 +22,7 @@ def test_a_result_of_lm_eval(tmp_path):
     better = {"t": {"acc": False}}
     arguments = {"model_args": {"pretrained": "/models/mine/", "dtype": "float32"}}
     file = write_log(
-        tmp_path,
-        {"t": LINES},
-        model_name="/models/mine/",
-        higher_is_better=better,
-        config=arguments,
+        tmp_path, {"t": LINES}, model_name="/models/mine/", higher_is_better=better, config=arguments
     )
     found = read_evaluation("b", tmp_path)
     assert (found.key, found.label, found.file) == ("b", "mine", file)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
-import zlib
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +52,10 @@ except MemoryError:
 """
 
 
-def png() -> bytes:
-    """One white pixel."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\x00\xff")) + chunk(b"IEND", b"")
+PNG = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
+)
+"""One white pixel."""
 
 
 def study_folder(folder: Path) -> Path:
@@ -73,7 +68,7 @@ def study_folder(folder: Path) -> Path:
         "number,value,params_layer_1,state\n0,2.5,0.0,COMPLETE\n1,,0.25,PRUNED\n"
     )
     (folder / "heatmap.csv").write_text("layer,toy\n0,0.0\n1,0.25\n2,0.0\n")
-    (folder / "heatmap.png").write_bytes(png())
+    (folder / "heatmap.png").write_bytes(PNG)
     line = {"doc_id": 3, "filter": "none", "arguments": {"gen_args_0": {"arg_0": "Q"}}, "target": "2"}
     line |= {"resps": [["two"]], "filtered_resps": ["2"], "metrics": ["acc"], "acc": 1.0}
     (folder / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
@@ -125,7 +120,7 @@ def test_trials_and_the_heatmap_can_be_read_back(logged):
         "profile"
     ) == 1
     images = list((study.folder / "files" / "media" / "images" / "figures").glob("heatmap*.png"))
-    assert [image.read_bytes() for image in images] == [png()]
+    assert [image.read_bytes() for image in images] == [PNG]
     assert study.table("tables/heatmap")["data"] == [[0, 0.0], [1, 0.25], [2, 0.0]]
 
 

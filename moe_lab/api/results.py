@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from moe_lab.api.shown import Shown, given, text
 from moe_lab.errors import ConfigError
-from moe_lab.reports.figures.differences import Difference, differences_figure
+from moe_lab.reports.figures.primitives import differences_figure
 from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
 from moe_lab.results.measured import interval, number
 from moe_lab.results.model import BASE
-from moe_lab.results.score_table import NO_COMPARISONS, Family
+from moe_lab.results.score_table import NO_COMPARISONS, Family, ScoreLine
+from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
 from moe_lab.runs.grid import grouped
 from moe_lab.runs.jobs import Job, distinct_runs
@@ -139,22 +140,22 @@ class Results(Shown, Sequence[dict[str, Any]]):
             differences_figure([self._difference(row, names) for row in rows.to_dict("records")])
         )
 
-    def _difference(self, row: dict[str, Any], names: Sequence[str]) -> Difference:
+    def _difference(self, row: dict[str, Any], names: Sequence[str]) -> ScoreLine:
         other = row["compared_with"]
         label = ", ".join(_setting(name, row[name]) for name in names if given(row[name]))
-        return Difference(
-            label=label if other == BASE else f"{label}, minus {other.replace('_', ' ')}",
+        score = Score(
+            model=row["model"],
+            method=row["method"],
             task=row["task"],
             metric=row["metric"],
+            run_id=row["run"],
             difference=row["difference"],
-            low=row["difference_low"],
-            high=row["difference_high"],
-            p=row["p_holm"] if given(row["p_holm"]) else None,
-            examples=int(row["examples"]) if given(row["examples"]) else None,
-            lower_is_better=any(
-                result.lower_is_better(row["task"], row["metric"]) for result in self._results
-            ),
+            difference_interval=(row["difference_low"], row["difference_high"]),
+            p_holm=row["p_holm"] if given(row["p_holm"]) else None,
+            n=int(row["examples"]) if given(row["examples"]) else None,
+            lower_is_better=any(one.lower_is_better(row["task"], row["metric"]) for one in self._results),
         )
+        return ScoreLine(score, label if other == BASE else f"{label}, minus {other.replace('_', ' ')}")
 
     def _names(self, frame: pd.DataFrame) -> list[str]:
         """The columns that name a run: its method, the settings that differ, and of several models the model."""

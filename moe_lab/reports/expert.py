@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 from moe_lab.metrics.intervals import Loss
 from moe_lab.metrics.registry import Intervention, counted_metrics, intervention_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
-from moe_lab.reports.terminal.layout import (
-    TextTable,
-    names,
-    numbers,
-    print_text_table,
-    text_table,
-)
+from moe_lab.reports.terminal.layout import TextTable, names, numbers, print_text_table, text_table
 from moe_lab.reports.terminal.results import HOLM, INTERVAL, P, run_labels
 from moe_lab.results.measured import interval, number
 from moe_lab.results.model import RunResult

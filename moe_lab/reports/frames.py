@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +24,11 @@ SHOWN_ELSEWHERE = ("model.name", "method.name", "task.name", "task.metric", "see
 """Settings that are columns already, or that repeat others."""
 WHOLE = ("seed", "seeds", "examples", "family", "to_right", "to_wrong")
 """Columns of whole numbers, of which some may be missing."""
-NUMBERS = (
-    *("value", "low", "high", "stderr", "std", "seed_low", "seed_high", "p", "p_holm"),
-    *("difference", "difference_low", "difference_high"),
-)
-"""Columns of other numbers, of which all may be missing."""
+VALUES = ("value", "low", "high", "stderr", "std", "seed_low", "seed_high")
+DIFFERENCES = ("difference", "difference_low", "difference_high")
 OF_CELLS = (
-    *("metric", "seeds", "examples", "value", "low", "high", "stderr", "std", "seed_low", "seed_high"),
-    *("compared_with", "difference", "difference_low", "difference_high"),
-    *("difference_over", "test", "p", "p_holm", "question", "family"),
-    "notes",
+    *("metric", "seeds", "examples", *VALUES, "compared_with", *DIFFERENCES),
+    *("difference_over", "test", "p", "p_holm", "question", "family", "notes"),
 )
 """Columns of the score table that a cell of an experiment's table has."""
 
@@ -48,17 +44,13 @@ def settings_of(
     flat = [_flat(recorded(config)) for config in asked]
     keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key not in SHOWN_ELSEWHERE]
     if not every:
-        keys = [key for key in keys if _differs(key, flat)]
+        options = {key: f"{key.partition('.')[0]}.name" if "." in key else "" for key in keys}
+        found = {
+            (key, repr(one.get(options[key])), repr(one[key])) for one in flat for key in keys if key in one
+        }
+        counts = Counter((key, option) for key, option, _ in found)
+        keys = [key for key in keys if any(counts[key, repr(one.get(options[key]))] > 1 for one in flat)]
     return [{key: one.get(key) for key in keys} for one in map(_flat, map(recorded, configs))]
-
-
-def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    option = f"{key.partition('.')[0]}.name" if "." in key else None
-    values: dict[str, set[str]] = {}
-    for one in settings:
-        if key in one:
-            values.setdefault(repr(one.get(option or "")), set()).add(repr(one[key]))
-    return any(len(own) > 1 for own in values.values())
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,19 +93,19 @@ def score_frame(
         more = {f"cost/{name}": value for name, value in result.cost.numbers.items() if value is not None}
         if measured and (content := expert_metrics_of(result)) is not None:
             more |= logged_values(content)
-        place = {"seed": result.seed, "run": result.stored_in.name}
         for score in (score for other in (BASE, *result.compared) for score in shown_scores(result, other)):
-            rows.append(_row(family.correct(score), settings[result.run_id], place) | more)
+            row = _row(family.correct(score), settings[result.run_id], result.seed, result.stored_in.name)
+            rows.append(row | more)
     for group in groups:
         if group.summary is not None and group.file is not None:
-            own = settings[group.results[0].run_id]
-            for other in (BASE, *group.results[0].compared):
-                mean = {"seed": None, "run": group.file.stem}
-                rows += [_row(family.correct(score), own, mean) for score in group.scores(other)]
-    frame = pd.DataFrame(rows)
-    return with_counts(frame, settings.values()).astype(
-        dict.fromkeys(WHOLE, "Int64") | dict.fromkeys(NUMBERS, "float64")
-    )
+            first = group.results[0]
+            scores = (score for other in (BASE, *first.compared) for score in group.scores(other))
+            rows += [
+                _row(family.correct(score), settings[first.run_id], run=group.file.stem) for score in scores
+            ]
+    # all of these may be missing in every row
+    types = dict.fromkeys(WHOLE, "Int64") | dict.fromkeys((*VALUES, *DIFFERENCES, "p", "p_holm"), "float64")
+    return with_counts(pd.DataFrame(rows), settings.values()).astype(types)
 
 
 def settings_by_run(
@@ -132,8 +124,9 @@ def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) ->
     return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
-def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("value", "low", "high", "stderr", "std", "seed_low", "seed_high")
+def _row(
+    score: Score, settings: Mapping[str, Any], seed: int | None = None, run: str | None = None
+) -> dict[str, Any]:
     columns, difference = flat(score), score.tested_interval or (None, None)
     right, wrong = score.flips or (None, None)
     return {
@@ -142,14 +135,12 @@ def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) ->
         **settings,
         "task": score.task,
         "metric": score.metric,
-        "seed": place["seed"],
+        "seed": seed,
         "seeds": score.seeds,
         "examples": score.n,
-        **{name: columns[name] for name in names},
+        **{name: columns[name] for name in VALUES},
         "compared_with": None if score.difference is None else score.other,
-        "difference": score.difference,
-        "difference_low": difference[0],
-        "difference_high": difference[1],
+        **dict(zip(DIFFERENCES, (score.difference, *difference), strict=True)),
         "difference_over": score.tested_over if score.tested_interval else None,
         "test": score.test,
         "p": score.p,
@@ -159,7 +150,7 @@ def _row(score: Score, settings: Mapping[str, Any], place: Mapping[str, Any]) ->
         "to_right": right,
         "to_wrong": wrong,
         "notes": " ".join(score.marks),
-        "run": place["run"],
+        "run": run,
     }
 
 
@@ -178,7 +169,7 @@ def table_frame(table: Table) -> pd.DataFrame:
     for row in table.shown:
         paper = {"published": row.published and row.published.fraction, "problem": row.problem}
         for score in [row.score, *row.compared.values()] if row.score or row.compared else [None]:
-            numbers = _row(score, {}, {"seed": None, "run": None}) if score else {}
+            numbers = _row(score, {}) if score else {}
             rows.append(row.coordinates | {name: numbers[name] for name in OF_CELLS if score} | paper)
     return pd.DataFrame(rows)
 
@@ -192,14 +183,9 @@ def example_frame(results: Sequence[RunResult], settings: Mapping[str, Mapping[s
 
     rows = []
     for result in results:
-        place = {
-            "model": result.model,
-            "method": result.method,
-            **settings[result.run_id],
-            "seed": result.seed,
-        }
+        run = {"model": result.model, "method": result.method, **settings[result.run_id], "seed": result.seed}
         for task, lines in read_samples(result).items():
-            rows += [place | row | {"run": result.stored_in.name} for row in _examples(result, task, lines)]
+            rows += [run | row | {"run": result.stored_in.name} for row in _examples(result, task, lines)]
     return with_counts(pd.DataFrame(rows), settings.values()).astype({"seed": "Int64"})
 
 
@@ -210,25 +196,17 @@ def _examples(result: RunResult, task: str, samples: Sequence[Sample]) -> Iterat
     values = metric_values(list(samples)).get(key, {})
     for sample in samples:
         if sample.filter == filter_name or key == "-":
-            yield (
-                {"task": task, "document": sample.document}
-                | _texts(sample, metric)
-                | {
-                    "score": values.get(sample.document),
-                    "metric": key,
-                }
-            )
+            place = {"task": task, "document": sample.document}
+            yield place | _texts(sample, metric) | {"score": values.get(sample.document), "metric": key}
 
 
 def _texts(sample: Sample, metric: str) -> dict[str, Any]:
     """Prompt, answer and target of a sample as texts; of choices the chosen one and the right one."""
-    answer, target = answer_of(sample, metric), str(sample.target)
+    answer = answer_of(sample, metric)
     if answer is None:  # a text that is scored as a whole
         prompt = sample.requests[0][0] if sample.requests else None
-        return {"prompt": prompt, "answer": None, "target": target}
+        return {"prompt": prompt, "answer": None, "target": str(sample.target)}
     if answer.text is not None:
-        return {"prompt": answer.prompt, "answer": answer.text, "target": target}
+        return {"prompt": answer.prompt, "answer": answer.text, "target": str(sample.target)}
     chosen = None if answer.picked is None else answer.choices[answer.picked].strip()
-    if target.isdecimal() and int(target) < len(answer.choices) > 1:
-        target = answer.choices[int(target)].strip()
-    return {"prompt": answer.prompt, "answer": chosen, "target": target}
+    return {"prompt": answer.prompt, "answer": chosen, "target": answer.target(sample)}

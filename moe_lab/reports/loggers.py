@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,23 @@ def open_logger(
     logger.finish(exit_code=0)
 
 
+def _guarded(log: Callable[..., None]) -> Callable[..., None]:
+    """A method of WandbLogger that never raises: no failure of a logger may cost a result. It is printed."""
+
+    @wraps(log)
+    def method(self: WandbLogger, *args: Any, **options: Any) -> None:
+        if self._failed:
+            return
+        try:
+            log(self, *args, **options)
+        except Exception as error:
+            self._failed = True
+            why = f"is logged no further ({_reason(error)})"
+            _print_once("failed", f"W&B: {self._name} {why}. Results are not affected.")
+
+    return method
+
+
 class WandbLogger(Logger):
     """Logs to one W&B run. No method raises.
 
@@ -103,15 +120,13 @@ class WandbLogger(Logger):
     def __init__(
         self, config: Config, kind: str, name: str, group: str | None, mode: str | None, folder: Path | None
     ):
-        self._config = config
-        self._kind, self._name, self._mode = kind, name, mode
+        self._config, self._kind, self._name, self._mode = config, kind, name, mode
         self._group = config.logger.group or os.environ.get("WANDB_RUN_GROUP") or group
-        settings = config.logger
-        self._project = settings.project or os.environ.get("WANDB_PROJECT", PROJECT)
+        project = config.logger.project or os.environ.get("WANDB_PROJECT", PROJECT)
         # the same run continues its W&B run; workers share a study, and each has a W&B run of its own
         own = None if kind == "study" else name[-MOST_OF_AN_ID:]
         self._id = os.environ.get("WANDB_RUN_ID") or own
-        self._place = {"entity": settings.entity, "project": self._project, "id": self._id}
+        self._place: dict[str, Any] = {"entity": config.logger.entity, "project": project, "id": self._id}
         self._record = folder and folder / RECORD
         self._failed = False
 
@@ -123,83 +138,67 @@ class WandbLogger(Logger):
         # online asked for: what was logged offline is logged again
         return self._mode != "online" or stored.get("mode") == "online"
 
+    @_guarded
     def begin(self) -> None:
-        self._guarded(lambda run: None)
+        self._run  # noqa: B018
 
+    @_guarded
     def log_results(self, result: RunResult) -> None:
-        def log(run: Any) -> None:
-            run.config.update({"run_id": result.run_id})
-            notes = map(str.lower, marks_of(result))
-            run.tags = tuple(dict.fromkeys((*(run.tags or ()), *notes)))
-            run.log(scores(result))
-            if result.tuning:
-                run.summary.update(by_layer(result.report.get("temperatures") or []))
-            for task, frame in sample_frames(result).items():
-                run.log({f"samples/{task}": _table(frame)})
-            run.define_metric("training/*", step_metric="training/step")
-            for line in training_lines(result):
-                run.log(line)
-            if (content := expert_metrics_of(result)) is not None:
-                run.log(logged_values(content) | {"expert/layers": _table(layer_frame(content))})
+        run = self._run
+        run.config.update({"run_id": result.run_id})
+        notes = map(str.lower, marks_of(result))
+        run.tags = tuple(dict.fromkeys((*(run.tags or ()), *notes)))
+        run.log(scores(result))
+        if result.tuning:
+            run.summary.update(by_layer(result.report.get("temperatures") or []))
+        for task, frame in sample_frames(result).items():
+            run.log({f"samples/{task}": _table(frame)})
+        run.define_metric("training/*", step_metric="training/step")
+        for line in training_lines(result):
+            run.log(line)
+        if (content := expert_metrics_of(result)) is not None:
+            run.log(logged_values(content) | {"expert/layers": _table(layer_frame(content))})
+        if self._record is not None:
+            write_json(self._record, self._place | {"mode": run.settings.mode})
 
-        self._guarded(log)
-        if self._record is not None and not self._failed:
-            write_json(self._record, self._place | {"mode": self._run.settings.mode})
-
+    @_guarded
     def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
-        def log(run: Any) -> None:
-            for metric in ("value", "temperature/*"):
-                run.define_metric(metric, step_metric="trial")
-            scored = {} if value is None else {"value": value}
-            run.log({"trial": number, "state": state} | scored | by_layer(temperatures))
+        for metric in ("value", "temperature/*"):
+            self._run.define_metric(metric, step_metric="trial")
+        scored = {} if value is None else {"value": value}
+        self._run.log({"trial": number, "state": state} | scored | by_layer(temperatures))
 
-        self._guarded(log)
-
+    @_guarded
     def log_study(self, folder: Path) -> None:
-        def log(run: Any) -> None:
-            import pandas as pd
+        import pandas as pd
 
-            study, best = (read_mapping(folder / name) or {} for name in ("study.json", "best.yaml"))
-            run.config.update({"study": study})
-            names = ("score", "untuned_score", "trial", "trials", "temperature")
-            found = {name: best[name] for name in names} | (best.get("settings") or {})
-            run.summary.update({f"best/{name}": value for name, value in found.items()})
-            run.log({"trials": _table(pd.read_csv(folder / "trials.csv"))})
-            run.log_artifact(folder / "best.yaml", name=self._name, type="profile")
+        study, best = (read_mapping(folder / name) or {} for name in ("study.json", "best.yaml"))
+        self._run.config.update({"study": study})
+        names = ("score", "untuned_score", "trial", "trials", "temperature")
+        found = {name: best[name] for name in names} | (best.get("settings") or {})
+        self._run.summary.update({f"best/{name}": value for name, value in found.items()})
+        self._run.log({"trials": _table(pd.read_csv(folder / "trials.csv"))})
+        self._run.log_artifact(folder / "best.yaml", name=self._name, type="profile")
 
-        self._guarded(log)
-
+    @_guarded
     def log_table(self, name: str, frame: pd.DataFrame) -> None:
-        self._guarded(lambda run: run.log({f"tables/{name}": _table(frame)}))
+        self._run.log({f"tables/{name}": _table(frame)})
 
+    @_guarded
     def log_figure(self, path: Path) -> None:
-        def log(run: Any) -> None:
-            import pandas as pd
-            import wandb
+        import pandas as pd
+        import wandb
 
-            if path.suffix == ".csv":
-                run.log({f"tables/{path.stem}": _table(pd.read_csv(path))})
-            else:
-                run.log({f"figures/{path.stem}": wandb.Image(str(path))})
+        if path.suffix == ".csv":
+            self._run.log({f"tables/{path.stem}": _table(pd.read_csv(path))})
+        else:
+            self._run.log({f"figures/{path.stem}": wandb.Image(str(path))})
 
-        self._guarded(log)
-
+    @_guarded
     def finish(self, exit_code: int) -> None:
         """End the W&B run, if one was begun."""
         if "_run" in self.__dict__:
-            self._guarded(lambda run: run.finish(exit_code=exit_code))
-
-    def _guarded(self, action: Callable[[Any], None]) -> None:
-        if self._failed:
-            return
-        try:
-            action(self._run)
-        except Exception as error:  # no failure of a logger may cost a result; it is printed
-            self._failed = True
-            reason = _reason(error)
-            _print_once(
-                "failed", f"W&B: {self._name} is logged no further ({reason}). Results are not affected."
-            )
+            self._run.finish(exit_code=exit_code)
 
     @cached_property
     def _run(self) -> Any:
@@ -207,10 +206,9 @@ class WandbLogger(Logger):
         folder = Path(os.environ.get("WANDB_DIR") or self._config.output_dir).absolute()
         # W&B is to write under `folder` alone, and to send no error reports
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
-        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        os.environ.setdefault("WANDB_SILENT", "true")
+        folders = {f"WANDB_{name}_DIR": str(folder / "wandb" / name.lower()) for name in ("DATA", "CACHE")}
+        for name, value in folders.items() | {("WANDB_ERROR_REPORTING", "false"), ("WANDB_SILENT", "true")}:
+            os.environ.setdefault(name, value)
         mode, why = self._mode or "online", ""
         if mode == "online" and "offline" in _printed:  # wait for the server once per process
             mode = "offline"
@@ -224,25 +222,21 @@ class WandbLogger(Logger):
             except Exception as error:  # printed below; the run is logged offline
                 mode, why = "offline", f" ({_reason(error)})"
         run = self._init(mode, folder)
-        _print_once(
-            "offline", f"W&B: logged offline{why}. To upload: wandb sync {folder}/wandb/offline-run-*"
-        )
+        upload = f"wandb sync {folder}/wandb/offline-run-*"
+        _print_once("offline", f"W&B: logged offline{why}. To upload: {upload}")
         return run
 
     def _init(self, mode: Any, folder: Path) -> Any:
         import wandb
 
-        settings = self._config.logger
         return wandb.init(
             mode=mode,
-            project=self._project,
-            entity=settings.entity,
-            id=self._id,
+            **self._place,
             resume="allow",
             name=self._name,
             group=self._group,
             job_type=self._kind,
-            tags=settings.tags or None,
+            tags=self._config.logger.tags or None,
             config=plain(recorded(self._config)),
             allow_val_change=True,
             dir=str(folder),
@@ -274,10 +268,8 @@ def scores(result: RunResult) -> dict[str, object]:
     first = result.requested[0]
     task = first if len(result.requested) == 1 and result.scores(first) else result.tasks[0]
     if (metric := result.metric) is not None:
-        values |= {
-            "score": result.scores(task).get(metric),
-            "difference": result.paired(task, metric).difference,
-        }
+        paired = result.paired(task, metric)
+        values |= {"score": result.scores(task).get(metric), "difference": paired.difference}
     values |= {
         f"baseline/{task}/{key}": value
         for task in result.tasks
@@ -317,12 +309,9 @@ def training_lines(result: RunResult) -> list[dict[str, object]]:
     """
     folder, lines = model_folder(result), list[dict[str, object]]()
     for line in (folder and read_lines(folder / "log.jsonl")) or []:
-        flat: dict[str, object] = {}
-        for name, value in line.items():
-            if isinstance(value, list):
-                flat |= {f"training/{name}/layer_{layer}": number for layer, number in enumerate(value)}
-            else:
-                flat[f"training/{name}"] = value
+        flat = {f"training/{name}": value for name, value in line.items() if not isinstance(value, list)}
+        by_layer = {name: value for name, value in line.items() if isinstance(value, list)}
+        flat |= {f"training/{name}/layer_{i}": n for name, own in by_layer.items() for i, n in enumerate(own)}
         lines.append(flat)
     return lines
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from moe_lab.results.model import RunResult
+
+Value = TypeVar("Value", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,26 @@ def command(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> str:
     """The command line of some overrides, quoted for a shell; `config_dirs` are the folders of `--config-dir`."""
     flags = [part for folder in config_dirs for part in ("--config-dir", folder)]
     return shlex.join(["python", "-m", "moe_lab", *flags, *overrides])
+
+
+def not_shared(
+    values: Sequence[Collection[Value]], groups: Sequence[Hashable] | None = None
+) -> list[list[Value]]:
+    """Of each collection, for example the overrides of a run, the values that not all collections of its group have.
+
+    Args:
+        groups: the group of each collection; by default all are one group.
+    """
+    places = groups or [None] * len(values)
+    shared = {
+        place: set.intersection(
+            *(set(own) for own, other in zip(values, places, strict=True) if other == place)
+        )
+        for place in places
+    }
+    return [
+        [one for one in own if one not in shared[place]] for own, place in zip(values, places, strict=True)
+    ]
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -55,9 +55,8 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"{self.path} cannot be made: {error.strerror}. Choose another output_dir=."
-            ) from error
+            why = f"{self.path} cannot be made: {error.strerror}"
+            raise ConfigError(f"{why}. Choose another output_dir=.") from error
         try:
             lock = acquire(self.path / ".lock")
         except OSError as error:
@@ -67,10 +66,8 @@ class RunFolder:
         try:
             with writing(self.path):
                 tidy(self.path)
-                since = datetime.now(UTC).isoformat(timespec="seconds")
-                (self.path / HOLDER).write_text(
-                    f"process {os.getpid()} on {socket.gethostname()} since {since}"
-                )
+                since = f"since {datetime.now(UTC).isoformat(timespec='seconds')}"
+                (self.path / HOLDER).write_text(f"process {os.getpid()} on {socket.gethostname()} {since}")
             yield
         finally:
             lock.release()
@@ -119,16 +116,17 @@ def check_writable(output_dir: str) -> None:
     folder = Path(output_dir).absolute()
     while not folder.exists():
         folder = folder.parent
-    if not folder.is_dir():
-        raise ConfigError(f"output_dir={output_dir}: {folder} is a file. Choose another output_dir=.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"output_dir={output_dir}: {folder} is not writable. Choose another output_dir=.")
-    free = shutil.disk_usage(folder).free
-    if free < LEAST_FREE_BYTES:
-        raise ConfigError(
-            f"output_dir={output_dir}: {free / 2**20:.0f} MiB are free on its disk, "
-            f"{LEAST_FREE_BYTES / 2**20:.0f} MiB are needed. Free some, or choose another output_dir=."
-        )
+    free, least = shutil.disk_usage(folder).free, LEAST_FREE_BYTES
+    choose = "choose another output_dir=."
+    space = f"{free / 2**20:.0f} MiB are free on its disk, {least / 2**20:.0f} MiB are needed. Free some, or {choose}"
+    problems = {
+        f"{folder} is a file. {choose.capitalize()}": not folder.is_dir(),
+        f"{folder} is not writable. {choose.capitalize()}": not os.access(folder, os.W_OK | os.X_OK),
+        space: free < least,
+    }
+    for problem, holds in problems.items():
+        if holds:
+            raise ConfigError(f"output_dir={output_dir}: {problem}")
 
 
 # Artifacts that runs share: a trained model, an adapter, a set of references, a profile
@@ -151,12 +149,8 @@ class Artifact:
 
     def stored(self) -> dict[str, Any] | None:
         """The record; None if it has to be made."""
-        content = whole_mapping(self.folder / self.record)
-        return (
-            content
-            if content is not None and content.get("id") == self.id and self.is_whole(content)
-            else None
-        )
+        content = whole_mapping(self.folder / self.record) or {}
+        return content if content.get("id") == self.id and self.is_whole(content) else None
 
     def is_whole(self, content: dict[str, Any]) -> bool:
         """Whether the record has its keys, and the other files exist."""

@@ -19,8 +19,7 @@ from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import LeaseLostError
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import check_lease
-from moe_lab.results.shapes import typed
-from moe_lab.results.stored_files import free_name
+from moe_lab.results.stored_files import free_name, typed
 
 # The log of answered requests: one line each, appended and flushed at once. A restart replays it
 #

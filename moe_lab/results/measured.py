@@ -35,9 +35,9 @@ def interval(bounds: Sequence[float] | None, sign: bool = False) -> str:
     return f"[{low}, {high}]" if low and high else ""
 
 
-def bounds_text(bounds: Interval | None, sign: str = "") -> str:
-    """` [low, high]`, or nothing."""
-    return "" if bounds is None else f" [{bounds[0]:{sign}.4f}, {bounds[1]:{sign}.4f}]"
+def bounds_text(bounds: Interval | None, sign: str = "", name: str = "") -> str:
+    """`<name> [low, high]`, or nothing."""
+    return "" if bounds is None else f"{name} [{bounds[0]:{sign}.4f}, {bounds[1]:{sign}.4f}]"
 
 
 class Measured:

@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.results import statistics
-from moe_lab.results.identity import DECISIVE, SCHEMA_VERSION, versions
+from moe_lab.results.identity import SCHEMA_VERSION, decisive_versions
 from moe_lab.results.measured import Interval, Paired, limits
 from moe_lab.results.rounding import Rounding
-from moe_lab.results.shapes import Results, leaves, misfit, report_key
-from moe_lab.results.stored_files import DamagedError, damaged, parsed_once
+from moe_lab.results.stored_files import (
+    DamagedError,
+    Results,
+    damaged,
+    leaves,
+    misfit,
+    parsed_once,
+    report_key,
+)
 
 Block = Mapping[str, Any]
 """A part of a results.json."""
@@ -146,9 +153,11 @@ class RunResult(Mapping[str, Any]):
     def method_config(self) -> Block:
         """The method's keys; those of `lora` as `lora.r` and so on."""
         given = self._block["method"].get("config") or {}
-        groups = {key: value for key, value in given.items() if isinstance(value, dict)}
-        inner = {f"{key}.{name}": value for key, group in groups.items() for name, value in group.items()}
-        return {key: value for key, value in given.items() if key not in groups} | inner
+        own = {key: value for key, value in given.items() if not isinstance(value, dict)}
+        groups = {key: value for key, value in given.items() if key not in own}
+        return own | {
+            f"{key}.{name}": value for key, group in groups.items() for name, value in group.items()
+        }
 
     @property
     def requested(self) -> list[str]:
@@ -190,12 +199,8 @@ class RunResult(Mapping[str, Any]):
     @property
     def version_notes(self) -> list[str]:
         """A note for each decisive package with another version now: "made with lm_eval 0.4.12, now 0.4.13"."""
-        now = versions()
-        return [
-            f"made with {name} {self.versions.get(name)}, now {now[name]}"
-            for name in DECISIVE
-            if self.versions.get(name) != now[name]
-        ]
+        pairs = {name: (self.versions.get(name), now) for name, now in decisive_versions().items()}
+        return [f"made with {name} {then}, now {now}" for name, (then, now) in pairs.items() if then != now]
 
     @property
     def older_intervals(self) -> bool:
@@ -251,17 +256,14 @@ class RunResult(Mapping[str, Any]):
     @cached_property
     def cost(self) -> Cost:
         block = self._block.get("cost") or {}
-        kept = {
-            name: block.get(name) for name in Cost.__dataclass_fields__ if name not in ("seconds", "numbers")
-        }
-        return Cost(seconds=block.get("wall_seconds"), numbers=block, **kept)
+        kept = {name: block.get(name) for name in Cost.__dataclass_fields__}
+        return Cost(**kept | {"seconds": block.get("wall_seconds"), "numbers": block})
 
     @cached_property
     def judges(self) -> dict[str, Judge]:
-        found = self._block.get("judges", {})
         return {
             name: Judge(metrics=one["metrics"], toy=bool(one.get("toy")), tasks=one.get("tasks", {}))
-            for name, one in found.items()
+            for name, one in self._block.get("judges", {}).items()
         }
 
     @property

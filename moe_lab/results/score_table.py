@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,10 @@ class Family:
         known = {one: p for one, p in {**p_values, **(measured or {})}.items() if p is not None}
         corrected: dict[Comparison, float] = {}
         for question in dict.fromkeys(asked[one] for one in known):
-            own = [one for one in known if asked[one] == question]
-            p_holm = [p for p in holm([known[one] for one in own]) if p is not None]
-            corrected |= dict(zip(own, p_holm, strict=True))
+            own = {one: p for one, p in known.items() if asked[one] == question}
+            corrected |= {
+                one: p for one, p in zip(own, holm(list(own.values())), strict=True) if p is not None
+            }
         return cls(corrected, {one: asked[one] for one in corrected})
 
     @cached_property
@@ -69,9 +70,8 @@ class Family:
         A comparison outside of the families gets none, such as that of one seed.
         """
         question = self.questions.get(score.comparison)
-        family = None if question is None else self.tests[question]
-        p = self.corrected.get(score.comparison)
-        return replace(score, p_holm=p, question=question, family=family)
+        family = self.tests[question] if question else None
+        return replace(score, p_holm=self.corrected.get(score.comparison), question=question, family=family)
 
     @property
     def note(self) -> str:
@@ -91,6 +91,29 @@ def _question(comparison: Comparison, controls: Container[str]) -> str:
 
 
 NO_COMPARISONS = Family({}, {})
+
+
+@dataclass(frozen=True)
+class ScoreLine:
+    """A score in a view of a command: that of a run, or the mean over its seeds."""
+
+    score: Score
+    label: str
+    """The settings of the run."""
+    seeds: str = ""
+    """Of a mean the number of seeds, and of studies."""
+    compared: Mapping[str, Score] = field(default_factory=dict)
+    """Comparisons with other runs than the base model's, by name."""
+
+    @property
+    def scores(self) -> list[Score]:
+        """Compared with base, then with the other runs."""
+        return [self.score, *self.compared.values()]
+
+    @property
+    def name(self) -> str:
+        settings = f" ({self.label})" if self.label else ""
+        return f"{self.score.method} on {self.score.task}{settings}"
 
 
 @dataclass(frozen=True)
@@ -184,12 +207,8 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     differences = [score.difference for score in scores if score.difference is not None]
     spread = over_seeds(values) if len(values) == len(scores) else Spread()
     moved = over_seeds(differences) if len(differences) == len(scores) else Spread()
-    tests = (
-        mean.get("difference_p_documents"),
-        p_over_seeds(differences),
-    )
-    known = [p for p in tests if p is not None and moved.mean is not None]
-    larger = max(known, default=None)
+    tests = (mean.get("difference_p_documents"), p_over_seeds(differences))
+    larger = max((p for p in tests if p is not None and moved.mean is not None), default=None)
     equal = bool(mean.get("equal"))
     return replace(
         first,
@@ -230,7 +249,7 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
         return None
     first, equal = known[0], all(score.equal for score in known)
     differences = [score.difference for score in known]
-    errors = [score.stderr for score in known if score.stderr is not None]
+    errors = [score.stderr for score in known if score.stderr is not None]  # of independent tasks
     difference = _mean(differences)
     over_documents = _mean_interval(differences, [score.difference_interval for score in known])
     over_both = _mean_interval(differences, [score.difference_both_interval for score in known])
@@ -243,9 +262,7 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
         n=sum(score.n or 0 for score in known),
         seeds=first.seeds,
         value=_mean(values),
-        stderr=math.hypot(*errors) / len(known)
-        if len(errors) == len(known)
-        else None,  # of independent tasks
+        stderr=math.hypot(*errors) / len(known) if len(errors) == len(known) else None,
         interval=_mean_interval(values, [score.interval for score in known]),
         baseline=_mean([score.baseline for score in known]),
         difference=difference,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moe_lab.results.measured import Paired
 from moe_lab.results.model import BASE, Block, RunResult
 from moe_lab.results.samples import reported
 from moe_lab.results.significance import ALPHA
@@ -32,7 +33,6 @@ MARKS = {
     "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
 }
 """Notes that follow every number of such a run, with their meaning."""
-
 
 PART, EQUAL = "part", "equal"
 BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not significant"
@@ -141,6 +141,10 @@ class Score:
         return self.run_id, self.task, self.metric, self.other
 
 
+NO_SCORE = Score(model="", method="", task="", metric="", run_id="")
+"""A score without numbers."""
+
+
 def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -> list[Score]:
     """The scores of a run, one per group and task: its headline metric, or `metric` (lm-eval's `metric,filter`).
 
@@ -151,22 +155,24 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
         other: the run that they are compared with: the base model's, or another one of `RunResult.compared`.
     """
     names = dict.fromkeys([*result.requested, *result.groups, *result.tasks])
-    scores = [
-        _named_score(result, name, metric or result.metric, other) for name in names if result.evaluated(name)
-    ]
+    metric = metric or result.metric
+    scores = []
+    for name in (name for name in names if result.evaluated(name)):
+        score = _score(result, name, metric, other)
+        # the documents of a group are one sample where its score is their mean
+        parts = [] if name in result.samples else result.tasks_of(name)
+        of_parts = pooled(score, [_score(result, task, metric, other) for task in parts]) if parts else None
+        scores.append(of_parts or score)
     # a group that was asked for, whose score is over all its documents as one sample
-    wholes = [
-        one.task
-        for one in scores
-        if one.task in result.requested and one.task not in result.samples and one.interval is not None
-    ]
-    whole = {task for name in wholes for task in result.tasks_of(name)}
-    return [
-        replace(one, p_mcnemar=None, p_randomization=None, marks=(*one.marks, PART))
-        if whole and one.task not in result.requested and whole.issuperset(result.tasks_of(one.task))
-        else one
-        for one in scores
-    ]
+    asked = [one.task for one in scores if one.task in result.requested and one.interval is not None]
+    whole = {task for name in asked if name not in result.samples for task in result.tasks_of(name)}
+
+    def of_whole(score: Score) -> Score:
+        if not whole or score.task in result.requested or not whole.issuperset(result.tasks_of(score.task)):
+            return score
+        return replace(score, p_mcnemar=None, p_randomization=None, marks=(*score.marks, PART))
+
+    return list(map(of_whole, scores))
 
 
 def empty_score(result: RunResult, metric: str) -> Score:
@@ -222,14 +228,6 @@ def _tuned_elsewhere(result: RunResult) -> bool:
     return other or tuned["model"] != result.model
 
 
-def _named_score(result: RunResult, name: str, metric: str | None, other: str) -> Score:
-    """The score of a task or a group. The documents of a group are one sample where its score is their mean."""
-    score = _score(result, name, metric, other)
-    if name in result.samples:
-        return score
-    return pooled(score, [_score(result, task, metric, other) for task in result.tasks_of(name)]) or score
-
-
 def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
     """The score of a group, over the documents of its tasks as one sample of right and wrong answers.
 
@@ -262,7 +260,7 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
     scores = result.scores(task)
     metric = headline(scores, metric)
     paired = result.paired(task, metric, other)
-    return Score(
+    score = Score(
         model=result.model,
         method=result.method,
         task=task,
@@ -273,15 +271,23 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
         stderr=_number(scores.get(metric.replace(",", "_stderr,", 1))),
         interval=result.interval(task, metric),
         baseline=_number(result.other_scores(task, other).get(metric)),
+        other=other,
+        lower_is_better=result.lower_is_better(task, metric),
+        marks=(*marks_of(result, task, metric), *[EQUAL] * paired.equal),
+    )
+    return compared(score, paired)
+
+
+def compared(score: Score, paired: Paired) -> Score:
+    """The score with its difference to another run."""
+    return replace(
+        score,
         difference=_number(paired.difference),
         difference_interval=paired.interval,
         equal=paired.equal,
         p_mcnemar=_number(paired.p_mcnemar),
         p_randomization=_number(paired.p_permutation),
-        other=other,
         flips=paired.changed,
-        lower_is_better=result.lower_is_better(task, metric),
-        marks=(*marks_of(result, task, metric), *[EQUAL] * paired.equal),
     )
 
 
@@ -295,10 +301,10 @@ def headline(scores: Block, metric: str | None) -> str:
 
 def _documents(result: RunResult, name: str, metric: str) -> int:
     """Documents of a task, or of all tasks of a group; of a judge's metric those that have a verdict."""
-    judged = [
-        j.tasks[name]["judged"] for j in result.judges.values() if metric in j.metrics and name in j.tasks
-    ]
-    return judged[0] if judged else sum(len(result.samples[task]) for task in result.tasks_of(name))
+    for judge in result.judges.values():
+        if metric in judge.metrics and name in judge.tasks:
+            return int(judge.tasks[name]["judged"])
+    return sum(len(result.samples[task]) for task in result.tasks_of(name))
 
 
 def _number(value: Any) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import eq, gt
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,6 @@ from moe_lab.results.statistics import (
     likelihood_terms,
     mcnemar,
 )
-
-# Whether a difference is statistically significant: tests over documents and over seeds, and Holm's correction
 
 ALPHA = 0.05
 """A difference is significant where its corrected p is below this."""
@@ -85,11 +84,10 @@ def randomization_test(
     """
     if aggregate is not None and (both := log_likelihoods(values, baseline, aggregate)):
         return randomization_test(*both)
-    differences = (
-        _swapped_sums(values, baseline)
-        if aggregate is None
-        else np.array(list(_swapped_differences(values, baseline, aggregate)))
-    )
+    if aggregate is None:
+        differences = _swapped_sums(values, baseline)
+    else:
+        differences = np.array(list(_swapped_differences(values, baseline, aggregate)))
     observed, swapped = abs(differences[0]), np.abs(differences[1:])
     rounding = 1e-12 * max(observed, float(swapped.max(initial=0.0)))
     return float((1 + np.sum(~(swapped < observed - rounding))) / len(differences))  # 1 where a value is NaN
@@ -171,27 +169,18 @@ def crossed_mean(values_SN: np.ndarray) -> CrossedMean | None:
     of_seeds_S, of_examples_N = values_SN.mean(axis=1), values_SN.mean(axis=0)
     rest_SN = values_SN - of_seeds_S[:, None] - of_examples_N[None, :] + mean
     df = np.array([seeds - 1, examples - 1, (seeds - 1) * (examples - 1)])
-    squares = np.array(
-        [
-            examples * ((of_seeds_S - mean) ** 2).sum(),
-            seeds * ((of_examples_N - mean) ** 2).sum(),
-            (rest_SN**2).sum(),
-        ]
-    )
-    rest = squares[2] / df[2]
-    of_seeds, of_examples = (
-        max(square / free, rest) for square, free in zip(squares[:2], df[:2], strict=True)
-    )
-    parts = np.array([of_seeds, of_examples, -rest])
+    of_seeds = examples * ((of_seeds_S - mean) ** 2).sum() / df[0]
+    of_examples = seeds * ((of_examples_N - mean) ** 2).sum() / df[1]
+    rest = (rest_SN**2).sum() / df[2]
+    parts = np.array([max(of_seeds, rest), max(of_examples, rest), -rest])
     total = float(parts.sum())
     if total <= 0:
         return CrossedMean(mean, (mean, mean), 1.0 if mean == 0 else 0.0, float(df[0]))
     degrees = total**2 / float((parts**2 / df).sum())
     error = (total / values_SN.size) ** 0.5
     half = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
-    return CrossedMean(
-        mean, (mean - half, mean + half), float(2 * stdtr(degrees, -abs(mean) / error)), degrees
-    )
+    p = float(2 * stdtr(degrees, -abs(mean) / error))
+    return CrossedMean(mean, (mean - half, mean + half), p, degrees)
 
 
 # The difference between two runs over the same documents, with its interval and its test
@@ -223,15 +212,10 @@ def paired(
         interval=interval_of_difference([values], [baseline], aggregate),
     )
     if aggregate is None and is_binary(values) and is_binary(baseline):
-        right, wrong = (
-            sum(mine > theirs for mine, theirs in zip(*pair, strict=True))
-            for pair in ((values, baseline), (baseline, values))
-        )
-        if lower_is_better:
-            right, wrong = wrong, right
+        up, down = (sum(map(gt, *pair)) for pair in ((values, baseline), (baseline, values)))
+        right, wrong = (down, up) if lower_is_better else (up, down)
         return replace(found, p_mcnemar=mcnemar(right, wrong), to_right=right, to_wrong=wrong)
-    if equal is None:
-        equal = [mine == theirs for mine, theirs in zip(values, baseline, strict=True)]
+    equal = list(map(eq, values, baseline)) if equal is None else equal
     if all(equal):
         return replace(found, equal=True)
     tied = [mine if tie else theirs for mine, theirs, tie in zip(values, baseline, equal, strict=True)]

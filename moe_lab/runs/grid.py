@@ -43,7 +43,7 @@ def run_grid(configs: Sequence[Config]) -> int:
 
 def _run(configs: Sequence[Config]) -> int:
     from moe_lab.models.memory import ModelPool
-    from moe_lab.reports.terminal.study import print_studies
+    from moe_lab.reports.terminal.results import print_studies
 
     if any(issubclass(get_method(config.method.name), ModelMaker) for config in configs):
         return train(configs)

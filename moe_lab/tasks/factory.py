@@ -27,8 +27,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line, reading
 from moe_lab.models.hub import commit_of, explain
-from moe_lab.results.code import code_digest
-from moe_lab.results.identity import UNNAMED, module_digest
+from moe_lab.results.identity import UNNAMED, code_digest, module_digest
 from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id

@@ -7,7 +7,6 @@ from typing import Any
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports import expert
 from moe_lab.reports.expert import expert_table, explained, lost_p_values
-from moe_lab.reports.terminal.layout import print_text_table
 from moe_lab.results.score_table import Family
 
 
@@ -34,11 +33,7 @@ METRICS: dict[str, Any] = {
         "prefill": None,
         "decode": None,
     },
-    "collaboration": {
-        "all": {"value": 2.5, "ci95": None, "maximum": 3.0},
-        "prefill": None,
-        "decode": None,
-    },
+    "collaboration": {"all": {"value": 2.5, "ci95": None, "maximum": 3.0}, "prefill": None, "decode": None},
     "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3), "u": loss(0.4)}}},
     "specialization": None,
 }
@@ -84,24 +79,3 @@ def test_without_a_baseline_there_is_no_difference():
         "",
         "",
     )
-
-
-def test_the_table_of_several_runs_and_tasks_has_all_numbers(capsys):
-    difference = {"capacity/most/tasks/u/acc,none": {"difference": -0.2, "ci95": [-0.3, -0.1]}}
-    found = lines(METRICS | {"differences": {"baseline": difference}})
-    runs = [("deepseek-moe", "finetune-freeze", "method.schedule=none-router", "arc_challenge,openbookqa")]
-    rows = [(*run, *line) for run in [*runs, ("tiny", "base", "", "toy_choice")] for line in found]
-    family = family_of(METRICS)
-    print_text_table(expert_table(rows, family), explained(family))
-    out = capsys.readouterr().out
-    for text in (
-        "-0.2000",
-        "3.5000",
-        "0.5000 to",
-        "0.4800",
-        "Collaboration",
-        "activated",
-        "challenge",
-        "freeze",
-    ):
-        assert text in out, text

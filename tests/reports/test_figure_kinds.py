@@ -50,9 +50,7 @@ def loaded(folder: Path) -> Experiment:
     return load_experiment("t", file)
 
 
-def test_a_kind_of_the_registry_is_accepted_drawn_and_listed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_kind_of_the_registry_is_accepted_drawn_and_listed(monkeypatch, tmp_path):
     module = ModuleType("moe_lab.reports.figures.dots")
     module.write_dots = write_dots  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -70,20 +68,18 @@ def test_a_kind_of_the_registry_is_accepted_drawn_and_listed(
     assert "t-tiny-dots.png" in write_index(folder).read_text()
 
 
-def test_a_kind_that_is_not_in_the_registry_is_refused(tmp_path: Path) -> None:
+def test_a_kind_that_is_not_in_the_registry_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="figure=dots is unknown"):
         loaded(tmp_path)
 
 
-def test_the_documentation_names_the_files_of_a_kind() -> None:
+def test_the_documentation_names_the_files_of_a_kind():
     page = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
     text = page.read_text(encoding="utf-8")
-    assert (
-        "`write_<kind>(data, folder, stem, title)`" in text
-        and "`moe_lab/reports/papers/experiment.py`" in text
-    )
+    assert "`write_<kind>(data, folder, stem, title)`" in text
+    assert "`moe_lab/reports/papers/experiment.py`" in text
 
 
-def test_the_kinds_that_methods_declare_are_drawn_from_traces() -> None:
+def test_the_kinds_that_methods_declare_are_drawn_from_traces():
     declared = {kind for name in method_names() for kind in get_method(name).figures}
     assert {FIGURES[kind][0] for kind in declared} == {"traces"}

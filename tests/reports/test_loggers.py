@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
-import zlib
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +52,10 @@ except MemoryError:
 """
 
 
-def png() -> bytes:
-    """One white pixel."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\x00\xff")) + chunk(b"IEND", b"")
+PNG = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
+)
+"""One white pixel."""
 
 
 def study_folder(folder: Path) -> Path:
@@ -73,7 +68,7 @@ def study_folder(folder: Path) -> Path:
         "number,value,params_layer_1,state\n0,2.5,0.0,COMPLETE\n1,,0.25,PRUNED\n"
     )
     (folder / "heatmap.csv").write_text("layer,toy\n0,0.0\n1,0.25\n2,0.0\n")
-    (folder / "heatmap.png").write_bytes(png())
+    (folder / "heatmap.png").write_bytes(PNG)
     line = {"doc_id": 3, "filter": "none", "arguments": {"gen_args_0": {"arg_0": "Q"}}, "target": "2"}
     line |= {"resps": [["two"]], "filtered_resps": ["2"], "metrics": ["acc"], "acc": 1.0}
     (folder / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
@@ -111,7 +106,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Logged],
 
 
 @pytest.mark.slow
-def test_trials_can_be_read_back(logged: tuple[dict[str, Logged], str, Path]) -> None:
+def test_trials_and_the_heatmap_can_be_read_back(logged):
     study = logged[0]["study-1"]
     trials = [item for item in study.history if "trial" in item]
     assert [item["trial"] for item in trials] == [0, 1]
@@ -124,20 +119,13 @@ def test_trials_can_be_read_back(logged: tuple[dict[str, Logged], str, Path]) ->
     assert [record["artifact"]["type"] for record in study.records if record["type"] == "artifact"].count(
         "profile"
     ) == 1
-
-
-@pytest.mark.slow
-def test_the_heatmap_is_an_image_and_a_table(logged: tuple[dict[str, Logged], str, Path]) -> None:
-    study = logged[0]["study-1"]
     images = list((study.folder / "files" / "media" / "images" / "figures").glob("heatmap*.png"))
-    assert [image.read_bytes() for image in images] == [png()]
+    assert [image.read_bytes() for image in images] == [PNG]
     assert study.table("tables/heatmap")["data"] == [[0, 0.0], [1, 0.25], [2, 0.0]]
 
 
 @pytest.mark.slow
-def test_results_samples_and_configuration_can_be_read_back(
-    logged: tuple[dict[str, Logged], str, Path],
-) -> None:
+def test_results_samples_and_configuration_can_be_read_back(logged):
     run = logged[0]["run-1"]
     assert run.summary["summary"]["toy/acc,none"] == 0.5 and run.summary["summary"]["score"] == 0.5
     assert run.summary["config"]["seed"] == 5 and run.summary["config"]["run_id"] == "abc"
@@ -151,9 +139,7 @@ def test_results_samples_and_configuration_can_be_read_back(
 
 
 @pytest.mark.slow
-def test_a_run_is_logged_once_under_an_id_of_its_own(
-    logged: tuple[dict[str, Logged], str, Path],
-) -> None:
+def test_a_run_is_logged_once_under_an_id_of_its_own(logged):
     runs, _, folder = logged
     assert runs["run-1"].run["run_id"] == "run-1" and runs["study-1"].run["run_id"] != "study-1"
     record = {"entity": None, "project": "moe_lab", "id": "run-1", "mode": "offline"}
@@ -162,23 +148,17 @@ def test_a_run_is_logged_once_under_an_id_of_its_own(
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_a_failed_run(logged: tuple[dict[str, Logged], str, Path]) -> None:
+def test_a_run_that_fails_is_a_failed_run(logged):
     failed = logged[0]["run-2"]
     assert failed.summary["state"] == "failed" and failed.run["run_group"] == "figure3"
     assert "score" not in failed.summary["summary"]
 
 
 @pytest.mark.slow
-def test_one_line_says_how_to_upload(logged: tuple[dict[str, Logged], str, Path]) -> None:
-    lines = logged[1].splitlines()
-    assert lines == [f"W&B: logged offline. To upload: wandb sync {logged[2]}/out/wandb/offline-run-*"]
-
-
-@pytest.mark.slow
-def test_files_stay_in_the_output_folder_and_hold_no_key(
-    logged: tuple[dict[str, Logged], str, Path],
-) -> None:
-    folder = logged[2]
+def test_files_stay_in_the_output_folder_hold_no_key_and_one_line_says_how_to_upload(logged):
+    _, printed, folder = logged
+    upload = f"wandb sync {folder}/out/wandb/offline-run-*"
+    assert printed.splitlines() == [f"W&B: logged offline. To upload: {upload}"]
     before = {
         "study.json",
         "best.yaml",
@@ -195,7 +175,7 @@ def test_files_stay_in_the_output_folder_and_hold_no_key(
 
 
 @pytest.mark.slow
-def test_no_logger_imports_nothing() -> None:
+def test_no_logger_imports_nothing():
     code = "import sys\nfrom moe_lab.config.schema import Config\nfrom moe_lab.reports.loggers import open_logger\n"
     code += "with open_logger(Config(), kind='run', name='x', group=None) as logger:\n    logger.log_trial(0, 1.0, [], '')\n"
     code += "assert 'wandb' not in sys.modules"
@@ -221,9 +201,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("breaks", ["init", "use"])
-def test_a_failing_logger_costs_nothing_and_is_told_once(
-    breaks: str, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_logger_costs_nothing_and_is_told_once(breaks, config, monkeypatch, capsys):
     def init(self: Any, mode: str, folder: Path) -> Any:
         if breaks == "init":
             raise OSError(28, f"No space left on device ({KEY})")
@@ -243,7 +221,7 @@ def test_a_failing_logger_costs_nothing_and_is_told_once(
     assert KEY not in told
 
 
-def test_what_fails_inside_still_fails(config: Config) -> None:
+def test_what_fails_inside_still_fails(config):
     """And without a value, no W&B run was begun."""
     with (
         pytest.raises(ValueError, match="of the run"),
@@ -254,9 +232,7 @@ def test_what_fails_inside_still_fails(config: Config) -> None:
     assert not list(Path(config.output_dir).glob("wandb/*run*"))
 
 
-def test_a_server_that_is_not_reached_means_offline(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_is_not_reached_means_offline(config, monkeypatch, capsys):
     modes: list[str] = []
 
     def init(self: Any, mode: str, folder: Path) -> Any:
@@ -277,7 +253,7 @@ def test_a_server_that_is_not_reached_means_offline(
 
 
 @pytest.mark.parametrize("where", ["typed", "environment"])
-def test_disabled_is_no_logger(where: str, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_is_no_logger(where, config, monkeypatch):
     if where == "typed":
         config.logger.mode = "disabled"
     else:
@@ -286,9 +262,7 @@ def test_disabled_is_no_logger(where: str, config: Config, monkeypatch: pytest.M
         assert type(logger) is Logger
 
 
-def test_the_variables_of_wandb_are_obeyed(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_variables_of_wandb_are_obeyed(config, tmp_path, monkeypatch):
     begun: list[tuple[WandbLogger, Path]] = []
 
     def init(self: WandbLogger, mode: str, folder: Path) -> Any:
@@ -305,7 +279,7 @@ def test_the_variables_of_wandb_are_obeyed(
     assert (ours._id, ours._group, folder) == ("agent-1", "mine", tmp_path / "else" / "where")
 
 
-def test_impossible_loggers_are_refused() -> None:
+def test_impossible_loggers_are_refused():
     with pytest.raises(ConfigError, match=r"logger\.mode=ofline is unknown.*Did you mean 'offline'"):
         LoggerConfig(name="wandb", mode="ofline")
 
@@ -319,16 +293,14 @@ def test_impossible_loggers_are_refused() -> None:
         ("online", "online", True),
     ],
 )
-def test_what_was_logged_offline_is_logged_again_where_online_is_asked_for(
-    tmp_path: Path, stored: str, asked: str | None, logged: bool
-) -> None:
+def test_what_was_logged_offline_is_logged_again_where_online_is_asked_for(tmp_path, stored, asked, logged):
     logger = WandbLogger(Config(), "run", "run-1", None, asked, tmp_path)
     assert not logger.logged
     (tmp_path / "wandb.json").write_text(json.dumps(logger._place | {"mode": stored}))
     assert logger.logged is logged
 
 
-def test_scores_have_the_harness_s_names_and_one_headline() -> None:
+def test_scores_have_the_harness_s_names_and_one_headline():
     assert loggers.scores(RESULTS) == {
         "toy/acc,none": 0.5,
         "toy/f1,none": 0.25,
@@ -340,7 +312,7 @@ def test_scores_have_the_harness_s_names_and_one_headline() -> None:
     }
 
 
-def test_the_score_of_a_group_is_its_own() -> None:
+def test_the_score_of_a_group_is_its_own():
     block = RESULTS["moe_lab"] | {"task": {"name": "all", "tasks": ["toy"], "metric": "acc,none"}}
     results = RunResult({"results": RESULTS["results"] | {"all": {"acc,none": 0.75}}, "moe_lab": block})
     assert loggers.scores(results)["score"] == 0.75
@@ -374,14 +346,14 @@ def run_of_logger(monkeypatch: pytest.MonkeyPatch) -> tuple[WandbLogger, LoggedR
     return logger, run
 
 
-def test_all_notes_are_tags(run_of_logger: tuple[WandbLogger, LoggedRun]) -> None:
+def test_all_notes_are_tags(run_of_logger):
     logger, run = run_of_logger
     block = RESULTS["moe_lab"] | {"untuned": True, "c3po": {"upper_bound": True}}
     logger.log_results(RunResult(RESULTS.content | {"moe_lab": block}))
     assert run.tags[:4] == ("mine", "partial", "untuned", "upper-bound") and run.logged
 
 
-def test_a_pruned_trial_has_no_value(run_of_logger: tuple[WandbLogger, LoggedRun]) -> None:
+def test_a_pruned_trial_has_no_value(run_of_logger):
     logger, run = run_of_logger
     logger.log_trial(7, None, [0.0, 0.5], "PRUNED")
     logger.log_trial(8, 2.5, [0.0, 0.5], "COMPLETE")
@@ -389,7 +361,7 @@ def test_a_pruned_trial_has_no_value(run_of_logger: tuple[WandbLogger, LoggedRun
     assert run.logged[0] == {"trial": 7, "state": "PRUNED", **loggers.by_layer([0.0, 0.5])}
 
 
-def test_a_sample_is_a_row(tmp_path: Path) -> None:
+def test_a_sample_is_a_row(tmp_path):
     line = {
         "doc_id": 3,
         "filter": "none",
@@ -403,22 +375,16 @@ def test_a_sample_is_a_row(tmp_path: Path) -> None:
     (tmp_path / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
     frame = loggers.sample_frames(RunResult(RESULTS.content, tmp_path))["toy"]
     names = ["doc_id", "filter", "prompt", "target", "response", "filtered", "exact_match"]
-    assert frame.to_dict("split") == {
-        "index": [0],
-        "columns": names,
-        "data": [[3, "none", "Q: 1+1?", "2", "two", "2", 1.0]],
-    }
+    expected = {"index": [0], "columns": names, "data": [[3, "none", "Q: 1+1?", "2", "two", "2", 1.0]]}
+    assert frame.to_dict("split") == expected
 
 
-def test_temperatures_are_named_in_the_order_of_layers() -> None:
+def test_temperatures_are_named_in_the_order_of_layers():
     names = list(loggers.by_layer([0.0] * 11))
     assert names == sorted(names) and names[-1] == "temperature/layer_10"
 
 
-LINES = [
-    {"step": 2, "loss": 3.5, "z_loss": [4.0, 5.0]},
-    {"step": 4, "validation_loss": 3.25},
-]
+LINES = [{"step": 2, "loss": 3.5, "z_loss": [4.0, 5.0]}, {"step": 4, "validation_loss": 3.25}]
 
 
 def run_of(method: str, model: str, output: Path) -> RunResult:
@@ -427,7 +393,7 @@ def run_of(method: str, model: str, output: Path) -> RunResult:
 
 
 @pytest.mark.parametrize("method", ["pretrain", "finetune-freeze"])
-def test_a_trained_model_has_its_lines(method: str, tmp_path: Path) -> None:
+def test_a_trained_model_has_its_lines(method, tmp_path):
     model = tmp_path / "models" / "mine"
     model.mkdir(parents=True)
     (model / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
@@ -443,13 +409,13 @@ def test_a_trained_model_has_its_lines(method: str, tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_without_training_has_none(tmp_path: Path) -> None:
+def test_a_run_without_training_has_none(tmp_path):
     untrained = RunResult({"moe_lab": {"method": {"name": "roe"}, "roe": {}}}, tmp_path / "runs" / "run")
     assert loggers.training_lines(untrained) == []
     assert loggers.training_lines(run_of("pretrain", "gone", tmp_path)) == []
 
 
-def test_a_training_without_a_model_has_none(tmp_path: Path) -> None:
+def test_a_training_without_a_model_has_none(tmp_path):
     """Soft prompts and prefixes report a training; no model is written."""
     block = {"method": {"name": "soft-prompt"}, "soft_prompt": {"training": {"steps": 8}}}
     assert loggers.training_lines(RunResult({"moe_lab": block}, tmp_path / "runs" / "run")) == []

@@ -1,19 +1,31 @@
-"""Breaks if the command does not give its study, its runs and their figures to W&B."""
+"""Breaks if the command does not give its study, its runs and their figures to W&B.
+
+Breaks if the command line does not take what a W&B sweep agent gives it.
+
+Breaks if expert metrics do not reach W&B, under other names, or with another layer's values.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from moe_lab.config.compose import compose
+from moe_lab.metrics.stored import StoredMetrics
+from moe_lab.reports.expert import layer_frame, logged_values
+from moe_lab.runs.config import to_config
 from tests.support.command import run_forked
 from tests.support.wandb_log import Logged
 
 
 @pytest.mark.slow
-def test_a_tuned_command_is_logged_offline(tmp_path: Path) -> None:
+def test_a_tuned_command_is_logged_offline(tmp_path):
     """One study with its trials, heatmap and table, a run per seed, and the table, in one group. They are logged once."""
     command = "method=roe method.n=2 task=toy_choice tuning=tpe tuning.n_trials=3 tuning.num_samples=4 seeds=2 limit=4"
     keys = [*command.split(), "logger=wandb", f"output_dir={tmp_path}"]
@@ -50,7 +62,7 @@ def test_a_tuned_command_is_logged_offline(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path: Path) -> None:
+def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path):
     """Traces joined with the real log: the last step's accuracy is the run's score, the first one's is base's."""
     keys = "method=c3po task=toy_choice limit=12 method.steps=3 method.trace=true method.learning_rate=[0.1,0.0001]"
     keys += f" method.reference_size=60 logger=wandb output_dir={tmp_path}"
@@ -67,3 +79,82 @@ def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path: Path) -> None:
     for name in ("steps", "activation", "sample", "retained"):
         assert list((run.folder / "files" / "media" / "images" / "figures").glob(f"{name}*.png"))
     assert len(run.table("tables/steps")["data"]) == 4
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "wandb.md"
+
+
+def agent_arguments(parameters: dict[str, Any]) -> list[str]:
+    """What `wandb agent` puts in the place of ${args_no_hyphens}."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+
+    command = {"args": {name: {"value": value} for name, value in parameters.items()}}
+    return list(create_sweep_command_args(command)["args_no_hyphens"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("method.temperature", 0.123456789),
+        ("method.temperature", 1e-05),
+        ("method.temperature", [0, 0.1, 0.2, 0]),
+        ("method.n", 16),
+        ("method.include_clean", False),
+        ("method.weights", "perturbed"),
+        ("seed", 3),
+        ("samples", [0, 5, 9]),
+        ("data_dir", "/some where/data"),
+    ],
+)
+def test_an_agent_s_arguments_are_overrides(key, value):
+    (argument,) = agent_arguments({key: value})
+    (cell,) = compose([argument, "method=roe"])
+    found: Any = to_config(cell)
+    for name in key.split("."):
+        found = getattr(found, name)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.slow
+def test_the_documented_sweep_composes():
+    sweep = yaml.safe_load(next(re.finditer(r"```yaml\n(.*?)```", DOCS.read_text(), re.S))[1])
+    fixed = [part for part in sweep["command"] if "=" in part]
+    assert sweep["command"][:3] == ["python", "-m", "moe_lab"]
+    assert sweep["command"][-1] == "${args_no_hyphens}"
+    values = {
+        name: parameter.get("min", parameter.get("values", [None])[0])
+        for name, parameter in sweep["parameters"].items()
+    }
+    (cell,) = compose([*fixed, *agent_arguments(values)])
+    config = to_config(cell)
+    assert config.logger.name == "wandb" and config.method.n == 8 and config.method.temperature == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["base", "c2r"])
+def test_expert_metrics_can_be_read_back(method, tmp_path):
+    keys = f"method={method} task=toy_choice limit=3 metrics=expert logger=wandb baseline=false"
+    own = ["method.dataset_size=8"] if method == "c2r" else []
+    ended = run_forked(tmp_path, *keys.split(), *own, f"output_dir={tmp_path}", WANDB_MODE="offline")
+    assert ended.code == 0, ended.err
+    folder = Path(ended.out.splitlines()[-1]).parent
+    found = json.loads((folder / "expert_metrics.json").read_text())
+    (run,) = (Logged(path) for path in (tmp_path / "wandb").glob("offline-run-*"))
+    summary = run.summary["summary"]
+    scores = logged_values(StoredMetrics(found))
+    assert scores["expert/load_balance/all"] == found["load_balance"]["all"]["value"]
+    assert ("expert/specialization/toy_choice/acc,none" in scores) == (method == "base")
+    for key, value in scores.items():
+        assert summary[key] == pytest.approx(value), key
+    table = run.table("expert/layers")
+    frame = layer_frame(StoredMetrics(found))
+    assert table["columns"] == list(frame.columns) and len(table["data"]) == len(frame) == 2 * 2 * 8
+    last = found["collaboration"]["prefill"]["layers"][7]
+    assert table["data"][-1] == pytest.approx(
+        ["collaboration", "prefill", 7, last["value"], *last["ci95"], last["maximum"]]
+    )
+    images = run.folder / "files" / "media" / "images" / "figures"
+    for name in ("coactivation", "selections"):
+        assert list(images.glob(f"{name}*.png"))
+        assert run.table(f"tables/{name}")["data"]

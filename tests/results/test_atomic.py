@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from moe_lab.results.atomic import obey_umask, plain, write_atomically, write_js
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, step):
     file = tmp_path / "results.json"
     write_atomically(file, "old")
 
@@ -33,7 +32,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert [one.name for one in tmp_path.iterdir()] == ["results.json"], "no temporary file is left"
 
 
-def test_what_torch_and_safetensors_say_of_a_full_disk_is_told_alike(tmp_path: Path) -> None:
+def test_what_torch_and_safetensors_say_of_a_full_disk_is_told_alike(tmp_path):
     said = [
         RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
         SafetensorError("I/O error: No space left on device (os error 28)"),
@@ -52,12 +51,12 @@ def test_what_torch_and_safetensors_say_of_a_full_disk_is_told_alike(tmp_path: P
         raise RuntimeError("shape mismatch")
 
 
-def test_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path):
     with pytest.raises(ResultsError, match="No such file or directory"):
         write_atomically(tmp_path / "absent" / "x.json", "{}")
 
 
-def test_json_holds_no_nan(tmp_path: Path) -> None:
+def test_json_holds_no_nan(tmp_path):
     write_json(
         tmp_path / "x.json", {"a": float("nan"), "b": [np.float32("inf"), np.int64(3)], "c": {1}, 4: print}
     )
@@ -68,7 +67,7 @@ def test_json_holds_no_nan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
-def test_files_obey_the_umask(tmp_path: Path, mask: int, mode: int) -> None:
+def test_files_obey_the_umask(tmp_path, mask, mode):
     """Broken by a mode of one's own, new or again."""
     file, before = tmp_path / "results.json", os.umask(mask)
     try:

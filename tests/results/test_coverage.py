@@ -115,7 +115,7 @@ def correlation(random: np.random.Generator, n: int) -> tuple[float, Interval]:
 @pytest.mark.parametrize(
     "experiment", [accuracy, paired_accuracy, mean_over_seeds, difference_over_seeds, mean_of_tasks]
 )
-def test_intervals_of_shares_cover(experiment: Experiment, n: int) -> None:
+def test_intervals_of_shares_cover(experiment, n):
     assert 0.93 <= coverage(experiment, 1000, n) <= 0.97
 
 
@@ -125,7 +125,7 @@ def test_intervals_of_shares_cover(experiment: Experiment, n: int) -> None:
     "experiment",
     [continuous, paired_continuous, share_of_tokens, seeds, correlation, perplexity, paired_perplexity],
 )
-def test_intervals_of_other_numbers_cover(experiment: Experiment, n: int) -> None:
+def test_intervals_of_other_numbers_cover(experiment, n):
     times = {"perplexity": 100 if n == 100 else 50, "continuous": 400, "correlation": 200}.get(
         experiment.__name__.removeprefix("paired_"), 1000
     )

@@ -1,4 +1,11 @@
-"""Breaks if two processes work on one run, or if an unfinished or foreign result is returned."""
+"""Breaks if two processes work on one run, or if an unfinished or foreign result is returned.
+
+What is made once. Broken by: a record of another id that is taken, a record without its files, work that is lost.
+
+Breaks if a lock is acquired twice, or if asking whether a file is locked keeps it locked.
+
+A lease, too: it is its holder's as long as the holder lives, and another's once nobody refreshes it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +13,21 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
+import threading
 import time
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moe_lab.errors import ConfigError, RunHeldError
-from moe_lab.results.folder import ATTEMPT, RunFolder, check_writable
+from moe_lab.results import lock as locks
+from moe_lab.results.folder import ATTEMPT, Artifact, RunFolder, check_writable
 from moe_lab.results.identity import versions
+from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.model import BLOCKS, RunResult
 
 
@@ -28,35 +40,35 @@ def finished(folder: Path, **changes: Any) -> RunFolder:
     return RunFolder(folder, "a")
 
 
-def test_a_finished_result_is_returned(tmp_path: Path) -> None:
+def test_a_finished_result_is_returned(tmp_path):
     assert finished(tmp_path).stored() is not None
     assert finished(tmp_path, model={"name": "m", "commit": "c1"}).stored("c1") is not None
 
 
 @pytest.mark.parametrize("changes", [{"run_id": "b"}, {"schema_version": 2}, {"status": "error"}])
-def test_foreign_and_unfinished_results_are_not(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_foreign_and_unfinished_results_are_not(tmp_path, changes):
     assert finished(tmp_path, **changes).stored() is None
 
 
-def test_another_commit_is_not(tmp_path: Path) -> None:
+def test_another_commit_is_not(tmp_path):
     assert finished(tmp_path, model={"commit": "c1"}).stored("c2") is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"results": {}}', "null"])
-def test_a_damaged_result_is_not(tmp_path: Path, content: str) -> None:
+def test_a_damaged_result_is_not(tmp_path, content):
     store = finished(tmp_path)
     (tmp_path / "results.json").write_text(content)
     assert store.stored() is None
 
 
-def test_a_result_of_the_wrong_shape_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_of_the_wrong_shape_is_said(tmp_path, capsys):
     finished(tmp_path, model=[1]).stored()
     said = capsys.readouterr().err
     assert f"{tmp_path}/results.json is damaged" in said and said.endswith("It is not used.\n")
 
 
 @pytest.mark.parametrize("key", BLOCKS)
-def test_a_result_of_the_wrong_shape_is_not(tmp_path: Path, key: str) -> None:
+def test_a_result_of_the_wrong_shape_is_not(tmp_path, key):
     assert finished(tmp_path, **{key: None}).stored() is None
     assert finished(tmp_path, **{key: [1]}).stored() is None
 
@@ -78,7 +90,7 @@ def holder(folder: Path, seconds: float = 60) -> multiprocessing.Process:
 
 
 @pytest.mark.slow
-def test_a_held_run_names_its_holder_and_a_dead_holder_is_taken_over(tmp_path: Path) -> None:
+def test_a_held_run_names_its_holder_and_a_dead_holder_is_taken_over(tmp_path):
     folder = tmp_path / "run"
     process = holder(folder)
     with (
@@ -93,9 +105,7 @@ def test_a_held_run_names_its_holder_and_a_dead_holder_is_taken_over(tmp_path: P
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RunHeldError("elsewhere"), ValueError("why"), None])
-def test_only_a_failure_has_a_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
-) -> None:
+def test_only_a_failure_has_a_status(tmp_path, monkeypatch, error):
     monkeypatch.setenv(ATTEMPT, "7")
     store = RunFolder(tmp_path, "a")
     (tmp_path / "status.json").write_text("{}")
@@ -110,7 +120,7 @@ def test_only_a_failure_has_a_status(
     assert store.failure("7") == ("ValueError: why" if failed else None) and store.failure("8") is None
 
 
-def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         check_writable(str(tmp_path / "file" / "outputs"))
@@ -118,13 +128,13 @@ def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
         pass
 
 
-def test_an_output_folder_that_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_folder_that_is_not_writable(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere, so chmod cannot show it
     with pytest.raises(ConfigError, match="is not writable"):
         check_writable(str(tmp_path / "outputs"))
 
 
-def test_a_full_disk_is_seen_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_seen_before_any_work(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12, 2**20))
     with pytest.raises(ConfigError, match=r"1 MiB are free on its disk, 64 MiB are needed"):
@@ -132,10 +142,130 @@ def test_a_full_disk_is_seen_before_any_work(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "outputs").exists()
 
 
-def test_other_versions_are_marked() -> None:
+def test_other_versions_are_marked():
     now = versions()
     assert RunResult({"moe_lab": {"versions": now}}).version_notes == []
     old = now | {"lm_eval": "0.0.1", "torch": "1.0"}
     assert RunResult({"moe_lab": {"versions": old}}).version_notes == [
         f"made with lm_eval 0.0.1, now {now['lm_eval']}"
     ]
+
+
+class Pair(Artifact):
+    """A record and a file beside it."""
+
+    def is_whole(self, content: dict[str, Any]) -> bool:
+        return (self.folder / "other").exists()
+
+
+def pair(tmp_path: Path, digest: str = "a" * 64) -> Pair:
+    return Pair(folder=tmp_path / "pair", id=digest, record="record.json", scratch="parts")
+
+
+def maker(artifact: Artifact, made: list[int]):
+    def make() -> dict[str, Any]:
+        (artifact.folder / "parts").mkdir(exist_ok=True)
+        (artifact.folder / "other").touch()
+        assert not (artifact.folder / "record.json").exists()
+        made.append(1)
+        return {"times": len(made)}
+
+    return make
+
+
+def test_it_is_made_once_and_again_where_something_is_gone(tmp_path):
+    one, made = pair(tmp_path), []
+    assert one.stored() is None
+    assert one.load_or_make(maker(one, made)) == {"id": one.id, "times": 1}
+    assert one.load_or_make(maker(one, made)) == one.stored() == {"id": one.id, "times": 1}
+    assert not (one.folder / "parts").exists()
+    (one.folder / "other").unlink()
+    assert one.stored() is None and one.load_or_make(maker(one, made))["times"] == 2
+    (one.folder / "record.json").write_text("[]")
+    assert one.load_or_make(maker(one, made))["times"] == 3
+    other = pair(tmp_path, "b" * 64)
+    assert other.stored() is None and other.load_or_make(maker(other, made))["times"] == 4
+
+
+def test_work_in_progress_stays_where_making_fails(tmp_path):
+    one = pair(tmp_path)
+
+    def fail() -> dict[str, Any]:
+        (one.folder / "parts").mkdir()
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        one.load_or_make(fail)
+    assert (one.folder / "parts").exists() and one.stored() is None
+
+
+def test_another_maker_is_named(tmp_path):
+    one = pair(tmp_path)
+    with RunFolder(one.folder, one.id).held(), pytest.raises(RunHeldError):
+        one.load_or_make(maker(one, []))
+
+
+def test_a_lock_is_acquired_once_until_it_is_released(tmp_path):
+    file = tmp_path / ".lock"
+    assert not is_locked(file) and not file.exists()
+    lock = acquire(file)
+    assert lock is not None and acquire(file) is None and is_locked(file)
+    lock.release()
+    assert not is_locked(file) and acquire(file) is not None
+
+
+@pytest.fixture
+def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """Leases that expire after this many seconds. One that is kept would end the process in a later test, once it is late."""
+    monkeypatch.setenv(locks.LEASES, "1")
+    monkeypatch.setattr(locks, "LEASE_SECONDS", 0.4)
+    monkeypatch.setattr(locks, "HEARTBEAT_SECONDS", 0.05)
+    own: dict[Path, Any] = {}
+    monkeypatch.setattr(locks, "_own", own)
+    yield 0.4
+    for lease, _ in own.values():
+        lease.release()
+    assert not [one for one in threading.enumerate() if one.name.startswith("filelock-lease")]
+
+
+@pytest.mark.slow
+def test_a_living_holder_keeps_its_lease(tmp_path, leases):
+    file = tmp_path / ".lock"
+    assert not is_locked(file) and not list(tmp_path.iterdir())
+    lease = acquire(file)
+    assert lease is not None
+    end = time.monotonic() + 3 * leases
+    while time.monotonic() < end:
+        assert acquire(file) is None and is_locked(file)
+        time.sleep(0.02)
+    lease.release()
+    assert not is_locked(file) and acquire(file) is not None
+
+
+def test_a_lease_that_nobody_refreshes_is_taken_over(tmp_path, leases):
+    file = tmp_path / ".lock"
+    lease = acquire(file)
+    assert lease is not None
+    marker = tmp_path / ".lock.lease"
+    record = marker.read_text()
+    lease.release()
+    marker.write_text(record)  # what a machine leaves that has been switched off
+    start = time.monotonic()
+    while (taken := acquire(file)) is None:
+        assert time.monotonic() < start + 20
+        time.sleep(0.02)
+    assert time.monotonic() - start >= 0.9 * leases
+    assert acquire(file) is None
+    taken.release()
+
+
+def test_a_process_that_has_lost_its_lease_stops(tmp_path, leases, monkeypatch, capsys):
+    sent: list[int] = []
+    monkeypatch.setattr(locks.os, "kill", lambda pid, number: sent.append(number))
+    lease = acquire(tmp_path / ".lock")
+    assert lease is not None
+    (tmp_path / ".lock.lease").unlink()
+    end = time.monotonic() + 20
+    while not sent and time.monotonic() < end:
+        time.sleep(0.02)
+    assert sent == [signal.SIGTERM] and "The same command continues" in capsys.readouterr().err

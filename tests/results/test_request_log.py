@@ -1,15 +1,22 @@
-"""Breaks if an answer is lost, invented, served to another run, or counted twice."""
+"""Breaks if an answer is lost, invented, served to another run, or counted twice.
+
+Breaks if run.log loses a record or a warning of lm-eval, or if a full disk under it prints a traceback or stops the run.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from moe_lab.errors import ResultsError
-from moe_lab.results.logs import ResponseLog, request_key
+from moe_lab.results.logs import ResponseLog, RunLog, request_key
+from moe_lab.runs.evaluation.evaluate import _run_log
 
 HEADER = {"run_id": "a", "commit": None, "versions": {"lm_eval": "1"}}
 KEY = request_key("loglikelihood", ("context", " answer"), 0)
@@ -20,7 +27,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "responses.jsonl"
 
 
-def test_answers_come_back_as_they_were(path: Path) -> None:
+def test_answers_come_back_as_they_were(path):
     log = ResponseLog(path, HEADER)
     given: dict[str, Any] = {
         "a": (-1.0 / 3, True),
@@ -36,7 +43,7 @@ def test_answers_come_back_as_they_were(path: Path) -> None:
     assert isinstance(again["a"], tuple)
 
 
-def test_keys_tell_requests_apart() -> None:
+def test_keys_tell_requests_apart():
     asked = [
         ("loglikelihood", ("a", "b"), 0),
         ("loglikelihood", ("ab", ""), 0),
@@ -49,7 +56,7 @@ def test_keys_tell_requests_apart() -> None:
     assert request_key("g", ("a", {"x": 1, "y": 2}), 0) == request_key("g", ("a", {"y": 2, "x": 1}), 0)
 
 
-def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path: Path) -> None:
+def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path):
     log = ResponseLog(path, HEADER)
     log.answer("a", "first", {"tokens_in": 3})
     log.answer("b", "second", {"tokens_in": 4})
@@ -64,7 +71,7 @@ def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path: Path) -> None
         assert path.read_bytes() == whole
 
 
-def test_a_torn_header_starts_anew(path: Path) -> None:
+def test_a_torn_header_starts_anew(path):
     ResponseLog(path, HEADER).close()
     path.write_bytes(path.read_bytes()[:10])
     log = ResponseLog(path, HEADER)
@@ -74,7 +81,7 @@ def test_a_torn_header_starts_anew(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["not json", "[]", '"key"', '{"key": "b"}', '{"response": "x"}'])
-def test_a_damaged_line_is_a_missing_answer(path: Path, damage: str) -> None:
+def test_a_damaged_line_is_a_missing_answer(path, damage):
     log = ResponseLog(path, HEADER)
     log.answer("a", "x", {})
     log.close()
@@ -85,13 +92,9 @@ def test_a_damaged_line_is_a_missing_answer(path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [
-        HEADER | {"run_id": "b"},
-        HEADER | {"commit": "c0ffee"},
-        HEADER | {"versions": {"lm_eval": "2"}},
-    ],
+    [HEADER | {"run_id": "b"}, HEADER | {"commit": "c0ffee"}, HEADER | {"versions": {"lm_eval": "2"}}],
 )
-def test_another_header_is_never_served_nor_erased(path: Path, other: dict[str, Any]) -> None:
+def test_another_header_is_never_served_nor_erased(path, other):
     log = ResponseLog(path, HEADER)
     log.answer(KEY, "x", {"tokens_in": 1})
     log.close()
@@ -106,21 +109,18 @@ def test_another_header_is_never_served_nor_erased(path: Path, other: dict[str, 
     assert path.with_name("responses.1.old.jsonl").read_text() == "of another time"
 
 
-def test_costs_add_up_over_sessions_and_peaks_do_not(path: Path) -> None:
+def test_costs_add_up_over_sessions_and_peaks_do_not(path):
     for peak in (5, 9, 7):
         log = ResponseLog(path, HEADER)
         log.spend({"load_seconds": 1.5}, {"device": "cpu"})
         log.answer(f"{peak}", "x", {"tokens_in": 10, "peak_memory_bytes": peak})
         log.close()
     log = ResponseLog(path, HEADER)
-    assert log.cost == {"load_seconds": 4.5, "tokens_in": 30, "peak_memory_bytes": 9} and log.environment == {
-        "device": "cpu"
-    }
+    assert log.cost == {"load_seconds": 4.5, "tokens_in": 30, "peak_memory_bytes": 9}
+    assert log.environment == {"device": "cpu"}
 
 
-def test_a_full_disk_is_an_error_and_keeps_what_was_answered(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_and_keeps_what_was_answered(path, monkeypatch):
     log = ResponseLog(path, HEADER)
     log.answer("a", "x", {})
 
@@ -144,7 +144,54 @@ def test_a_full_disk_is_an_error_and_keeps_what_was_answered(
     assert "a" in log and "b" not in log
 
 
-def test_an_unwritable_log_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_log_is_named(tmp_path):
     (tmp_path / "responses.jsonl").mkdir()
     with pytest.raises(ResultsError, match=r"responses\.jsonl could not be written"):
         ResponseLog(tmp_path / "responses.jsonl", HEADER)
+
+
+@pytest.fixture
+def logger() -> logging.Logger:
+    found = logging.Logger("test")
+    return found
+
+
+def test_records_are_appended(tmp_path, logger):
+    for text in ("one", "half a pair \ud83d", "no https://user:password@host/x"):
+        handler = RunLog(tmp_path / "run.log")
+        logger.addHandler(handler)
+        logger.info(text)
+        logger.removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "run.log").read_text() == "one\nhalf a pair \\ud83d\nno https://...@host/x\n"
+
+
+def test_a_full_disk_is_one_line(tmp_path, logger, capsys, monkeypatch):
+    class Full:
+        def write(self, content: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    handler: Any = RunLog(tmp_path / "run.log")
+    handler._file.close()
+    handler._file = Full()
+    logger.addHandler(handler)
+    logger.info("one")
+    logger.info("two")
+    handler.close()
+    told = capsys.readouterr().err
+    assert told == f"{tmp_path / 'run.log'} could not be written: No space left on device. The run goes on.\n"
+
+
+def test_a_warning_of_lm_eval_is_in_the_runs_log_and_once_on_stderr(tmp_path, capsys):
+    harness = logging.getLogger("lm_eval")
+    before = harness.level, list(harness.handlers)
+    run: Any = SimpleNamespace(folder=tmp_path)
+    with _run_log(run):
+        for document in ("{'question': 1}", "{'question': 2}"):
+            logging.getLogger("lm_eval.api.task").warning(f"Label index is out of range, Sample:\n{document}")
+    assert capsys.readouterr().err == "Warning: Label index is out of range, Sample:\n"
+    assert (tmp_path / "run.log").read_text().count("Label index") == 2
+    assert (harness.level, harness.handlers) == before

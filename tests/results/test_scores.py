@@ -1,39 +1,197 @@
-"""Breaks if the numbers of a group are not those of all its documents together."""
+"""Breaks if the numbers of a group are not those of all its documents together.
+
+Breaks if the average over tasks has other numbers than its tasks have, or hides that one is missing.
+
+Rows of a results.json: the headline metric, groups, marks, numbers that do not exist.
+
+Broken by: a wrong metric, a group without its documents, a missing value shown as a number.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
+from moe_lab.results import statistics
+from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
-from moe_lab.results.scores import scores_of
-from moe_lab.results.significance import paired
+from moe_lab.results.score_table import Family, mean_score, task_mean
+from moe_lab.results.scores import Score, headline, marks_of, scores_of
+from moe_lab.results.significance import holm
 
 
-def test_the_documents_of_a_group_are_one_sample() -> None:
-    """4 of 5 and 1 of 3 documents right, 2 of 5 and 2 of 3 before: three became right, two wrong."""
-    mine = {"a": [1.0, 1, 1, 1, 0], "b": [1.0, 0, 0]}
-    base = {"a": [0.0, 0, 1, 1, 0], "b": [0.0, 1, 1]}
-    score = {"g": 5 / 8, "a": 4 / 5, "b": 1 / 3}
-    block: dict[str, Any] = {
+def score(task: str, value: float | None, **more: float | tuple[float, float]) -> Score:
+    return Score(
+        model="m", method="roe", task=task, metric="acc,none", run_id=f"run of {task}", value=value, **more
+    )
+
+
+def test_the_average_of_one_task_has_its_numbers():
+    one = score(
+        "a", 0.5, n=10, stderr=0.1, interval=(0.3, 0.7), difference=0.1, difference_interval=(-0.1, 0.3)
+    )
+    mean = task_mean([one])
+    assert mean is not None and (mean.task, mean.run_id, mean.n) == ("average", "run of a", 10)
+    assert (mean.value, mean.stderr, mean.difference) == pytest.approx((0.5, 0.1, 0.1))
+    assert mean.interval == pytest.approx((0.3, 0.7))
+    assert mean.difference_interval == pytest.approx((-0.1, 0.3))
+
+
+def test_tasks_have_equal_weight_in_their_average():
+    mean = task_mean([score("a", 0.5, n=10, stderr=0.3), score("b", 0.75, n=90, stderr=0.4)])
+    assert mean is not None and (mean.value, mean.n, mean.run_id) == (0.625, 100, "run of a run of b")
+    assert mean.stderr == pytest.approx(0.25) and mean.difference is None and mean.interval is None
+
+
+def results_of(scores, tasks, **more):
+    """A results.json of two documents per task."""
+    block = {
         "run_id": "r",
-        "model": {"name": "m", "identified_by": "content", "commit": None},
-        "method": {"name": "roe", "config": {"name": "roe"}},
-        "task": {"name": "g", "tasks": ["a", "b"], "metric": "acc,none"},
-        "samples": {task: list(range(len(values))) for task, values in mine.items()},
-        "paired": {task: {"acc,none": paired(mine[task], base[task]).to_json()} for task in mine},
-        "baseline": {"run_id": "b", "results": {"a": {"acc,none": 2 / 5}, "b": {"acc,none": 2 / 3}}},
+        "partial": False,
+        "model": {"name": "m"},
+        "method": {"name": "base"},
+        "task": {"name": "t", "tasks": tasks, "metric": "acc,none"},
+        "versions": versions(),
+        "statistics": statistics.VERSION,
+        "samples": {task: [0, 3] for task in tasks},
     }
-    content = {
-        "results": {task: {"acc,none": value} for task, value in score.items()},
-        "groups": {"g": {}},
-        "group_subtasks": {"g": ["a", "b"], "a": [], "b": []},
-        "moe_lab": block,
+    return RunResult({"results": scores, "moe_lab": block, **more})
+
+
+def test_the_headline_is_the_tasks_own_metric_else_the_first():
+    scores = {"alias": "t", "acc_norm,none": 0.2, "acc_norm_stderr,none": 0.1, "acc,none": 0.3}
+    assert headline(scores, "acc,none") == "acc,none"
+    assert headline(scores, None) == "acc_norm,none"
+    assert headline(scores, "f1,none") == "acc_norm,none"
+    assert headline({"alias": "t"}, "acc,none") == "-"
+    placeholder = {"alias": "t", "bypass,none": 999, "bypass_stderr,none": "N/A"}
+    assert headline(placeholder, None) == headline(placeholder, "bypass,none") == "-", (
+        "predict_only computes none"
+    )
+
+
+def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
+    """Broken by MMLU's 57 subjects in the family of one comparison, and by tasks that were asked for without a p."""
+    scores = {name: {"acc,none": 0.5} for name in ("g", "h", "a", "b")}
+    paired = {
+        name: {
+            "acc,none": {
+                "n": 2,
+                "difference": 0.5,
+                "ci95": [-0.1, 0.9],
+                "p_mcnemar": 1.0,
+                "to_right": 1,
+                "to_wrong": 0,
+            }
+        }
+        for name in ("a", "b")
     }
-    [whole] = [one for one in scores_of(RunResult(content)) if one.task == "g"]
-    together = paired(mine["a"] + mine["b"], base["a"] + base["b"])
-    assert (whole.n, whole.value, whole.flips) == (8, 5 / 8, (3, 2))
-    assert whole.baseline == pytest.approx(4 / 8) and whole.difference == pytest.approx(together.difference)
-    assert whole.p_mcnemar == together.p_mcnemar and whole.p_randomization is None
-    assert whole.difference_interval == together.interval
+    more = {"groups": {"g": {}, "h": {}}, "group_subtasks": {"g": ["h"], "h": ["a", "b"], "a": [], "b": []}}
+    results = results_of(scores, ["a", "b"], **more)
+    results["moe_lab"]["paired"] = paired
+
+    def tested(*asked):
+        results["moe_lab"]["task"]["name"] = list(asked)
+        return [row.task for row in scores_of(results) if row.p is not None and "part" not in row.marks]
+
+    assert tested("g") == ["g"]
+    assert tested("g", "a") == ["g", "a"]
+    assert tested("h") == ["h"]
+    assert tested("a", "b")[:2] == ["a", "b"]
+    assert [row.difference for row in scores_of(results) if row.task == "a"] == [0.5]
+
+
+def test_the_mean_over_seeds_of_a_part_has_no_test_either():
+    def seeds(marks):
+        found = [replace(one, difference=0.1 * i) for i, one in enumerate(seeds_of(5, marks=marks))]
+        return mean_score(found, {"a": {"acc,none": {"difference_p_both": 0.01}}})
+
+    assert seeds(()).p == 0.01
+    assert seeds(("part",)).p is None and seeds(("part",)).difference == pytest.approx(0.2)
+
+
+def test_what_does_not_exist_is_none():
+    (row,) = scores_of(results_of({"a": {"alias": "a"}}, ["a"]))
+    assert (row.value, row.interval, row.difference, row.p_mcnemar) == (None, None, None, None)
+    (row,) = scores_of(results_of({"a": {"acc,none": None}}, ["a"]))
+    assert row.value is None
+
+
+def test_marks_say_what_a_reader_must_know():
+    block = results_of({}, [])["moe_lab"]
+    assert marks_of(RunResult({"moe_lab": block})) == ()
+    expected = ("PARTIAL", "untuned")
+    assert marks_of(RunResult({"moe_lab": block | {"partial": True, "untuned": True}})) == expected
+    assert marks_of(RunResult({"moe_lab": block | {"versions": versions() | {"lm_eval": "0.4.1"}}})) == (
+        "other-versions",
+    )
+    assert marks_of(RunResult({"moe_lab": block | {"cost": {"cut_prompts": 2}}})) == ("cut-prompts",)
+    assert marks_of(RunResult({"moe_lab": block | {"cost": {"cut_prompts": 0}}})) == ()
+    for calibrated, marked in ((1.9, True), (2.0, False), (2.0 - 1e-7, False), (2.1, False), (None, False)):
+        tuned = {"tuning": {"model": "m", "score": 2.0, "calibrated_score": calibrated}}
+        assert ("worse-than-calibrated" in marks_of(RunResult({"moe_lab": block | tuned}))) == marked
+        control = tuned | {"method": {"name": "calibration"}}
+        assert "worse-than-calibrated" not in marks_of(RunResult({"moe_lab": block | control}))
+    assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": True}}})) == ("test-profile",)
+    assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": False}}})) == ()
+    tuned = {"model": "tiny", "n": 8}
+    mine = block | {"model": {"name": "tiny"}, "method": {"config": {"n": 8}}, "tuning": tuned}
+    assert marks_of(RunResult({"moe_lab": mine})) == ()
+    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"n": 4}}})) == ("other-profile",)
+    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"model": "olmoe"}}})) == (
+        "other-profile",
+    )
+    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"noise": "gumbel"}}})) == ()
+    assert marks_of(
+        RunResult({"moe_lab": mine | {"method": {"config": {"n": 8, "noise": "antithetic"}}}})
+    ) == ("other-profile",)
+
+
+def test_holms_correction_is_over_the_scores_that_have_a_p():
+    [score] = scores_of(results_of({"a": {"acc,none": 0.5}}, ["a"]))
+    scores = [replace(score, run_id=str(p), p_mcnemar=p) for p in (0.01, None, 0.04)]
+    family = Family.of({one.comparison: one.p for one in [*scores, scores[0]]})
+    corrected = list(map(family.correct, scores))
+    assert [one.p_holm for one in corrected] == [holm([0.01, 0.04])[0], None, holm([0.01, 0.04])[1]]
+    assert [one.family for one in corrected] == [2, None, 2], "a comparison in two tables counts once"
+    alone = replace(scores[0], run_id="of one seed")
+    assert family.correct(alone).p_holm is None
+
+
+def seeds_of(count: int, **fields):
+    """The scores of some seeds with the same numbers."""
+    one = Score(model="m", method="roe", task="a", metric="acc,none", run_id="r", value=0.5, **fields)
+    return [replace(one, run_id=str(seed)) for seed in range(count)]
+
+
+def test_seeds_with_the_same_difference_have_the_test_over_documents():
+    """Broken by a comparison that leaves the family where its seeds agree, so that the p of others shrink."""
+    mean = mean_score(seeds_of(2, difference=0.1), {"a": {"acc,none": {"difference_p_documents": 0.019}}})
+    assert mean.p == 0.019 and Family.of({mean.comparison: mean.p}).tests == {"scores": 1}
+
+
+def test_a_mean_is_equal_where_all_of_its_seeds_are():
+    scores = seeds_of(2, difference=1e-7, equal=True, marks=("untuned", "equal"))
+    same = mean_score(scores, {"a": {"acc,none": {"equal": True, "difference_p_documents": 0.01}}})
+    assert (same.equal, same.p, same.marks) == (True, None, ("untuned", "equal"))
+    moved = mean_score(scores, {"a": {"acc,none": {"equal": False, "difference_p_documents": 0.5}}})
+    assert (moved.equal, moved.p, moved.marks) == (False, 0.5, ("untuned",))
+
+
+def test_an_average_of_tasks_has_the_interval_of_its_test():
+    """Broken by the interval over documents in the place of that over seeds and documents."""
+    both = {"difference_interval": (0.09, 0.11), "difference_both_interval": (-0.1, 0.3)}
+    mean = task_mean(seeds_of(2, difference=0.1, interval=(0.4, 0.6), seeds=5, **both))
+    assert mean.difference_interval == pytest.approx((0.1 - 0.01 / 2**0.5, 0.1 + 0.01 / 2**0.5))
+    assert mean.tested_interval == pytest.approx((0.1 - 0.2 / 2**0.5, 0.1 + 0.2 / 2**0.5))
+    assert mean.tested_over == "seeds and documents" and mean.p > 0.05
+
+
+def test_a_run_that_was_not_asked_for_is_a_control():
+    """Broken by a calibration run whose comparison changes the p of the scores."""
+    [asked, calibration] = seeds_of(2, p_mcnemar=0.02, difference=0.1)
+    p_values = {one.comparison: one.p for one in (asked, calibration)}
+    family = Family.of(p_values, controls={calibration.run_id})
+    assert family.tests == {"scores": 1, "controls": 1} and family.correct(asked).p_holm == 0.02
+    assert Family.of(p_values).correct(asked).p_holm == 0.04

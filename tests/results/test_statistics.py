@@ -33,17 +33,17 @@ from moe_lab.results.statistics import (
         (81, 263, 0.2553, 0.3662),  # Newcombe (1998), Table I
     ],
 )
-def test_wilson(right: int, n: int, low: float, high: float) -> None:
+def test_wilson(right, n, low, high):
     assert interval([1.0] * right + [0.0] * (n - right)) == pytest.approx((low, high), abs=5e-5)
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 1), (0.3, 7.9), (12, 37), (81, 263), (14041.5, 14042)])
-def test_wilson_is_that_of_statsmodels_for_any_numbers(right: float, n: float) -> None:
+def test_wilson_is_that_of_statsmodels_for_any_numbers(right, n):
     low, high = proportion_confint(right, n, alpha=0.05, method="wilson")
     assert wilson(right, n) == pytest.approx((max(0.0, low), min(1.0, high)), abs=1e-14)
 
 
-def test_bootstrap_of_a_mean_is_close_to_the_normal_interval() -> None:
+def test_bootstrap_of_a_mean_is_close_to_the_normal_interval():
     values = list(np.random.default_rng(0).normal(3, 2, size=400))
     low, high = interval(values)  # type: ignore[misc]
     half = 1.96 * float(np.std(values, ddof=1)) / 20
@@ -53,7 +53,7 @@ def test_bootstrap_of_a_mean_is_close_to_the_normal_interval() -> None:
     assert (low, high) == interval(values), "seeded"
 
 
-def test_bootstrap_uses_the_tasks_own_aggregation() -> None:
+def test_bootstrap_uses_the_tasks_own_aggregation():
     from lm_eval.api.metrics import weighted_perplexity
 
     values = [(-10.0 - i % 3, 5) for i in range(30)]
@@ -61,7 +61,7 @@ def test_bootstrap_uses_the_tasks_own_aggregation() -> None:
     assert low < weighted_perplexity(values) < high
 
 
-def test_too_few_documents_have_no_interval() -> None:
+def test_too_few_documents_have_no_interval():
     assert interval([1.0]) is None
     assert interval_of_difference([[1.0]], [[0.0]]) is None
 
@@ -76,7 +76,7 @@ def test_too_few_documents_have_no_interval() -> None:
         (6, 16, 0.0524789),
     ],  # 2 * Binomial(n, 1/2) tails
 )
-def test_mcnemar(gained: int, lost: int, p: float) -> None:
+def test_mcnemar(gained, lost, p):
     assert mcnemar(gained, lost) == pytest.approx(p, abs=1e-6)
 
 
@@ -89,7 +89,7 @@ def test_mcnemar(gained: int, lost: int, p: float) -> None:
         (0, 5, 5, -1.0, -0.1310),
     ],
 )
-def test_tango(gained: int, lost: int, n: int, low: float, high: float) -> None:
+def test_tango(gained, lost, n, low, high):
     assert tango(gained, lost, n) == pytest.approx((low, high), abs=5e-4)
     values = [1.0] * gained + [0.0] * (n - gained)
     before = [0.0] * gained + [1.0] * lost + [0.0] * (n - gained - lost)
@@ -99,7 +99,7 @@ def test_tango(gained: int, lost: int, n: int, low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize(("gained", "lost", "n"), [(9, 4, 60), (3, 0, 40), (0, 2, 25)])
-def test_tango_inverts_the_score_test(gained: int, lost: int, n: int) -> None:
+def test_tango_inverts_the_score_test(gained, lost, n):
     """At each limit the score statistic is 1.96, its variance at the likelihood's maximum, found by brute force."""
     for d, side in zip(tango(gained, lost, n), (1, -1), strict=True):
         q = np.linspace(
@@ -115,7 +115,7 @@ def test_tango_inverts_the_score_test(gained: int, lost: int, n: int) -> None:
         assert side * statistic == pytest.approx(1.959964, rel=1e-3)
 
 
-def test_over_seeds() -> None:
+def test_over_seeds():
     result = over_seeds([0.1, 0.2, 0.3])
     assert result.mean == pytest.approx(0.2) and result.std == pytest.approx(0.1)
     assert result.interval == pytest.approx([0.2 - 4.302653 * 0.1 / 3**0.5, 0.2 + 4.302653 * 0.1 / 3**0.5])
@@ -123,7 +123,7 @@ def test_over_seeds() -> None:
     assert over_seeds([0.5] * 5) == Spread(0.5, 0.0), "nothing moved: no width is known"
 
 
-def test_interval_over_documents_of_several_seeds() -> None:
+def test_interval_over_documents_of_several_seeds():
     rows = np.random.default_rng(2).integers(0, 2, size=(3, 100)).astype(float)
     low, high = interval_of_mean([list(row) for row in rows])  # type: ignore[misc]
     half = 1.96 * float(rows.mean(axis=0).std(ddof=1)) / 10
@@ -133,7 +133,7 @@ def test_interval_over_documents_of_several_seeds() -> None:
     assert same == pytest.approx(interval(list(rows[0]))), "seeds that agree add no information"
 
 
-def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree() -> None:
+def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree():
     """Broken by an interval of no width where nothing changed, as a bootstrap's is."""
     base, changed = [1.0] * 50 + [0.0] * 50, [1.0] * 46 + [0.0] * 50 + [1.0] * 4
     assert interval_of_difference([changed] * 3, [base]) == pytest.approx(tango(4, 4, 100))
@@ -144,7 +144,7 @@ def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree() -> N
     assert one_seed is not None and one_seed[1] == pytest.approx(tango(4, 4, 100)[1] / 3)
 
 
-def test_the_difference_of_a_mean_over_seeds_is_paired_by_document() -> None:
+def test_the_difference_of_a_mean_over_seeds_is_paired_by_document():
     """Broken by unpaired resampling: documents vary far more than the difference does."""
     random = np.random.default_rng(1)
     base = random.normal(0, 10, size=200)
@@ -160,12 +160,12 @@ def test_the_difference_of_a_mean_over_seeds_is_paired_by_document() -> None:
     assert by_median is not None and by_median[0] < 0.4 < by_median[1] < by_median[0] + 0.5
 
 
-def test_is_binary() -> None:
+def test_is_binary():
     assert is_binary([0, 1, True, 1.0, np.float64(0)])
     assert not is_binary([0.5, 1]) and not is_binary([(1, 2)])
 
 
-def test_an_empty_text_counts_as_one_of_the_texts() -> None:
+def test_an_empty_text_counts_as_one_of_the_texts():
     """Draws of the empty text alone have no perplexity. They are left out, in the difference too."""
     from lm_eval.api.metrics import weighted_perplexity
 

@@ -1,24 +1,37 @@
-"""Breaks if a damaged file passes for a whole one, ends in a traceback, or is lost when it is made again."""
+"""Breaks if a damaged file passes for a whole one, ends in a traceback, or is lost when it is made again.
+
+Types of stored content. Broken by a wrong type that a reader would meet, and by a right one that is refused.
+
+Breaks if a stored result says other things of its tasks than its configuration does.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from moe_lab.results import stored_files as stored
 from moe_lab.results.atomic import write_json
+from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import (
     DamagedError,
+    LmEvalResults,
+    Results,
+    misfit,
     parsed_once,
     read_csv,
     read_lines,
     read_mapping,
     set_aside,
     tidy,
+    typed,
     whole_mapping,
 )
+from tests.support.stored_results import results_of
 
 WRONG = {
     "empty": b"",
@@ -33,7 +46,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", ["results.json", "best.yaml"])
 @pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
-def test_a_damaged_file_is_one_message_that_names_it(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_damaged_file_is_one_message_that_names_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DamagedError, match=rf"{name} is damaged: .*Move it away") as found:
         read_mapping(tmp_path / name)
@@ -41,7 +54,7 @@ def test_a_damaged_file_is_one_message_that_names_it(tmp_path: Path, name: str, 
     assert found.value.exit_code == 2
 
 
-def test_absent_whole_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_whole_and_a_folder(tmp_path, capsys):
     path = tmp_path / "results.json"
     assert read_mapping(path) is None and read_lines(path) is None
     path.write_text('{"a": 1}')
@@ -54,7 +67,7 @@ def test_absent_whole_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.count("x.json is damaged: Is a directory. It is not used.") == 1
 
 
-def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path, monkeypatch):
     parsed = []
     loads = json.loads
     monkeypatch.setattr(stored.json, "loads", lambda text, **keys: parsed.append(text) or loads(text))
@@ -69,13 +82,13 @@ def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("line", [b"[]", b"null", b'{"a"', b"[" * 100_000, b'{"a": "\xe9"}'])
-def test_a_damaged_line_is_not_skipped(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_line_is_not_skipped(tmp_path, line):
     (tmp_path / "log.jsonl").write_bytes(b'{"a": 1}\n' + line + b"\n")
     with pytest.raises(DamagedError, match=r"log\.jsonl is damaged"):
         read_lines(tmp_path / "log.jsonl")
 
 
-def test_a_held_folder_is_tidied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_held_folder_is_tidied(tmp_path, capsys):
     whole = {"results.json": "{}", "samples_t.jsonl": "torn", ".lock": "", "results.1.old.json": "["}
     for name, content in whole.items():
         (tmp_path / name).write_text(content)
@@ -90,30 +103,91 @@ def test_a_held_folder_is_tidied(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "status.json is kept as status.1.old.json and made again" in told
 
 
-def test_a_row_that_was_cut_has_empty_values(tmp_path: Path) -> None:
+def test_a_row_that_was_cut_has_empty_values(tmp_path):
     (tmp_path / "trials.csv").write_text("number,value,state\n0,1.")
     assert read_csv(tmp_path / "trials.csv") == [{"number": "0", "value": "1.", "state": ""}]
 
 
-def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path: Path) -> None:
+def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path):
     for number in (1, 2):
         (tmp_path / "a.json").write_text(str(number))
         set_aside(tmp_path / "a.json", "why")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-        "a.1.old.json": "1",
-        "a.2.old.json": "2",
-    }
+    expected = {"a.1.old.json": "1", "a.2.old.json": "2"}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == expected
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    results = copy.deepcopy(dict(results_of()))
+    results["moe_lab"] |= changes
+    return results
+
+
+def test_real_results_are_whole():
+    assert misfit(dict(results_of()), Results) is None and misfit({"results": {}}, LmEvalResults) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("results", "place"),
     [
-        ("x.json", b'{"a": "\xef"}', "can't decode"),
-        ("x.json", b'\xef\xbb\xbf{"a": 1}', "BOM"),
+        ([], "it"),
+        (changed(model={"name": None}), "moe_lab.model.name"),
+        (changed(samples={"t": ["0"]}), "moe_lab.samples.t.0"),
+        (changed(baseline={"run_id": 5}), "moe_lab.baseline.run_id"),
+        (changed(intervals={"t": {"acc,none": [0.1]}}), "moe_lab.intervals.t.acc,none"),
+        (dict(results_of()) | {"group_subtasks": {"g": "t"}}, "group_subtasks.g"),
+        (changed(other=5), None),
+        (changed(intervals={"t": {"acc,none": [0.1, float("nan")]}}), None),
     ],
 )
-def test_too_much_is_one_message(tmp_path: Path, name: str, content: bytes, says: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DamagedError, match=says) as refused:
-        (read_lines if name == "x.jsonl" else read_mapping)(tmp_path / name)
-    assert str(tmp_path / name) in str(refused.value) and len(str(refused.value).splitlines()) == 1
+def test_what_readers_would_meet_is_named(results, place):
+    problem = misfit(results, Results)
+    assert problem is None if place is None else str(problem).startswith(f"{place}: ")
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    limits: tuple[float, float] | None = None
+    length: int = field(init=False, default=0)
+
+
+@dataclass(frozen=True)
+class Whole:
+    parts: list[Part]
+    by_name: dict[str, Part | None]
+    marks: tuple[str, ...] = ()
+
+
+def test_what_a_dataclass_holds_is_read_with_it():
+    part = {"name": "a", "limits": [0, 0.5], "length": 3, "unknown": 1}
+    content = {"parts": [part], "by_name": {"b": {"name": "b"}, "c": None}, "marks": ["x", "y"], "more": None}
+    found = typed(Whole, content)
+    assert found == Whole([Part("a", (0, 0.5))], {"b": Part("b"), "c": None}, ("x", "y"))
+
+
+@pytest.mark.parametrize("part", [{"name": 1}, {}, {"name": "a", "limits": [0, 1, 2]}, []])
+def test_another_type_is_refused(part):
+    with pytest.raises(ValueError, match=r"parts\.0"):
+        typed(Whole, {"parts": [part], "by_name": {}})
+
+
+@pytest.mark.parametrize(
+    ("choices", "form"),
+    [({"a": "letters", "b": "letters"}, "letters"), ({"a": "letters"}, "letters"), ({}, "text")],
+)
+def test_a_group_was_asked_in_letters_if_a_task_of_it_was(choices, form):
+    """A group may hold tasks without choices, too."""
+    content: dict[str, Any] = {
+        "group_subtasks": {"group": ["a", "b"]},
+        "configs": {task: {"doc_to_choice": choices.get(task)} for task in ("a", "b")},
+        "results": {},
+        "moe_lab": {"samples": {"a": [0], "b": [0]}},
+    }
+    assert RunResult(content).answer_form("group") == form
+    assert RunResult(content).answer_form("b") == ("letters" if "b" in choices else "text")
+
+
+def test_a_byte_order_mark_is_one_message(tmp_path):
+    (tmp_path / "x.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    with pytest.raises(DamagedError, match=r"x\.json is damaged: .*BOM"):
+        read_mapping(tmp_path / "x.json")

@@ -28,3 +28,15 @@ def foreign_urls(page: Path) -> list[str]:
 def texts(elements: Any) -> list[str]:
     """The texts of elements, with single blanks."""
     return [" ".join(element.text_content().split()) for element in elements]
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours #rrggbb, from 1 to 21 (WCAG 2)."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)

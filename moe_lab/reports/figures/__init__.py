@@ -19,7 +19,7 @@ def write_study_figures(folder: Path) -> list[Path]:
     from moe_lab.reports.figures.studies import read_study, write_heatmap, write_history, write_sweep
 
     study = read_study(folder)
-    if not study.complete or study.info.tuning in ("scale", "grid"):
+    if study.complete.empty or study.info.tuning in ("scale", "grid"):
         return []
     if study.info.tuning == "uniform":
         return write_sweep([study], folder / "figures", "sweep")
@@ -36,23 +36,14 @@ def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
     """
     from moe_lab.metrics.stored import stored_metrics
     from moe_lab.reports.figures.pathways import write_coactivation
-
-    metrics = stored_metrics(result.stored_in, result.run_id, result.commit)
-    drawn = _trace_figures(result, kinds) if kinds else []
-    return drawn + (write_coactivation(result.stored_in, metrics.experts) if metrics else [])
-
-
-def _trace_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
     from moe_lab.reports.figures.traces import read_traces
 
-    run = read_traces(result)
-    if run is None:
-        return []
-    paths = []
-    for kind in kinds:
-        module = import_module(f"moe_lab.reports.figures.{FIGURES[kind][1]}")
-        paths += getattr(module, f"write_{kind}")([run], result.stored_in / "figures", kind)
-    return paths
+    metrics, paths = stored_metrics(result.stored_in, result.run_id, result.commit), list[Path]()
+    if kinds and (run := read_traces(result)) is not None:
+        for kind in kinds:
+            module = import_module(f"moe_lab.reports.figures.{FIGURES[kind][1]}")
+            paths += getattr(module, f"write_{kind}")([run], result.stored_in / "figures", kind)
+    return paths + (write_coactivation(result.stored_in, metrics.experts) if metrics else [])
 
 
 def write_training_figures(folder: Path, held_out: str) -> None:

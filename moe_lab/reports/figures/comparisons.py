@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.differences import Difference, draw_differences
-from moe_lab.reports.figures.primitives import bars, curve, points, stacked_panels, write_panels
+from moe_lab.reports.figures.primitives import bars, curve, draw_differences, write_panels, write_points
 from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, count_axis, write_figure
-from moe_lab.reports.papers.cells import (
-    CellTable,
-    TableCell,
-    averages,
-    coordinates,
-    corrected_scores,
-    place_of,
-)
+from moe_lab.reports.papers.cells import CellTable, TableCell, averages, coordinates
 from moe_lab.reports.papers.metrics import quantity
+from moe_lab.results.score_table import ScoreLine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 
@@ -58,15 +49,12 @@ def _accuracy(axis: Axes, panel: tuple[str, DataFrame]) -> None:
 
 ROUNDING = "temperature 0"
 """The suffix of the name of RoE without noise."""
-
-
-def _line_of(method: str) -> tuple[dict[str, Any], float]:
-    """The look of a method's line, and its sideways shift."""
-    if method == "base":
-        return {"label": "base model with k' experts", "colour": ORANGE, "style": "s-"}, 0.97
-    if method.endswith(ROUNDING):
-        return {"label": "RoE at temperature 0: rounding alone", "colour": GREY, "style": "^-"}, 1.0
-    return {"label": "RoE: n samples of k experts", "colour": BLUE, "style": "o-"}, 1.03
+CONTROL_LINES = {
+    "base": ("base model with k' experts", ORANGE, "s-", 0.97),
+    ROUNDING: ("RoE at temperature 0: rounding alone", GREY, "^-", 1.0),
+}
+"""The label, the colour and the style of a method's line, and its sideways shift."""
+ROE_LINE = ("RoE: n samples of k experts", BLUE, "o-", 1.03)
 
 
 CONTROL_COLUMNS = [
@@ -94,8 +82,10 @@ def control_rows(table: CellTable) -> DataFrame:
 def _control(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
     (model, task), rows = panel
     for method, shown in rows.groupby("method", sort=False):
-        look, shift = _line_of(str(method))
-        curve(axis, shown.assign(place=shown["expert_work"] * shift), "place", **look)
+        kind = ROUNDING if str(method).endswith(ROUNDING) else method
+        label, colour, style, shift = CONTROL_LINES.get(kind, ROE_LINE)
+        places = shown.assign(place=shown["expert_work"] * shift)
+        curve(axis, places, "place", label=label, colour=colour, style=style)
     own = set(rows["experts_per_token"][rows["method"] != "base"])
     for count in own:
         axis.axvline(count, color=GREY, ls=":", lw=1.2, label="the model's own k")
@@ -116,15 +106,7 @@ FOREST_COLUMNS = [
 
 
 def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
-    """Points with 95% intervals over documents, a line at base."""
-    rows = forest_rows(table)
-    names = list(rows["setting"].unique())
-    size: dict[str, Any] = {"height": 1.0 + 0.17 * len(names), "sharey": True}
-    return write_panels(rows, "panel", partial(_forest, names=names), folder, stem, title, **size)
-
-
-def forest_rows(table: CellTable) -> DataFrame:
-    """FOREST_COLUMNS of every measured cell and average."""
+    """Points with 95% intervals over documents, a line at base; every measured cell and average."""
     experiment, cells = table.experiment, table.cells
     across = [key for key in experiment.keys if key not in experiment.rows]
     named = [key for key in experiment.rows if len({cell.coordinates[key] for cell in cells}) > 1]
@@ -132,18 +114,16 @@ def forest_rows(table: CellTable) -> DataFrame:
     settings = ([cell.coordinates[key] for key in named or experiment.rows[:1]] for cell in frame["cell"])
     frame["setting"] = [", ".join(text for text in setting if text != "-") for setting in settings]
     frame["panel"] = [", ".join(cell.coordinates[key] for key in across) for cell in frame["cell"]]
-    return frame[FOREST_COLUMNS]
+    return write_points(frame[FOREST_COLUMNS], "setting", _forest_look, _forest, folder, stem, title)
 
 
-def _forest(axis: Axes, panel: tuple[str, DataFrame], names: Sequence[str]) -> None:
-    name, rows = panel
+def _forest_look(row: Any) -> dict[str, Any]:
+    if "upper-bound" in row.marks:
+        return {"color": ORANGE, "label": f"{row.method}, upper bound"}
+    return {"color": GREY if row.method == "base" else BLUE, "label": row.method}
 
-    def look(row: Any) -> dict[str, Any]:
-        if "upper-bound" in row.marks:
-            return {"color": ORANGE, "label": f"{row.method}, upper bound"}
-        return {"color": GREY if row.method == "base" else BLUE, "label": row.method}
 
-    points(axis, rows, "setting", look, names)
+def _forest(axis: Axes, name: str, rows: DataFrame) -> None:
     base = list(rows["value"][rows["method"] == "base"])
     if len(base) == 1:
         axis.axvline(base[0], color=GREY, ls=":", lw=1.1)
@@ -161,66 +141,33 @@ NOISE = "model.recipe.routing_noise"
 
 
 def write_effects(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
-    """Points with 95% intervals and a line at 0; filled where the corrected p is below 0.05."""
-    rows = effect_rows(table)
-    return write_figure(lambda: _effects(rows, title), rows, folder, stem)
+    """Every comparison of a cell that has an interval, as points; filled where the corrected p is below 0.05."""
+    found = [
+        ScoreLine(score, _label(cell.coordinates, table.cells, score.other))
+        for cell in table.cells
+        for score in cell.scores(table.family).values()
+        if score.tested_interval is not None
+    ]
+    rows, groups = [], dict[str, list[ScoreLine]]()
+    for line in found:
+        score, (low, high) = line.score, line.score.tested_interval or (None, None)
+        names = ("task", "metric", "label", "difference", "low", "high", "p_holm", "seeds", "examples")
+        known = vars(score) | {"label": line.label, "low": low, "high": high, "examples": score.n}
+        rows.append({name: known[name] for name in names})
+        groups.setdefault(score.task, []).append(line)
+    titles = [
+        f"{task}, {line.score.seeds} seed{'s' * (line.score.seeds != 1)}, {line.score.n} examples"
+        for task, (line, *_) in groups.items()
+    ]
+    return write_figure(lambda: draw_differences(list(groups.values()), titles, title), rows, folder, stem)
 
 
-def effect_rows(table: CellTable) -> list[dict[str, Any]]:
-    """One row for each comparison of a cell that has an interval."""
-    scores = corrected_scores(table.cells, table.family)
-    varied = _varied(table.cells)
-    rows = []
-    for cell in table.cells:
-        for other in (name for place, name in scores if place == place_of(cell)[0]):
-            score = scores.get(place_of(cell, other))
-            if score is None or score.tested_interval is None:
-                continue
-            low, high = score.tested_interval
-            rows.append(
-                {
-                    "task": score.task,
-                    "metric": score.metric,
-                    "label": _label(cell.coordinates, varied, other),
-                    "difference": score.difference,
-                    "low": low,
-                    "high": high,
-                    "p_holm": score.p_holm,
-                    "seeds": score.seeds,
-                    "examples": score.n,
-                }
-            )
-    return rows
-
-
-def _varied(cells: Sequence[TableCell]) -> set[tuple[str, str]]:
-    """(method, key) of the keys in NAMED with several values among the cells of a method."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for cell in cells:
-        for key in NAMED:
-            place = cell.coordinates.get("method", "-"), key
-            found.setdefault(place, set()).add(cell.coordinates.get(key, "-"))
-    return {place for place, values in found.items() if len(values) > 1}
-
-
-def _label(coordinates: dict[str, str], varied: set[tuple[str, str]], other: str) -> str:
+def _label(coordinates: dict[str, str], cells: Sequence[TableCell], other: str) -> str:
+    """The method, those keys of NAMED that differ among its cells, the noise in training, and the other run."""
     method = coordinates.get("method", "-")
-    values = [method, *(coordinates.get(key, "-") for key in NAMED if (method, key) in varied)]
+    own = [cell.coordinates for cell in cells if cell.coordinates.get("method", "-") == method]
+    varied = [key for key in NAMED if len({one.get(key, "-") for one in own}) > 1]
+    values = [method, *(coordinates.get(key, "-") for key in varied)]
     noise = {"0": "no noise in training", "1": "noise in training"}.get(coordinates.get(NOISE, "-"), "-")
     name = ", ".join(value for value in (*values, noise) if value != "-")
     return f"{name}: minus {other.replace('_', ' ')}"
-
-
-def _effects(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    tasks = dict.fromkeys(row["task"] for row in rows)
-    groups = [[row for row in rows if row["task"] == task] for task in tasks]
-    heights = [0.22 * len(group) + 0.75 for group in groups]
-    figure, axes = stacked_panels(sum(heights) + 0.3, heights, title)
-    for axis, group in zip(axes, groups, strict=True):
-        first, columns = group[0], ("label", "task", "metric", "difference", "low", "high", "examples")
-        draw_differences(
-            axis, [Difference(**{name: row[name] for name in columns}, p=row["p_holm"]) for row in group]
-        )
-        seeds = f"{first['seeds']} seed{'s' * (first['seeds'] != 1)}"
-        axis.set_title(f"{first['task']}, {seeds}, {first['examples']} examples")
-    return figure

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import curve, legend_below, panel_per, panels
+from moe_lab.reports.figures.primitives import curve, legend_below, panel_per, panels, write_panels
 from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
@@ -20,14 +20,14 @@ from moe_lab.reports.figures.style import (
     log_axis,
     write_figure,
 )
-from moe_lab.reports.papers.cells import CellTable, TableCell, corrected_scores, place_of
+from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.metrics import quantity
-from moe_lab.results.model import BASE, Cost, RunResult
-from moe_lab.results.scores import Score
+from moe_lab.results.model import BASE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 
 # Memory, power and time of RoE against the number of routing samples (RoE, Figure 4)
@@ -44,7 +44,11 @@ CACHE_LABELS = {"clean": "clean cache", "standard": "standard cache", "none": "n
 def write_overhead(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """One panel per quantity, relative to n=1; one line per cache and temperature."""
     rows = overhead_rows(table.cells)
-    return write_figure(lambda: _overhead(rows, title), rows, folder, stem)
+    names = ("model", "device", "task", "documents")
+    model, device, task, documents = (rows[0][name] if rows else None for name in names)
+    heading = f"{title}\n{model} on {device}, {task}, {documents} documents, batch 1, one run per point"
+    draw = partial(_quantity, rows=rows)
+    return write_figure(lambda: panel_per(list(QUANTITIES), heading, draw, height=2.5), rows, folder, stem)
 
 
 def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
@@ -53,53 +57,36 @@ def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
     `memory_bytes`: the peak of a CUDA device; elsewhere the weights and the peak memory that answering adds to the
     process. `watts` is energy over time; None without a meter. Relative values are None where there is no n=1.
     """
-    rows = [_row(cell) for cell in cells if cell.results and cell.results[0].cost.tokens_out]
-    single = next((row for row in rows if row["n"] == 1), None)
+    rows = []
+    for result in (cell.results[0] for cell in cells if cell.results):
+        cost, roe = result.cost, result.report
+        if not cost.tokens_out or not cost.seconds:
+            continue
+        weights, working, energy = cost.weight_bytes, cost.peak_working_bytes, cost.energy_joules
+        memory = None if weights is None or working is None else weights + working
+        row: dict[str, Any] = {
+            "model": result.model,
+            "task": ",".join(result.requested),
+            "documents": result.num_documents,
+            "device": cost.device,
+            "cache": roe["cache"],
+            "temperature": "tuned" if any(roe["temperatures"]) else "0",
+            "n": roe["n"],
+            "tokens_out": cost.tokens_out,
+            "seconds_per_token": cost.seconds / cost.tokens_out,
+            "tokens_per_second": cost.tokens_out / cost.seconds,
+            "memory_bytes": cost.peak_memory_bytes if str(cost.device).startswith("cuda") else memory,
+            "energy_joules": energy,
+            "watts": None if energy is None else energy / cost.seconds,
+            "run_id": result.run_id,
+        }
+        rows.append(row)
+    single = next((row for row in rows if row["n"] == 1), {})
     for row in rows:
         for name in (*QUANTITIES, "tokens_per_second"):
-            one = None if single is None else single[name]
+            one = single.get(name)
             row[f"relative_{name}"] = row[name] / one if row[name] is not None and one else None
     return sorted(rows, key=lambda row: (row["temperature"] != "0", row["cache"], row["n"]))
-
-
-def _row(cell: TableCell) -> dict[str, Any]:
-    result = cell.results[0]
-    cost, roe = result.cost, result.report
-    assert cost.seconds and cost.tokens_out
-    energy = cost.energy_joules
-    return {
-        "model": result.model,
-        "task": ",".join(result.requested),
-        "documents": result.num_documents,
-        "device": cost.device,
-        "cache": roe["cache"],
-        "temperature": "tuned" if any(roe["temperatures"]) else "0",
-        "n": roe["n"],
-        "tokens_out": cost.tokens_out,
-        "seconds_per_token": cost.seconds / cost.tokens_out,
-        "tokens_per_second": cost.tokens_out / cost.seconds,
-        "memory_bytes": memory_of(cost),
-        "energy_joules": energy,
-        "watts": None if energy is None else energy / cost.seconds,
-        "run_id": result.run_id,
-    }
-
-
-def memory_of(cost: Cost) -> int | None:
-    """Bytes: a CUDA device's peak; elsewhere weights and working memory, without Python and its libraries."""
-    if str(cost.device).startswith("cuda"):
-        return cost.peak_memory_bytes
-    weights, working = cost.weight_bytes, cost.peak_working_bytes
-    return None if weights is None or working is None else weights + working
-
-
-def _overhead(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    first = rows[0]
-    heading = (
-        f"{title}\n{first['model']} on {first['device']}, {first['task']}, {first['documents']} documents, "
-        "batch 1, one run per point"
-    )
-    return panel_per(list(QUANTITIES), heading, partial(_quantity, rows=rows), height=2.5)
 
 
 def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -129,8 +116,6 @@ def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:
 # Equivalent model size of RoE, and its cost next to a plain model of that size (RoE, Figure 5)
 
 
-PLAIN = ("base", "equivalent")
-"""The models beside the method's."""
 COSTS = {"milliseconds_per_token": "time per generated token", "mebibytes": "memory"}
 
 
@@ -159,7 +144,8 @@ def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     shown = f"{depths[0]}" if len(depths) == 1 else f"{depths[0]} to {depths[-1]}"
     plain = f"plain model of equivalent size ({shown} layers instead of {first['layers']}, random weights)"
     # the method and the larger model relative to the base model; all were measured in turns
-    [method] = {key.removesuffix("_mebibytes") for key in first if key.endswith("_mebibytes")} - {*PLAIN}
+    measured = {key.removesuffix("_mebibytes") for key in first if key.endswith("_mebibytes")}
+    [method] = measured - {"base", "equivalent"}
     for axis, (name, of) in zip(axes[1:], COSTS.items(), strict=True):
         for kind, style, colour, label in ((method, "o-", BLUE, "RoE"), ("equivalent", "s-", ORANGE, plain)):
             relative = frame.assign(value=frame[f"{kind}_{name}"] / frame[f"base_{name}"])
@@ -178,60 +164,52 @@ def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 def write_quality_cost(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """One panel per task; a point with its 95% interval per method, filled where the corrected p is below 0.05."""
     rows = quality_rows(table)
-    panels = [
-        [row for row in rows if row["task"] == task] for task in dict.fromkeys(row["task"] for row in rows)
-    ]
-    draw = partial(_draw_task, labels=list(dict.fromkeys(row["label"] for row in rows)))
-    return write_figure(lambda: panel_per(panels, title, draw, height=2.6, columns=2), rows, folder, stem)
+    draw = partial(_draw_task, labels=list(rows["label"].unique()))
+    return write_panels(rows, "task", draw, folder, stem, title, height=2.6, columns=2)
 
 
-def quality_rows(table: CellTable) -> list[dict[str, Any]]:
+QUALITY_COLUMNS = [
+    *("task", "label", "metric", "lower_is_better", "value", "difference", "low", "high", "p_holm"),
+    *("significant", "work", "seconds", "seeds", "examples"),
+]
+
+
+def quality_rows(table: CellTable) -> DataFrame:
     """One row per measured cell whose base model is measured on the same task.
 
     `work` is the tokens of the cell's runs times the experts that each takes in a layer, relative to the base model's;
     `seconds` of answering are relative, too. Both are means over seeds. A backward pass (C3PO) is not counted.
     """
-    scores = corrected_scores(table.cells, table.family)
+    from pandas import DataFrame
+
     bases = {
-        _task(cell): cell for cell in table.cells if cell.coordinates.get("method") == BASE and cell.results
+        (cell.coordinates["model"], cell.coordinates["task"]): cell
+        for cell in table.cells
+        if cell.coordinates.get("method") == BASE and cell.results
     }
     rows = []
     for cell in table.cells:
-        score, base = scores.get(place_of(cell)), bases.get(_task(cell))
-        if score is None or base is None:
+        base = bases.get((cell.coordinates["model"], cell.coordinates["task"]))
+        score, plain = cell.scores(table.family).get(BASE), base.score() if base else None
+        if base is None or score is None or plain is None or score.value is None or plain.value is None:
             continue
         low, high = score.tested_interval or (None, None)
-        rows.append(
-            {
-                "task": f"{score.task} ({score.model})",
-                "label": _label(cell, table.cells),
-                "metric": score.metric,
-                "lower_is_better": cell.results[0].lower_is_better(score.task, score.metric),
-                "value": score.value,
-                "difference": _difference(score, scores[place_of(base)]),
-                "low": low,
-                "high": high,
-                "p_holm": score.p_holm,
-                "significant": score.significant,
-                "work": _mean_work(cell) / _mean_work(base),
-                "seconds": _mean_seconds(cell) / _mean_seconds(base),
-                "seeds": score.seeds,
-                "examples": score.n,
-            }
-        )
-    return rows
-
-
-def _difference(score: Score, base: Score) -> float:
-    """The paired difference to the base model. Without one, the difference of the two values, which has no interval."""
-    if score.difference is not None:
-        return score.difference
-    assert score.value is not None and base.value is not None
-    return score.value - base.value
-
-
-def _task(cell: TableCell) -> tuple[str, str]:
-    return cell.coordinates["model"], cell.coordinates["task"]
+        # without the paired difference that of the two values, which has no interval
+        difference = score.value - plain.value if score.difference is None else score.difference
+        more = {
+            "task": f"{score.task} ({score.model})",
+            "label": _label(cell, table.cells),
+            "lower_is_better": cell.results[0].lower_is_better(score.task, score.metric),
+            "difference": difference,
+            "low": low,
+            "high": high,
+            "significant": score.significant,
+            "work": _mean_work(cell) / _mean_work(base),
+            "seconds": _mean_seconds(cell) / _mean_seconds(base),
+            "examples": score.n,
+        }
+        rows.append(vars(score) | more)
+    return DataFrame(rows, columns=QUALITY_COLUMNS, dtype=object)
 
 
 def _label(cell: TableCell, cells: Sequence[TableCell]) -> str:
@@ -249,35 +227,32 @@ def _label(cell: TableCell, cells: Sequence[TableCell]) -> str:
 
 
 def _mean_work(cell: TableCell) -> float:
-    return fmean(map(_work, cell.results))
-
-
-def _work(result: RunResult) -> float:
-    experts = result.report.get("experts_per_token") or result.model_facts["top_k"]
-    return float(experts) * (result.cost.tokens_in or 0)
+    return fmean(
+        float(result.report.get("experts_per_token") or result.model_facts["top_k"])
+        * (result.cost.tokens_in or 0)
+        for result in cell.results
+    )
 
 
 def _mean_seconds(cell: TableCell) -> float:
     return fmean(result.cost.seconds or 0.0 for result in cell.results)
 
 
-def _draw_task(axis: Axes, rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
-    from pandas import DataFrame
-
-    for row in rows:
-        number = labels.index(row["label"])
+def _draw_task(axis: Axes, panel: tuple[str, DataFrame], labels: Sequence[str]) -> None:
+    task, rows = panel
+    for place, row in enumerate(rows.itertuples()):
+        number = labels.index(row.label)
         colour = COLOURS[number % len(COLOURS)]
         marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # pairs repeat after 49
-        filled = colour if row["significant"] else "white"
-        point = DataFrame([row], dtype=object)
-        curve(axis, point, "work", "difference", colour=colour, style=marker, label=row["label"], mfc=filled)
+        look = {"style": marker, "label": row.label, "mfc": colour if row.significant else "white"}
+        curve(axis, rows[place : place + 1], "work", "difference", colour=colour, **look)
     axis.axhline(0, color=GREY, ls=":", lw=1.1)
-    first = rows[0]
+    first = rows.iloc[0]
     better = "lower is better" if first["lower_is_better"] else "higher is better"
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter("{x:g}")
     axis.set(
-        title=f"{first['task']}\n{first['examples']} examples, at most {max(row['seeds'] for row in rows)} seeds",
+        title=f"{task}\n{first['examples']} examples, at most {rows['seeds'].max()} seeds",
         xlabel="work of experts, base = 1",
         ylabel=f"difference of {quantity(first['metric'])}\n({better})",
     )

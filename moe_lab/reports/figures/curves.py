@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.metrics.registry import labels, values_of
-from moe_lab.reports.figures.primitives import curve, curves, panel_per, points, write_panels
-from moe_lab.reports.figures.style import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    GREY,
-    MARKERS,
-    NUMBER_BOX,
-    ORANGE,
-    step_axis,
-    write_figure,
-)
-from moe_lab.reports.papers.cells import CellTable, TableCell, coordinates, shown_cells
+from moe_lab.reports.figures.primitives import curve, curves, write_each, write_panels, write_points
+from moe_lab.reports.figures.style import BLUE, COLOURS, GREEN, GREY, MARKERS, NUMBER_BOX, ORANGE, step_axis
+from moe_lab.reports.papers.cells import CellTable, coordinates, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import model_folder, quantity, unit_of
 from moe_lab.results.model import BASE
@@ -28,7 +19,6 @@ from moe_lab.results.stored_files import read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 
@@ -37,27 +27,27 @@ if TYPE_CHECKING:
 
 def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """`expert_metrics.png` and `.csv` of the measurements in expert_metrics.jsonl; the CSV is not scaled."""
-    rows = training_rows(lines)
     title = "Expert metrics while the model is trained"
-    return write_figure(lambda: _draw({"": rows}, title), rows, folder, "expert_metrics")
+    return write_each(
+        [("", training_rows(lines))],
+        itemgetter(1),
+        _draw_training,
+        folder,
+        "expert_metrics",
+        title,
+        height=2.6,
+    )
 
 
 def write_epochs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """One panel for each training of the cells that has measurements."""
-    trainings = {_name(cell): training_rows(lines) for cell in table.cells if (lines := _measurements(cell))}
-    rows = [{"training": name, **row} for name, own in trainings.items() for row in own]
-    return write_figure(lambda: _draw(trainings, title), rows, folder, stem)
-
-
-def _name(cell: TableCell) -> str:
-    """The name of a training: the cell's coordinates but for the metric."""
-    return ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
-
-
-def _measurements(cell: TableCell) -> list[dict[str, Any]]:
-    """The lines of expert_metrics.jsonl of the model that a cell's run evaluates."""
-    folder = model_folder(cell.results[0]) if cell.results else None
-    return [] if folder is None else read_lines(folder / "expert_metrics.jsonl") or []
+    trainings: dict[str, list[dict[str, Any]]] = {}
+    for cell in (cell for cell in table.cells if cell.results):
+        if (own := model_folder(cell.results[0])) and (lines := read_lines(own / "expert_metrics.jsonl")):
+            # a training's metrics are cells of their own
+            name = ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
+            trainings[name] = [{"training": name, **row} for row in training_rows(lines)]
+    return write_each(list(trainings.items()), itemgetter(1), _draw_training, folder, stem, title, height=2.6)
 
 
 def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -74,22 +64,17 @@ def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _draw(trainings: Mapping[str, Sequence[dict[str, Any]]], title: str) -> Figure:
-    return panel_per(list(trainings.items()), title, _draw_training, height=2.6)
-
-
-def _draw_training(axis: Axes, training: tuple[str, Sequence[dict[str, Any]]]) -> None:
-    name, rows = training
+def _draw_training(axis: Axes, training: tuple[str, list[dict[str, Any]]], rows: DataFrame) -> None:
     for (key, label), colour, marker in zip(labels().items(), COLOURS, MARKERS, strict=False):
-        values = [row[key] for row in rows]
-        if None in values:
+        if rows[key].isna().any():
             continue
-        low, high = min(values), max(values)
-        heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
-        ends = f"{label}: {values[0]:.3f} to {values[-1]:.3f} {unit_of(key)}"
-        axis.plot([row["epoch"] for row in rows], heights, color=colour, marker=marker, label=ends)
+        values = rows[key].astype(float)
+        low, high = values.min(), values.max()
+        scaled = rows.assign(value=(values - low) / (high - low) if high > low else 0.5)
+        ends = f"{label}: {values.iloc[0]:.3f} to {values.iloc[-1]:.3f} {unit_of(key)}"
+        curve(axis, scaled, "epoch", colour=colour, style=f"{marker}-", label=ends)
     step_axis(axis, "epoch")
-    axis.set(title=name, ylabel="normalized value")
+    axis.set(title=training[0], ylabel="normalized value")
 
 
 # Accuracy against FLOPs per question, by the number of core experts (C3PO, Figure 4)
@@ -143,9 +128,8 @@ def _flops(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
     costs = rows.assign(cost=rows["flops"] / 1e9)
     label = "C3PO, with its core experts (0: base model)"
     curve(axis, costs, "cost", label=label, band="95% interval")
-    for cost, same in costs.groupby(
-        costs["cost"].map("{:.3g}".format)
-    ):  # cores below the model's top-k cost the same
+    # cores below the model's top-k cost the same
+    for cost, same in costs.groupby(costs["cost"].map("{:.3g}".format)):
         axis.annotate(
             ", ".join(map(str, same["core_experts"])), (float(cost), same["value"].max()),
             textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6.5, bbox=NUMBER_BOX,
@@ -164,8 +148,6 @@ def _flops(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
 # A metric against a number of the method, one panel per metric, one line per model (MoE-Bench, Figure 8)
 
 ROUTER_LR = "method.router_lr"
-
-
 LINES_COLUMNS = ["measure", "metric", "line", "x", "value", "low", "high", "documents", "published", "marks"]
 
 
@@ -184,17 +166,14 @@ def line_rows(table: CellTable) -> DataFrame:
     frame[MEASURE] = frame["metric"]
     frame[MEASURE] = coordinates(frame, MEASURE)
     frame["line"] = [", ".join(cell.coordinates[key] for key in named) for cell in frame["cell"]]
-    frame["x"] = [_number(cell, across) for cell in frame["cell"]]
+    # without a router_lr it is the learning rate of all parameters
+    frame["x"] = [
+        float((cell.parts or [cell])[0].config.method.learning_rate)
+        if (across, cell.coordinates[across]) == (ROUTER_LR, "-")
+        else float(cell.coordinates[across])
+        for cell in frame["cell"]
+    ]
     return frame[LINES_COLUMNS].sort_values("x", kind="stable")
-
-
-def _number(cell: TableCell, key: str) -> float:
-    """The cell's place on the axis; without a router_lr it is the learning rate of all parameters."""
-    place = cell.coordinates[key]
-    if place == "-" and key == ROUTER_LR:
-        part = cell.parts[0] if cell.parts else cell
-        return float(part.config.method.learning_rate)
-    return float(place)
 
 
 def _lines(axis: Axes, panel: tuple[str, DataFrame], across: str) -> None:
@@ -217,8 +196,6 @@ FIRST_HALF = {
     "R": ("routers frozen first", GREEN),
 }
 SWEET_POINT = "N→R"
-
-
 SCHEDULES_COLUMNS = [
     *("panel", "schedule", "metric", "value", "stderr", "low", "high"),
     *("documents", "published", "marks"),
@@ -227,10 +204,7 @@ SCHEDULES_COLUMNS = [
 
 def write_schedules(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
     """Points with 95% intervals over documents."""
-    rows = schedule_rows(table)
-    names = list(rows["schedule"].unique())
-    size: dict[str, Any] = {"height": 1.0 + 0.17 * len(names), "sharey": True}
-    return write_panels(rows, "panel", partial(_schedules, names=names), folder, stem, title, **size)
+    return write_points(schedule_rows(table), "schedule", _schedule_look, _schedules, folder, stem, title)
 
 
 def schedule_rows(table: CellTable) -> DataFrame:
@@ -256,14 +230,12 @@ def schedule_label(coordinates: dict[str, str]) -> str:
     return label if rate == "-" else f"{label}, router {float(rate):g}"
 
 
-def _schedules(axis: Axes, panel: tuple[str, DataFrame], names: Sequence[str]) -> None:
-    name, rows = panel
+def _schedule_look(row: Any) -> dict[str, Any]:
+    first, colour = FIRST_HALF.get(row.schedule[0], ("base", GREY))
+    return {"color": colour, "label": first, "ms": 7 if row.schedule == SWEET_POINT else 4}
 
-    def look(row: Any) -> dict[str, Any]:
-        first, colour = FIRST_HALF.get(row.schedule[0], ("base", GREY))
-        return {"color": colour, "label": first, "ms": 7 if row.schedule == SWEET_POINT else 4}
 
-    points(axis, rows, "schedule", look, names)
+def _schedules(axis: Axes, name: str, rows: DataFrame) -> None:
     tuned = [row.value for row in rows.itertuples() if row.schedule != "base" and "," not in row.schedule]
     if tuned:
         axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from moe_lab.reports.figures.traces import StoredTraces, chosen_PLK
 
 if TYPE_CHECKING:
     import numpy as np
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -54,17 +53,12 @@ def entropy_bits(frequency: np.ndarray) -> float:
 
 def activation_rows(run: StoredTraces) -> list[dict[str, object]]:
     """One row per layer and expert, with the layer's number and both frequencies."""
-    before, after = (frequency_LE(run, state) for state in STATES)
+    shares = {state: frequency_LE(run, state) for state in STATES}
     return [
-        {
-            **run.key,
-            "layer": layer,
-            "expert": expert,
-            "before": float(before[row, expert]),
-            "after": float(after[row, expert]),
-        }
+        {**run.key, "layer": layer, "expert": expert}
+        | {state: float(share[row, expert]) for state, share in shares.items()}
         for row, layer in enumerate(run.layers)
-        for expert in range(before.shape[-1])
+        for expert in range(shares["before"].shape[-1])
     ]
 
 
@@ -102,87 +96,80 @@ def write_sample(
     runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "One question's pathway"
 ) -> list[Path]:
     """The last re-mixed layer of one question of the first run."""
-    from pandas import DataFrame
-
     if not runs:
         return []
     run = runs[0]
-    index, corrected = chosen_question(run)
+    # the first question that was wrong and became right
+    corrected = next((i for i, states in enumerate(run.right) if states[-1] and not states[0]), None)
+    index = corrected or 0
     rows = sample_rows(run, index)
-    chosen = "the first that was wrong and became right" if corrected else "the first, as none became right"
+    chosen = (
+        "the first, as none became right"
+        if corrected is None
+        else "the first that was wrong and became right"
+    )
     heading = f"{title}\n{run.label}: {chosen}"
-    return write_figure(lambda: _sample_draw(run, index, DataFrame(rows), heading), rows, folder, stem)
-
-
-def chosen_question(run: StoredTraces) -> tuple[int, bool]:
-    """(number, True) of the first question that was wrong and became right; (0, False) without one."""
-    for index, states in enumerate(run.right):
-        if states[-1] and not states[0]:
-            return index, True
-    return 0, False
+    return write_figure(lambda: _sample_draw(run, index, rows, heading), rows, folder, stem)
 
 
 def sample_rows(run: StoredTraces, index: int) -> list[dict[str, object]]:
     """One row per weight vector and expert, of the last re-routed token in the last re-mixed layer."""
     trace = run.traces[index]
-    neighbours = trace["neighbours"][:SHOWN_NEIGHBOURS]
-    vectors: list[tuple[str, Any, Mapping[str, Any]]]
-    vectors = [(BEFORE, trace["before"], {}), (AFTER, trace["after"], {})]
-    vectors += [(f"neighbour {i}", near["pathway"], near) for i, near in enumerate(neighbours, start=1)]
+    vectors: dict[str, dict[str, Any]] = {
+        name: {"pathway": trace[name.rpartition(" ")[2]]} for name in (BEFORE, AFTER)
+    }
+    vectors |= {
+        f"neighbour {i}": near for i, near in enumerate(trace["neighbours"][:SHOWN_NEIGHBOURS], start=1)
+    }
     rows: list[dict[str, object]] = []
-    for who, pathway, near in vectors:
-        weights = pathway[-1][-1]
-        order = sorted(range(len(weights)), key=lambda expert: -weights[expert])
-        taken = set(order[: run.top_k])
-        for expert, weight in enumerate(weights):
-            rows.append(
-                {
-                    **run.key,
-                    "layer": run.layers[-1],
-                    "of": who,
-                    "expert": expert,
-                    "weight": weight,
-                    "taken": expert in taken,
-                    "distance": near.get("distance"),
-                    "kernel_share": near.get("weight"),
-                    "text": near.get("text"),
-                }
-            )
+    for who, vector in vectors.items():
+        weights = vector["pathway"][-1][-1]
+        taken = sorted(range(len(weights)), key=lambda expert: -weights[expert])[: run.top_k]
+        near = {
+            "distance": vector.get("distance"),
+            "kernel_share": vector.get("weight"),
+            "text": vector.get("text"),
+        }
+        rows += [
+            run.key
+            | {
+                "layer": run.layers[-1],
+                "of": who,
+                "expert": expert,
+                "weight": weight,
+                "taken": expert in taken,
+            }
+            | near
+            for expert, weight in enumerate(weights)
+        ]
     return rows
 
 
-def _sample_draw(run: StoredTraces, index: int, rows: DataFrame, title: str) -> Figure:
+def _sample_draw(run: StoredTraces, index: int, found: Sequence[dict[str, object]], title: str) -> Figure:
+    from pandas import DataFrame
+
+    rows = DataFrame(found)
     text = _texts(run, index, rows)
     below = 0.125 * (text.count("\n") + 1) + 0.1
     figure, (axis, under) = stacked_panels(2.9 + below, [2.4, below], title)
-    _draw_weights(axis, rows, run.top_k)
     under.axis("off")
     place: dict[str, Any] = {"va": "top", "ha": "left", "transform": under.transAxes}
     under.text(0, 1, text, fontsize=7, family="monospace", parse_math=False, **place)
+    looks = {BEFORE: (RED, "-", "o"), AFTER: (BLUE, "-", "o")}
+    neighbours = iter((COLOURS[1], COLOURS[2], COLOURS[4]))
+    for name, line in rows.groupby("of", sort=False):
+        colour, style, dot = looks.get(str(name)) or (next(neighbours), "--", ".")
+        curve(axis, line, "expert", "weight", colour=colour, style=style, label=str(name))
+        curve(axis, line[line["taken"]], "expert", "weight", colour=colour, style=dot, zorder=4)
+    taken = f"MoE layer {run.layers[-1]}; dots: the {run.top_k} experts taken"
+    axis.set(title=taken, xlabel="expert", ylabel="routing weight", yscale="log")
+    axis.locator_params(axis="x", integer=True)
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
-def _draw_weights(axis: Axes, rows: DataFrame, top_k: int) -> None:
-    neighbours = iter((COLOURS[1], COLOURS[2], COLOURS[4]))
-    for name, line in rows.groupby("of", sort=False):
-        own = name in (BEFORE, AFTER)
-        colour = {BEFORE: RED, AFTER: BLUE}.get(name) or next(neighbours)
-        curve(axis, line, "expert", "weight", colour=colour, style="-" if own else "--", label=str(name))
-        curve(
-            axis, line[line["taken"]], "expert", "weight", colour=colour, style="o" if own else ".", zorder=4
-        )
-    axis.set(
-        title=f"MoE layer {rows['layer'].iloc[0]}; dots: the {top_k} experts taken",
-        xlabel="expert",
-        ylabel="routing weight",
-        yscale="log",
-    )
-    axis.locator_params(axis="x", integer=True)
-    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
 def _texts(run: StoredTraces, index: int, rows: DataFrame) -> str:
-    """The question, its answers before and after, and its neighbours."""
+    """The question, its answers before and after, and its neighbours, each in at most SHOWN_LINES lines."""
     trace = run.traces[index]
     first, last = (
         trace["continuations"][max(range(len(state)), key=state.__getitem__)].strip()
@@ -194,14 +181,10 @@ def _texts(run: StoredTraces, index: int, rows: DataFrame) -> str:
     ]
     for row in rows[rows["distance"].notna()].drop_duplicates("of").itertuples():
         parts.append(f"{row.of} (distance {row.distance:.2f}, share {row.kernel_share:.2f}): {row.text}")
-    return "\n".join(map(_wrapped, parts))
-
-
-def _wrapped(text: str) -> str:
-    """The text in at most SHOWN_LINES lines; the middle is left out."""
-    lines = textwrap.wrap(text.replace("\n", " / "), LINE_LENGTH, subsequent_indent="  ")
-    if len(lines) > SHOWN_LINES:
-        lines = [*lines[: SHOWN_LINES - 2], "  ...", lines[-1]]
+    lines = []
+    for part in parts:
+        own = textwrap.wrap(part.replace("\n", " / "), LINE_LENGTH, subsequent_indent="  ")
+        lines += own if len(own) <= SHOWN_LINES else [*own[: SHOWN_LINES - 2], "  ...", own[-1]]
     return "\n".join(lines)
 
 
@@ -223,13 +206,15 @@ def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
     counts = load_file(folder / FOLDER / COUNTS)
     pairs_LEE = counts["pairs.prefill"] + counts["pairs.decode"]
     share_LE = _shares(counts["selections.prefill"] + counts["selections.decode"])
-    rows = selection_rows(share_LE, experts)
-    together = pair_rows(pairs_LEE, experts) or [dict.fromkeys(PAIR_COLUMNS)]
+    selections = [
+        {"layer": layer, "expert": expert, "share": float(share_LE[layer, expert])}
+        for layer, count in enumerate(experts)
+        for expert in range(count)
+    ]
+    pairs, figures = pair_rows(pairs_LEE, experts) or [dict.fromkeys(PAIR_COLUMNS)], folder / "figures"
     return [
-        *write_figure(
-            lambda: _draw_pairs(_shares(pairs_LEE), experts), together, folder / "figures", "coactivation"
-        ),
-        *write_figure(lambda: _draw_selections(share_LE), rows, folder / "figures", "selections"),
+        *write_figure(lambda: _draw_pairs(_shares(pairs_LEE), experts), pairs, figures, "coactivation"),
+        *write_figure(lambda: _draw_selections(share_LE), selections, figures, "selections"),
     ]
 
 
@@ -246,15 +231,6 @@ def pair_rows(pairs_LEE: np.ndarray, experts: Sequence[int]) -> list[dict[str, o
         dict(zip(PAIR_COLUMNS, (*place, int(pairs_LEE[place]), float(share_LEE[place])), strict=True))
         for place in places
         if pairs_LEE[place]
-    ]
-
-
-def selection_rows(share_LE: np.ndarray, experts: Sequence[int]) -> list[dict[str, object]]:
-    """One row per layer and expert: its share of the layer's selections."""
-    return [
-        {"layer": layer, "expert": expert, "share": float(share_LE[layer, expert])}
-        for layer, count in enumerate(experts)
-        for expert in range(count)
     ]
 
 

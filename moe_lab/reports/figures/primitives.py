@@ -1,4 +1,4 @@
-"""The four drawing primitives, on rows of data frames: curves, points, bars beside each other, and heatmaps.
+"""The drawing primitives, on rows of data frames: curves, points, bars beside each other, heatmaps, and differences.
 
 The columns `low` and `high` of a row are its 95% interval, `published` is the paper's value. A missing number is
 None or NaN.
@@ -6,20 +6,24 @@ None or NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
+    GREY,
     MARGIN,
     MARKERS,
     PAGE_WIDTH,
+    RC,
     RED,
     widen_x,
     write_figure,
 )
+from moe_lab.reports.papers.metrics import quantity
+from moe_lab.results.score_table import ScoreLine
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -87,6 +91,53 @@ def write_panels(
     groups = list(frame.groupby(by, sort=False))
     rows = frame.to_dict("records")
     return write_figure(lambda: panel_per(groups, title, draw, **options), rows, folder, stem)
+
+
+def write_each(
+    items: Sequence[Any],
+    rows_of: Callable[[Any], list[dict[str, Any]]],
+    draw: Callable[[Axes, Any, DataFrame], None],
+    folder: Path,
+    stem: str,
+    title: str,
+    **options: Any,
+) -> list[Path]:
+    """Save a figure with one panel for each item, drawn by `draw(axes, item, its rows)`, and all rows as CSV.
+
+    `options` are those of `panels`.
+    """
+    rows = [rows_of(item) for item in items]
+
+    def panel(axis: Axes, place: int) -> None:
+        from pandas import DataFrame
+
+        draw(axis, items[place], DataFrame(rows[place], dtype=object))
+
+    every = [row for own in rows for row in own]
+    return write_figure(lambda: panel_per(range(len(items)), title, panel, **options), every, folder, stem)
+
+
+def write_points(
+    rows: DataFrame,
+    name: str,
+    look: Callable[[Any], dict[str, Any]],
+    finish: Callable[[Axes, str, DataFrame], None],
+    folder: Path,
+    stem: str,
+    title: str,
+) -> list[Path]:
+    """Save a figure of `points`, one panel for each value of the column `panel`, all with the same lines.
+
+    `finish(axes, panel, its rows)` adds titles and reference lines.
+    """
+    names = list(rows[name].unique())
+
+    def draw(axis: Axes, panel: tuple[str, DataFrame]) -> None:
+        points(axis, panel[1], name, look, names)
+        finish(axis, *panel)
+
+    height = 1.0 + 0.17 * len(names)
+    return write_panels(rows, "panel", draw, folder, stem, title, height=height, sharey=True)
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
@@ -214,3 +265,62 @@ def heatmap(axis: Axes, values: Any, top: float | None, **labels: Any) -> AxesIm
         each.set_major_locator(MaxNLocator(integer=True))
     axis.set(**labels)
     return image
+
+
+# Differences to another run: points with intervals, one panel per task and metric
+
+
+def difference_panels(lines: Iterable[ScoreLine]) -> list[list[ScoreLine]]:
+    """The lines of each task and metric whose difference has an interval, the largest difference first."""
+    known = [line for line in lines if line.score.tested_interval is not None]
+    found: dict[tuple[str, str], list[ScoreLine]] = {}
+    for line in sorted(known, key=lambda line: -abs(line.score.difference or 0.0)):
+        found.setdefault((line.score.task, line.score.metric), []).append(line)
+    return list(found.values())
+
+
+def panel_title(lines: Sequence[ScoreLine]) -> str:
+    """The task of a panel and its number of examples."""
+    counts = "/".join(dict.fromkeys(f"{line.score.n:,}" for line in lines if line.score.n))
+    task = lines[0].score.task
+    return f"{task}, {counts} examples" if counts else task
+
+
+def differences_figure(lines: Iterable[ScoreLine]) -> Figure:
+    """The differences as points with their intervals, the largest of a panel first. There is at least one."""
+    import matplotlib
+
+    groups = difference_panels(lines)
+    with matplotlib.rc_context(RC):
+        return draw_differences(groups, list(map(panel_title, groups)))
+
+
+def draw_differences(groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str], title: str = "") -> Figure:
+    """A panel for each group: its lines in their order with p at the right, and a line at 0.
+
+    A point is filled, and its corrected p bold, where the difference is significant.
+    """
+    heights = [0.24 * len(lines) + 0.8 for lines in groups]
+    figure, axes = stacked_panels(sum(heights) + 0.3 * bool(title), heights, title)
+    for axis, lines, name in zip(axes, groups, titles, strict=True):
+        places, scores = range(len(lines)), [line.score for line in lines]
+        axis.axvline(0, color=GREY, ls=":", lw=1.1)
+        for place, score in zip(places, scores, strict=True):
+            axis.plot(score.tested_interval or (), [place, place], "-", color=BLUE, lw=1.2)
+            axis.plot(
+                score.difference or 0.0, place, "o", color=BLUE, mfc=BLUE if score.significant else "white"
+            )
+        axis.set_yticks(places, [line.label for line in lines])
+        axis.set_ylim(len(lines) - 0.5, -0.5)
+        axis.grid(axis="y", visible=False)
+        p = axis.secondary_yaxis("right")
+        p.set_yticks(places, ["" if score.p_holm is None else f"p = {score.p_holm:.2g}" for score in scores])
+        p.tick_params(length=0)
+        p.spines["right"].set_visible(False)
+        for text, score in zip(p.get_yticklabels(), scores, strict=True):
+            text.set_fontweight("bold" if score.significant else "normal")
+        better = " (lower is better)" if scores[0].lower_is_better else ""
+        filled = "" if all(score.p_holm is None for score in scores) else "; filled: significant after Holm"
+        of = f"difference of {quantity(scores[0].metric)}{better}, 95% interval{filled}"
+        axis.set(title=name, xlabel=of)
+    return figure

@@ -9,39 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import curve, heatmap, panel_per, stacked_panels
+from moe_lab.reports.figures.primitives import curve, heatmap, stacked_panels, write_each
 from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, write_figure
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.results.shapes import typed
 from moe_lab.results.statistics import interval
-from moe_lab.results.stored_files import damaged, read_csv, read_mapping
+from moe_lab.results.stored_files import damaged, read_csv, read_mapping, typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
+    from pandas import DataFrame, Series
 
 
 # A study as stored in its folder: study.json, trials.csv, best.yaml
 
 COMPLETE, PRUNED = "COMPLETE", "PRUNED"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTrial:
-    """A finished trial."""
-
-    number: int
-    value: float | None
-    """None for a pruned trial."""
-    estimate: float | None = None
-    """The metric of a pruned trial over the documents that it scored."""
-    temperature: float | None
-    """The one temperature of all layers with tuning=uniform."""
-
-    @property
-    def state(self) -> str:
-        return PRUNED if self.value is None else COMPLETE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +51,12 @@ class StoredStudy:
 
     folder: Path
     info: StudyInfo
-    finished: list[StoredTrial]
-    """Complete and pruned trials by number."""
+    trials: DataFrame
+    """A row per complete or pruned trial: its number `trial`, `state`, `value`, `estimate` and `temperature`.
+
+    A pruned trial has an estimate instead of a value: the metric over the documents that it scored. `temperature` is
+    the one of all layers with tuning=uniform. Missing numbers are NaN.
+    """
     temperatures: list[float]
     """Temperatures of the best trial, one per MoE layer; empty without a profile."""
     calibrated: float | None
@@ -78,19 +65,19 @@ class StoredStudy:
     """The parameters at the bound of their search according to the profile, such as "layer_3"."""
 
     @property
-    def complete(self) -> list[StoredTrial]:
-        return [trial for trial in self.finished if trial.value is not None]
+    def complete(self) -> DataFrame:
+        return self.trials[self.trials["state"] == COMPLETE]
 
     @property
     def untuned(self) -> float | None:
         """The metric of the untuned model, which is trial 0."""
-        return next((trial.value for trial in self.complete if trial.number == 0), None)
+        return next(iter(self.complete["value"][self.complete["trial"] == 0]), None)
 
     @property
-    def best(self) -> StoredTrial:
+    def best(self) -> Series:
         """The first complete trial with the best value."""
-        sign = 1 if self.info.direction == "minimize" else -1
-        return min(self.complete, key=lambda trial: (sign * float(trial.value or 0), trial.number))
+        values = self.complete["value"]
+        return self.complete.loc[values.idxmin() if self.info.direction == "minimize" else values.idxmax()]
 
     @property
     def label(self) -> str:
@@ -102,33 +89,43 @@ class StoredStudy:
     @property
     def key(self) -> dict[str, object]:
         """The columns that name the study in a CSV."""
-        return {
-            name: getattr(self.info, name) for name in ("model", "task", "tuning", "metric", "n", "cache")
-        }
+        names = ("model", "task", "tuning", "metric", "n", "cache")
+        return {name: getattr(self.info, name) for name in names}
 
 
 def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
     """The studies of the cells that have a complete trial, each once."""
     folders = dict.fromkeys(folder for cell in cells for folder in cell.studies)
-    return [study for study in map(read_study, folders) if study.complete]
+    return [study for study in map(read_study, folders) if len(study.complete)]
 
 
 def read_study(folder: Path) -> StoredStudy:
     """Read a study's folder; best.yaml is missing until trial 0 ends."""
+    from pandas import DataFrame, Series
+
     try:
         info: StudyInfo = typed(StudyInfo, read_mapping(folder / "study.json") or {})
     except ValueError as error:
         raise damaged(folder / "study.json", error) from error
     best = read_mapping(folder / "best.yaml") or {}
     try:
-        rows = read_csv(folder / "trials.csv")
-        trials = [_trial(row) for row in rows if row["state"] in (COMPLETE, PRUNED)]
+        rows = [row for row in read_csv(folder / "trials.csv") if row["state"] in (COMPLETE, PRUNED)]
+        values = [float(row["value"] or math.nan) for row in rows]
+        states = [
+            row["state"] if math.isfinite(value) else PRUNED for row, value in zip(rows, values, strict=True)
+        ]
+        trials = DataFrame({"trial": [int(row["number"]) for row in rows], "state": states})
+        complete = trials["state"] == COMPLETE
+        trials["value"], trials["estimate"] = (
+            Series(values, dtype=float).where(on) for on in (complete, ~complete)
+        )
+        trials["temperature"] = [float(row.get("params_temperature") or math.nan) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise damaged(folder / "trials.csv", error) from error
     return StoredStudy(
         folder=folder,
         info=info,
-        finished=sorted(trials, key=lambda trial: trial.number),
+        trials=trials.sort_values("trial", ignore_index=True),
         temperatures=best.get("temperature", []),
         calibrated=best.get("calibrated_score"),
         at_bound=best.get("at_bound", []),
@@ -143,56 +140,24 @@ def draw_controls(axis: Axes, study: StoredStudy, untuned: str) -> None:
         axis.axhline(study.calibrated, color=GREEN, ls=":", lw=1.4, label=f"{untuned}, calibrated")
 
 
-def _trial(row: dict[str, str]) -> StoredTrial:
-    number = float(row["value"]) if row["value"] else math.nan
-    value = number if math.isfinite(number) else None
-    temperature = row.get("params_temperature")
-    return StoredTrial(
-        number=int(row["number"]),
-        value=value if row["state"] == COMPLETE else None,
-        estimate=value if row["state"] == PRUNED else None,
-        temperature=float(temperature) if temperature else None,
-    )
-
-
 # Optimization history: each trial's value, the best so far, the untuned model (RoE, Figures 7 to 9)
 
 
 def write_history(
     studies: Sequence[StoredStudy], folder: Path, stem: str, title: str = "Optimization history"
 ) -> list[Path]:
-    """One panel per study; returns the PNG and the CSV."""
-    rows = [row for study in studies for row in history_rows(study)]
-    return write_figure(lambda: panel_per(studies, title, _history_draw_study), rows, folder, stem)
+    """One panel per study, one row per finished trial: its value or estimate, and the best value so far."""
+    return write_each(studies, _history_rows, _draw_history, folder, stem, title)
 
 
-def history_rows(study: StoredStudy) -> list[dict[str, Any]]:
-    """One row per finished trial: its value, or a pruned trial's estimate; the best value so far; the untuned value."""
-    better = min if study.info.direction == "minimize" else max
-    best: float | None = None
-    rows = []
-    for trial in study.finished:
-        if trial.value is not None:
-            best = trial.value if best is None else better(best, trial.value)
-        rows.append(
-            {
-                **study.key,
-                "trial": trial.number,
-                "state": trial.state,
-                "value": trial.value,
-                "estimate": trial.estimate,
-                "best": best,
-                "untuned": study.untuned,
-                "calibrated": study.calibrated,
-            }
-        )
-    return rows
+def _history_rows(study: StoredStudy) -> list[dict[str, Any]]:
+    values = study.trials["value"]
+    best = (values.cummin() if study.info.direction == "minimize" else values.cummax()).ffill()
+    controls = {"untuned": study.untuned, "calibrated": study.calibrated}
+    return _rows(study, study.trials.drop(columns="temperature").assign(best=best, **controls))
 
 
-def _history_draw_study(axis: Axes, study: StoredStudy) -> None:
-    from pandas import DataFrame
-
-    rows = DataFrame(history_rows(study), dtype=object)
+def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
     curve(axis, rows, "trial", style="o", ms=3.2, alpha=0.75, label="trial")
     curve(axis, rows, "trial", "best", style="-", colour=RED, drawstyle="steps-post", label="best so far")
     draw_controls(axis, study, "untuned (trial 0)")
@@ -207,58 +172,38 @@ def _history_draw_study(axis: Axes, study: StoredStudy) -> None:
 
 
 def write_sweep(
-    studies: Sequence[StoredStudy],
-    folder: Path,
-    stem: str,
-    title: str = "One temperature for all MoE layers",
+    studies: Sequence[StoredStudy], folder: Path, stem: str, title: str = "One temperature for all MoE layers"
 ) -> list[Path]:
-    """One panel per study; returns the PNG and the CSV."""
-    rows = [row for study in studies for row in sweep_rows(study)]
-    return write_figure(lambda: panel_per(studies, title, _sweep_draw_study), rows, folder, stem)
+    """One panel per study, one row per complete trial, with Wilson's interval of an accuracy over tuning documents."""
+    return write_each(studies, _sweep_rows, _draw_sweep, folder, stem, title)
 
 
-def sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
-    """One row per complete trial, by temperature: value, and the 95% interval of an accuracy (Wilson)."""
-    rows = []
-    for trial in sorted(study.complete, key=lambda trial: float(trial.temperature or 0)):
-        low, high = accuracy_interval(study, trial) or (None, None)
-        rows.append(
-            {
-                **study.key,
-                "temperature": trial.temperature,
-                "value": trial.value,
-                "low": low,
-                "high": high,
-                "calibrated": study.calibrated,
-                "documents": study.info.num_samples,
-            }
-        )
-    return rows
-
-
-def accuracy_interval(study: StoredStudy, trial: StoredTrial) -> tuple[float, float] | None:
-    """Wilson's interval over the tuning documents; None for a metric that is not a share of them."""
+def _sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
+    trials = study.complete[["temperature", "value"]].sort_values("temperature", kind="stable")
     count = study.info.num_samples
-    right = float(trial.value or 0) * count
-    if study.info.metric != "accuracy" or abs(right - round(right)) > 1e-6 * count:
-        return None
-    return interval([1] * round(right) + [0] * (count - round(right)))
+    limits = []
+    for right in trials["value"] * count:
+        is_share = study.info.metric == "accuracy" and abs(right - round(right)) <= 1e-6 * count
+        found = interval([1] * round(right) + [0] * (count - round(right))) if is_share else None
+        limits.append(found or (None, None))
+    low, high = zip(*limits, strict=True)
+    return _rows(study, trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count))
 
 
-def best_label(study: StoredStudy) -> str:
-    """The legend of the best trial. A trial at the bound of the search may not be the best possible one."""
-    return "best (at the bound of the search)" if study.at_bound else "best"
-
-
-def _sweep_draw_study(axis: Axes, study: StoredStudy) -> None:
-    from pandas import DataFrame
-
-    rows = DataFrame(sweep_rows(study), dtype=object)
+def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
     curve(axis, rows, "temperature", ms=3, label="RoE", band="95% interval")
     draw_controls(axis, study, "temperature 0")
-    best = rows[rows["value"] == study.best.value][:1]
-    axis.plot(best["temperature"], best["value"], "*", ms=10, color=RED, label=best_label(study))
+    # a trial at the bound of the search may not be the best possible one
+    label = "best (at the bound of the search)" if study.at_bound else "best"
+    best = rows[rows["value"] == study.best["value"]][:1]
+    axis.plot(best["temperature"], best["value"], "*", ms=10, color=RED, label=label)
     axis.set(title=study.label, xlabel="temperature", ylabel=f"validation {study.info.metric}")
+
+
+def _rows(study: StoredStudy, frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame with the columns that name the study; missing numbers are None."""
+    found = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return [study.key | row for row in found]
 
 
 # Tuned temperature per MoE layer and task, one panel per model (RoE, Figure 10)
@@ -272,15 +217,12 @@ def write_heatmap(
 ) -> list[Path]:
     """One row per study, one panel per model; returns the PNG and the CSV."""
     with_profile = [study for study in studies if study.temperatures]
-    rows = [row for study in with_profile for row in _rows(study)]
-    return write_figure(lambda: _draw(with_profile, title), rows, folder, stem)
-
-
-def _rows(study: StoredStudy) -> list[dict[str, object]]:
-    return [
+    rows = [
         {**study.key, "layer": layer, "temperature": temperature, "skipped": _skipped(study, layer)}
+        for study in with_profile
         for layer, temperature in enumerate(study.temperatures)
     ]
+    return write_figure(lambda: _draw(with_profile, title), rows, folder, stem)
 
 
 def _skipped(study: StoredStudy, layer: int) -> bool:

@@ -6,25 +6,20 @@ import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moe_lab.reports.csv_rows import write_rows
-from moe_lab.results.atomic import write_atomically, write_file, writing
+from moe_lab.results.atomic import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Text
-    from numpy.typing import NDArray
 
-
-# The common style of figures: size, colours for colour-blind readers, and saving with a CSV
 
 DPI = 200
 PAGE_WIDTH = 7.0
 """Inches between the margins of a page."""
-MAX_COLUMNS = 3
-"""Most panels side by side that are legible at page width."""
 
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
@@ -69,14 +64,13 @@ def write_figure(
         return []
     import matplotlib
 
-    png = folder / f"{stem}.png"
-    with writing(png):
-        folder.mkdir(parents=True, exist_ok=True)
+    png, picture = folder / f"{stem}.png", io.BytesIO()
     table = write_rows(rows, folder / f"{stem}.csv")
     with matplotlib.rc_context(RC):
         figure = draw()
         fit(figure)
-        _save(figure, png)
+        figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
+        write_file(png, picture.getvalue())
         figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
         write_file(png.with_suffix(".svg"), svg_of(figure))
     return [png, table]
@@ -108,12 +102,6 @@ def log_axis(axis: Axes) -> None:
     axis.minorticks_off()
 
 
-def _save(figure: Figure, path: Path) -> None:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
-    write_atomically(path, picture.getvalue())
-
-
 # A drawn figure as SVG that follows the system's dark mode
 #
 # matplotlib writes the light colours into each element, which every viewer understands. One style element after them
@@ -143,18 +131,14 @@ def svg_of(figure: Figure) -> str:
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue().rstrip()
     assert text.endswith(SVG_END)
-    return f"{text.removesuffix(SVG_END)}<style>\n{_dark_style()}\n</style>\n{SVG_END}\n"
-
-
-def _dark_style() -> str:
-    """The rules of the dark colours. matplotlib writes no fill where it is black."""
     rules = [
         f'[style*="{part}: {light}"] {{ {part}: {dark} !important; }}'
         for light, dark in DARK.items()
         for part in ("fill", "stroke")
     ]
-    black = f'text:not([style*="fill"]) {{ fill: {DARK["#000000"]}; }}'
-    return "\n".join(["@media screen and (prefers-color-scheme: dark) {", black, *rules, "}"])
+    black = f'text:not([style*="fill"]) {{ fill: {DARK["#000000"]}; }}'  # matplotlib writes no fill where it is black
+    dark = "\n".join(["@media screen and (prefers-color-scheme: dark) {", black, *rules, "}"])
+    return f"{text.removesuffix(SVG_END)}<style>\n{dark}\n</style>\n{SVG_END}\n"
 
 
 # Last adjustments to a figure before it is saved: titles that fit, and axes on which small differences look small
@@ -171,11 +155,19 @@ MARGIN = 0.98
 
 def fit(figure: Figure) -> None:
     """Round ticks, widen vertical axes with less than LEAST_SPAN, show covered curves, and wrap titles."""
+    from matplotlib.ticker import MaxNLocator
+
     for axis in figure.axes:
-        _round_ticks(axis)
+        for each in (
+            axis.xaxis,
+            axis.yaxis,
+        ):  # matplotlib takes steps of 2.5, too; ticks that are set by hand stay
+            if isinstance(locator := each.get_major_locator(), MaxNLocator):
+                locator.set_params(steps=[1, 2, 5, 10])
         if axis.get_subplotspec() is not None and axis.has_data():
-            _widen_y(axis)
-            _tell_apart(axis)
+            if axis.get_yscale() == "linear" and axis.get_autoscaley_on():  # limits that are set by hand stay
+                axis.set_ylim(_widened(*axis.get_ylim()))
+            _widen_covered(axis)
     figure.draw_without_rendering()  # places the panels
     for text in figure.texts:
         _wrap(text, figure.bbox.width)
@@ -189,43 +181,26 @@ def widen_x(axis: Axes) -> None:
     axis.set_xlim(_widened(*axis.get_xlim()))
 
 
-def _round_ticks(axis: Axes) -> None:
-    """Steps of 1, 2 or 5 times a power of ten; matplotlib takes 2.5, too. Ticks that are set by hand stay."""
-    from matplotlib.ticker import MaxNLocator
+def _widen_covered(axis: Axes) -> None:
+    """Draw a curve wider for each later curve that covers it, so that it is visible on both sides.
 
-    for each in (axis.xaxis, axis.yaxis):
-        if isinstance(locator := each.get_major_locator(), MaxNLocator):
-            locator.set_params(steps=[1, 2, 5, 10])
-
-
-def _widen_y(axis: Axes) -> None:
-    """Limits that are set by hand stay."""
-    if axis.get_yscale() == "linear" and axis.get_autoscaley_on():
-        axis.set_ylim(_widened(*axis.get_ylim()))
-
-
-def _tell_apart(axis: Axes) -> None:
-    """Draw a curve wider for each later curve that covers it, so that it is visible on both sides."""
+    A curve covers another one of the same places and nearly the same heights.
+    """
     import numpy as np
 
     named = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
     points = {line: np.asarray(line.get_xydata(), dtype=float) for line in named}
     curves = [line for line in named if len(points[line]) > 1]
     bottom, top = sorted(axis.get_ylim())
+    tolerance = [0.0, NEAR * (top - bottom)]
     for place, curve in enumerate(curves):
-        later = [points[other] for other in curves[place + 1 :]]
-        covering = sum(_lie_together(points[curve], other, NEAR * (top - bottom)) for other in later)
+        own, later = points[curve], (points[other] for other in curves[place + 1 :])
+        covering = sum(
+            own.shape == other.shape and np.allclose(own, other, rtol=0, atol=tolerance, equal_nan=True)
+            for other in later
+        )
         curve.set_linewidth(curve.get_linewidth() + COVERED * covering)
         curve.set_markersize(curve.get_markersize() + COVERED * covering)
-
-
-def _lie_together(one: NDArray[Any], other: NDArray[Any], near: float) -> bool:
-    """Whether curves, as rows of (x, y), have the same places and nearly the same heights."""
-    import numpy as np
-
-    if one.shape != other.shape or not np.array_equal(one[:, 0], other[:, 0], equal_nan=True):
-        return False
-    return bool(np.allclose(one[:, 1], other[:, 1], rtol=0, atol=near, equal_nan=True))
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:

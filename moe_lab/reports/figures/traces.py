@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ResultsError
-from moe_lab.reports.figures.primitives import curve, legend_below, panel_per, panels
+from moe_lab.reports.figures.primitives import curve, legend_below, panels, write_each
 from moe_lab.reports.figures.style import GREEN, GREY, ORANGE, RED, step_axis, write_figure
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.model import RunResult
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 
 # The traces of a stored C3PO run (`method.trace=true`), joined with its documents, for Figures 5 to 8
@@ -68,7 +70,7 @@ class StoredTraces:
 
     @property
     def label(self) -> str:
-        return f"{self.key['model']}, {self.key['task']} ({len(self.traces)} questions)"
+        return f"{', '.join(self.key.values())} ({len(self.traces)} questions)"
 
     @cached_property
     def question_P(self) -> np.ndarray:
@@ -91,10 +93,7 @@ def traces_of(cells: Sequence[TableCell]) -> list[StoredTraces]:
 
 
 def read_traces(result: RunResult) -> StoredTraces | None:
-    """The traces of a run; None without traces.
-
-    Raises ResultsError where a document has no trace.
-    """
+    """The traces of a run; None without traces. Raises ResultsError where a document has no trace."""
     path = result.stored_in / FILE
     traces = read_lines(path, "The run's command with rerun=true makes it again.")
     if traces is None:
@@ -104,7 +103,9 @@ def read_traces(result: RunResult) -> StoredTraces | None:
     run = StoredTraces(result, [], [], [], [])
     for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one.document)):
         choices = [(prompt, continuation) for prompt, continuation in sample.requests]
-        gold = _gold(sample.target, choices)
+        # lm-eval logs either the index of the right answer or its text
+        index, texts = str(sample.target), [text.strip() for _, text in choices]
+        gold = int(index) if index.isdigit() and int(index) < len(choices) else texts.index(index.strip())
         try:
             traces = [
                 by_prompt[hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()]
@@ -120,16 +121,9 @@ def read_traces(result: RunResult) -> StoredTraces | None:
             ) from error
         run.traces.append(traces[gold])
         run.prompts.append(choices[gold][0])
-        run.golds.append(choices[gold][1].strip())
+        run.golds.append(texts[gold])
         run.right.append([max(of_state) == of_state[gold] for of_state in zip(*scores, strict=True)])
     return run
-
-
-def _gold(target: str, choices: list[tuple[str, str]]) -> int:
-    """The index of the right answer. lm-eval logs either the index or the answer's text."""
-    if target.isdigit() and int(target) < len(choices):
-        return int(target)
-    return [text.strip() for _, text in choices].index(target.strip())
 
 
 def chosen_PLK(probabilities_PLE: np.ndarray, top_k: int) -> np.ndarray:
@@ -154,31 +148,30 @@ def step_rows(run: StoredTraces) -> list[dict[str, Any]]:
     `became_wrong` is a share of the questions that were right at first, `became_right` of those that were wrong; None
     without such questions. `loss` is the mean over the questions that have neighbours.
     """
-    first = [states[0] for states in run.right]
+    states = list(zip(*run.right, strict=True))
+    first = states[0]
     rows = []
-    for step in range(len(run.right[0])):
-        now = [states[step] for states in run.right]
-        low, high = interval([int(each) for each in now]) or (None, None)
-        losses = [trace["losses"][step] for trace in run.traces if trace["losses"][step] is not None]
-        rows.append(
-            {
-                **run.key,
-                "step": step,
-                "accuracy": sum(now) / len(now),
-                "low": low,
-                "high": high,
-                "became_wrong": _share([not each for each, before in zip(now, first, strict=True) if before]),
-                "became_right": _share([each for each, before in zip(now, first, strict=True) if not before]),
-                "right_at_first": sum(first),
-                "questions": len(now),
-                "loss": sum(losses) / len(losses) if losses else None,
-            }
-        )
+    for step, now in enumerate(states):
+        low, high = interval(list(map(int, now))) or (None, None)
+        changed = [mine != before for mine, before in zip(now, first, strict=True)]
+        row = {
+            "step": step,
+            "accuracy": _mean(now),
+            "low": low,
+            "high": high,
+            "became_wrong": _mean(compress(changed, first)),
+            "became_right": _mean(compress(changed, (not before for before in first))),
+            "right_at_first": sum(first),
+            "questions": len(now),
+            "loss": _mean(loss for trace in run.traces if (loss := trace["losses"][step]) is not None),
+        }
+        rows.append(run.key | row)
     return rows
 
 
-def _share(flags: list[bool]) -> float | None:
-    return sum(flags) / len(flags) if flags else None
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) / len(found) if found else None
 
 
 def _steps_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
@@ -213,8 +206,6 @@ def _steps_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
 
 # The share of experts selected after optimizing all of them that the router had ranked among its first n (C3PO,
 # Figure 5)
-#
-# P = re-routed tokens, L = re-mixed layers, E = experts, K = experts of a token.
 
 
 def write_retained(
@@ -222,8 +213,7 @@ def write_retained(
 ) -> list[Path]:
     """One panel per run; runs that optimized some of the experts only are left out."""
     whole = [run for run in runs if run.all_experts]
-    rows = [row for run in whole for row in retained_rows(run)]
-    return write_figure(lambda: panel_per(whole, title, _retained_draw), rows, folder, stem)
+    return write_each(whole, retained_rows, _retained_draw, folder, stem, title)
 
 
 def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
@@ -239,23 +229,13 @@ def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
         share_P = (rank_PLK < n).mean(axis=(1, 2))
         share_N = np.bincount(run.question_P, weights=share_P) / count_N
         low, high = bootstrap_interval(share_N) if len(share_N) > 1 else (None, None)
-        rows.append(
-            {
-                **run.key,
-                "n": n,
-                "share": float(share_N.mean()),
-                "low": low,
-                "high": high,
-                "questions": len(share_N),
-            }
-        )
+        row = {"n": n, "share": float(share_N.mean()), "low": low, "high": high, "questions": len(share_N)}
+        rows.append(run.key | row)
     return rows
 
 
-def _retained_draw(axis: Axes, run: StoredTraces) -> None:
-    from pandas import DataFrame
-
-    curve(axis, DataFrame(retained_rows(run)), "n", "share", ms=3, label="mean", band="95% interval")
+def _retained_draw(axis: Axes, run: StoredTraces, rows: DataFrame) -> None:
+    curve(axis, rows, "n", "share", ms=3, label="mean", band="95% interval")
     axis.axvline(run.top_k, color=GREY, ls=":", lw=1.2, label=f"the {run.top_k} experts of a token")
     step_axis(axis, "n: first experts by the router")
     axis.set(title=run.label, ylabel="share among the first n", ylim=(0, 1.03))

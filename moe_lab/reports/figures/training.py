@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.figures.primitives import bars, curve, curves, panels, write_panels
 from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, step_axis, write_figure
-from moe_lab.reports.papers.cells import CellTable, TableCell, averages
-from moe_lab.reports.papers.experiment import MEASURE, Experiment
+from moe_lab.reports.papers.cells import CellTable, averages
+from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import LOSS, model_folder, quantity
-from moe_lab.reports.papers.ranking import Ranked, chance_of, ranking
-from moe_lab.results.model import RunResult
+from moe_lab.reports.papers.ranking import chance_of, ranking
 from moe_lab.results.stored_files import read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
 
 # Pre-trained designs, one panel per measure (MoE-Bench, Figure 2)
@@ -51,29 +50,22 @@ def design_rows(table: CellTable) -> DataFrame:
     of_training = [cell for cell in cells if cell.of_training]
     others = averages(experiment, cells) or [cell for cell in cells if not cell.of_training]
     frame = table.frame([*of_training, *others])
-    keys = _series_keys(experiment, cells)
+    # the axes other than granularity in which the designs differ
+    moe = [cell for cell in cells if cell.coordinates[DESIGN] != DENSE]
+    keys = [key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)]
+    keys = [key for key in keys if len({cell.coordinates[key] for cell in moe}) > 1]
     frame["panel"] = [cell.coordinates.get(MEASURE, "") for cell in frame["cell"]]
     frame["design"] = [cell.coordinates[DESIGN] for cell in frame["cell"]]
     frame["series"] = [", ".join(cell.coordinates[key] for key in keys) for cell in frame["cell"]]
     ranked = {(one.loss.run_id, LOSS): one for one in ranking(experiment, cells, table.family)}
     for index, cell in enumerate(frame["cell"]):
         if (score := cell.score()) and (one := ranked.get((score.run_id, score.metric))):
-            frame.loc[index, ["low", "high"]] = _beside_the_lowest(one)
+            value, difference = one.loss.value, one.loss.difference
+            limits: list[float | None] = [None, None]
+            if one.interval is not None and difference is not None and value is not None:
+                limits = [value - difference + limit for limit in one.interval]
+            frame.loc[index, ["low", "high"]] = limits
     return frame[COLUMNS]
-
-
-def _beside_the_lowest(one: Ranked) -> list[float | None]:
-    value, difference = one.loss.value, one.loss.difference
-    if one.interval is None or difference is None or value is None:
-        return [None, None]
-    return [value - difference + limit for limit in one.interval]
-
-
-def _series_keys(experiment: Experiment, cells: Sequence[TableCell]) -> list[str]:
-    """The axes other than granularity in which the designs differ."""
-    moe = [cell for cell in cells if cell.coordinates[DESIGN] != DENSE]
-    keys = [key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)]
-    return [key for key in keys if len({cell.coordinates[key] for cell in moe}) > 1]
 
 
 def _draw_panel(
@@ -113,39 +105,33 @@ def write_training_curves(table: CellTable, folder: Path, stem: str, title: str)
 def curve_rows(table: CellTable) -> list[dict[str, Any]]:
     """One row per line of the log with a training loss: panel, line, seed, run_id, step, loss, difference."""
     experiment = table.experiment
+    across = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
     rows: list[dict[str, Any]] = []
     first: dict[str, str] = {}
+    reference: dict[tuple[Any, ...], float] = {}
     for cell in {cell.run_id: cell for cell in table.cells if cell.results}.values():  # one for all measures
-        panel, line = _panel(experiment, cell), ", ".join(cell.coordinates[key] for key in experiment.rows)
+        # the coordinates across, numbers with the name of their key
+        values = {key.rpartition(".")[2].replace("_", " "): cell.coordinates[key] for key in across}
+        panel = ", ".join(f"{key}: {value}" if value.isdigit() else value for key, value in values.items())
+        line = ", ".join(cell.coordinates[key] for key in experiment.rows)
         for result in cell.results:
-            place = {"panel": panel, "line": line, "seed": result.seed, "run_id": result.run_id}
-            own = [place | {key: each[key] for key in ("step", "loss")} for each in _log(result)]
-            if own:
-                first.setdefault(panel, line)
-            rows += own
-    reference = {_at(row): row["loss"] for row in rows if row["line"] == first[row["panel"]]}
-    return [
-        row | {"difference": row["loss"] - reference[_at(row)] if _at(row) in reference else None}
-        for row in rows
-    ]
-
-
-def _at(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["panel"], row["seed"], row["step"]
-
-
-def _panel(experiment: Experiment, cell: TableCell) -> str:
-    """The setting: the coordinates across, numbers with the name of their key."""
-    across = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
-    values = {key.rpartition(".")[2].replace("_", " "): cell.coordinates[key] for key in across}
-    return ", ".join(f"{key}: {value}" if value.isdigit() else value for key, value in values.items())
-
-
-def _log(result: RunResult) -> list[dict[str, Any]]:
-    """The lines of log.jsonl with a training loss, of the model that a run evaluates."""
-    folder = model_folder(result)
-    lines = [] if folder is None else read_lines(folder / "log.jsonl") or []
-    return [line for line in lines if "loss" in line]
+            folder = model_folder(result)
+            for logged in (folder and read_lines(folder / "log.jsonl")) or []:
+                if "loss" not in logged:
+                    continue
+                step, loss = logged["step"], logged["loss"]
+                if first.setdefault(panel, line) == line:
+                    reference[panel, result.seed, step] = loss
+                row = {
+                    "panel": panel,
+                    "line": line,
+                    "seed": result.seed,
+                    "run_id": result.run_id,
+                    "step": step,
+                }
+                other = reference.get((panel, result.seed, step))
+                rows.append(row | {"loss": loss, "difference": None if other is None else loss - other})
+    return rows
 
 
 def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
@@ -167,7 +153,10 @@ def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
         row = axes[number * len(settings) : (number + 1) * len(settings)]
         for axis, name in zip(row, settings, strict=True):
             curves(axis, means[means["panel"] == name], "step", band="", ms=2)
-            axis.set(ylim=_limits(late[column].astype(float)))
+            values = late[column].astype(float)
+            span = values.max() - values.min()
+            margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
+            axis.set(ylim=(values.min() - margin, values.max() + margin))
         row[0].set_ylabel(label)
     for axis, name in zip(axes, settings, strict=False):
         axis.set_title(name)
@@ -175,12 +164,6 @@ def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     for axis in axes[len(settings) :]:
         axis.set_xlabel("optimizer step")
     return figure
-
-
-def _limits(values: Series) -> tuple[float, float]:
-    span = values.max() - values.min()
-    margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
-    return values.min() - margin, values.max() + margin
 
 
 # The loss curve of a training, of its log.jsonl: figures/loss.png and .csv

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from moe_lab.reports.pages.page import UNEXPECTED, left_out
+from moe_lab.reports.pages.page import collecting
 from moe_lab.results.measured import Interval
 from moe_lab.results.model import RunResult, find_run
 from moe_lab.results.samples import Sample, metric_values, read_samples
 from moe_lab.results.scores import headline
 from moe_lab.results.statistics import tango
-from moe_lab.results.stored_files import DamagedError
 
 
 def baseline_of(run: RunResult) -> RunResult | None:
@@ -30,8 +29,6 @@ PICKED_BY: dict[str, Callable[[float, str], float]] = {
     "acc_norm": lambda score, choice: score / max(1, len(choice.lstrip())),
 }
 """The value that lm-eval's accuracies maximize over the choices: log-probability, or log-probability per character."""
-
-
 LONGEST_MARK = 40
 """Most characters of the mark that a filter returns if it finds no answer, such as [invalid]."""
 
@@ -51,6 +48,12 @@ class Answer:
     extracted: str | None = None
     """The part of the text that the metric reads, such as the number after ####; None if it reads the whole text."""
 
+    def target(self, sample: Sample) -> str:
+        """The right answer. lm-eval logs a text, or the number of the right choice."""
+        target = str(sample.target)
+        is_choice = target.isdecimal() and int(target) < len(self.choices) > 1
+        return self.choices[int(target)].strip() if is_choice else target
+
 
 def answer_of(sample: Sample, metric: str) -> Answer | None:
     """The answer in a sample log; None for a text that is scored as a whole.
@@ -69,12 +72,16 @@ def answer_of(sample: Sample, metric: str) -> Answer | None:
         requests = requests[: len(requests) // 2]
     prompts, endings = ([str(each[part]) for each in requests] for part in (0, 1))
     scores = tuple(float(response[0][0]) for response in sample.responses[: len(requests)])
+    rule, choices = PICKED_BY.get(metric), endings
     if len(set(prompts)) > 1 == len(set(endings)):
-        return Answer(endings[0], None, tuple(prompts), scores, _largest(scores) if metric == "acc" else None)
+        prompt, choices, rule = endings[0], prompts, rule if metric == "acc" else None
+    else:
+        prompt = prompts[0]
     picked = None
-    if len(endings) > 1 and (rule := PICKED_BY.get(metric)) is not None:
-        picked = _largest([rule(score, ending) for score, ending in zip(scores, endings, strict=True)])
-    return Answer(prompts[0], None, tuple(endings), scores, picked)
+    if len(choices) > 1 and rule is not None:
+        values = [rule(score, choice) for score, choice in zip(scores, choices, strict=True)]
+        picked = values.index(max(values))
+    return Answer(prompt, None, tuple(choices), scores, picked)
 
 
 def _generated(sample: Sample) -> Answer:
@@ -91,15 +98,10 @@ def _generated(sample: Sample) -> Answer:
     return Answer(prompt, first, extracted=found if part else None)
 
 
-def _largest(values: Sequence[float]) -> int:
-    return values.index(max(values))
-
-
 @dataclass(frozen=True)
 class ScoredAnswer:
     """An answer, and its score by the headline metric."""
 
-    document: int
     answer: Answer
     sample: Sample
     score: Any
@@ -120,7 +122,7 @@ def scored_answers(result: RunResult, task: str, samples: Sequence[Sample]) -> I
         if sample.filter == filter_name and (answer := answer_of(sample, metric)) is not None:
             score = values.get(sample.document)
             right = (score == 1) is not lower_is_better if score in (0, 1) else None
-            yield ScoredAnswer(sample.document, answer, sample, score, right)
+            yield ScoredAnswer(answer, sample, score, right)
 
 
 # Answers as a page shows them
@@ -204,21 +206,21 @@ def answer_data(answers: Sequence[ShownAnswer]) -> dict[str, object]:
     }
 
 
-def shown_answer(answers: Sequence[Answer], target: str, scores: Sequence[Any], **place: Any) -> ShownAnswer:
+def shown_answer(
+    answers: Sequence[Answer], sample: Sample, scores: Sequence[Any], **place: Any
+) -> ShownAnswer:
     """The answer of a run as a page shows it, alone or next to the base model's.
 
     Args:
         answers: the base model's, if there is one, and the run's own.
-        target: the right answer as lm-eval logs it: a text, or the number of the right choice.
+        sample: that of the run's own answer.
         scores: the metric's value of each answer.
         place: `run`, `task`, `document`, `kind` and `right`.
     """
     own = answers[-1]
-    if target.isdecimal() and int(target) < len(own.choices) > 1:
-        target = own.choices[int(target)].strip()
     shown = ShownAnswer(
         prompt=own.prompt,
-        target=target[:LONGEST_ANSWER],
+        target=own.target(sample)[:LONGEST_ANSWER],
         scores=list(scores) if any(score not in (0, 1) for score in scores) else None,
         **place,
     )
@@ -267,24 +269,20 @@ def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
     for run, label in zip(runs, labels, strict=True):
         if run.run_id in baselines:
             continue
-        try:
+        problems: list[str] = []
+        with collecting(problems, run.stored_in):
             baseline = baseline_of(run)
             if baseline is not None and baseline.run_id not in read:
                 read[baseline.run_id] = read_samples(baseline)
             answers = list(_answers(run, label, None if baseline is None else read[baseline.run_id]))
-        except DamagedError as error:
-            found.problems.append(f"{label}: {error.problem}")
-            continue
-        except UNEXPECTED as error:
-            found.problems.append(f"{label}: {left_out(run.stored_in, error)}")
-            continue
-        found.answers += answers
-        if baseline is not None:
-            found.documents += len(answers)
-            if groups := by_confidence(answers):
-                found.gains[label] = groups
-        elif run.other_id() is not None:
-            found.problems.append(f"{label}: the run of the base model is not stored here.")
+            found.answers += answers
+            if baseline is not None:
+                found.documents += len(answers)
+                if groups := by_confidence(answers):
+                    found.gains[label] = groups
+            elif run.other_id() is not None:
+                problems.append("the run of the base model is not stored here.")
+        found.problems += [f"{label}: {problem}" for problem in problems]
     found.answers.sort(key=lambda each: KINDS.index(each.kind))
     found.changed = sum(each.changed for each in found.answers)
     found.left_out = max(0, len(found.answers) - MOST)
@@ -297,19 +295,20 @@ def _answers(
 ) -> Iterator[ShownAnswer]:
     """All answers of a run. With the samples of the base model, only to documents that both answered."""
     for task, samples in read_samples(run).items():
-        earlier = {one.document: one for one in scored_answers(run, task, (base or {}).get(task, ()))}
+        earlier = {one.sample.document: one for one in scored_answers(run, task, (base or {}).get(task, ()))}
         for own in scored_answers(run, task, samples):
-            if base is not None and own.document not in earlier:
+            document = own.sample.document
+            if base is not None and document not in earlier:
                 continue
-            both = [own] if base is None else [earlier[own.document], own]
+            both = [own] if base is None else [earlier[document], own]
             right = own.right if all(one.right is not None for one in both) else None
             yield shown_answer(
                 [one.answer for one in both],
-                str(own.sample.target),
+                own.sample,
                 [one.score for one in both],
                 run=label,
                 task=task,
-                document=own.document,
+                document=document,
                 kind=_kind(both),
                 right=right,
             )
@@ -320,18 +319,13 @@ def _kind(both: Sequence[ScoredAnswer]) -> str:
     first, own = both[0], both[-1]
     if len(both) == 1:
         return {True: RIGHT, False: WRONG, None: ANSWERED}[own.right]
-    same = (first.answer.text, first.answer.picked, first.score) == (
-        own.answer.text,
-        own.answer.picked,
-        own.score,
-    )
+    before, after = ((one.answer.text, one.answer.picked, one.score) for one in both)
     if first.right is None or own.right is None:
-        return UNCHANGED if same else CHANGED
+        return UNCHANGED if before == after else CHANGED
+    right, wrong = (SAME_RIGHT, SAME_WRONG) if before == after else (STILL_RIGHT, STILL_WRONG)
     if first.right is not own.right:
-        return TO_RIGHT if own.right else TO_WRONG
-    if same:
-        return SAME_RIGHT if own.right else SAME_WRONG
-    return STILL_RIGHT if own.right else STILL_WRONG
+        right, wrong = TO_RIGHT, TO_WRONG
+    return right if own.right else wrong
 
 
 # The gain of a run by the confidence of the base model

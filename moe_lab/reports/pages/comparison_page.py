@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moe_lab.reports.csv_rows import csv_text
-from moe_lab.reports.figures.differences import difference_of
 from moe_lab.reports.pages.answers import (
     TO_RIGHT,
     TO_WRONG,
@@ -16,11 +15,11 @@ from moe_lab.reports.pages.answers import (
     shown_answer,
 )
 from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
-from moe_lab.reports.pages.plots import forest
-from moe_lab.reports.pages.verdict import by_outcome, made_verdict
+from moe_lab.reports.pages.plots import by_outcome, forest, made_verdict
+from moe_lab.reports.provenance import not_shared
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.evaluation import Evaluation
-from moe_lab.results.score_table import explained_marks
+from moe_lab.results.score_table import ScoreLine, explained_marks
 
 KINDS = {"to_right": TO_RIGHT, "to_wrong": TO_WRONG}
 DOWNLOADED = ("task", "metric", "n", "a", "b", "difference", "ci95", "equal", "p", "p_holm")
@@ -30,14 +29,11 @@ DOWNLOADED = ("task", "metric", "n", "a", "b", "difference", "ci95", "equal", "p
 def write_comparison_page(comparison: Comparison, path: Path) -> Path:
     """Write the page of a comparison (docs/compare.md) and return its path. Raises ResultsError."""
     evaluations = {one.key: one for one in comparison.evaluations}
-    scores, first = comparison.scores, _name(evaluations["a"])
-    found = [
-        made_verdict(f"{_name(evaluations[score.run_id])} on {score.task}", score, first) for score in scores
-    ]
+    labels = {one.key: f"{one.label} ({one.key})" for one in comparison.evaluations}
+    scores = comparison.scores
+    found = [made_verdict(f"{labels[one.run_id]} on {one.task}", one, labels["a"]) for one in scores]
     names = distinct_names(comparison.evaluations)
-    drawn = [score for score in scores if score.difference_interval is not None]
-    rows = [difference_of(score, names[score.run_id]) for score in drawn]
-    answers = list(_changed_answers(comparison, evaluations))
+    answers = list(_changed_answers(comparison, labels))
     lines = [{"with": row["other"]} | {key: row[key] for key in DOWNLOADED} for row in comparison.rows]
     title = f"{' and '.join(name for key, name in names.items() if key != 'a')} against {names['a']}"
     return write_page(
@@ -47,7 +43,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
         evaluations=evaluations,
         scores=scores,
         verdicts=by_outcome(found),
-        forest=forest(rows, [score.verdict for score in drawn]),
+        forest=forest(ScoreLine(score, names[score.run_id]) for score in scores),
         answers=answers,
         answer_data=answer_data(answers),
         kinds=list(KINDS.values()),
@@ -63,24 +59,18 @@ def distinct_names(evaluations: Sequence[Evaluation]) -> dict[str, str]:
 
     `method=base task=gsm8k` and `method=roe method.n=8 task=gsm8k` are `base` and `roe, method.n=8`.
     """
-    settings = {one.key: one.settings.split() for one in evaluations}
-    shared = set.intersection(*map(set, settings.values()))
-    own = {key: [text for text in typed if text not in shared] for key, typed in settings.items()}
+    own = not_shared([one.settings.split() for one in evaluations])
     names = {
-        key: ", ".join(text.removeprefix("method=").removeprefix("model=") for text in each)
-        for key, each in own.items()
+        one.key: ", ".join(text.removeprefix("method=").removeprefix("model=") for text in shown)
+        for one, shown in zip(evaluations, own, strict=True)
     }
     if all(names.values()) and len(set(names.values())) == len(names):
         return names
-    labels = {one.label for one in evaluations}
-    return {one.key: one.label if len(labels) == len(evaluations) else _name(one) for one in evaluations}
+    distinct = len({one.label for one in evaluations}) == len(evaluations)
+    return {one.key: one.label if distinct else f"{one.label} ({one.key})" for one in evaluations}
 
 
-def _name(evaluation: Evaluation) -> str:
-    return f"{evaluation.label} ({evaluation.key})"
-
-
-def _changed_answers(comparison: Comparison, evaluations: dict[str, Evaluation]) -> Iterator[ShownAnswer]:
+def _changed_answers(comparison: Comparison, labels: dict[str, str]) -> Iterator[ShownAnswer]:
     """The answers of the documents that are right in one evaluation and wrong in another."""
     for (key, task, named, other), changed in comparison.changed.items():
         metric, _, filter_name = named.partition(",")
@@ -91,8 +81,8 @@ def _changed_answers(comparison: Comparison, evaluations: dict[str, Evaluation])
                 if before is None or after is None:
                     continue  # a text that is scored as a whole has no answer
                 yield shown_answer(
-                    *([before, after], str(samples[0].target), (0, 1) if kind == TO_RIGHT else (1, 0)),
-                    run=f"{_name(evaluations[key])}, {named}",
+                    *([before, after], samples[0], (0, 1) if kind == TO_RIGHT else (1, 0)),
+                    run=f"{labels[key]}, {named}",
                     task=task,
                     document=number,
                     kind=kind,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,23 +12,15 @@ from typing import Any
 
 from moe_lab.config.progress import Progress
 from moe_lab.reports.pages.answers import baseline_of
-from moe_lab.reports.pages.page import UNEXPECTED, left_out, write_page
+from moe_lab.reports.pages.page import collecting, write_page
 from moe_lab.reports.pages.runs_page import write_origin_page, write_runs_page
 from moe_lab.reports.papers.files import typed_settings
-from moe_lab.reports.provenance import command
+from moe_lab.reports.provenance import command, not_shared
 from moe_lab.results.folder import RunFolder
 from moe_lab.results.model import read_run
 from moe_lab.results.score_table import ScoreTable, SeedGroup
 from moe_lab.results.scores import scores_of
-from moe_lab.results.stored_files import (
-    DamagedError,
-    damaged,
-    read_mapping,
-    warn_once,
-    whole_mapping,
-)
-
-# The runs, studies and trainings of an output folder, finished or not, with the settings in which they differ
+from moe_lab.results.stored_files import damaged, read_mapping, warn_once, whole_mapping
 
 RUN, STUDY, TRAINING = "run", "study", "training"
 DONE, RUNNING, STOPPED = "done", "running", "stopped"
@@ -75,88 +67,65 @@ def stored_entries(output: Path) -> tuple[list[Entry], list[str]]:
 
     The second value has a sentence for each folder that cannot be read.
     """
-    readers: dict[str, Callable[[Path], Entry | None]] = {
-        "runs": _run,
-        "studies": _study,
-        "models": _training,
-    }
-    found, problems = [], []
+    readers = {"runs": _run, "studies": _study, "models": _training}
+    found, problems = [], list[str]()
     for part, read in readers.items():
         for folder in sorted((output / part).glob("*/")):
-            try:
-                entry = read(folder)
-            except DamagedError as error:
-                problems.append(error.problem)
-                continue
-            except UNEXPECTED as error:
-                problems.append(left_out(folder, error))
-                continue
-            if entry is not None:
-                found.append(entry)
+            with collecting(problems, folder):
+                if (entry := read(folder)) is not None:
+                    found.append(entry)
     return sorted(own_settings(found), key=lambda entry: entry.changed, reverse=True), problems
 
 
 def own_settings(entries: Sequence[Entry]) -> list[Entry]:
     """The entries without the settings that all of their kind and method share."""
-    groups: dict[tuple[str, str], list[set[str]]] = {}
-    for entry in entries:
-        groups.setdefault((entry.kind, entry.method), []).append(set(map(_as_text, entry.settings.items())))
-    shared = {place: set.intersection(*group) for place, group in groups.items()}
-    return [
-        replace(
-            entry,
-            settings={
-                key: value
-                for key, value in entry.settings.items()
-                if _as_text((key, value)) not in shared[entry.kind, entry.method]
-            },
-        )
-        for entry in entries
+    settings = [
+        [(key, json.dumps(value, sort_keys=True)) for key, value in one.settings.items()] for one in entries
     ]
-
-
-def _as_text(setting: tuple[str, Any]) -> str:
-    return json.dumps(setting, sort_keys=True)
+    own = not_shared(settings, [(entry.kind, entry.method) for entry in entries])
+    return [
+        replace(entry, settings={key: entry.settings[key] for key, _ in shown})
+        for entry, shown in zip(entries, own, strict=True)
+    ]
 
 
 def _run(folder: Path) -> Entry | None:
     """A run, finished or not; None for a folder without a configuration."""
     read_mapping(folder / "results.json")  # raises DamagedError
     run = read_run(folder)
-    if run is None:
-        config = read_mapping(folder / "config.yaml")
-        if config is None:
-            return None
-        overrides, task = _overrides(folder / "overrides.yaml"), config["task"]["name"]
+    place: dict[str, Any] = {"kind": RUN, "folder": f"runs/{folder.name}", "changed": _changed(folder)}
+    if run is not None:
+        for score in scores_of(run)[:1]:
+            place |= {
+                "metric": score.metric,
+                "score": score.value,
+                "interval": score.interval,
+                "marks": score.marks,
+            }
         return Entry(
-            kind=RUN,
-            folder=f"runs/{folder.name}",
-            model=config["model"]["name"],
-            method=config["method"]["name"],
-            task=task if isinstance(task, str) else ", ".join(task),
-            settings=_settings(config["method"], overrides),
-            seed=config.get("seed"),
-            changed=_changed(folder),
-            state=_state(folder),
-            command=command(overrides),
+            **place,
+            model=run.model,
+            method=run.method,
+            task=", ".join(run.requested),
+            settings=_settings(run.method_config, run.overrides),
+            seed=run.seed,
+            n=run.num_documents,
+            state=DONE,
+            command=command(run.overrides),
         )
-    score = next(iter(scores_of(run)), None)
+    config = read_mapping(folder / "config.yaml")
+    if config is None:
+        return None
+    overrides, task = _overrides(folder / "overrides.yaml"), config["task"]["name"]
     return Entry(
-        kind=RUN,
-        folder=f"runs/{folder.name}",
-        model=run.model,
-        method=run.method,
-        task=", ".join(run.requested),
-        settings=_settings(run.method_config, run.overrides),
-        seed=run.seed,
-        n=run.num_documents,
-        metric="" if score is None else score.metric,
-        score=None if score is None else score.value,
-        interval=None if score is None else score.interval,
-        changed=_changed(folder),
-        state=DONE,
-        command=command(run.overrides),
-        marks=() if score is None else score.marks,
+        **place,
+        model=config["model"]["name"],
+        method=config["method"]["name"],
+        task=task if isinstance(task, str) else ", ".join(task),
+        settings=_settings(config["method"], overrides),
+        seed=config.get("seed"),
+        state=_state(folder),
+        command=command(overrides),
     )
 
 
@@ -268,12 +237,8 @@ def write_listing_page(output: Path) -> Path | None:
     done = [entry for entry in entries if entry.state == DONE]
     with Progress(len(done), "pages", "page", shown=bool(done)) as progress:
         for entry in done:
-            try:
+            with collecting(problems, output / entry.folder):
                 _write_entry_page(output / entry.folder, entry)
-            except DamagedError as error:
-                problems.append(error.problem)
-            except UNEXPECTED as error:
-                problems.append(left_out(output / entry.folder, error))
             progress.update()
     for problem in problems:
         warn_once(f"{problem}. It is left out.")
@@ -285,12 +250,8 @@ def write_listing_page(output: Path) -> Path | None:
         "listing.html.j2",
         folder=output.absolute().name,
         entries=[
-            (
-                entry,
-                "; ".join(setting_texts(entry.settings)),
-                (output / entry.folder / "report.html").is_file(),
-            )
-            for entry in entries
+            (one, "; ".join(setting_texts(one.settings)), (output / one.folder / "report.html").is_file())
+            for one in entries
         ],
         compared=[_compared(entry) for entry in entries],
         counts=Counter(entry.kind for entry in entries),

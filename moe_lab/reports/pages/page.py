@@ -6,7 +6,8 @@ import json
 import os
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -19,17 +20,15 @@ from moe_lab.config.terminal import one_line
 from moe_lab.results import measured
 from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_file
-from moe_lab.results.scores import Score
-from moe_lab.results.stored_files import SHOWN
+from moe_lab.results.scores import NO_SCORE
+from moe_lab.results.stored_files import SHOWN, DamagedError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-# Renders a template as one self-contained HTML page
-#
-# Values are escaped by jinja2. Style, script, data and pictures are in the page; its content security policy forbids
-# every request and every script but the page's own.
+# A page is one self-contained HTML file. Values are escaped by jinja2. Style, script, data and pictures are in the
+# page; its content security policy forbids every request and every script but the page's own.
 
 TEMPLATES = Path(__file__).parent / "templates"
 IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -54,14 +53,20 @@ def left_out(place: Path, error: Exception) -> str:
     return f"{one_line(place)} has unexpected content ({what})"
 
 
+@contextmanager
+def collecting(problems: list[str], place: Path) -> Iterator[None]:
+    """Add a message to `problems` where the block finds a damaged file or unexpected content in a folder."""
+    try:
+        yield
+    except DamagedError as error:
+        problems.append(error.problem)
+    except UNEXPECTED as error:
+        problems.append(left_out(place, error))
+
+
 def write_page(path: Path, template: str, **content: Any) -> Path:
     """Write `templates/<template>` with its content and return the path. Raises ResultsError."""
-    return write_file(path, rendered(template, **content))
-
-
-def rendered(template: str, **content: Any) -> str:
-    """`templates/<template>` with its content."""
-    return environment().get_template(template).render(**content)
+    return write_file(path, environment().get_template(template).render(**content))
 
 
 @cache
@@ -76,19 +81,20 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    filters = {
         "number": number,
         "interval": interval,
         "percent": percent,
         "plain": plain,
         "json": inline_json,
     }
+    made.filters |= filters
     script = (TEMPLATES / "script.js").read_text(encoding="utf-8")
     made.globals |= {
         "style": Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
         "script": Markup(script),
         "script_hash": b64encode(sha256(script.encode()).digest()).decode(),
-        "none_score": Score(model="", method="", task="", metric="", run_id=""),
+        "none_score": NO_SCORE,
     }
     return made
 

@@ -5,30 +5,20 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moe_lab.metrics.registry import counted_metrics
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_rows
-from moe_lab.reports.figures.differences import difference_of
 from moe_lab.reports.pages.answers import CHANGED, CHANGES, answer_data, examples_of
-from moe_lab.reports.pages.page import (
-    latex_of_rows,
-    number,
-    pictures_in,
-    rendered,
-    text_uri,
-    write_page,
-)
-from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
-from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, verdicts
+from moe_lab.reports.pages.page import latex_of_rows, number, pictures_in, text_uri, write_page
+from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, by_outcome, forest, plot, verdicts
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.provenance import Provenance
 from moe_lab.reports.terminal.results import run_labels, seed_lines
-from moe_lab.results.atomic import write_file
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.score_table import Family, SeedGroup, explained_marks, flat
+from moe_lab.results.score_table import Family, ScoreLine, SeedGroup, explained_marks, flat
 from moe_lab.results.scores import Score, scores_of, shown_scores
 from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
 
@@ -40,11 +30,8 @@ Facts = dict[str, str | int | float]
 
 def facts_of(content: Mapping[str, object], hidden: Sequence[str] = ()) -> Facts:
     """The values that are a single number or word, without the keys in `hidden`."""
-    return {
-        key: value
-        for key, value in content.items()
-        if isinstance(value, str | int | float) and key not in hidden
-    }
+    shown = {key: value for key, value in content.items() if key not in hidden}
+    return {key: value for key, value in shown.items() if isinstance(value, str | int | float)}
 
 
 @dataclass(frozen=True)
@@ -157,33 +144,8 @@ def _trials(folder: Path) -> list[dict[str, str]]:
 
 # The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance
 
-COSTS = {
-    "wall_seconds": ("seconds without loading", 1.0),
-    "peak_memory_bytes": ("peak memory, GiB", 2.0**30),
-}
+COSTS = {"wall_seconds": ("seconds without loading", 1.0), "peak_memory_bytes": ("peak memory, GiB", 2.0**30)}
 """The costs that scores are drawn against: the key in `cost`, the label of the axis, and the divisor."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A score of a run, or a mean over seeds. `run` is then the run of the first seed."""
-
-    run: RunResult
-    label: str
-    """The settings of the run."""
-    score: Score
-    compared: dict[str, Score] = field(default_factory=dict)
-    """Comparisons with other runs than the base model's, by name."""
-
-    @property
-    def scores(self) -> list[Score]:
-        """Compared with base, then with the other runs."""
-        return [self.score, *self.compared.values()]
-
-    @property
-    def named(self) -> Compared:
-        score, settings = self.score, f" ({self.label})" if self.label else ""
-        return Compared(f"{score.method} on {score.task}{settings}", score)
 
 
 def write_runs_page(
@@ -197,22 +159,16 @@ def write_runs_page(
         family: the family of the command's comparisons.
         over_seeds: groups of runs that differ in the seed alone.
     """
-    return write_file(path, runs_text(runs, family, over_seeds))
-
-
-def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[SeedGroup] = ()) -> str:
-    """The page of `write_runs_page`."""
     labels = run_labels(runs)
     names = [
         f"{run.method} on {', '.join(run.requested)}" + (f" ({label})" if label else "")
         for run, label in zip(runs, labels, strict=True)
     ]
     lines = [
-        Line(
-            run,
-            label,
+        ScoreLine(
             family.correct(score),
-            {
+            label,
+            compared={
                 name: family.correct(each)
                 for name in run.compared
                 for each in scores_of(run, score.metric, name)
@@ -222,30 +178,26 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         for run, label in zip(runs, labels, strict=True)
         for score in shown_scores(run)
     ]
-    means, by_id = seed_lines(over_seeds, family), {run.run_id: run for run in runs}
-    of_means = [
-        Line(by_id[one.score.run_id.split()[0]], one.label, one.score)
-        for other in (BASE, *compared_names(runs))
-        for one in seed_lines(over_seeds, family, other)
+    means = [
+        line for other in [BASE, *compared_names(runs)] for line in seed_lines(over_seeds, family, other)
     ]
-    found = verdicts(
-        [replace(line.named, score=score) for line in [*lines, *of_means] for score in line.scores]
-    )
+    found = verdicts(replace(line, score=score) for line in [*lines, *means] for score in line.scores)
     table = [_row(line.score, line.label) for line in lines]
     examples = examples_of(runs, names)
     routing = [each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))]
-    return rendered(
+    return write_page(
+        path,
         "runs.html.j2",
         title=_title(runs),
         models=list(dict.fromkeys(run.model for run in runs)),
         verdicts=by_outcome(found),
         only=found[0] if len(found) == 1 else None,
         count=len(found),
-        forest=_forest([*lines, *of_means], several_models=len({run.model for run in runs}) > 1),
+        forest=_forest([*lines, *means], several_models=len({run.model for run in runs}) > 1),
         lines=lines,
         compared=compared_names(runs),
         metrics=metrics_of(runs, names),
-        seeds=means,
+        seeds=[line for line in means if line.score.other == BASE],
         csv=text_uri(csv_text(table), "csv"),
         latex=text_uri(latex_of_rows(table, _title(runs)), "x-tex"),
         examples=examples,
@@ -258,7 +210,7 @@ def runs_text(runs: Sequence[RunResult], family: Family, over_seeds: Sequence[Se
         profiles=profiles_of(routing),
         origins=origins_of(runs),
         costs=list(zip(runs, names, strict=True)),
-        plots=_plots(lines, {run.run_id: str(place) for place, run in enumerate(runs, start=1)}),
+        plots=_plots(lines, runs),
         runs=[Provenance.of(run) for run in runs],
         marks=explained_marks(mark for line in lines for mark in line.score.marks),
     )
@@ -282,18 +234,16 @@ def metrics_of(
     return found if len(found) > len({place[:2] for place in found}) else []
 
 
-def _forest(lines: Sequence[Line], several_models: bool) -> list[ForestPanel]:
+def _forest(lines: Sequence[ScoreLine], several_models: bool) -> list[ForestPanel]:
     """The differences to the base model and to the runs in `compared`."""
-    rows, outcomes = [], []
+    rows = []
     for line in lines:
         parts = [line.score.model] * several_models + [line.score.method, line.label.replace("method.", "")]
         label = ", ".join(part for part in parts if part)
         for score in line.scores:
-            if has_verdict(score) and score.tested_interval is not None:
-                to = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
-                rows.append(difference_of(score, label + to))
-                outcomes.append(score.verdict)
-    return forest(rows, outcomes)
+            to = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
+            rows.append(ScoreLine(score, label + to))
+    return forest(rows)
 
 
 def _title(runs: Sequence[RunResult]) -> str:
@@ -317,18 +267,18 @@ def _row(score: Score, label: str) -> dict[str, object]:
     return {**names, "metric": score.metric, "n": score.n, **numbers, "p": p, "marks": columns["marks"]}
 
 
-def _plots(lines: Sequence[Line], labels: dict[str, str]) -> list[Plot]:
-    """Each score of a task against each cost, if two runs or more have both. `labels` are by run id."""
+def _plots(lines: Sequence[ScoreLine], runs: Sequence[RunResult]) -> list[Plot]:
+    """Each score of a task against each cost, if two runs or more have both. Points have the numbers of their runs."""
+    numbered = {run.run_id: (str(place), run.cost.numbers) for place, run in enumerate(runs, start=1)}
     plots = []
     for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in lines):
-        own = [
-            (line.run, line.score) for line in lines if (line.score.task, line.score.metric) == (task, metric)
-        ]
         for key, (axis, unit) in COSTS.items():
             points = [
-                Point(labels[run.run_id], cost / unit, value, score.interval or (value, value))
-                for run, score in own
-                if (cost := run.cost.numbers.get(key)) is not None and (value := score.value) is not None
+                Point(label, cost / unit, score.value, score.interval or (score.value, score.value))
+                for score in (line.score for line in lines)
+                for label, costs in [numbered[score.run_id]]
+                if (score.task, score.metric) == (task, metric) and score.value is not None
+                if (cost := costs.get(key)) is not None
             ]
             if len(points) > 1:
                 plots.append(plot(f"{task}: {metric} against {axis}", axis, metric, points))

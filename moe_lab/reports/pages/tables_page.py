@@ -6,54 +6,38 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moe_lab.reports.figures.differences import difference_of
 from moe_lab.reports.pages.page import (
     UNEXPECTED,
     latex_of_rows,
     left_out,
     number,
     picture_of,
-    rendered,
     text_uri,
+    write_page,
 )
-from moe_lab.reports.pages.plots import forest
-from moe_lab.reports.pages.verdict import Compared, by_outcome, has_verdict, verdicts
+from moe_lab.reports.pages.plots import by_outcome, forest, verdicts
 from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED
-from moe_lab.reports.papers.table import (
-    AGREES,
-    DISAGREES,
-    FAILED,
-    NOT_AT_SCALE,
-    NOT_COMPARABLE,
-    NOT_PUBLISHED,
-    NOT_RUN,
-    PAPERS,
-    STATES,
-    Row,
-    Table,
-)
-from moe_lab.results.atomic import write_file
-from moe_lab.results.score_table import explained_marks
+from moe_lab.reports.papers.table import PAPERS, Row, State, Table
+from moe_lab.results.score_table import ScoreLine, explained_marks
 from moe_lab.results.scores import Score
-from moe_lab.results.shapes import typed
-from moe_lab.results.stored_files import warn_once, whole_mapping
+from moe_lab.results.stored_files import typed, warn_once, whole_mapping
 
-OF_PAPERS = (AGREES, DISAGREES, NOT_COMPARABLE, NOT_PUBLISHED, NOT_AT_SCALE)
+OF_PAPERS = (*(State.AGREES, State.DISAGREES, State.NOT_COMPARABLE, State.NOT_PUBLISHED), State.NOT_AT_SCALE)
 """States of cells in tables of a paper."""
-EMPTY = (FAILED, NOT_RUN)
-SUMMARY = {
-    "cells": [state for state in STATES if state != NOT_AT_SCALE],
-    "measured": [state for state in STATES if state not in (*EMPTY, NOT_AT_SCALE)],
-    "agree": [AGREES],
-    "disagree": [DISAGREES],
-    "cannot be compared": [NOT_COMPARABLE, NOT_PUBLISHED],
-    **{state: [state] for state in EMPTY},
-    "published, not at this scale": [NOT_AT_SCALE],
+EMPTY = (State.FAILED, State.NOT_RUN)
+SUMMARY: dict[str, list[State]] = {
+    "cells": [state for state in State if state != State.NOT_AT_SCALE],
+    "measured": [state for state in State if state not in (*EMPTY, State.NOT_AT_SCALE)],
+    "agree": [State.AGREES],
+    "disagree": [State.DISAGREES],
+    "cannot be compared": [State.NOT_COMPARABLE, State.NOT_PUBLISHED],
+    **{str(state): [state] for state in EMPTY},
+    "published, not at this scale": [State.NOT_AT_SCALE],
 }
 """The columns of the summary by paper, and the states that each of them counts."""
 
@@ -63,70 +47,60 @@ def write_tables_page(folder: Path) -> Path:
 
     A file that is no table is left out, with a line on stderr.
     """
-    shown = []
+    tables = []
     for path in sorted(folder.glob("*.json")):
         try:
             table = typed(Table, whole_mapping(path) or {})
             if table.stem != path.stem:  # the page reads the files with this stem
                 raise ValueError(f"its stem is {table.stem}")
-            shown.append(shown_table(table, folder))
+            tables.append(shown_table(table, folder))
         except UNEXPECTED as error:
             warn_once(f"{left_out(path, error)}. The table's command with mode=report writes it again.")
-    return write_file(folder / "index.html", _text_of(sorted(shown, key=_order)))
-
-
-def _text_of(tables: Sequence[ShownTable]) -> str:
     papers: dict[str, list[ShownTable]] = {}
-    for table in tables:
-        papers.setdefault(table.paper, []).append(table)
+    for shown in sorted(tables, key=_order):
+        papers.setdefault(shown.paper, []).append(shown)
     compared = compared_scores([one.content for one in tables])
     found = verdicts(compared)
-    drawn = [one for one in compared if has_verdict(one.score) and one.score.tested_interval is not None]
     kinds = {one.content.of_paper for one in tables}
-    states = [state for state in STATES if (state in OF_PAPERS) in kinds or state in EMPTY]
-    return rendered(
+    states = [state for state in State if (state in OF_PAPERS) in kinds or state in EMPTY]
+    return write_page(
+        folder / "index.html",
         "tables.html.j2",
         papers=papers,
-        summary={paper: summary(tables) for paper, tables in papers.items()},
-        total=summary(tables),
+        summary={paper: _summary(own) for paper, own in papers.items()},
+        total=_summary(tables),
         columns=[name for name, counted in SUMMARY.items() if {*counted} & {*states}],
         of_papers=True in kinds,
-        states={state: STATES[state] for state in states},
+        states={state: state.meaning for state in states},
         verdicts=by_outcome(found),
-        forest=forest(
-            [difference_of(one.score, one.name) for one in drawn], [one.score.verdict for one in drawn]
-        ),
+        forest=forest(replace(line, label=line.name) for line in compared),
         count=len(found),
         marks=explained_marks(
             mark for one in tables for row in one.content.rows if row.score for mark in row.score.marks
         ),
         explained=EXPLAINED,
-        scales=list(dict.fromkeys(one.content.scale for one in tables)),
+        scales=list(dict.fromkeys(one.content.scale for own in papers.values() for one in own)),
     )
 
 
-def compared_scores(tables: Sequence[Table]) -> list[Compared]:
+def compared_scores(tables: Sequence[Table]) -> list[ScoreLine]:
     """The scores of all tables. A run in several tables counts once.
 
     Averages are left out, and expert metrics, for which neither more nor less is better.
     """
-    found: dict[tuple[str, str, str], Compared] = {}
+    found: dict[tuple[str, str, str], ScoreLine] = {}
     for row in (row for table in tables for row in table.rows):
         score = row.score
         if score is not None and not row.average and not score.metric.startswith(EXPERT):
+            # dotted keys with their names
+            rest = ", ".join(
+                f"{key.rpartition('.')[2]}={value}" if "." in key else value
+                for key, value in row.coordinates.items()
+                if value not in ("-", score.method, score.task)
+            )
             place = (score.run_id, score.task, score.metric)
-            found.setdefault(place, Compared(_name(row, score), score))
+            found.setdefault(place, ScoreLine(score, rest))
     return list(found.values())
-
-
-def _name(row: Row, score: Score) -> str:
-    """Method, task, and the cell's other coordinates, dotted keys with their names."""
-    rest = [
-        f"{key.rpartition('.')[2]}={value}" if "." in key else value
-        for key, value in row.coordinates.items()
-        if value not in ("-", score.method, score.task)
-    ]
-    return f"{score.method} on {score.task}" + (f" ({', '.join(rest)})" if rest else "")
 
 
 @dataclass(frozen=True)
@@ -152,20 +126,8 @@ class ShownTable:
     def paper(self) -> str:
         return PAPERS.get(self.content.paper, self.content.paper)
 
-    @property
-    def cells(self) -> int:
-        return sum(row.state != NOT_AT_SCALE for row in self.rows)
 
-    @property
-    def measured(self) -> int:
-        return sum(row.score is not None for row in self.rows)
-
-    @property
-    def shows(self) -> list[str]:
-        return list(dict.fromkeys(row.shows for row in self.content.rows if row.shows))
-
-
-def summary(tables: Sequence[ShownTable]) -> dict[str, int]:
+def _summary(tables: Sequence[ShownTable]) -> dict[str, int]:
     """The number of cells in each column of SUMMARY."""
     counts = Counter(row.state for table in tables for row in table.rows)
     return {name: sum(counts[state] for state in states) for name, states in SUMMARY.items()}
@@ -178,11 +140,9 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
     rows = [] if table.of_settings else [*table.rows, *table.stated, *table.unmatched]
     # a design has no number of a training that does not apply to it, such as the leak of token choice
     rows = [row for row in rows if not (row.of_training and row.score and row.score.value is None)]
-    given = {axis: [row.coordinates.get(axis, "-") for row in rows] for axis in table.axes}
-    given |= {
-        axis: [row.coordinates.get(axis, "-") for row in rows] for row in rows for axis in row.coordinates
-    }
-    axes = [axis for axis, values in given.items() if {*values} - {"-"}]
+    named = dict.fromkeys([*table.axes, *(axis for row in rows for axis in row.coordinates)])
+    given = {axis: {row.coordinates.get(axis, "-") for row in rows} for axis in named}
+    axes = [axis for axis, values in given.items() if values - {"-"}]
     scores = [row.score for row in rows if row.score]
     columns = {
         name for name in ("n", "difference", "flips") for one in scores if getattr(one, name) is not None
@@ -195,7 +155,7 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
         table,
         rows,
         axes,
-        constant=[axis for axis in axes if len(rows) > 1 and len({*given[axis]}) == 1],
+        constant=[axis for axis in axes if len(rows) > 1 and len(given[axis]) == 1],
         columns=columns,
         listed=listed,
         pictures=[picture_of(picture) for picture in pictures if picture.is_file()],
@@ -207,12 +167,11 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
 def _latex_line(row: Row, score: Score, axes: Sequence[str]) -> dict[str, str]:
     """A line of the LaTeX table of a measured row."""
     bounds = {"": score.interval, "seeds ": score.seed_interval}
+    intervals = [f"{name}{number(one[0])} to {number(one[1])}" for name, one in bounds.items() if one]
     return {
         **{axis.rpartition(".")[2]: row.coordinates.get(axis, "-") for axis in axes},
         "measured": number(score.value),
-        "95% interval": ", ".join(
-            f"{name}{number(one[0])} to {number(one[1])}" for name, one in bounds.items() if one
-        ),
+        "95% interval": ", ".join(intervals),
         "documents": "" if score.n is None else str(score.n),
         "difference to base": number(score.difference, True),
         "published": "" if row.published is None else f"{row.published.fraction:.4g}",

@@ -11,16 +11,12 @@ from moe_lab.methods import get_method
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
 from moe_lab.reports.papers.metrics import EXPERT, METRICS, TRAINING, expert_score, training_score, unit_of
-from moe_lab.results import model
-from moe_lab.results.model import BASE, RunResult
+from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, flat, mean_score, task_mean
 from moe_lab.results.scores import Score, scores_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-
-# One cell of a paper's table: its place, its stored results, and the paper's number for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +55,8 @@ class TableCell:
         if self.metric.startswith(EXPERT):
             measured = zip(self.results, self.expert, strict=True)
             name = "baseline" if other == BASE else other
-            scores = [
-                replace(expert_score(results, found, self.metric, name), other=other)
-                for results, found in measured
-                if found
-            ]
+            found = [expert_score(results, one, self.metric, name) for results, one in measured if one]
+            scores = [replace(score, other=other) for score in found]
         else:
             metric = None if self.metric == "headline" else self.metric
             scores = [own[0] for results in self.results if (own := scores_of(results, metric, other))]
@@ -72,6 +65,12 @@ class TableCell:
         if len(scores) < 2:
             return scores[0] if scores else None
         return mean_score(scores, compared_summary((self.summary or {}).get("scores", {}), other))
+
+    def scores(self, family: Family = NO_COMPARISONS) -> dict[str, Score]:
+        """Its scores by the run to compare with, the base model's first, with the corrected p of the family."""
+        runs = (result for each in self.parts or [self] for result in each.results)
+        found = {other: self.score(other) for other in [BASE, *compared_names(runs)]}
+        return {other: family.correct(score) for other, score in found.items() if score is not None}
 
     def shows(self) -> str | None:
         """The metric of the cell, with its unit, and whether lower is better; None without a score of its own."""
@@ -104,39 +103,8 @@ class TableCell:
 
 def published_of(experiment: Experiment, cell: TableCell) -> Published | None:
     """The paper's number for a cell, where it gives one."""
-    for published in experiment.paper:
-        if all(cell.coordinates.get(key) == value for key, value in published.cell.items()):
-            return published
-    return None
-
-
-def compared_names(cells: Sequence[TableCell]) -> list[str]:
-    """The runs that any of the cells is compared with, other than the base model's."""
-    return model.compared_names(results for cell in cells for results in cell.results)
-
-
-# Scores of all cells, with p corrected for the comparisons of the same question
-
-Place = tuple[tuple[str, ...], str]
-"""The coordinates of a cell, and the run that it is compared with."""
-
-
-def corrected_scores(cells: Sequence[TableCell], family: Family) -> dict[Place, Score]:
-    """The scores of the cells against base and each other run, with the corrected p of the command's family."""
-    return {place: family.correct(score) for place, score in uncorrected_scores(cells).items()}
-
-
-def uncorrected_scores(cells: Sequence[TableCell]) -> dict[Place, Score]:
-    """The scores of the cells against base and each other run."""
-    others = [BASE, *compared_names(cells)]
-    return {
-        place_of(cell, other): score for cell in cells for other in others if (score := cell.score(other))
-    }
-
-
-def place_of(cell: TableCell, other: str = BASE) -> Place:
-    """The place of a score in `corrected_scores`."""
-    return tuple(cell.coordinates.values()), other
+    place = cell.coordinates.items()
+    return next((published for published in experiment.paper if published.cell.items() <= place), None)
 
 
 # The average over an experiment's tasks, or over any other of its axes: one more cell in each of its lines
@@ -163,7 +131,15 @@ def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCe
     for cell in scored:
         place = tuple(cell.coordinates[key] for key in experiment.keys if key != axis)
         lines.setdefault(place, {})[cell.coordinates[axis]] = cell
-    return [_average(line, axis, values) for line in lines.values()]
+    absent = TableCell(coordinates={}, run_id=None)
+    return [
+        TableCell(
+            coordinates={**next(iter(line.values())).coordinates, axis: AVERAGE},
+            run_id=None,
+            parts=[line.get(value, absent) for value in values],
+        )
+        for line in lines.values()
+    ]
 
 
 def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
@@ -179,16 +155,6 @@ def averages_alone(experiment: Experiment, cells: Sequence[TableCell]) -> bool:
     """Whether averages are shown in place of the cells that they are of."""
     shown = experiment.average in [*experiment.rows, *experiment.columns]
     return not shown and bool(averages(experiment, cells))
-
-
-def _average(line: dict[str, TableCell], axis: str, values: Sequence[str]) -> TableCell:
-    some = next(iter(line.values()))
-    absent = TableCell(coordinates={}, run_id=None)
-    return TableCell(
-        coordinates={**some.coordinates, axis: AVERAGE},
-        run_id=None,
-        parts=[line.get(name, absent) for name in values],
-    )
 
 
 # The cells of an experiment as a data frame

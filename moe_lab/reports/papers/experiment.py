@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,8 @@ def read_published(entries: Sequence[dict[str, Any]], file: Path) -> list[Publis
         cell, value = entry.get("cell") or {}, entry.get("value")
         values = value if isinstance(value, list) else [value]
         listed = {key: names for key, names in cell.items() if isinstance(names, list)}
-        if len(listed) != isinstance(value, list) or any(
-            len(names) != len(values) for names in listed.values()
-        ):
+        lengths = [len(names) for names in listed.values()]
+        if lengths != [len(values)] * isinstance(value, list):
             key, names = next(iter(listed.items()), ("", []))
             raise ConfigError(
                 f"{file}: paper[{i}]: cell.{key} lists {len(names)} names, value needs as many numbers."
@@ -118,21 +117,15 @@ class Scale:
 
     def overrides(self) -> list[list[str]]:
         """One list of overrides per cell: the grids' combinations, then the single cells."""
+        cells = list(self.cells)
         grids = [self.grid] if isinstance(self.grid, dict) else self.grid
-        combined = [cell for grid in grids for cell in _combinations(grid)]
-        return [[*cell, *self.set] for cell in [*combined, *self.cells]]
-
-
-def _combinations(grid: dict[str, list[Any]]) -> list[list[str]]:
-    axes = [
-        [[f"{key}={name}", *more] for name, *more in (_listed(option) for option in options)]
-        for key, options in grid.items()
-    ]
-    return [[text for part in combination for text in part] for combination in product(*axes)]
-
-
-def _listed(option: Any) -> list[Any]:
-    return option if isinstance(option, list) else [option]
+        for grid in reversed(grids):
+            listed = {
+                key: [one if isinstance(one, list) else [one] for one in own] for key, own in grid.items()
+            }
+            axes = [[[f"{key}={name}", *more] for name, *more in own] for key, own in listed.items()]
+            cells[:0] = [list(chain.from_iterable(combination)) for combination in product(*axes)]
+        return [[*cell, *self.set] for cell in cells]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.csv_rows import write_rows
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import FIGURES, Experiment
 from moe_lab.results.atomic import write_file
 from moe_lab.results.identity import RUNTIME, folder_name
+from moe_lab.results.scores import scores_of
 
 # The files of an experiment's table: their names, which files stay, and the index
 
@@ -31,13 +33,15 @@ LONGEST = 60
 
 def typed_settings(overrides: Sequence[str]) -> list[str]:
     """The typed overrides that change a table, sorted, each once."""
-    return sorted({text for text in (each.lstrip("+") for each in overrides) if _changes(text)})
-
-
-def _changes(override: str) -> bool:
-    key = override.partition("=")[0].partition("@")[0]
-    group = re.split(r"[./]", key, maxsplit=1)[0]
-    return group not in SAME_TABLE | {"hydra"} and key not in SAME_NUMBERS
+    typed = {
+        text: text.partition("=")[0].partition("@")[0] for text in (one.lstrip("+") for one in overrides)
+    }
+    same = SAME_TABLE | {"hydra"}
+    return sorted(
+        text
+        for text, key in typed.items()
+        if re.split(r"[./]", key)[0] not in same and key not in SAME_NUMBERS
+    )
 
 
 def file_stem(experiment: Experiment, scale: str) -> str:
@@ -100,3 +104,34 @@ def _setting(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value or "-")
+
+
+# Table 7 of the C3PO paper: benchmarks and reference sets with their sizes here and in the paper
+
+
+def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[dict[str, object]]:
+    """One row per benchmark and reference set: evaluated documents, and available, asked and kept references.
+
+    None for numbers that do not exist: unpublished ones, and the counts of a run whose answers were all stored.
+    """
+    published = {
+        (quantity, name): int(each.value) for each in experiment.paper for quantity, name in each.cell.items()
+    }
+    return [
+        {
+            "model": cell.results[0].model,
+            "task": cell.coordinates["task"],
+            "documents": scores_of(cell.results[0])[0].n,
+            "published_documents": published.get(("documents", cell.coordinates["task"])),
+            "reference": source["title"],
+            "available": source["documents"],
+            "test_documents": source["dropped"],
+            "asked": source["asked"],
+            "published_asked": published.get(("references", source["title"])),
+            "kept": source.get("correct"),
+            "data": ", ".join(source.get("data", [])),
+        }
+        for cell in cells
+        if cell.results
+        for source in ((cell.results[0].report.get("reference") or {}).get("set") or {}).get("sources", [])
+    ]

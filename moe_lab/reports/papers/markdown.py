@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 
 from moe_lab.reports.papers.cells import NOTE
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
 from moe_lab.reports.papers.files import table_lines
 from moe_lab.reports.papers.ranking import EXPLAINED, Ranked
 from moe_lab.reports.papers.table import NOTHING_STORED, Row, Table
-from moe_lab.results.measured import Interval, bounds_text
+from moe_lab.results.measured import bounds_text
 from moe_lab.results.score_table import explained_marks
 from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
@@ -41,19 +41,15 @@ def markdown(experiment: Experiment, table: Table) -> str:
         lines += [NOT_COMPARABLE[table.scale], ""]
     cells = [row for row in table.rows if not row.average]
     measured = [row.score for row in cells if row.score]
-    lines += [
+    compared = [score for row in table.shown for score in (row.score, *row.compared.values()) if score]
+    lines.append(
         f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with standard errors "
         "(in brackets) and 95% intervals over documents."
-        + (f" {SEEDS}" if any(score.seeds > 1 for score in measured) else ""),
-        "",
-    ]
-    lines += [NOTE, ""] if len(cells) < len(table.rows) else []
-    lines += correction_note(
-        score for row in table.shown for score in (row.score, *row.compared.values()) if score
+        + (f" {SEEDS}" if any(score.seeds > 1 for score in measured) else "")
     )
-    lines += [*_grid(experiment, table), ""]
-    lines += _ranking(table.ranking)
-    lines += _metrics(experiment, cells)
+    lines += ["", NOTE, ""] if len(cells) < len(table.rows) else [""]
+    lines += [*correction_note(compared), *_grid(experiment, table), ""]
+    lines += [*_ranking(table.ranking), *_metrics(experiment, cells)]
     if table.stated:
         header = ["quantity", "model, task", "measured", "published", "place"]
         lines += ["Numbers in the text of the paper, and the same quantity measured here:", ""]
@@ -61,11 +57,14 @@ def markdown(experiment: Experiment, table: Table) -> str:
     stated = [row.published for row in table.stated]
     lines += _listed("Published numbers and their places:", _published(experiment, stated))
     lines += _listed("", explained_marks(mark for score in measured for mark in score.marks))
-    lines += _listed(
-        "Failed cells:",
-        [f"{', '.join(row.coordinates.values())}: {row.problem}" for row in cells if row.problem],
-    )
-    lines += _listed("Runs:", dict.fromkeys(_runs(row) for row in cells if row.runs or row.studies))
+    failed = (f"{', '.join(row.coordinates.values())}: {row.problem}" for row in cells if row.problem)
+    lines += _listed("Failed cells:", failed)
+    runs: dict[str, None] = {}
+    for row in (row for row in cells if row.runs or row.studies):
+        name = ", ".join(value for key, value in row.coordinates.items() if key != MEASURE)
+        tuned = f" (tuned by {', '.join(row.studies)})" if row.studies else ""
+        runs[f"{name}: {' '.join(row.runs)}{tuned}"] = None
+    lines += _listed("Runs:", runs)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -73,12 +72,6 @@ def _listed(heading: str, items: Iterable[str]) -> list[str]:
     """A list with its heading; nothing without items."""
     lines = [f"- {item}" for item in items]
     return [*[heading, ""] * bool(heading), *lines, ""] if lines else []
-
-
-def _runs(row: Row) -> str:
-    name = ", ".join(value for key, value in row.coordinates.items() if key != MEASURE)
-    tuned = f" (tuned by {', '.join(row.studies)})" if row.studies else ""
-    return f"{name}: {' '.join(row.runs)}{tuned}"
 
 
 def _grid(experiment: Experiment, table: Table) -> list[str]:
@@ -89,18 +82,15 @@ def _grid(experiment: Experiment, table: Table) -> list[str]:
     lines = list(dict.fromkeys(line for line, _ in by_place))
     columns = list(dict.fromkeys(column for _, column in by_place))
     header = [*named, "documents", "seeds", "without a neighbour"]
-    for column in columns:
-        name = _column_name(across, column)
-        header += [name, f"{name}, published", f"{name} - base"]
-        header += [f"{name} - {other.replace('_', ' ')}" for other in others]
+    for name in (_column_name(across, column) for column in columns):
+        minus = [f"{name} - {other.replace('_', ' ')}" for other in ("base", *others)]
+        header += [name, f"{name}, published", *minus]
     printed = any(row.published for row in shown)
     body = []
     for line in lines:
         cells = [by_place.get((line, column)) for column in columns]
-        texts = [*line, *_counts([cell for cell in cells if cell is not None])]
-        for cell in cells:
-            texts += [""] * (3 + len(others)) if cell is None else _texts(cell, others, printed)
-        body.append(texts)
+        texts = (_texts(cell, others, printed) if cell else [""] * (3 + len(others)) for cell in cells)
+        body.append([*line, *_counts([cell for cell in cells if cell]), *chain.from_iterable(texts)])
     kept = [index for index in range(len(header)) if any(line[index] for line in body)]
     return table_lines([header[index] for index in kept], ([line[index] for index in kept] for line in body))
 
@@ -122,12 +112,8 @@ def _value(score: Score) -> str:
         return "-"
     error = "" if score.stderr is None else f" ({score.stderr:.4f})"
     spread = "" if score.std is None else f" ± {score.std:.4f}"
-    return f"{score.value:.4f}{error}{spread}{bounds_text(score.interval)}{_over_seeds(score.seed_interval)}"
-
-
-def _over_seeds(bounds: Interval | None, sign: str = "") -> str:
-    """` seeds [low, high]`, or nothing."""
-    return "" if bounds is None else f" seeds{bounds_text(bounds, sign)}"
+    over_seeds = bounds_text(score.seed_interval, name=" seeds")
+    return f"{score.value:.4f}{error}{spread}{bounds_text(score.interval)}{over_seeds}"
 
 
 def _counts(cells: Sequence[Row]) -> list[str]:
@@ -150,12 +136,8 @@ def _counts(cells: Sequence[Row]) -> list[str]:
 
 def _column_name(keys: Sequence[str], column: tuple[str, ...]) -> str:
     """Options by their name, dotted keys as `n=8`; a dash is left out."""
-    parts = [
-        f"{key.rpartition('.')[2]}={value}" if "." in key else value
-        for key, value in zip(keys, column, strict=True)
-        if value != "-"
-    ]
-    return " ".join(parts)
+    shown = [(key, value) for key, value in zip(keys, column, strict=True) if value != "-"]
+    return " ".join(f"{key.rpartition('.')[2]}={value}" if "." in key else value for key, value in shown)
 
 
 def _key(row: Row, names: Sequence[str]) -> tuple[str, ...]:
@@ -188,9 +170,8 @@ def difference_text(score: Score | None) -> str:
     if score is None or score.difference is None:
         return ""
     text = f"{score.difference:+.4f}{bounds_text(score.difference_interval, '+')}"
-    text += _over_seeds(score.difference_seed_interval, "+")
-    if score.difference_both_interval is not None:
-        text += f", both{bounds_text(score.difference_both_interval, '+')}"
+    text += bounds_text(score.difference_seed_interval, "+", " seeds")
+    text += bounds_text(score.difference_both_interval, "+", ", both")
     if score.equal:
         return f"{text} (equal within rounding)"
     if score.p is None or score.p_holm is None:
@@ -211,12 +192,9 @@ def _ranking(ranked: Sequence[Ranked]) -> list[str]:
             text = f"{loss.difference:+.4f}{bounds_text(one.interval)}"
             p = "" if loss.p_holm is None else f" (Holm {loss.p_holm:.3g})"
             difference = (f"**{text}**" if loss.significant else text) + p
-        texts = [str(one.rank), one.design, _value(loss), difference]
-        if scored:
-            value = one.accuracy
-            texts += ["" if value is None else f"{value.value:.4f}{bounds_text(value.interval)}"]
-            texts += ["" if one.chance is None else f"{one.chance:.3g}"]
-        rows.append(texts)
+        accuracy = one.accuracy and f"{one.accuracy.value:.4f}{bounds_text(one.accuracy.interval)}"
+        chance = "" if one.chance is None else f"{one.chance:.3g}"
+        rows.append([str(one.rank), one.design, _value(loss), difference, *[accuracy or "", chance] * scored])
     return [EXPLAINED, "", *table_lines(header, rows), ""] if ranked else []
 
 
@@ -226,9 +204,8 @@ def _metrics(experiment: Experiment, cells: Sequence[Row]) -> list[str]:
     found: dict[str, dict[str, list[str]]] = {}
     for row in cells:
         if row.score is not None and row.shows:
-            chance = (
-                experiment.chance.get(row.coordinates.get("task", "-")) if row.metric == "headline" else None
-            )
+            task = row.coordinates.get("task", "-")
+            chance = experiment.chance.get(task) if row.metric == "headline" else None
             metric = row.shows + ("" if chance is None else f", {chance:g} by chance")
             column = found.setdefault(_column_name(across, _key(row, across)), {})
             column.setdefault(metric, []).append(row.score.task)
@@ -247,16 +224,14 @@ def _published(experiment: Experiment, stated: Sequence[Published | None]) -> li
         where = tuple(value for key, value in each.cell.items() if key not in own and value != "-")
         return each.place, each.unit, each.mark, where
 
-    lines = []
-    for (place, unit, mark, where), group in groupby(
-        [each for each in experiment.paper if each not in stated], origin
-    ):
-        numbers = ", ".join(
-            " ".join([*(each.cell[key] for key in own if key in each.cell), f"{each.value:g}"])
-            for each in group
-        )
-        lines.append(f"{', '.join(where)}: {numbers} {unit} ({place})" + (f" {mark}" if mark else ""))
-    return lines
+    def number(each: Published) -> str:
+        return " ".join([*(each.cell[key] for key in own if key in each.cell), f"{each.value:g}"])
+
+    groups = groupby([each for each in experiment.paper if each not in stated], origin)
+    return [
+        f"{', '.join(where)}: {', '.join(map(number, group))} {unit} ({place}){f' {mark}' if mark else ''}"
+        for (place, unit, mark, where), group in groups
+    ]
 
 
 def _stated(row: Row) -> list[str]:

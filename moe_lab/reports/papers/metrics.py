@@ -45,11 +45,7 @@ def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: s
         names = ", ".join(f"{EXPERT}{each}" for each in [*counted_metrics(), *losses])
         raise ConfigError(f"metric: {metric} is not an expert metric. Choices: {names}.")
     return replace(
-        score,
-        value=value,
-        interval=interval,
-        difference=to.difference,
-        difference_interval=to.interval,
+        score, value=value, interval=interval, difference=to.difference, difference_interval=to.interval
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moe_lab.reports.papers.cells import TableCell, averages, uncorrected_scores
+from moe_lab.reports.papers.cells import TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
 from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
 from moe_lab.results.measured import Interval
@@ -21,7 +21,6 @@ EXPLAINED = (
     "p corrected by Holm, 0.05 or more). A single seed has no test. The first design is chosen by the same numbers, so "
     "its lead is too large on average."
 )
-
 
 Design = tuple[str, ...]
 """The coordinates of a design."""
@@ -71,7 +70,7 @@ def ranking(experiment: Experiment, cells: Sequence[TableCell], family: Family) 
 
 def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[Comparison, float | None]:
     """The uncorrected p of each comparison of an experiment: of its cells, averages and ranked designs."""
-    scores = uncorrected_scores([*cells, *averages(experiment, cells)]).values()
+    scores = [score for cell in [*cells, *averages(experiment, cells)] for score in cell.scores().values()]
     losses = [loss for _, loss in _losses(experiment, cells).values()]
     return {score.comparison: score.p for score in [*scores, *losses]}
 
@@ -95,14 +94,12 @@ def _losses(experiment: Experiment, cells: Sequence[TableCell]) -> dict[Design, 
         for cell in cells
         if cell.metric == LOSS and (score := cell.score()) and score.value is not None
     ]
-    ordered = sorted(found, key=lambda one: one[0])
-    return {
-        _design(experiment, cell): (
-            cell,
-            loss if cell is ordered[0][1] else _compared(loss, cell, ordered[0][1]),
-        )
-        for _, cell, loss in ordered
-    }
+    best: TableCell | None = None
+    losses = {}
+    for _, cell, loss in sorted(found, key=lambda one: one[0]):
+        losses[_design(experiment, cell)] = cell, loss if best is None else _compared(loss, cell, best)
+        best = best or cell
+    return losses
 
 
 def _compared(loss: Score, cell: TableCell, best: TableCell) -> Score:

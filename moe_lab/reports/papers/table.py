@@ -2,53 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from moe_lab.reports.csv_rows import csv_text
-from moe_lab.reports.papers.cells import (
-    TableCell,
-    averages,
-    averages_alone,
-    compared_names,
-    corrected_scores,
-    place_of,
-    published_of,
-)
+from moe_lab.reports.papers.cells import TableCell, averages, averages_alone, published_of
 from moe_lab.reports.papers.experiment import TABLES, Experiment, Published
 from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.metrics import TRAINING
 from moe_lab.reports.papers.ranking import Ranked, ranking
-from moe_lab.reports.papers.stated import stated_numbers
 from moe_lab.reports.provenance import Provenance, command
+from moe_lab.results.model import BASE, compared_names
 from moe_lab.results.score_table import Family, flat
-from moe_lab.results.scores import Score
+from moe_lab.results.scores import NO_SCORE, Score
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
 """Names of the papers, by their folders of `experiments/`."""
 
-# Whether a measured number agrees with the published one, and why a cell is empty or cannot be compared
 
-AGREES = "agrees"
-DISAGREES = "disagrees"
-NOT_COMPARABLE = "not comparable"
-NOT_PUBLISHED = "no published number"
-MEASURED = "measured"
-FAILED = "failed"
-NOT_RUN = "not run"
-NOT_AT_SCALE = "not at this scale"
-STATES = {
-    AGREES: "The published number lies within the 95% interval of the measured one.",
-    DISAGREES: "The published number lies outside the 95% interval of the measured one.",
-    NOT_COMPARABLE: "Measured, but at another scale, on part of the documents, or without an interval.",
-    NOT_PUBLISHED: "Measured; the paper prints no number for it.",
-    MEASURED: "A number is stored for the cell.",
-    FAILED: "The cell was tried and failed.",
-    NOT_RUN: "Nothing is stored for the cell.",
-    NOT_AT_SCALE: "The paper prints a number; the scale has no such cell.",
-}
-"""The meaning of each state."""
+class State(StrEnum):
+    """Whether a cell has a number that agrees with the published one, and the meaning of each state."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        state = str.__new__(cls, value)
+        state._value_, state.meaning = value, meaning
+        return state
+
+    AGREES = "agrees", "The published number lies within the 95% interval of the measured one."
+    DISAGREES = "disagrees", "The published number lies outside the 95% interval of the measured one."
+    NOT_COMPARABLE = (
+        "not comparable",
+        "Measured, but at another scale, on part of the documents, or without an interval.",
+    )
+    NOT_PUBLISHED = "no published number", "Measured; the paper prints no number for it."
+    MEASURED = "measured", "A number is stored for the cell."
+    FAILED = "failed", "The cell was tried and failed."
+    NOT_RUN = "not run", "Nothing is stored for the cell."
+    NOT_AT_SCALE = "not at this scale", "The paper prints a number; the scale has no such cell."
+
+
 NOTHING_STORED = "nothing is stored for it"
 
 
@@ -73,7 +73,7 @@ class Row:
     """The run of its first seed, also of a cell without a result."""
     runs: list[str] = field(default_factory=list)
     studies: list[str] = field(default_factory=list)
-    state: str = NOT_RUN
+    state: State = State.NOT_RUN
     reason: str = ""
     """The reason for the state; empty where the state needs none."""
 
@@ -84,7 +84,7 @@ class Row:
     @property
     def off(self) -> float | None:
         """Measured minus published, where the two can be compared."""
-        if self.state not in (AGREES, DISAGREES) or self.score is None or self.published is None:
+        if self.state not in (State.AGREES, State.DISAGREES) or self.score is None or self.published is None:
             return None
         return (self.score.value or 0.0) - self.published.fraction
 
@@ -122,9 +122,8 @@ class Table:
     @property
     def of_paper(self) -> bool:
         """Whether this is a paper's table, or names published numbers."""
-        return self.paper in PAPERS or any(
-            row.published for row in [*self.rows, *self.stated, *self.unmatched]
-        )
+        every = [*self.rows, *self.stated, *self.unmatched]
+        return self.paper in PAPERS or any(row.published for row in every)
 
     @property
     def of_settings(self) -> bool:
@@ -141,16 +140,16 @@ def table_of(
     experiment: Experiment, scale: str, cells: Sequence[TableCell], family: Family, folder: Path
 ) -> Table:
     """The table of an experiment's cells; the numbers in the paper's text are taken from its figure in `folder`."""
-    others, every = compared_names(cells), [*cells, *averages(experiment, cells)]
-    scores = corrected_scores(every, family)
-    rows = [
-        Row(
+    rows = []
+    for cell in [*cells, *averages(experiment, cells)]:
+        scores = cell.scores(family)
+        row = Row(
             coordinates=cell.coordinates,
             metric=cell.metric,
             shows=cell.shows(),
             average=bool(cell.parts),
-            score=scores.get(place_of(cell)),
-            compared={other: scores[place] for other in others if (place := place_of(cell, other)) in scores},
+            score=scores.pop(BASE, None),
+            compared=scores,
             published=published_of(experiment, cell),
             without_neighbour=cell.without_neighbour(),
             problem=cell.problem,
@@ -158,15 +157,12 @@ def table_of(
             runs=[each.run_id for each in cell.results],
             studies=[study.name for study in cell.studies],
         )
-        for cell in every
-    ]
+        rows.append(row)
     stated = [
         Row(
             coordinates=places | {"quantity": published.cell["quantity"]},
             metric=published.cell["quantity"],
-            score=None
-            if value is None
-            else Score(model="", method="", task="", metric="", run_id="", value=value),
+            score=None if value is None else replace(NO_SCORE, value=value),
             published=published,
             reason=why_absent,
         )
@@ -175,7 +171,7 @@ def table_of(
     matched = [id(row.published) for row in [*rows, *stated]]
     missing = f"scale {scale} has no such cell"
     unmatched = [
-        Row(coordinates=one.cell, published=one, state=NOT_AT_SCALE, reason=missing)
+        Row(coordinates=one.cell, published=one, state=State.NOT_AT_SCALE, reason=missing)
         for one in experiment.paper
         if id(one) not in matched
     ]
@@ -190,14 +186,14 @@ def table_of(
         axes=experiment.keys,
         figure=experiment.figure,
         averages_alone=averages_alone(experiment, cells),
-        compared=others,
+        compared=compared_names(result for cell in cells for result in cell.results),
         rows=rows,
         stated=stated,
         unmatched=unmatched,
         ranking=ranking(experiment, cells, family),
         runs={each.run_id: Provenance.of(each) for cell in cells for each in cell.results},
     )
-    none = NOT_PUBLISHED if table.of_paper else MEASURED
+    none = State.NOT_PUBLISHED if table.of_paper else State.MEASURED
     return replace(
         table,
         rows=[with_state(row, scale, none) for row in rows],
@@ -205,7 +201,7 @@ def table_of(
     )
 
 
-def with_state(row: Row, scale: str, unpublished: str = NOT_PUBLISHED) -> Row:
+def with_state(row: Row, scale: str, unpublished: State = State.NOT_PUBLISHED) -> Row:
     """The row with its state and the reason for it.
 
     Args:
@@ -213,22 +209,118 @@ def with_state(row: Row, scale: str, unpublished: str = NOT_PUBLISHED) -> Row:
     """
     score, published = row.score, row.published
     if score is None or score.value is None:
-        if row.problem or score is not None:
-            return replace(row, state=FAILED, reason=row.problem or "the run has no such metric")
+        failed = bool(row.problem) or score is not None
         missing = "not all cells of the average are measured" if row.average else NOTHING_STORED
-        return replace(row, state=NOT_RUN, reason=row.reason or missing)
+        reason = row.problem or "the run has no such metric" if failed else row.reason or missing
+        return replace(row, state=State.FAILED if failed else State.NOT_RUN, reason=reason)
     if published is None:
         return replace(row, state=unpublished)
-    if scale == "tiny":
-        return replace(
-            row, state=NOT_COMPARABLE, reason="scale tiny uses the embedded model and the toy tasks"
-        )
-    if score.interval is None or "PARTIAL" in score.marks:
-        why = "measured on part of the documents" if "PARTIAL" in score.marks else "it has no interval"
-        return replace(row, state=NOT_COMPARABLE, reason=why)
-    low, high = score.interval
-    inside = low <= published.fraction <= high
-    return replace(row, state=AGREES if inside else DISAGREES, reason=published.mark or "")
+    reasons = {
+        "scale tiny uses the embedded model and the toy tasks": scale == "tiny",
+        "measured on part of the documents": "PARTIAL" in score.marks,
+        "it has no interval": score.interval is None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return replace(row, state=State.NOT_COMPARABLE, reason=reason)
+    low, high = score.interval or (0.0, 0.0)
+    state = State.AGREES if low <= published.fraction <= high else State.DISAGREES
+    return replace(row, state=state, reason=published.mark or "")
+
+
+# Numbers in a paper's text about a figure, next to the same quantity computed from the figure's data here
+#
+# An entry of `paper` whose `cell` has a `quantity` is such a number. The data are the rows of `<stem>-<kind>.csv`.
+
+Quantity = Callable[["DataFrame"], "Series"]
+"""The values of a quantity in the figure's rows of one model and task, of which the first counts; empty without one."""
+
+
+def stated_numbers(
+    experiment: Experiment, scale: str, folder: Path
+) -> list[tuple[Published, dict[str, str], float | None, str]]:
+    """The stated numbers, each with model and task, the value in the figure in `folder`, or why it has none.
+
+    Without such data a number has the coordinates of the paper, and no reason.
+    """
+    of_kind = QUANTITIES.get(experiment.figure or "", {})
+    published = [each for each in experiment.paper if each.cell.get("quantity") in of_kind]
+    file = folder / f"{file_stem(experiment, scale)}-{experiment.figure}.csv"
+    if not published or not file.is_file():
+        return [(each, each.cell, None, "") for each in published]
+    from pandas import read_csv
+
+    groups, found = list(read_csv(file).groupby(["model", "task"], sort=False)), []
+    for each in published:
+        name = each.cell["quantity"]
+        for (model, task), rows in groups:
+            known = of_kind[name](rows).dropna()
+            value = float(known.iloc[0]) if len(known) else None
+            absent = "" if value is not None else ABSENT.get(name, "the figure's data lack it")
+            found.append((each, {"model": model, "task": task}, value, absent))
+    return found
+
+
+def _clean_cache(rows: DataFrame) -> DataFrame:
+    """The row of n=64 with the clean cache, at temperature 0 (RoE, Figure 4)."""
+    return rows[(rows["cache"] == "clean") & (rows["temperature"].astype(str) == "0") & (rows["n"] == 64)]
+
+
+def _below(rows: DataFrame, column: str) -> Series:
+    """The saving of RoE against the larger model, at the n with the largest equivalent size (RoE, Figure 5)."""
+    best = rows.nlargest(1, "size_ratio")
+    return 1 - best[f"roe_{column}"] / best[f"equivalent_{column}"]
+
+
+def _flat_from(rows: DataFrame) -> Series:
+    """The numbers of core experts whose 95% interval holds the accuracy of every larger one, the smallest first."""
+    ordered = rows[rows["core_experts"] > 0].sort_values("core_experts")
+    flat = [
+        ordered["value"][i:].between(row.low, row.high).all() for i, row in enumerate(ordered.itertuples())
+    ]
+    return ordered["core_experts"][flat]
+
+
+QUANTITIES: dict[str, dict[str, Quantity]] = {
+    "overhead": {
+        "memory, n=64 over n=1": lambda rows: _clean_cache(rows)["relative_memory_bytes"] - 1,
+        "power, n=64 over n=1": lambda rows: _clean_cache(rows)["relative_watts"] - 1,
+    },
+    "equivalent": {
+        "equivalent size of OLMoE-7B": lambda rows: (
+            rows.nlargest(1, "size_ratio")["equivalent_non_embedding_parameters"] / 1e9
+        ),
+        "memory below the larger model": lambda rows: _below(rows, "mebibytes"),
+        "latency below the larger model": lambda rows: _below(rows, "milliseconds_per_token"),
+    },
+    "flops": {
+        # the largest gain over the next smaller number; base has none
+        "core experts with the greatest gain": lambda rows: rows[rows["gain"] > 0].nlargest(1, "gain")[
+            "core_experts"
+        ],
+        "core experts from which accuracy is flat": _flat_from,
+    },
+    "retained": {
+        "top 8 afterwards among the first 8": lambda rows: rows["share"][rows["n"] == 8],
+        "top 8 afterwards among the first 20": lambda rows: rows["share"][rows["n"] == 20],
+    },
+    "steps": {
+        "accuracy, step 0": lambda rows: rows["accuracy"][rows["step"] == 0],
+        "accuracy, step 6": lambda rows: rows["accuracy"][rows["step"] == 6],
+        "accuracy, step 10": lambda rows: rows["accuracy"][rows["step"] == 10],
+        "right at first and wrong after step 10, of those right at first": lambda rows: rows["became_wrong"][
+            rows["step"] == 10
+        ],
+    },
+}
+"""The quantities by kind of figure and name."""
+
+ABSENT = {
+    "power, n=64 over n=1": "no power meter on this device",
+    "core experts with the greatest gain": "no number gains over the one before",
+    "top 8 afterwards among the first 20": "the model's layers have fewer than 20 experts",
+}
+"""Why the data of a figure may lack a quantity."""
 
 
 # The table of an experiment as CSV: one line per cell, numbers as they are stored
@@ -266,11 +358,9 @@ def table_csv(table: Table) -> str:
             line |= {name: value for name, value in flat(row.score).items() if name in CSV_COLUMNS}
             line["without_neighbour"] = row.without_neighbour and row.without_neighbour[0]
         if row.published is not None:
-            parts = asdict(row.published)
-            line |= {"published": row.published.value}
-            line |= {f"published_{name}": parts[name] for name in ("unit", "place", "mark")}
-        for other, score in row.compared.items():
-            numbers = flat(score)
+            line["published"] = row.published.value
+            line |= {f"published_{name}": getattr(row.published, name) for name in ("unit", "place", "mark")}
+        for other, numbers in ((other, flat(score)) for other, score in row.compared.items()):
             line |= {f"{other}_{name}": numbers[name] for name in COMPARED_COLUMNS}
         lines.append(line)
     compared = [f"{other}_{name}" for other in table.compared for name in COMPARED_COLUMNS]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from moe_lab.config.terminal import one_line
 from moe_lab.reports.terminal.layout import (
-    Column,
+    Cells,
     TextTable,
+    cells_of,
     names,
     numbers,
     print_text_table,
     text_table,
 )
-from moe_lab.reports.terminal.results import HOLM, NOT_CORRECTED, OF_ONE_RUN, P, comparison_columns
+from moe_lab.reports.terminal.results import HOLM, NOT_CORRECTED, OF_ONE_RUN, P, comparison_columns, documents
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
@@ -46,16 +47,16 @@ def print_comparison(comparison: Comparison) -> None:
 def comparison_table(comparison: Comparison) -> TextTable:
     """One row per evaluation, task and metric; p corrected by Holm where there are several rows."""
     scores, other = comparison.scores, _other(comparison)
-    named = {"with": [score.run_id for score in scores]} if other != "b" else {}
-    named |= {"task": [score.task for score in scores], "metric": [score.metric for score in scores]}
-    n = Column(heading="n", cells=[f"{score.n:,}" for score in scores], shared=True)
-    values = {
-        "a": [number(score.baseline) for score in scores],
-        other: [number(score.value) for score in scores],
+    of_row: Cells = {"with": lambda score: score.run_id} if other != "b" else {}
+    of_row |= {"task": lambda score: score.task, "metric": lambda score: score.metric}
+    values: Cells = {
+        "n": documents,
+        "a": lambda score: number(score.baseline),
+        other: lambda score: number(score.value),
     }
-    verdicts = [score.verdict if score.significant or score.equal else "no" for score in scores]
-    columns = [*names(named), n, *numbers(values), *comparison_columns(scores)]
-    return text_table("Compared with a", [*columns, *numbers({"significant": verdicts})])
+    significant = {"significant": [one.verdict if one.significant or one.equal else "no" for one in scores]}
+    columns = [*names(cells_of(scores, of_row)), *numbers(cells_of(scores, values), shared=["n"])]
+    return text_table("Compared with a", [*columns, *comparison_columns(scores), *numbers(significant)])
 
 
 def flip_lines(comparison: Comparison) -> list[str]:

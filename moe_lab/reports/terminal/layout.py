@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -30,6 +30,11 @@ def count(value: float | None) -> str:
 def mebibytes(value: float | None) -> str:
     """Bytes as MiB."""
     return "" if value is None else f"{value / 2**20:,.0f} MiB"
+
+
+def fixed(value: float | None) -> str:
+    """A number with two decimals."""
+    return "" if value is None else f"{value:.2f}"
 
 
 def percent(value: float | None) -> str:
@@ -82,9 +87,18 @@ def names(cells: Mapping[str, Sequence[str]]) -> list[Column]:
     return [Column(heading=heading, cells=each, name=True) for heading, each in cells.items()]
 
 
-def numbers(cells: Mapping[str, Sequence[str]]) -> list[Column]:
-    """Columns of numbers, with the cells of each heading."""
-    return [Column(heading=heading, cells=each) for heading, each in cells.items()]
+def numbers(cells: Mapping[str, Sequence[str]], shared: Sequence[str] = ()) -> list[Column]:
+    """Columns of numbers, with the cells of each heading; those of `shared` are in the title if all rows share them."""
+    return [Column(heading=name, cells=each, shared=name in shared) for name, each in cells.items()]
+
+
+Cells = dict[str, Callable[[Any], str]]
+"""The cell of a row by heading."""
+
+
+def cells_of(rows: Sequence[Any], columns: Cells) -> dict[str, Sequence[str]]:
+    """The cells of each heading, for `names` and `numbers`."""
+    return {heading: [cell(row) for row in rows] for heading, cell in columns.items()}
 
 
 def text_table(title: str, columns: Sequence[Column], marks: Sequence[str] = ()) -> TextTable:

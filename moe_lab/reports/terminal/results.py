@@ -1,16 +1,20 @@
-"""The tables of results on the terminal, at the end of a run, a grid or a report: scores, means over seeds, costs."""
+"""The tables on the terminal at the end of a run, a grid or a report: scores, means over seeds, costs, studies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moe_lab.config.terminal import one_line
+from moe_lab.reports.provenance import not_shared
 from moe_lab.reports.terminal.layout import (
+    Cells,
     Column,
     TextTable,
+    cells_of,
     count,
+    fixed,
     mebibytes,
     names,
     numbers,
@@ -21,9 +25,10 @@ from moe_lab.reports.terminal.layout import (
 )
 from moe_lab.results.measured import interval, number
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.score_table import Family, SeedGroup
+from moe_lab.results.score_table import Family, ScoreLine, SeedGroup
 from moe_lab.results.scores import EQUAL, MARKS, PART, Score, marks_of, scores_of, shown_scores
 from moe_lab.results.significance import ALPHA
+from moe_lab.results.stored_files import read_mapping
 
 # The table of costs
 
@@ -38,6 +43,18 @@ COST_EXPLAINED = {
     "near ties": "greedy tokens whose runner-up was within the dtype's rounding; other batch shapes may choose it. "
     "method=roe method.temperature=0 shows the effect of rounding alone.",
 }
+COST_COLUMNS: Cells = {
+    "time": lambda run: seconds(run.cost.seconds),
+    "load": lambda run: seconds(run.cost.load_seconds),
+    "tokens in": lambda run: count(run.cost.tokens_in),
+    "tokens out": lambda run: count(run.cost.tokens_out),
+    "tokens/s": lambda run: count(run.cost.tokens_per_second),
+    "peak memory": lambda run: mebibytes(run.cost.peak_memory_bytes),
+    "device": lambda run: run.cost.device or "-",
+    "experts": lambda run: fixed(run.report.get("experts_per_token")),
+    "re-routed": lambda run: percent(run.report.get("changed_fraction")),
+    "near ties": lambda run: count(run.cost.near_ties or None),
+}
 
 
 def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> TextTable:
@@ -45,37 +62,14 @@ def cost_table(results: Sequence[RunResult], labels: Sequence[str]) -> TextTable
 
     `labels` are the settings of each run.
     """
-    costs = [result.cost for result in results]
-    run = {
-        "model": [result.model for result in results],
-        "method": [result.method for result in results],
+    named = {
+        "model": [run.model for run in results],
+        "method": [run.method for run in results],
         "settings": labels,
-        "task": [",".join(result.requested) for result in results],
+        "task": [",".join(run.requested) for run in results],
     }
-    time = {
-        "time": [seconds(cost.seconds) for cost in costs],
-        "load": [seconds(cost.load_seconds) for cost in costs],
-    }
-    tokens = {
-        "tokens in": [count(cost.tokens_in) for cost in costs],
-        "tokens out": [count(cost.tokens_out) for cost in costs],
-    }
-    routing = {
-        "re-routed": [percent(result.report.get("changed_fraction")) for result in results],
-        "near ties": [count(cost.near_ties) if cost.near_ties else "" for cost in costs],
-    }
-    experts = [result.report.get("experts_per_token") for result in results]
-    if any(value is not None for value in experts):
-        routing = {"experts": ["" if value is None else f"{value:.2f}" for value in experts]} | routing
-    speed = {
-        "tokens/s": [count(cost.tokens_per_second) for cost in costs],
-        "peak memory": [mebibytes(cost.peak_memory_bytes) for cost in costs],
-    }
-    device = Column(heading="device", cells=[cost.device or "-" for cost in costs], shared=True)
-    return text_table("Cost", [*names(run), *numbers(time | tokens | speed), device, *numbers(routing)])
+    return text_table("Cost", [*names(named), *numbers(cells_of(results, COST_COLUMNS), shared=["device"])])
 
-
-# The tables of results on the terminal, at the end of a run, a grid or a report
 
 INTERVAL = "95% interval"
 P = "p"
@@ -127,21 +121,11 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) ->
     """
     methods = [tuple(text for text in typed if text.startswith("method=")) for typed in overrides]
     several = len({*methods} - {(), ("method=base",)}) > 1
-    shared = {
-        method: set.intersection(
-            *(set(o) for o, other in zip(overrides, methods, strict=True) if other == method)
-        )
-        for method in methods
-    }
     labels = []
-    for typed, seed, method in zip(overrides, seeds, methods, strict=True):
-        own = [
-            text
-            for text in typed
-            if (text not in shared[method] or (several and text.startswith("method.")))
-            and not text.startswith(NAMED_ELSEWHERE)
-        ]
-        labels.append(" ".join(own if seed is None or not any(seeds) else [*own, f"seed={seed}"]))
+    for typed, own, seed in zip(overrides, not_shared(overrides, methods), seeds, strict=True):
+        shown = [text for text in typed if text in own or (several and text.startswith("method."))]
+        shown = [text for text in shown if not text.startswith(NAMED_ELSEWHERE)]
+        labels.append(" ".join(shown if seed is None or not any(seeds) else [*shown, f"seed={seed}"]))
     return labels
 
 
@@ -173,83 +157,78 @@ def score_table(
     has no p, because the mean over seeds is tested. If `other` is not base, the table has the runs that are compared
     with it, and its values.
     """
-    found = [
-        (result, label, row)
-        for result, label in zip(results, labels, strict=True)
-        if other == BASE or other in result.compared
-        for row in (shown_scores(result) if other == BASE else scores_of(result, other=other))
-        if PART not in row.marks
+    lines = [
+        ScoreLine(family.correct(score), label)
+        for run, label in zip(results, labels, strict=True)
+        if other == BASE or other in run.compared
+        for score in (shown_scores(run) if other == BASE else scores_of(run, other=other))
+        if PART not in score.marks
     ]
-    labels, rows = [label for _, label, _ in found], [family.correct(row) for *_, row in found]
-    value = {"value": [number(row.value) for row in rows]}
-    compared = comparison_columns(rows)
-    lower = _lower_is_better(found)
+    # the title names the metrics if the table also has metrics for which higher is better
+    lower = {line.score.metric: line.score.lower_is_better for line in lines}
+    named = "" if all(lower.values()) else f": {', '.join(metric for metric in lower if lower[metric])}"
+    marks = [f"(lower is better{named})"] if any(lower.values()) else []
+    values: Cells = {"value": lambda score: number(score.value)}
     if other != BASE:
         name = other.replace("_", " ")
-        values = numbers(value | {name: [number(row.baseline) for row in rows]})
-        return text_table(f"Compared with {name}", [*_names(rows, labels), *values, *compared], lower)
-    common, own = split_marks([row.marks for row in rows])
-    values = numbers(value | {INTERVAL: [interval(row.interval) for row in rows]})
-    n = Column(heading="n", cells=["" if row.n is None else f"{row.n:,}" for row in rows], shared=True)
-    return text_table("Results", [*_names(rows, labels, own), n, *values, *compared], [*lower, *common])
+        values |= {name: lambda score: number(score.baseline)}
+        return _table(f"Compared with {name}", lines, values, marks, with_notes=False)
+    values = {"n": documents} | values | {INTERVAL: lambda score: interval(score.interval)}
+    return _table("Results", lines, values, marks)
 
 
-def _lower_is_better(found: Sequence[tuple[RunResult, str, Score]]) -> list[str]:
-    """The note in the title. It names the metrics if the table also has metrics for which higher is better."""
-    lower = {row.metric: result.lower_is_better(row.task, row.metric) for result, _, row in found}
-    if not any(lower.values()):
-        return []
-    named = "" if all(lower.values()) else f": {', '.join(metric for metric in lower if lower[metric])}"
-    return [f"(lower is better{named})"]
+def documents(score: Score) -> str:
+    return "" if score.n is None else f"{score.n:,}"
 
 
-def split_marks(marks: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """The notes that all rows share, and the cells with each row's other notes."""
-    common = [mark for mark in MARKS if all(mark in row for row in marks)]
-    own = [" ".join(mark for mark in row if mark not in common) for row in marks]
-    return common, [f"({each})" if each else "" for each in own]
+def _table(
+    title: str,
+    lines: Sequence[ScoreLine],
+    values: Cells,
+    marks: Sequence[str] = (),
+    intervals: Mapping[str, str] | None = None,
+    with_notes: bool = True,
+) -> TextTable:
+    """A row per line: its run, notes, task and metric, the values, and the comparison; `intervals` are its."""
+    scores = [line.score for line in lines]
+    common = [mark for mark in MARKS if with_notes and all(mark in score.marks for score in scores)]
+    own = [" ".join(mark for mark in score.marks if mark not in common) for score in scores]
+    run = {"model": [score.model for score in scores], "method": [score.method for score in scores]}
+    run["settings"] = [line.label for line in lines]
+    run |= {"notes": [f"({each})" if each else "" for each in own]} if with_notes else {}
+    run |= {"task": [score.task for score in scores], "metric": [score.metric for score in scores]}
+    seeds = {"seeds": [line.seeds for line in lines]}
+    columns = [*names(run), *numbers(seeds | cells_of(scores, values), shared=["n"])]
+    return text_table(title, [*columns, *comparison_columns(scores, intervals)], [*marks, *common])
 
 
-def _names(rows: Sequence[Score], labels: Sequence[str], marks: Sequence[str] = ()) -> list[Column]:
-    """The run of each row, and its task with the metric."""
-    run = {"model": [row.model for row in rows], "method": [row.method for row in rows], "settings": labels}
-    marked = {"notes": marks} if marks else {}
-    task = {"task": [row.task for row in rows], "metric": [row.metric for row in rows]}
-    return names(run | marked | task)
+def comparison_columns(scores: Sequence[Score], intervals: Mapping[str, str] | None = None) -> list[Column]:
+    """The difference of each score, its intervals, p, corrected if there are several, and the changed answers.
 
-
-def comparison_columns(rows: Sequence[Score]) -> list[Column]:
-    """The difference of each row, with its interval, its p and the changed answers."""
-    flips = ["" if row.flips is None else f"+{row.flips[0]} -{row.flips[1]}" for row in rows]
-    return [*_differences(rows, {INTERVAL: "difference_interval"}), *numbers({"changed": flips})]
-
-
-def _differences(rows: Sequence[Score], intervals: Mapping[str, str]) -> list[Column]:
-    """The difference, its intervals (the attribute of each heading), and p, corrected if there are several."""
-    columns = {"difference": [number(row.difference, sign=True) for row in rows]}
-    for heading, name in intervals.items():
-        columns[heading] = [interval(getattr(row, name), sign=True) for row in rows]
-    several = any((row.family or 1) > 1 for row in rows)
-    p = [EQUAL if row.equal else number(row.p_holm) for row in rows]
-    return numbers(columns | {HOLM if several else P: p})
+    Args:
+        intervals: the attribute of `Score` by heading; by default the interval over documents.
+    """
+    several = any((score.family or 1) > 1 for score in scores)
+    limits = {
+        heading: [interval(getattr(score, name), sign=True) for score in scores]
+        for heading, name in (intervals or {INTERVAL: "difference_interval"}).items()
+    }
+    p = {HOLM if several else P: [EQUAL if score.equal else number(score.p_holm) for score in scores]}
+    changed = ["" if score.flips is None else f"+{score.flips[0]} -{score.flips[1]}" for score in scores]
+    differences = {"difference": [number(score.difference, sign=True) for score in scores]}
+    return numbers(differences | limits | p | {"changed": changed})
 
 
 def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
     """The meanings of the notes that appear, and the methods' footnotes."""
     seen = {mark for result in results for mark in marks_of(result)}
-    seen |= {
-        EQUAL
-        for result in results
-        for other in (BASE, *result.compared)
-        for row in shown_scores(result, other)
-        if row.equal
-    }
+    compared = [(result, other) for result in results for other in (BASE, *result.compared)]
+    seen |= {EQUAL for result, other in compared for row in shown_scores(result, other) if row.equal}
     lines = [text for mark, text in MARKS.items() if mark in seen]
     lines += sorted({line for result in results for line in [*result.version_notes, *result.unjudged]})
     if parts := {row.task for result in results for row in shown_scores(result) if PART in row.marks}:
-        lines.append(
-            f"Parts of groups are on the page: {len(parts)} tasks and groups, without tests of their own."
-        )
+        counted = f"{len(parts)} tasks and groups"
+        lines.append(f"Parts of groups are on the page: {counted}, without tests of their own.")
     if _asked_in_two_forms(results):
         lines.append(TWO_FORMS)
     return [*lines, *footnotes]
@@ -260,6 +239,11 @@ def notes(results: Sequence[RunResult], footnotes: Sequence[str]) -> list[str]:
 DOCUMENTS = "95% over documents"
 SEEDS = "95% over seeds"
 BOTH = "95% over both"
+SEED_INTERVALS = {
+    DOCUMENTS: "difference_interval",
+    SEEDS: "difference_seed_interval",
+    BOTH: "difference_both_interval",
+}
 TEST = "one test over seeds and documents; with fewer than five seeds the larger p of a test over each"
 EXPLAINED = {
     "std": "standard deviation over seeds.",
@@ -275,33 +259,20 @@ ONE_STUDY = (
 )
 
 
-@dataclass(frozen=True)
-class SeedLine:
-    """The mean over the seeds of a run, compared with one other run."""
-
-    score: Score
-    label: str
-    """The settings of the run."""
-    seeds: str
-    """The number of seeds, and of studies."""
-
-
 def print_summaries(groups: Sequence[SeedGroup], files: Sequence[Path], family: Family) -> None:
     """Print the means over seeds, each with its interval over documents and over seeds, and the summaries' paths."""
     for other in [BASE, *compared_names(result for group in groups for result in group.results)]:
         if lines := seed_lines(groups, family, other):
             print()
-            print_text_table(
-                _table(lines, other),
-                EXPLAINED | {HOLM: f"{TEST}; {corrected_for(family)}. Significant below {ALPHA}."},
-            )
+            holm = f"{TEST}; {corrected_for(family)}. Significant below {ALPHA}."
+            print_text_table(_seed_table(lines, other), EXPLAINED | {HOLM: holm})
     if any(len((group.summary or {}).get("studies", [])) == 1 for group in groups):
         print(ONE_STUDY)
     for file in files:
         print(file)
 
 
-def seed_lines(groups: Sequence[SeedGroup], family: Family, other: str = BASE) -> list[SeedLine]:
+def seed_lines(groups: Sequence[SeedGroup], family: Family, other: str = BASE) -> list[ScoreLine]:
     """A line for each task and shown metric of each group that has several seeds and is compared with `other`."""
     summaries = [group.summary or {} for group in groups]
     labels = settings([summary["overrides"] for summary in summaries], [0] * len(summaries))
@@ -313,37 +284,69 @@ def seed_lines(groups: Sequence[SeedGroup], family: Family, other: str = BASE) -
         of_studies = f" ({studies} {'study' if studies == 1 else 'studies'})" if studies else ""
         for score in map(family.correct, group.scores(other)):
             if score.value is not None and PART not in score.marks:  # predict_only computes no score
-                lines.append(SeedLine(score, label, f"{len(summary['seeds'])}{of_studies}"))
+                lines.append(ScoreLine(score, label, f"{len(summary['seeds'])}{of_studies}"))
     return lines
 
 
-def _table(lines: Sequence[SeedLine], other: str) -> TextTable:
-    scores = [line.score for line in lines]
-    spread = {
-        "seeds": [line.seeds for line in lines],
-        "std": [number(score.std) for score in scores],
-        other.replace("_", " "): [
-            "" if score.value is None or score.difference is None else number(score.value - score.difference)
-            for score in scores
-        ],
+def _seed_table(lines: Sequence[ScoreLine], other: str) -> TextTable:
+    def other_mean(score: Score) -> str:
+        value, difference = score.value, score.difference
+        return "" if value is None or difference is None else number(value - difference)
+
+    values: Cells = {
+        "std": lambda score: number(score.std),
+        other.replace("_", " "): other_mean,
+        "mean": lambda score: number(score.value),
+        DOCUMENTS: lambda score: interval(score.interval),
+        SEEDS: lambda score: interval(score.seed_interval),
     }
-    mean = {
-        "mean": [number(score.value) for score in scores],
-        DOCUMENTS: [interval(score.interval) for score in scores],
-        SEEDS: [interval(score.seed_interval) for score in scores],
-    }
-    common, own = split_marks([score.marks for score in scores])
-    columns = [
-        *_names(scores, [line.label for line in lines], own),
-        *numbers(spread | mean),
-        *_differences(
-            scores,
-            {
-                DOCUMENTS: "difference_interval",
-                SEEDS: "difference_seed_interval",
-                BOTH: "difference_both_interval",
-            },
-        ),
-    ]
     title = "Over seeds" if other == BASE else f"Over seeds, compared with {other.replace('_', ' ')}"
-    return text_table(title, columns, common)
+    return _table(title, lines, values, intervals=SEED_INTERVALS)
+
+
+# The table of studies
+
+STUDY_EXPLAINED = {
+    "documents": "the number of tuning documents.",
+    "at bound": "tuned values at the bound of their search; better values may lie beyond it.",
+    "trial 0": "the metric before tuning: the base model's, or with the given temperatures.",
+    "calibrated": "the metric at temperature 0 and its best logit scale (docs/calibration.md).",
+    "tuned": "the metric with the values of the best trial.",
+}
+"""The meanings of columns."""
+
+
+def print_studies(folders: Sequence[Path]) -> None:
+    """Print a row per study with a profile: the first and the best score on the tuning documents; then the files."""
+    files = [folder / "best.yaml" for folder in dict.fromkeys(folders)]
+    profiles = {file: profile for file in files if (profile := read_mapping(file)) is not None}
+    if not profiles:
+        return
+    print_text_table(study_table(list(profiles.values())), STUDY_EXPLAINED)
+    for file in profiles:
+        print(file)
+    print()
+
+
+def study_table(profiles: Sequence[dict[str, Any]]) -> TextTable:
+    """One row per profile (best.yaml)."""
+    task: Cells = {
+        "model": lambda profile: profile["model"],
+        "task": lambda profile: profile["task"],
+        "metric": lambda profile: f"{profile['metric']} ({profile['split']})",
+    }
+    scaled = any(profile.get("logit_scale", 1) != 1 for profile in profiles)
+    found: Cells = {
+        "documents": lambda profile: f"{sum(map(len, profile['samples'].values())):,}",
+        "trials": lambda profile: str(profile["trials"]),
+        "best trial": lambda profile: str(profile["trial"]),
+        "calibrated": lambda profile: number(profile.get("calibrated_score")),
+        "trial 0": lambda profile: number(profile["untuned_score"]),
+        "tuned": lambda profile: number(profile["score"]),
+        "logit scale": lambda profile: f"{profile.get('logit_scale', 1):.3g}" if scaled else "",
+        "at bound": lambda profile: ", ".join(profile.get("at_bound", [])),
+        "temperature per MoE layer": lambda profile: " ".join(map(fixed, profile["temperature"])),
+        "settings": lambda profile: ", ".join(f"{k}={v}" for k, v in (profile.get("settings") or {}).items()),
+    }
+    columns = [*names(cells_of(profiles, task)), *numbers(cells_of(profiles, found))]
+    return text_table("Tuning, on documents that are excluded from the test", columns)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, zip_longest
+from operator import sub
 from typing import Any
 
 from moe_lab.errors import ConfigError
@@ -16,10 +17,10 @@ from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, reported
 from moe_lab.results.scores import Comparison as Compared
-from moe_lab.results.scores import Score, pooled
-from moe_lab.results.shapes import leaves
+from moe_lab.results.scores import Score, compared, pooled
 from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import VERSION, Aggregate
+from moe_lab.results.stored_files import leaves
 
 SCHEMA_VERSION = 1
 Changed = dict[str, list[int]]
@@ -103,17 +104,17 @@ def _document(answers: Mapping[str, Mapping[str, Sample]]) -> dict[str, object]:
     first = next(iter(answers["a"].values()))
     requests = first.requests
     choices = [each[1] for each in requests if len(each) > 1 and isinstance(each[1], str)]
+    logged = {
+        key: {
+            name: {"resps": one.responses, "filtered_resps": one.filtered} for name, one in by_filter.items()
+        }
+        for key, by_filter in answers.items()
+    }
     return {
         "prompt": requests[0][0] if requests else None,
         "target": first.target,
         **({"choices": choices} if len(choices) == len(requests) > 1 else {}),
-        "answers": {
-            key: {
-                name: {"resps": each.responses, "filtered_resps": each.filtered}
-                for name, each in by_filter.items()
-            }
-            for key, by_filter in answers.items()
-        },
+        "answers": logged,
     }
 
 
@@ -159,15 +160,12 @@ def _compare_two(
         evaluated = len({line.document for line in a.samples[task]})
         every = a.results.get("n-samples", {}).get(task, {}).get("original", evaluated)
         if evaluated != every:
-            notes.append(
-                f"{task}: {evaluated:,} of {every:,} documents (PARTIAL); not the benchmark's number."
-            )
+            part = f"{evaluated:,} of {every:,} documents (PARTIAL)"
+            notes.append(f"{task}: {part}; not the benchmark's number.")
         scores |= {(task, score.metric): score for score in compare_task(a, b, task, changed, notes)}
     groups = [group for group in a.results.get("groups", {}) if group in b.results.get("groups", {})]
-    found = [
-        *scores.values(),
-        *(score for group in groups for score in _compare_group(a, b, group, scores, notes)),
-    ]
+    of_groups = [score for group in groups for score in _compare_group(a, b, group, scores, notes)]
+    found = [*scores.values(), *of_groups]
     if not found:
         raise ConfigError("\n".join([f"{a.key} and {b.key} have no score in common.", *notes]))
     return found
@@ -184,8 +182,8 @@ def compare_task(
     pairs, rounding = paired_lines(a, b, task), rounding_of(a, b)
     mine, theirs = reported(a.scores(task)), reported(b.scores(task))
     for one, keys, others in ((a, mine, theirs), (b, theirs, mine)):
-        if alone := [key for key in keys if key not in others]:
-            notes.append(f"Only in {one.key}, and not compared: {' '.join(alone)} of {task}.")
+        if lone := [key for key in keys if key not in others]:
+            notes.append(f"Only in {one.key}, and not compared: {' '.join(lone)} of {task}.")
     scores = []
     for metric in (key for key in mine if key in theirs):
         aggregate = aggregate_of(a, task, metric)
@@ -202,15 +200,12 @@ def compare_task(
         if not measured:
             continue
         before, after = ([line.values[name] for line in lines] for lines in zip(*measured, strict=True))
-        equal = [
-            rounding.equal(old, new, x.scored_words)
-            for old, new, (x, _) in zip(before, after, measured, strict=True)
-        ]
+        equal = rounding.equals(before, after, [x.scored_words for x, _ in measured])
         known = [better for one in (a, b) if (better := one.higher_is_better(task, metric)) is not None]
         lower = not known[0] if known else None
         found = paired(after, before, aggregate, lower_is_better=lower is True, equal=equal)
         value_of = aggregate or (lambda values: sum(values) / len(values))
-        score = Score(
+        alone = Score(
             model=b.label,
             method="",
             task=task,
@@ -219,21 +214,14 @@ def compare_task(
             n=len(measured),
             value=float(value_of(after)),
             baseline=float(value_of(before)),
-            difference=found.difference,
-            difference_interval=found.interval,
-            equal=found.equal,
-            p_mcnemar=found.p_mcnemar,
-            p_randomization=found.p_permutation,
             other=a.key,
-            flips=found.changed,
             lower_is_better=lower,
             marks=b.marks,
         )
+        score = compared(alone, found)
         scores.append(score)
         if score.flips is not None:
-            numbered = [
-                (x.document, new - old) for (x, _), old, new in zip(measured, before, after, strict=True)
-            ]
+            numbered = list(zip((x.document for x, _ in measured), map(sub, after, before), strict=True))
             up, down = ([document for document, by in numbered if by * sign > 0] for sign in (1, -1))
             right, wrong = (down, up) if lower else (up, down)
             changed[score.comparison] = {"to_right": right, "to_wrong": wrong}
@@ -332,13 +320,10 @@ def _check_questions(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pa
             continue
         texts = [str(text_of(line)) for line in other[0]]
         start = next((i for i, (x, y) in enumerate(zip_longest(*texts)) if x != y), 0)
-        lines = [
-            f"Other {what} of {task}: {len(other):,} of {len(pairs):,} documents. The first is document "
-            f"{other[0][0].document}, from character {start} on:",
-            *(
-                f"  {one.key}: {text[start : start + SHOWN]!r}"
-                for one, text in zip((a, b), texts, strict=True)
-            ),
+        first = f"The first is document {other[0][0].document}, from character {start} on:"
+        lines = [f"Other {what} of {task}: {len(other):,} of {len(pairs):,} documents. {first}"]
+        lines += [
+            f"  {one.key}: {text[start : start + SHOWN]!r}" for one, text in zip((a, b), texts, strict=True)
         ]
         shots = [one.results.get("n-shot", {}).get(task) for one in (a, b)]
         if shots[0] != shots[1]:

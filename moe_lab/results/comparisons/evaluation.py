@@ -13,10 +13,9 @@ from moe_lab.results.model import Block, RunResult
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, read_samples, samples_file, samples_of
 from moe_lab.results.scores import marks_of
-from moe_lab.results.shapes import LmEvalResults, Results, misfit
-from moe_lab.results.stored_files import damaged, read_lines, read_mapping
+from moe_lab.results.stored_files import LmEvalResults, Results, damaged, misfit, read_lines, read_mapping
 
-# Finds the files of a stored evaluation: a run's folder, or what lm-eval's own tracker writes
+# The files of a stored evaluation: a run's folder, or what lm-eval's own tracker writes
 #
 # lm-eval writes `<output_path>/<model>/results_<date>.json` and `samples_<task>_<date>.jsonl` next to it, or for an
 # `output_path` that ends in .json `<its name>_<date>.json`.

@@ -16,8 +16,7 @@ from moe_lab.reports.figures.studies import studies_of
 from moe_lab.reports.figures.traces import traces_of
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment
-from moe_lab.reports.papers.files import file_stem, title, write_settings
-from moe_lab.reports.papers.settings import reference_rows
+from moe_lab.reports.papers.files import file_stem, reference_rows, title, write_settings
 from moe_lab.results.score_table import Family
 
 if TYPE_CHECKING:

@@ -11,15 +11,17 @@ from itertools import product
 import pytest
 
 from moe_lab.reports.figures import write_study_figures
-from moe_lab.reports.figures.comparisons import control_rows, effect_rows, write_effects
+from moe_lab.reports.figures.comparisons import control_rows, write_effects
 from moe_lab.reports.figures.cost import overhead_rows, quality_rows, write_quality_cost
 from moe_lab.reports.figures.curves import write_epochs
-from moe_lab.reports.figures.differences import Difference, differences_figure
-from moe_lab.reports.figures.studies import read_study, sweep_rows
+from moe_lab.reports.figures.primitives import differences_figure
+from moe_lab.reports.figures.studies import read_study, write_sweep
 from moe_lab.reports.figures.training import design_rows, write_designs
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.metrics import quantity
+from moe_lab.results.score_table import ScoreLine
+from moe_lab.results.scores import NO_SCORE
 from tests.support.finetuned_cells import bars, records
 from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import cell_of, cell_table, expert_results, overhead_cell, results_of
@@ -34,27 +36,22 @@ def test_a_sweep_has_an_interval_where_the_metric_is_a_share_of_documents(tmp_pa
     paths = write_study_figures(study)
     assert [path.name for path in paths] == ["sweep.png", "sweep.csv"]
     rows = rows_of(paths[1])
-    assert [(row["temperature"], row["value"]) for row in rows] == [
-        ("0.0", "0.5"),
-        ("0.05", "0.52"),
-        ("0.1", "0.51"),
-    ]
+    expected = [("0.0", "0.5"), ("0.05", "0.52"), ("0.1", "0.51")]
+    assert [(row["temperature"], row["value"]) for row in rows] == expected
     # Wilson's interval of 50 of 100, from its formula by hand
     assert float(rows[0]["low"]) == pytest.approx(0.4038, abs=1e-4)
     assert float(rows[0]["high"]) == pytest.approx(0.5962, abs=1e-4)
     other = write_study(tmp_path / "p", [2.0, 1.9], tuning="uniform", temperature=PROFILE)
-    assert [(row["low"], row["high"]) for row in sweep_rows(read_study(other))] == [(None, None)] * 2
+    _, table = write_sweep([read_study(other)], tmp_path, "p")
+    assert [(row["low"], row["high"]) for row in rows_of(table)] == [("", "")] * 2
 
 
 def test_expert_work_is_rows_times_experts():
     base = cell_of(method="base", model={"name": "tiny", "top_k": 8}, value=0.4)
     rows = control_rows(cell_table(cell_of(n=2), base, cell_of(n=4)))
     columns = rows[["method", "rows", "experts_per_token", "expert_work"]]
-    assert list(columns.itertuples(index=False, name=None)) == [
-        ("base", 1, 8, 8),
-        ("roe", 2, 4, 8),
-        ("roe", 4, 4, 16),
-    ]
+    expected = [("base", 1, 8, 8), ("roe", 2, 4, 8), ("roe", 4, 4, 16)]
+    assert list(columns.itertuples(index=False, name=None)) == expected
 
 
 KEYS = {"name": "own/e", "title": "T", "source": "S", "scales": {}, "metric": "headline", "paper": []}
@@ -62,13 +59,12 @@ KEYS = {"name": "own/e", "title": "T", "source": "S", "scales": {}, "metric": "h
 
 def test_every_comparison_is_a_row(tmp_path):
     table = Experiment(**KEYS, rows=["method", "model.recipe.routing_noise"], columns=["task"])
-    paired = {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}}}
     coordinates = {"method": "roe", "model.recipe.routing_noise": "1", "task": "t"}
-    cells = [TableCell(coordinates=coordinates, run_id="r", results=[results_of(paired=paired)])]
-    [row] = effect_rows(CellTable(table, cells, family_of(table, cells)))
+    cells = [TableCell(coordinates=coordinates, run_id="r", results=[results_of(paired=PAIRED)])]
+    picture, numbers = write_effects(CellTable(table, cells, family_of(table, cells)), tmp_path, "e", "T")
+    [row] = rows_of(numbers)
     assert row["label"] == "roe, noise in training: minus base"
-    assert (row["difference"], row["low"], row["high"], row["p_holm"]) == (0.1, 0.05, 0.15, 0.001)
-    picture, _ = write_effects(CellTable(table, cells, family_of(table, cells)), tmp_path, "e", "T")
+    assert [row[name] for name in ("difference", "low", "high", "p_holm")] == ["0.1", "0.05", "0.15", "0.001"]
     assert picture.stat().st_size > 5_000
 
 
@@ -90,15 +86,13 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
         coordinates = {"method.schedule": name, "measure": measure}
         shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told]))
     png, table = write_epochs(CellTable(bars(), shown), tmp_path, "f", "T")
+    assert table == tmp_path / "f.csv"
     rows = list(csv.DictReader(table.open()))
     assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, "both readings"
-    assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == [
-        ("one", "0.0", "2.9"),
-        ("one", "1.0", "2.9"),
-    ]
-    assert (
-        png.stat().st_size > 10_000 and write_epochs(CellTable(bars(), shown[2:]), tmp_path, "g", "T") == []
-    )
+    expected = [("one", "0.0", "2.9"), ("one", "1.0", "2.9")]
+    assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == expected
+    assert png.stat().st_size > 10_000
+    assert write_epochs(CellTable(bars(), shown[2:]), tmp_path, "g", "T") == []
 
 
 def test_overhead_is_relative_to_one_row():
@@ -138,16 +132,7 @@ def test_without_one_row_nothing_is_relative():
     assert overhead_rows([overhead_cell(8, 1.0)])[0]["relative_seconds_per_token"] is None
 
 
-TABLE = Experiment(
-    name="x",
-    title="T",
-    source="S",
-    scales={},
-    metric="headline",
-    paper=[],
-    rows=["model", "method", "method.n"],
-    columns=["task"],
-)
+TABLE = Experiment(**KEYS, rows=["model", "method", "method.n"], columns=["task"])
 PAIRED = {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}}}
 
 
@@ -182,7 +167,7 @@ def test_work_is_tokens_times_experts_relative_to_the_same_tasks_base():
         TableCell(coordinates={"model": "tiny", "method": "c3po", "method.n": "-", "task": "t"}, run_id=None),
         cell("roe", [7], task="without base", n="8", roe=roe),
     )
-    rows = {row["label"]: row["work"] for row in quality_rows(table) if row["label"] != "base"}
+    rows = {row["label"]: row["work"] for row in records(quality_rows(table)) if row["label"] != "base"}
     assert rows == {"roe n=2": 2.0, "top-p": 0.5}, "the model's own number of experts is 4"
 
 
@@ -192,14 +177,10 @@ def test_a_difference_is_the_paired_one_or_has_no_interval(tmp_path):
         cell("scmoe", [200], paired=PAIRED, scmoe={}),
         cell("roe", [800], value=0.45, n="1", roe={"n": 1, "temperatures": [0.0], "cache": "clean"}),
     )
-    base, paired, alone = quality_rows(table)
+    base, paired, alone = records(quality_rows(table))
     assert (base["difference"], base["work"]) == (0.0, 1.0)
-    assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == (
-        0.1,
-        0.05,
-        0.15,
-        True,
-    )
+    expected = (0.1, 0.05, 0.15, True)
+    assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == expected
     assert alone["difference"] == pytest.approx(0.05) and alone["low"] is None and not alone["significant"]
     picture, _ = write_quality_cost(table, tmp_path, "e", "T")
     assert picture.stat().st_size > 5_000
@@ -218,15 +199,14 @@ def test_metric_and_unit(metric, label):
     assert quantity(metric) == label
 
 
-def row(label: str, difference: float, p: float | None, task: str = "t") -> Difference:
-    limits = {"low": difference - 0.1, "high": difference + 0.1}
-    return Difference(
-        label=label, task=task, metric="acc,none", difference=difference, p=p, examples=1200, **limits
-    )
+def row(label: str, difference: float, p: float | None, task: str = "t") -> ScoreLine:
+    interval = (difference - 0.1, difference + 0.1)
+    score = replace(NO_SCORE, task=task, metric="acc,none", difference=difference, p_holm=p, n=1200)
+    return ScoreLine(replace(score, difference_interval=interval), label)
 
 
 def test_rows_are_sorted_and_significant_ones_filled():
-    figure = differences_figure([row("a", -0.2, 0.5), row("b", 0.3, 0.01), row("c", 0.1, None)], "Title")
+    figure = differences_figure([row("a", -0.2, 0.5), row("b", 0.3, 0.01), row("c", 0.1, None)])
     [axis] = figure.axes
     assert [text.get_text() for text in axis.get_yticklabels()] == ["b", "a", "c"]
     points = [line for line in axis.lines if line.get_marker() == "o"]

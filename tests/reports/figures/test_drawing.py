@@ -1,8 +1,13 @@
-"""What a figure draws. Broken by an interval at another point, a title that is cut, and an axis that makes little of much."""
+"""What a figure draws. Broken by an interval at another point, a title that is cut, and an axis that makes little of much.
+
+Figures as SVG. Broken by a colour that stays light in the dark, a text on a heatmap that does not, a file that changes.
+"""
 
 from __future__ import annotations
 
 import csv
+import re
+import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
 import matplotlib
@@ -12,8 +17,22 @@ from pandas import DataFrame
 from moe_lab.reports.figures.comparisons import write_accuracy, write_control
 from moe_lab.reports.figures.cost import write_equivalent, write_overhead
 from moe_lab.reports.figures.primitives import bars, curve, legend_below, panels, points
-from moe_lab.reports.figures.style import COVERED, LEAST_SPAN, RC, fit, widen_x
+from moe_lab.reports.figures.style import (
+    COLOURS,
+    COVERED,
+    DARK,
+    DARK_INK,
+    GREEN,
+    GREY,
+    LEAST_SPAN,
+    LIGHT_INK,
+    RC,
+    fit,
+    svg_of,
+    widen_x,
+)
 from moe_lab.reports.papers.cells import TableCell
+from tests.support.pages import contrast
 from tests.support.stored_results import cell_of, cell_table, overhead_cell
 
 
@@ -27,17 +46,12 @@ def test_a_curve_has_bars_where_it_has_limits_and_a_band_where_all_have_them(mis
     partly = rows(low=[0.1, missing, 0.3], high=[0.3, missing, 0.6])
     curve(some, partly, "x")
     curve(none, partly, "x", band="95% interval")
-    assert [segment.tolist() for segment in some.collections[0].get_segments()] == [
-        [[1, 0.1], [1, 0.3]],
-        [[4, 0.3], [4, 0.6]],
-    ]
+    expected = [[[1, 0.1], [1, 0.3]], [[4, 0.3], [4, 0.6]]]
+    assert [segment.tolist() for segment in some.collections[0].get_segments()] == expected
     assert not none.collections
     curve(all_, rows(low=[0.1, 0.4, 0.3], high=[0.3, 0.6, 0.6]), "x", band="95% interval")
-    assert len(all_.collections) == 1 and all_.lines[0].get_xydata().tolist() == [
-        [1, 0.2],
-        [2, 0.5],
-        [4, 0.4],
-    ]
+    assert len(all_.collections) == 1
+    assert all_.lines[0].get_xydata().tolist() == [[1, 0.2], [2, 0.5], [4, 0.4]]
 
 
 def test_published_values_stand_beside_the_measured_ones():
@@ -53,14 +67,8 @@ def test_each_point_is_in_the_line_of_its_name():
     )
     points(axis, frame, "name", lambda row: {"color": "red"}, ["a", "b", "c"])
     drawn = [line.get_xydata().tolist() for line in axis.lines]
-    assert drawn == [
-        [[0.1, 1], [0.3, 1]],
-        [[0.2, 1]],
-        [[0.5, 0]],
-        [[0.3, 2], [0.6, 2]],
-        [[0.4, 2]],
-        [[0.7, 2]],
-    ]
+    expected = [[[0.1, 1], [0.3, 1]], [[0.2, 1]], [[0.5, 0]], [[0.3, 2], [0.6, 2]], [[0.4, 2]], [[0.7, 2]]]
+    assert drawn == expected
     assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b", "c"] and axis.yaxis_inverted()
 
 
@@ -219,3 +227,47 @@ def test_ticks_are_round_and_those_set_by_hand_stay():
     fit(figure)
     steps = {round(float(b - a), 9) for a, b in pairwise(axes[0].get_xticks())}
     assert steps in ({0.02}, {0.05}) and list(axes[1].get_xticks()) == [0.3, 0.325]
+
+
+SERIES = {colour.lower() for colour in COLOURS} | {DARK_INK.lower(), LIGHT_INK.lower()}
+"""Light enough on both grounds, or on the colours of a map."""
+
+
+def drawn_svg():
+    with matplotlib.rc_context(RC):
+        figure, (curve, map_) = panels(2)
+        curve.plot([0, 1], [0.0, 1.0], "o-", color=GREEN, mfc="white", label="a <b> & c")
+        curve.axhline(0.5, color=GREY, ls=":", label="base")
+        curve.legend()
+        map_.set_facecolor("#DDDDDD")
+        map_.imshow([[0.0, 1.0]], interpolation="none")
+        map_.text(0, 0, "0.00", color=LIGHT_INK)
+        figure.colorbar(map_.images[0], ax=map_, ticks=[])
+        return svg_of(figure)
+
+
+def test_a_figure_is_the_same_file_each_time_and_text_is_text():
+    text = drawn_svg()
+    assert text == drawn_svg()
+    words = {element.text for element in ElementTree.fromstring(text).iter() if element.tag.endswith("text")}
+    assert {"a <b> & c", "base", "0.00"} <= words
+    assert "http" not in re.sub(r'(xmlns(:\w+)?|rdf:\w+)="[^"]*"|<!DOCTYPE[^>]*>', "", text), (
+        "asks for nothing"
+    )
+
+
+def test_every_colour_has_a_dark_one_or_is_legible_on_both_grounds():
+    text = drawn_svg()
+    drawing = text.partition("<style>\n@media")[0]
+    used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", drawing))
+    assert used <= set(DARK) | SERIES and "#ffffff" in used
+    for light, dark in DARK.items():
+        assert f'[style*="fill: {light}"] {{ fill: {dark} !important; }}' in text
+    assert text.count("prefers-color-scheme: dark") == 1
+
+
+@pytest.mark.parametrize("colour", [*COLOURS, "#767676"])
+def test_curves_are_seen_in_the_dark(colour):
+    dark = DARK.get(colour.lower(), colour)
+    assert contrast(DARK["#ffffff"], dark) >= 3
+    assert contrast(DARK["#ffffff"], DARK["#000000"]) >= 4.5 <= contrast(DARK["#ffffff"], DARK["#767676"])

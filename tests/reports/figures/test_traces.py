@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import csv
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,6 @@ from moe_lab.reports.figures import write_run_figures
 from moe_lab.reports.figures.curves import flops_rows, write_flops
 from moe_lab.reports.figures.pathways import (
     activation_rows,
-    chosen_question,
     entropy_bits,
     frequency_LE,
     sample_rows,
@@ -33,13 +30,13 @@ from tests.support.tiers import first_fast
 KINDS = get_method("c3po").figures
 
 
-def test_a_run_without_traces_has_no_figures(tmp_path: Path) -> None:
+def test_a_run_without_traces_has_no_figures(tmp_path):
     assert write_run_figures(RunResult(c3po_results().content, tmp_path), KINDS) == []
 
 
 @pytest.mark.parametrize("write", [write_steps, write_activation, write_sample])
 @pytest.mark.parametrize("neighbours", first_fast([True, False]), ids=["neighbours", "oracle"])
-def test_each_kind_leaves_a_picture_and_its_numbers(write: Any, neighbours: bool, tmp_path: Path) -> None:
+def test_each_kind_leaves_a_picture_and_its_numbers(write, neighbours, tmp_path):
     """A question with $ in it is text, not mathematics; the oracle has no neighbours."""
     changes = {} if neighbours else {"neighbours": [], "losses": [None, None]}
     run = run_of(tmp_path / "run", ["BA", "AA"], before=BEFORE, **changes)
@@ -51,7 +48,7 @@ def test_each_kind_leaves_a_picture_and_its_numbers(write: Any, neighbours: bool
 
 
 @pytest.mark.slow
-def test_a_run_draws_its_own_figures(tmp_path: Path) -> None:
+def test_a_run_draws_its_own_figures(tmp_path):
     results = write_traced_run(tmp_path / "run", ["BA", "AA"])
     names = [path.name for path in write_run_figures(results, KINDS)]
     assert names[::2] == ["steps.png", "activation.png", "sample.png", "retained.png"]
@@ -60,14 +57,14 @@ def test_a_run_draws_its_own_figures(tmp_path: Path) -> None:
     assert len(write_run_figures(results, KINDS)) == 6, "not all experts were optimized"
 
 
-def test_questions_are_joined_in_the_order_of_their_documents(tmp_path: Path) -> None:
+def test_questions_are_joined_in_the_order_of_their_documents(tmp_path):
     run = run_of(tmp_path / "run", ["AAA", "BAA", "BBB"])
     assert run.right == [[True, True, True], [False, True, True], [False, False, False]]
     assert run.prompts[1] == "Question: 1?\nAnswer:" and run.golds == ["A"] * 3
     assert run.layers == [3, 4] and run.probabilities("before").shape == (3, 2, 4)
 
 
-def test_of_doubled_lines_the_last_counts(tmp_path: Path) -> None:
+def test_of_doubled_lines_the_last_counts(tmp_path):
     results = write_traced_run(tmp_path / "run", ["AAA"])
     file = tmp_path / "run" / "traces.jsonl"
     again = json.loads(file.read_text()) | {"scores": scores_of("ABB")}
@@ -76,7 +73,7 @@ def test_of_doubled_lines_the_last_counts(tmp_path: Path) -> None:
     assert run is not None and run.right == [[True, False, False]]
 
 
-def test_a_document_without_a_trace_is_named(tmp_path: Path) -> None:
+def test_a_document_without_a_trace_is_named(tmp_path):
     results = write_traced_run(tmp_path / "run", ["AAA", "BBB"])
     file = tmp_path / "run" / "traces.jsonl"
     file.write_text(file.read_text().splitlines()[0] + "\n")
@@ -84,19 +81,17 @@ def test_a_document_without_a_trace_is_named(tmp_path: Path) -> None:
         read_traces(results)
 
 
-def test_activation_counts_the_experts_that_are_taken(tmp_path: Path) -> None:
+def test_activation_counts_the_experts_that_are_taken(tmp_path):
     run = run_of(tmp_path / "run", ["A", "A"])
     assert frequency_LE(run, "before").tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
     assert frequency_LE(run, "after").tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
     rows = activation_rows(run)
-    assert [(row["layer"], row["expert"], row["before"], row["after"]) for row in rows][4:6] == [
-        (4, 0, 1.0, 0.0),
-        (4, 1, 1.0, 1.0),
-    ]
+    expected = [(4, 0, 1.0, 0.0), (4, 1, 1.0, 1.0)]
+    assert [(row["layer"], row["expert"], row["before"], row["after"]) for row in rows][4:6] == expected
     assert entropy_bits(frequency_LE(run, "after")) == pytest.approx(1.0), "two experts, equally often"
 
 
-def test_cost_is_by_core_experts(tmp_path: Path) -> None:
+def test_cost_is_by_core_experts(tmp_path):
     def cell(core: int | None, flops: float) -> TableCell:
         c3po = {"core_experts": core, "flops_per_sample": flops, "flops_plain_per_sample": 1e9}
         base = {"run_id": "b", "results": {"t": {"acc,none": 0.25}}}
@@ -111,24 +106,20 @@ def test_cost_is_by_core_experts(tmp_path: Path) -> None:
     value = cells[0].results[0].scores("t")["acc,none"]
     assert list(
         rows[["core_experts", "flops", "plain_flops", "gain"]].fillna(-1).itertuples(index=False, name=None)
-    ) == [
-        (0, 1e9, 1e9, -1),
-        (2, 2e9, 1e9, value - 0.25),
-        (4, 3e9, 1e9, 0),
-    ]
+    ) == [(0, 1e9, 1e9, -1), (2, 2e9, 1e9, value - 0.25), (4, 3e9, 1e9, 0)]
     png, _ = write_flops(cell_table(*cells), tmp_path, "f", "T")
     assert png.exists()
     assert write_flops(cell_table(missing), tmp_path, "g", "T") == []
 
 
-def test_retained_experts_are_counted_by_the_routers_rank(tmp_path: Path) -> None:
+def test_retained_experts_are_counted_by_the_routers_rank(tmp_path):
     """Taken afterwards: experts 0 and 2, which the router had first and third, and 3 and 1, fourth and second."""
     rows = retained_rows(run_of(tmp_path / "run", ["A", "A"]))
     assert [row["share"] for row in rows] == [0.25, 0.5, 0.75, 1.0]
     assert rows[0]["questions"] == 2
 
 
-def test_retained_experts_need_all_to_be_optimized(tmp_path: Path) -> None:
+def test_retained_experts_need_all_to_be_optimized(tmp_path):
     some = run_of(tmp_path / "some", ["A"], core_experts=3)
     every = run_of(tmp_path / "every", ["A"], core_experts=20)
     assert write_retained([some], tmp_path, "f") == []
@@ -136,19 +127,16 @@ def test_retained_experts_need_all_to_be_optimized(tmp_path: Path) -> None:
     assert len((tmp_path / "f.csv").read_text().splitlines()) == 1 + 4
 
 
-def test_the_question_shown_is_the_first_that_became_right(tmp_path: Path) -> None:
-    assert chosen_question(run_of(tmp_path / "a", ["AB", "BAB", "BA", "BA"])) == (2, True)
-    assert chosen_question(run_of(tmp_path / "b", ["AA", "AB", "BB"])) == (0, False)
+def test_the_question_shown_is_the_first_that_became_right(tmp_path):
+    for answers, shown in ((["AB", "BAB", "BA", "BA"], "Question: 2?"), (["AA", "AB", "BB"], "Question: 0?")):
+        png, _ = write_sample([run_of(tmp_path / answers[0], answers)], tmp_path, "f")
+        assert f"question: {shown}" in png.with_suffix(".svg").read_text()
 
 
-def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path: Path) -> None:
+def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path):
     rows = sample_rows(run_of(tmp_path / "run", ["BA"]), 0)
-    assert list(dict.fromkeys(row["of"] for row in rows)) == [
-        "question, before",
-        "question, after",
-        "neighbour 1",
-        "neighbour 2",
-    ]
+    expected = ["question, before", "question, after", "neighbour 1", "neighbour 2"]
+    assert list(dict.fromkeys(row["of"] for row in rows)) == expected
     assert {row["layer"] for row in rows} == {4}
     first = [row for row in rows if row["of"] == "neighbour 1"]
     assert [row["weight"] for row in first] == [0.05, 0.3, 0.2, 0.45]
@@ -156,7 +144,7 @@ def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path: Pat
     assert (first[0]["distance"], first[0]["kernel_share"]) == (0.5, 0.75)
 
 
-def test_changed_answers_are_shares_of_those_that_could_change(tmp_path: Path) -> None:
+def test_changed_answers_are_shares_of_those_that_could_change(tmp_path):
     run = run_of(tmp_path / "run", ["AAB", "AAA", "AAA", "ABA", "BAA"])
     told = [
         (row["accuracy"], row["became_wrong"], row["became_right"], row["loss"]) for row in step_rows(run)
@@ -164,7 +152,7 @@ def test_changed_answers_are_shares_of_those_that_could_change(tmp_path: Path) -
     assert told == [(0.8, 0.0, 0.0, 2.0), (0.8, 0.25, 1.0, 1.5), (0.8, 0.25, 1.0, 1.0)]
 
 
-def test_a_share_of_no_question_is_none(tmp_path: Path) -> None:
+def test_a_share_of_no_question_is_none(tmp_path):
     run = run_of(tmp_path / "run", ["AA", "AB"], losses=[None, None])
     rows = step_rows(run)
     assert [row["became_right"] for row in rows] == [None, None] and rows[1]["loss"] is None

@@ -11,6 +11,7 @@ from itertools import product
 import pytest
 from matplotlib.axes import Axes
 
+from moe_lab.reports.figures.comparisons import write_forest
 from moe_lab.reports.figures.curves import schedule_label, schedule_rows, write_lines, write_schedules
 from moe_lab.reports.figures.training import curve_rows, write_training_curves, write_training_loss
 from moe_lab.reports.papers.cells import CellTable, TableCell
@@ -30,14 +31,21 @@ def test_each_column_is_a_panel_with_the_average_last(tmp_path):
     assert png.stat().st_size > 10_000
 
 
+def test_a_forest_has_a_point_for_each_setting_with_the_average_last(tmp_path):
+    png, table = write_forest(CellTable(bars(), cells()), tmp_path, "f", "T")
+    rows = list(csv.DictReader(table.open()))
+    found = {(row["panel"], row["setting"]): (row["method"], float(row["value"])) for row in rows}
+    assert list(dict.fromkeys(panel for panel, _ in found)) == ["arc", "piqa", "average"]
+    assert found["arc", "base"] == ("finetune-freeze", pytest.approx(0.1)), "the method of the run"
+    assert found["average", "finetune-freeze, experts"][1] == pytest.approx(0.8) and len(found) == 9
+    assert png.stat().st_size > 10_000
+
+
 def test_an_average_without_its_axis_stands_alone():
     told = [replaced(one, model="tiny") for one in cells()]
     rows = records(schedule_rows(CellTable(bars(columns=["model"]), told)))
-    assert [(row["panel"], row["schedule"]) for row in rows] == [
-        ("tiny", "base"),
-        ("tiny", "N→R"),
-        ("tiny", "E→E"),
-    ]
+    expected = [("tiny", "base"), ("tiny", "N→R"), ("tiny", "E→E")]
+    assert [(row["panel"], row["schedule"]) for row in rows] == expected
 
 
 def replaced(one: TableCell, **coordinates) -> TableCell:
@@ -72,9 +80,7 @@ LOG = [{"loss": 4.0, "step": 20}, {"validation_loss": 9.0, "step": 20}, {"loss":
 
 def cells_of(label: str, setting: str, shared: str, folder):
     cells = design_cells(
-        label,
-        [[2.0, 2.0]],
-        coordinates={"method.regularizers": setting, "method.shared_experts": shared},
+        label, [[2.0, 2.0]], coordinates={"method.regularizers": setting, "method.shared_experts": shared}
     )
     for one in cells:
         results = (

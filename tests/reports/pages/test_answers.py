@@ -63,11 +63,8 @@ def test_prompts_as_choices():
     for number, request in enumerate(line["arguments"].values()):
         request |= {"arg_0": f"prompt {number}", "arg_1": " is the end"}
     found = answer_of(Sample.of(line), "acc")
-    assert (
-        found.prompt == " is the end"
-        and found.choices == ("prompt 0", "prompt 1", "prompt 2")
-        and found.picked == 1
-    )
+    assert found.prompt == " is the end" and found.choices == ("prompt 0", "prompt 1", "prompt 2")
+    assert found.picked == 1
 
 
 def test_choices_without_the_question_do_not_count():
@@ -82,10 +79,8 @@ def test_choices_without_the_question_do_not_count():
             "arg_1": line["arguments"][f"gen_args_{number}"]["arg_1"],
         }
         line["resps"].append([["-0.5", "False"]])
-    assert (
-        answer_of(Sample.of(line), "acc").scores == (-3.0, -2.0, -4.0)
-        and answer_of(Sample.of(line), "acc").picked == 1
-    )
+    assert answer_of(Sample.of(line), "acc").scores == (-3.0, -2.0, -4.0)
+    assert answer_of(Sample.of(line), "acc").picked == 1
 
 
 def test_a_text_that_is_scored_as_a_whole_has_no_answer():
@@ -227,11 +222,8 @@ def test_all_answers_are_there_and_each_prompt_once(tmp_path):
         tmp_path, [("1", 1.0), ("2", 0.0), ("3", 0.5)], [("1", 1.0), ("2", 0.0), ("3", 0.5)]
     )
     found = examples_of([base, roe, roe], ["base", "roe", "again"])
-    assert [each.kind for each in found.answers if each.run == "roe"] == [
-        "wrong, unchanged",
-        "right, unchanged",
-        "unchanged",
-    ]
+    expected = ["wrong, unchanged", "right, unchanged", "unchanged"]
+    assert [each.kind for each in found.answers if each.run == "roe"] == expected
     assert {each.run for each in found.answers} == {"roe", "again"} and found.changed == 0
     data = answer_data(found.answers)
     assert [prompt for prompt, _ in data["prompts"]] == ["Question 1", "Question 0", "Question 2"]
@@ -241,10 +233,8 @@ def test_all_answers_are_there_and_each_prompt_once(tmp_path):
 def test_a_run_that_is_compared_with_none_has_its_answers(tmp_path):
     base, _ = pair_of_runs(tmp_path, [("1", 1.0), ("2", 0.0)], [("1", 1.0), ("2", 0.0)])
     found = examples_of([base], ["base"])
-    assert [(each.kind, each.base, each.own) for each in found.answers] == [
-        ("wrong", None, "2"),
-        ("right", None, "1"),
-    ]
+    expected = [("wrong", None, "2"), ("right", None, "1")]
+    assert [(each.kind, each.base, each.own) for each in found.answers] == expected
     assert not found.problems and found.documents == 0
 
 

@@ -24,10 +24,8 @@ def test_every_run_has_a_row_with_what_filters_it(tmp_path):
     page = write_listing_page(tmp_path)
     root = tree(page)
     rows = root.xpath("//tr[@data-row]")
-    assert {(row.get("data-kind"), row.get("data-method"), row.get("data-state")) for row in rows} == {
-        ("run", "base", "done"),
-        ("run", "roe", "done"),
-    }
+    expected = {("run", "base", "done"), ("run", "roe", "done")}
+    assert {(row.get("data-kind"), row.get("data-method"), row.get("data-state")) for row in rows} == expected
     assert sorted(float(row.xpath("td[5]/@data-value")[0]) for row in rows) == [0.0, 1.0]
     assert texts(root.xpath("//select[@name='method']/option")) == ["all", "base", "roe"]
     assert "2 runs, 0 studies, 0 trainings" in root.text_content()
@@ -136,11 +134,8 @@ def test_runs_differ_by_the_settings_that_are_shown(tmp_path):
     ):
         roe(tmp_path, f"{number}" * 64, n, *typed)
     found = {entry.folder[-1]: entry for entry in stored_entries(tmp_path)[0]}
-    assert {place: list(setting_texts(entry.settings)) for place, entry in found.items()} == {
-        "0": ["n=4"],
-        "1": ["n=8", "num_fewshot=3"],
-        "2": ["n=8"],
-    }
+    expected = {"0": ["n=4"], "1": ["n=8", "num_fewshot=3"], "2": ["n=8"]}
+    assert {place: list(setting_texts(entry.settings)) for place, entry in found.items()} == expected
     first = found["0"]
     assert (first.kind, first.model, first.method, first.task, first.n) == ("run", "tiny", "roe", "t", 2)
     assert (first.score, first.metric, first.state) == (0.5, "exact_match,none", "done")
@@ -183,13 +178,8 @@ def test_studies_and_trainings_are_listed(tmp_path):
     one = found["studies/s"]
     assert (one.method, one.n, one.score, one.state) == ("tuning=tpe", 12, 1.5, "done")
     made, cut = found["models/tiny-pretrain-01234567"], found["models/tiny-pretrain-76543210"]
-    assert (made.model, made.n, made.score, made.settings, made.state) == (
-        "tiny",
-        250,
-        1.25,
-        {"experts": 8},
-        "done",
-    )
+    expected = ("tiny", 250, 1.25, {"experts": 8}, "done")
+    assert (made.model, made.n, made.score, made.settings, made.state) == expected
     assert (cut.score, cut.settings, cut.state) == (None, {"experts": 9}, "stopped")
 
 
@@ -200,9 +190,5 @@ def test_paths_are_short():
         "layers": [1, 2],
         "samples": "0," * 60,
     }
-    assert list(setting_texts(given)) == [
-        "temperature=…/s/best.yaml",
-        "data=/a/b",
-        "layers=[1, 2]",
-        "samples=" + "0," * 30 + "…",
-    ]
+    expected = ["temperature=…/s/best.yaml", "data=/a/b", "layers=[1, 2]", "samples=" + "0," * 30 + "…"]
+    assert list(setting_texts(given)) == expected

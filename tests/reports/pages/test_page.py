@@ -1,14 +1,20 @@
-"""Rendering. Broken by text that becomes markup or a command of LaTeX, and by a page that needs anything outside of it."""
+"""Rendering. Broken by text that becomes markup or a command of LaTeX, and by a page that needs anything outside of it.
+
+CSV files of rows. Broken by a text that a spreadsheet executes, and by a number that becomes a text.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 
 import pytest
 from jinja2 import UndefinedError
 
-from moe_lab.reports.csv_rows import csv_text
+from moe_lab.config.terminal import shown
+from moe_lab.reports.csv_rows import csv_text, safe_cell, write_rows
 from moe_lab.reports.pages.page import (
     TEMPLATES,
     environment,
@@ -19,7 +25,7 @@ from moe_lab.reports.pages.page import (
     percent,
     write_page,
 )
-from tests.support.pages import HOSTILE, foreign_urls, tree
+from tests.support.pages import HOSTILE, contrast, foreign_urls, tree
 
 
 def test_numbers():
@@ -59,13 +65,6 @@ def test_a_page_is_whole_in_itself(tmp_path):
     assert len(root.xpath("//script")) == 1 and not root.xpath("//link[@rel='stylesheet']")
 
 
-def luminance(colour):
-    """Relative luminance of #rrggbb (WCAG 2)."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
-    return sum(weight * one for weight, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 @pytest.mark.parametrize("name", ["text", "soft", "accent", "good", "bad"])
 def test_text_has_contrast(scheme, name):
@@ -73,8 +72,7 @@ def test_text_has_contrast(scheme, name):
     rules = re.findall(r":root {(.*?)}", (TEMPLATES / "style.css").read_text(), re.S)[scheme]
     colours = dict(re.findall(r"--(\w+): (#\w{6})", rules))
     for ground in ["page", "panel"] + ["mark"] * (name == "text"):
-        low, high = sorted([luminance(colours[name]), luminance(colours[ground])])
-        assert (high + 0.05) / (low + 0.05) >= 4.5, ground
+        assert contrast(colours[name], colours[ground]) >= 4.5, ground
 
 
 ROWS = [{"task": "a_b", "value": "61.0%"}, {"task": "c", "value": "1 & 2"}]
@@ -88,5 +86,18 @@ def test_latex_has_booktabs_and_escapes():
     assert "a\\_b & 61.0\\%" in text and "1 \\& 2" in text and "\\caption{50\\% of a\\_b}" in text
 
 
-def test_csv():
-    assert csv_text(ROWS) == "task,value\na_b,61.0%\nc,1 & 2\n"
+FORMULAS = ['=HYPERLINK("http://x")', "+cmd|'/c calc'!A1", "-2+3", "@SUM(A1)", "\tx", "\rx", "+0 -1"]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_formula_is_text(text, tmp_path):
+    rows = [{"model": text, "value": -0.5, "difference": "-0.0370", "p": "+1.5e-05", "n": "-"}]
+    for content in (write_rows(rows, tmp_path / "rows.csv").read_bytes().decode(), csv_text(rows)):
+        [row] = csv.DictReader(io.StringIO(content, newline=""))
+        assert row["model"] == f"'{shown(text)}"
+        assert [row[key] for key in ("value", "difference", "p", "n")] == ["-0.5", "-0.0370", "+1.5e-05", "-"]
+
+
+def test_numbers_and_other_texts_stay():
+    values = [-0.5, None, 3, True, "", "a=b", "-0.5", "+1", ".5", "-1e-3", "roe", "[-0.1, 0.2]"]
+    assert [safe_cell(value) for value in values] == values

@@ -235,7 +235,5 @@ def test_its_page(tmp_path):
 
 
 def test_a_folder_without_a_record_has_none(tmp_path):
-    assert (
-        origin_of(tmp_path / "studies" / "gone") is None
-        and write_origin_page(tmp_path / "models" / "gone") is None
-    )
+    assert origin_of(tmp_path / "studies" / "gone") is None
+    assert write_origin_page(tmp_path / "models" / "gone") is None

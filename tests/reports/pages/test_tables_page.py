@@ -104,16 +104,14 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
     assert "paper" not in shown and "publish" not in shown
     assert texts(root.xpath("//tr/@data-state/..")[0].xpath("td[@class='state']")) == ["measured"]
     assert texts(root.xpath("//section[@aria-labelledby='summary']//th")) == [
-        *("experiment", "cells", "measured", "failed", "not run", "mine"),
+        *("experiment", "cells", "measured", "failed", "not run", "mine")
     ]
 
 
 def test_a_run_in_two_tables_has_one_verdict(page):
     [text] = texts(tree(page).xpath("//ul[@class='verdicts']/li"))
-    assert (
-        text.startswith("roe on t: acc,none 62.5% against 50.0%")
-        and "9 answers turned right and 1 wrong" in text
-    )
+    assert text.startswith("roe on t: acc,none 62.5% against 50.0%")
+    assert "9 answers turned right and 1 wrong" in text
 
 
 def test_hostile_text_stays_text(page):
@@ -167,7 +165,7 @@ def test_a_difference_of_an_expert_metric_has_no_verdict():
     balance = {"coordinates": {"measure": "balance"}, "metric": "expert.load_balance", "expert": [metrics]}
     made = table(cell_table().experiment, "tiny", [told, replace(told, **balance)])
     assert [cell.score.difference for cell in made.rows] == [0.125, 0.1]
-    assert [one.score.metric for one in compared_scores([made])] == ["acc,none"]
+    assert [line.score.metric for line in compared_scores([made])] == ["acc,none"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def ranking_lines(cells: list[TableCell]) -> list[str]:
     return [line for line in lines[start:] if line.startswith("| ")]
 
 
-def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
+def test_the_lowest_loss_comes_first_with_paired_differences():
     worse = (ROWS + 0.1 + 0.01 * np.arange(40) / 40).tolist()
     cells = [
         *design_cells("16/64", [worse], accuracy=0.9),
@@ -45,7 +45,7 @@ def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
     assert one.startswith("| 1 | 2/8 | ") and two.endswith(" | 0.375 |")
 
 
-def test_seeds_are_paired() -> None:
+def test_seeds_are_paired():
     """Their spread is large, that of the difference is not."""
     seeds = [[2.0, 2.0], [2.5, 2.5], [3.0, 3.0]]
     other = [[loss + more for loss in rows] for rows, more in zip(seeds, (0.1, 0.2, 0.3), strict=True)]
@@ -54,7 +54,7 @@ def test_seeds_are_paired() -> None:
     assert second.interval == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
 
 
-def test_seeds_are_paired_by_number_and_not_by_place() -> None:
+def test_seeds_are_paired_by_number_and_not_by_place():
     first = design_cells("2/8", [[2.0, 2.0], [2.5, 2.5], [3.0, 3.0]])
     second = design_cells("4/16", [[2.1, 2.1], [2.7, 2.7], [3.3, 3.3]])
     for cell in second:
@@ -67,7 +67,7 @@ def test_seeds_are_paired_by_number_and_not_by_place() -> None:
     assert (found.loss.difference, found.interval, found.loss.p_holm) == (None, None, None)
 
 
-def test_only_designs_that_are_told_from_the_first_have_a_lower_rank() -> None:
+def test_only_designs_that_are_told_from_the_first_have_a_lower_rank():
     """Broken by a rank by the order of the means, or by p without correction: 0.016 of three comparisons is 0.03."""
     seeds = [[2.0, 2.0], [2.5, 2.5], [3.0, 3.0]]
 
@@ -82,43 +82,40 @@ def test_only_designs_that_are_told_from_the_first_have_a_lower_rank() -> None:
     ]
     found = ranking(experiment(), cells)
     assert [one.design for one in found] == ["2/8", "4/16", "8/32"]
-    assert [one.rank for one in found] == [1, 1, 3] and [one.loss.significant for one in found] == [
-        False,
-        False,
-        True,
-    ]
+    assert [one.rank for one in found] == [1, 1, 3]
+    assert [one.loss.significant for one in found] == [False, False, True]
     assert found[2].loss.p_holm == pytest.approx(2 * ttest_1samp([0.4, 0.41, 0.42], 0).pvalue)
     lines = ranking_lines(cells)
     assert lines[3].startswith("| 1 | 4/16 |") and "**" not in lines[3]
     assert lines[4].startswith("| 3 | 8/32 |") and "**+0.4100 [+" in lines[4].replace("[0", "[+0")
 
 
-def test_one_seed_ranks_nothing() -> None:
+def test_one_seed_ranks_nothing():
     found = ranking(experiment(), [*design_cells("2/8", [[2.0, 2.0]]), *design_cells("4/16", [[9.0, 9.0]])])
     assert [one.rank for one in found] == [1, 1]
 
 
-def test_designs_on_other_rows_are_not_subtracted() -> None:
+def test_designs_on_other_rows_are_not_subtracted():
     cells = [*design_cells("2/8", [[2.0, 2.0]]), *design_cells("4/16", [[3.0, 3.0, 3.0]])]
     assert ranking(experiment(), cells)[1].loss.difference is None
 
 
-def test_expert_choice_is_named_as_what_it_is() -> None:
+def test_expert_choice_is_named_as_what_it_is():
     cells = design_cells("2/8", [[2.0, 2.0]], router="expert", leak=0.2)
     cells += design_cells("2/8", [[3.0, 3.0]])
     assert [one.design for one in ranking(experiment(), cells)] == ["expert (reads later tokens)", "token"]
 
 
-def test_without_accuracy_there_is_no_column_of_it() -> None:
+def test_without_accuracy_there_is_no_column_of_it():
     losses = [one for one in design_cells("2/8", [[2.0, 2.0]]) if one.of_training]
     assert ranking_lines(losses)[0].endswith("| more than the first |")
 
 
-def test_chance_is_known_for_all_tasks_or_not_at_all() -> None:
+def test_chance_is_known_for_all_tasks_or_not_at_all():
     cells = [one for one in design_cells("2/8", [[2.0, 2.0]]) if one.metric == "headline"]
     assert chance_of(experiment(), cells) == pytest.approx(0.375)
     assert chance_of(experiment(chance={"a": 0.25}), cells) is None
 
 
-def test_a_table_without_trainings_has_no_ranking() -> None:
+def test_a_table_without_trainings_has_no_ranking():
     assert ranking(experiment(), design_cells("2/8", [[2.0, 2.0]])[:1]) == []

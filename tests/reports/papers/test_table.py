@@ -2,6 +2,8 @@
 
 Broken by a number that differs from the stored one, a published number that gets lost, a number of the toy world that
 is said to agree with a paper, an empty cell that gives no reason, and a place that no column of the page shows.
+
+Breaks if a column of several metrics is said to show one of them.
 """
 
 from __future__ import annotations
@@ -14,24 +16,15 @@ import pytest
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.pages.tables_page import shown_table
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import Published
-from moe_lab.reports.papers.table import (
-    AGREES,
-    DISAGREES,
-    FAILED,
-    NOT_COMPARABLE,
-    NOT_PUBLISHED,
-    NOT_RUN,
-    Row,
-    Table,
-    with_state,
-)
+from moe_lab.reports.papers.experiment import Published, Scale
+from moe_lab.reports.papers.table import Row, State, Table, with_state
 from moe_lab.reports.provenance import command, ranges
+from moe_lab.results.model import RunResult
 from moe_lab.results.scores import Score
-from moe_lab.results.shapes import typed
+from moe_lab.results.stored_files import typed
 from tests.support.pretrained_cells import trained_results
 from tests.support.stored_results import cell_table, results_of
-from tests.support.views import table, write_record
+from tests.support.views import markdown, table, write_record
 
 PAPER = [
     Published(cell={"task": "t"}, value=55.5, unit="percent", place="Table 9", mark="(?)"),
@@ -46,7 +39,7 @@ PUBLISHED = Published(cell={}, value=0.5, place="Table 9")
 SCORE = Score(
     model="m", method="roe", task="t", metric="acc,none", run_id="r", n=100, value=0.52, interval=(0.48, 0.56)
 )
-ROW = Row(coordinates={"task": "t", "method.n": "8"}, score=SCORE, state=NOT_PUBLISHED)
+ROW = Row(coordinates={"task": "t", "method.n": "8"}, score=SCORE, state=State.NOT_PUBLISHED)
 
 
 def test_rows_have_the_stored_numbers_and_the_published_ones():
@@ -74,30 +67,32 @@ def test_documents_and_commands_are_short_and_exact():
 @pytest.mark.parametrize(
     "scale, score, published, problem, state",
     [
-        ("paper", SCORE, PUBLISHED, None, AGREES),
-        ("paper", SCORE, replace(PUBLISHED, value=0.57), None, DISAGREES),
-        ("paper", replace(SCORE, marks=("PARTIAL",)), PUBLISHED, None, NOT_COMPARABLE),
-        ("paper", replace(SCORE, interval=None), PUBLISHED, None, NOT_COMPARABLE),
-        ("tiny", SCORE, PUBLISHED, None, NOT_COMPARABLE),
-        ("tiny", SCORE, None, None, NOT_PUBLISHED),
-        ("paper", None, PUBLISHED, "no GPU", FAILED),
-        ("paper", replace(SCORE, value=None), PUBLISHED, None, FAILED),
-        ("paper", None, PUBLISHED, None, NOT_RUN),
+        ("paper", SCORE, PUBLISHED, None, State.AGREES),
+        ("paper", SCORE, replace(PUBLISHED, value=0.57), None, State.DISAGREES),
+        ("paper", replace(SCORE, marks=("PARTIAL",)), PUBLISHED, None, State.NOT_COMPARABLE),
+        ("paper", replace(SCORE, interval=None), PUBLISHED, None, State.NOT_COMPARABLE),
+        ("tiny", SCORE, PUBLISHED, None, State.NOT_COMPARABLE),
+        ("tiny", SCORE, None, None, State.NOT_PUBLISHED),
+        ("paper", None, PUBLISHED, "no GPU", State.FAILED),
+        ("paper", replace(SCORE, value=None), PUBLISHED, None, State.FAILED),
+        ("paper", None, PUBLISHED, None, State.NOT_RUN),
     ],
 )
 def test_states(scale, score, published, problem, state):
     row = with_state(Row(coordinates={}, score=score, published=published, problem=problem), scale)
     assert row.state == state
-    assert row.reason or state in (AGREES, DISAGREES, NOT_PUBLISHED)
+    assert row.reason or state in (State.AGREES, State.DISAGREES, State.NOT_PUBLISHED)
     assert problem is None or row.reason == problem
-    assert row.off == (pytest.approx(SCORE.value - published.value) if state in (AGREES, DISAGREES) else None)
+    assert row.off == (
+        pytest.approx(SCORE.value - published.value) if state in (State.AGREES, State.DISAGREES) else None
+    )
 
 
 def test_a_missing_number_says_why():
     average = with_state(Row(coordinates={}, published=PUBLISHED, average=True), "paper")
-    assert (average.state, average.reason) == (NOT_RUN, "not all cells of the average are measured")
+    assert (average.state, average.reason) == (State.NOT_RUN, "not all cells of the average are measured")
     stated = with_state(Row(coordinates={}, published=PUBLISHED, reason="no power meter"), "paper")
-    assert (stated.state, stated.reason) == (NOT_RUN, "no power meter")
+    assert (stated.state, stated.reason) == (State.NOT_RUN, "no power meter")
 
 
 def test_what_the_text_states_stands_next_to_the_measured_quantity(tmp_path):
@@ -106,14 +101,8 @@ def test_what_the_text_states_stands_next_to_the_measured_quantity(tmp_path):
     experiment = cell_table(rows=["model"], paper=[published], figure="overhead").experiment
     [absent] = table(experiment, "tiny", [], tmp_path).stated
     assert absent.coordinates["model"] == "olmoe" and absent.score is None
-    line = {
-        "model": "m",
-        "task": "t",
-        "cache": "clean",
-        "temperature": 0,
-        "n": 64,
-        "relative_memory_bytes": 1.25,
-    }
+    line = {"model": "m", "task": "t", "cache": "clean", "temperature": 0, "n": 64}
+    line |= {"relative_memory_bytes": 1.25}
     write_rows([line], tmp_path / "x-tiny-overhead.csv")
     made = table(experiment, "tiny", [], tmp_path)
     [row] = made.stated
@@ -131,11 +120,11 @@ def on_page(tmp_path, *rows: Row, **changes):
 
 def test_all_places_and_numbers_have_a_column(tmp_path):
     published = replace(PUBLISHED, cell={"task": "u", "quantity": "memory"})
-    absent = Row(coordinates=published.cell, published=published, state="not at this scale")
+    absent = Row(coordinates=published.cell, published=published, state=State.NOT_AT_SCALE)
     shown = on_page(tmp_path, ROW, unmatched=[absent])
     assert [row.state for row in shown.rows] == ["no published number", "not at this scale"]
     assert shown.axes == ["task", "method.n", "quantity"], "no row has a model"
-    assert shown.columns == {"n", "published"} and shown.cells == 1
+    assert shown.columns == {"n", "published"}
     assert on_page(tmp_path, ROW, figure="setup").rows == []
 
 
@@ -155,3 +144,22 @@ def test_a_number_that_a_design_does_not_have_is_no_empty_cell(tmp_path):
     ]
     shown = shown_table(table(cell_table(rows=["task"]).experiment, "tiny", cells), tmp_path)
     assert [(row.coordinates["task"], row.score.value) for row in shown.rows] == [("expert", 0.5)]
+
+
+MEASURES = cell_table(rows=["task"], columns=["method"], scales={"paper": Scale()}).experiment
+
+
+def cell_of_metric(task: str, metric: str) -> TableCell:
+    told = results_of(task={"name": task, "tasks": [task], "metric": metric}, samples={task: [0, 1]})
+    told = RunResult(dict(told) | {"results": {task: {metric: 0.5}}})
+    return TableCell(coordinates={"task": task, "method": "base"}, run_id=task, results=[told])
+
+
+def test_metrics_of_a_column_are_listed_with_their_tasks():
+    cells = [
+        cell_of_metric("a", "acc,none"),
+        cell_of_metric("b", "exact_match,strict-match"),
+        cell_of_metric("c", "acc,none"),
+    ]
+    assert "- base: acc,none (a, c); exact_match,strict-match (b)" in markdown(MEASURES, "paper", cells)
+    assert "- base: acc,none\n" in markdown(MEASURES, "paper", [cells[0], cells[2]])

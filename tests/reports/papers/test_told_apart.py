@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
 import pytest
 
-from moe_lab.reports.papers.cells import TableCell, corrected_scores, place_of
-from moe_lab.reports.papers.experiment import Experiment, Scale
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import Scale
 from moe_lab.reports.papers.markdown import correction_note
 from moe_lab.results.significance import holm
-from tests.support.stored_results import results_of
-from tests.support.views import csv_text, family_of, markdown
+from tests.support.stored_results import cell_table, results_of
+from tests.support.views import family_of, markdown
 
-TABLE = Experiment(
-    name="x",
-    title="X",
-    source="",
-    scales={"paper": Scale()},
-    rows=["row"],
-    columns=[],
-    metric="headline",
-    paper=[],
-)
+TABLE = cell_table(rows=["row"], scales={"paper": Scale()}).experiment
 
 
 def cell(row: str, p: float | None, full: float | None = None) -> TableCell:
@@ -46,11 +34,10 @@ CORRECTED = {"scores": holm([0.01, 0.04]), "controls": [0.02]}
 
 def test_the_comparisons_of_a_question_are_corrected_together():
     """Broken by a control that changes the p of the scores."""
-    found = corrected_scores(CELLS, family_of(TABLE, CELLS))
-    assert [found[place_of(CELLS[n])].p_holm for n in (0, 1)] == pytest.approx(CORRECTED["scores"])
-    assert found[place_of(CELLS[0], "full")].p_holm == CORRECTED["controls"][0]
-    assert found[place_of(CELLS[2])].p_holm is None
-    [note, _] = correction_note(found.values())
+    first, second, third = (cell.scores(family_of(TABLE, CELLS)) for cell in CELLS)
+    assert [found["base"].p_holm for found in (first, second)] == pytest.approx(CORRECTED["scores"])
+    assert first["full"].p_holm == CORRECTED["controls"][0] and third["base"].p_holm is None
+    [note, _] = correction_note([*first.values(), *second.values(), *third.values()])
     assert "corrected by Holm for the comparisons of the same question (scores: 2, controls: 1)" in note
     assert "Intervals are those of one comparison, not corrected" in note
 
@@ -69,16 +56,6 @@ def test_one_comparison_needs_no_correction():
     assert "**+0.1000 [+0.0500, +0.1500]** (p=0.04) |" in text
     assert "Bold differences are statistically significant: p is below 0.05." in text
     assert "Bold" not in markdown(TABLE, "paper", [cell("one", None)])
-
-
-def test_the_csv_has_both_p():
-    lines = list(csv.DictReader(io.StringIO(csv_text(TABLE, CELLS))))
-    assert [line["p_mcnemar"] for line in lines] == ["0.01", "0.04", ""]
-    assert [float(line["p_holm"]) for line in lines[:2]] == pytest.approx(CORRECTED["scores"])
-    assert (lines[0]["full_p_mcnemar"], float(lines[0]["full_p_holm"])) == (
-        "0.02",
-        pytest.approx(0.02),
-    )
 
 
 def test_a_mean_over_seeds_is_bold_where_seeds_and_documents_tell_it():

@@ -2,23 +2,27 @@
 
 Broken by: an empty ball that no table tells, a count that an average leaves out, a column that stands where every
 question has the k nearest.
+
+Table 7 of C3PO. Broken by a paper's number beside another set, and by a set that is left out.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moe_lab.methods import get_method
+from moe_lab.models.memory import ModelPool
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import load_experiment
+from moe_lab.reports.papers.experiment import find_experiments, load_experiment
+from moe_lab.reports.papers.files import reference_rows
+from moe_lab.results.score_table import NO_COMPARISONS
+from moe_lab.runs.experiments.figures import make_figure
 from tests.support.stored_results import results_of
 from tests.support.stored_traces import c3po_results
-from tests.support.views import csv_text, markdown
+from tests.support.views import markdown
 
 EXPERIMENT = """
 title: Table T
@@ -43,7 +47,7 @@ def table_of(tmp_path: Path, cells: list[TableCell], text: str = EXPERIMENT) -> 
 
 
 @pytest.mark.parametrize("columns", ["[]", "[task]"])
-def test_a_line_tells_how_many_had_none(tmp_path: Path, columns: str) -> None:
+def test_a_line_tells_how_many_had_none(tmp_path, columns):
     cells = [cell_of("a", 0.3, 3), cell_of("b", 0.3, 1), cell_of("a", None, 0), cell_of("b", None, 0)]
     lines = table_of(tmp_path, cells, EXPERIMENT.replace("[]", columns)).splitlines()
     head = next(line for line in lines if line.startswith("| method.epsilon"))
@@ -52,18 +56,11 @@ def test_a_line_tells_how_many_had_none(tmp_path: Path, columns: str) -> None:
     assert by_epsilon["| 0.3"] == "4 of 8" and by_epsilon["| None"] == ""
 
 
-def test_without_balls_there_is_no_such_column(tmp_path: Path) -> None:
+def test_without_balls_there_is_no_such_column(tmp_path):
     assert "without a neighbour" not in table_of(tmp_path, [cell_of("a", None, 0), cell_of("b", None, 0)])
 
 
-def test_the_csv_has_each_cells_count(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(EXPERIMENT)
-    experiment = load_experiment("paper/a", tmp_path / "a.yaml")
-    text = csv_text(experiment, [cell_of("a", 0.3, 3), cell_of("b", 0.3, 1)])
-    assert [line["without_neighbour"] for line in csv.DictReader(io.StringIO(text))] == ["3", "1", "4"]
-
-
-def test_without_a_radius_missing_neighbours_count_and_the_oracle_has_none() -> None:
+def test_without_a_radius_missing_neighbours_count_and_the_oracle_has_none():
     def counts(*args: Any, **c3po: Any) -> tuple[int, int] | None:
         return get_method("c3po").without_neighbour(cell_of("a", *args, **c3po).results[0])
 
@@ -72,6 +69,44 @@ def test_without_a_radius_missing_neighbours_count_and_the_oracle_has_none() -> 
     assert get_method("roe").without_neighbour(results_of()) is None
 
 
-def test_it_is_said_below_a_runs_scores() -> None:
+def test_it_is_said_below_a_runs_scores():
     told = get_method("c3po").footnotes(cell_of("a", 0.3, 3).results[0]["moe_lab"])
     assert any("epsilon 0.3: 3 of 4 questions had no neighbour" in line for line in told)
+
+
+SOURCE = {"title": "OpenBookQA", "tasks": ["openbookqa:train"], "wanted": 2000}
+SOURCE |= {"documents": 4957, "dropped": 3, "asked": 2000, "correct": 803}
+SCIQ = SOURCE | {"title": "SciQ", "asked": 1234, "data": ["x"]}
+del SCIQ["correct"]
+
+
+def cell_of_sources(sources: list[dict]) -> TableCell:
+    c3po = {"core_experts": 20, "reference": {"set": {"sources": sources} if sources else None}}
+    return TableCell(
+        coordinates={"model": "olmoe", "task": "arc_challenge"}, run_id="r", results=[c3po_results(c3po=c3po)]
+    )
+
+
+def test_sets_stand_beside_the_papers_sizes(tmp_path):
+    experiment = find_experiments("c3po/table7")[0]
+    cells = [
+        cell_of_sources([SOURCE, SCIQ]),
+        TableCell(coordinates={"task": "piqa"}, run_id=None, problem="no data"),
+    ]
+    first, second = reference_rows(experiment, cells)
+    assert (first["documents"], first["published_documents"]) == (4, 1172)
+    assert (first["asked"], first["published_asked"], first["kept"]) == (2000, 2000, 803)
+    assert (second["reference"], second["kept"], second["published_asked"]) == ("SciQ", None, 2000)
+    markdown, table = make_figure(experiment, "paper", cells, ModelPool(), tmp_path, NO_COMPARISONS)
+    text = markdown.read_text()
+    assert "| tiny | arc_challenge | 4 | 1,172 | OpenBookQA | 4,957 | 3 | 2,000 | 2,000 | 803 | - |" in text
+    assert "- piqa: no data" in text
+    assert len(table.read_text().splitlines()) == 3
+
+
+def test_without_a_set_nothing_is_written(tmp_path):
+    experiment = find_experiments("c3po/table7")[0]
+    assert (
+        make_figure(experiment, "paper", [cell_of_sources([])], ModelPool(), tmp_path, NO_COMPARISONS) == []
+    )
+    assert list(tmp_path.iterdir()) == []

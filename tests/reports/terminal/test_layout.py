@@ -89,12 +89,8 @@ def test_large_numbers_keep_four_digits():
 
 def test_units():
     assert interval((-0.01, 0.02), sign=True) == "[-0.0100, +0.0200]"
-    assert (seconds(1234.56), count(1234.5), mebibytes(2**31), percent(0.1234)) == (
-        "1,234.6 s",
-        "1,234",
-        "2,048 MiB",
-        "12.3%",
-    )
+    expected = ("1,234.6 s", "1,234", "2,048 MiB", "12.3%")
+    assert (seconds(1234.56), count(1234.5), mebibytes(2**31), percent(0.1234)) == expected
 
 
 def test_what_is_missing_is_empty():

@@ -1,24 +1,45 @@
-"""Broken by runs of a grid that look the same, and by a p or a mark beside the wrong run."""
+"""Broken by runs of a grid that look the same, and by a p or a mark beside the wrong run.
+
+Broken by a cost beside the wrong run.
+
+Broken by a mean or an interval in the row of another run.
+
+Broken by a profile beside the wrong study, and by a table that is wider than 80 columns.
+
+Breaks if the table or the list of flips shows other numbers than the comparison's, or hides what is left out.
+"""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from moe_lab.reports.terminal.comparison import SHOWN_FLIPS, comparison_table, flip_lines, print_comparison
 from moe_lab.reports.terminal.results import (
+    COST_EXPLAINED,
     TWO_FORMS,
+    cost_table,
     explained,
     notes,
     print_outcomes,
+    print_studies,
+    print_summaries,
     run_labels,
     score_table,
     settings,
 )
+from moe_lab.results.comparisons.comparison import compare
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import NO_COMPARISONS, ScoreTable, SeedGroup
+from moe_lab.results.scores import MARKS
 from moe_lab.results.significance import holm
 from moe_lab.tasks.answer_forms import LETTERS
+from tests.support.lm_eval_logs import evaluation, samples_of
 from tests.support.stored_results import results_of
 
 
@@ -136,3 +157,170 @@ def of_metric(name: str, higher_is_better: bool, **changes: Any) -> RunResult:
             "moe_lab": block,
         }
     )
+
+
+COST = {
+    "wall_seconds": 12345.6,
+    "load_seconds": 1234.5,
+    "tokens_in": 123_456_789,
+    "tokens_out": 1_234_567,
+    "tokens_per_second": 123_456,
+    "peak_memory_bytes": 10**11,
+    "device": "cuda:0",
+    "near_ties": 12,
+}
+
+
+def run(method: str, task: str | list[str], **changes: Any) -> RunResult:
+    return results_of(method, task={"name": task}, cost=COST | {"tokens_out": len(method)}, **changes)
+
+
+def test_each_run_has_its_costs():
+    blocks = [run("base", "gsm8k"), run("roe", "gsm8k", roe={"changed_fraction": 0.18})]
+    table = cost_table(blocks, ["", ""])
+    assert table.title == "Cost: model=tiny task=gsm8k device=cuda:0"
+    columns = {column.heading: list(column.cells) for column in table.columns}
+    assert columns["method"] == ["base", "roe"] and columns["tokens out"] == ["4", "3"]
+    assert columns["re-routed"] == ["", "18.0%"] and columns["load"] == ["1,234.5 s"] * 2
+
+
+def test_experts_per_token_are_a_column_where_a_method_reports_them():
+    blocks = [run("base", "gsm8k"), run("top-p", "gsm8k", top_p={"experts_per_token": 2.345})]
+    columns = {column.heading: list(column.cells) for column in cost_table(blocks, ["", ""]).columns}
+    assert columns["experts"] == ["", "2.35"] and "experts" in COST_EXPLAINED
+    assert "experts" not in cost_table(blocks[:1], [""]).headings
+
+
+FULL = {"run_id": "full", "results": {"t": {"acc,none": 0.44}}}
+
+
+def group(method: str, mean: float, file: Path, **block: Any) -> SeedGroup:
+    """Two seeds of a method, 0.02 apart, base at 0.4 and full fine-tuning at 0.44."""
+
+    def paired(value: float, other: float) -> dict[str, Any]:
+        return {"t": {"acc,none": {"difference": value - other, "ci95": None, "p_mcnemar": None}}}
+
+    results = [
+        results_of(
+            method,
+            value,
+            run_id=f"{method}-{seed}",
+            partial=True,
+            baseline={"run_id": "b", "results": {"t": {"acc,none": 0.4}}},
+            paired=paired(value, 0.4),
+            compared={"full_fine_tuning": FULL | {"paired": paired(value, 0.44)}},
+            **block,
+        )
+        for seed, value in enumerate((mean - 0.01, mean + 0.01))
+    ]
+    score = {
+        "ci95_documents": [mean - 0.1, mean + 0.1],
+        "difference_ci95_documents": [mean - 0.5, mean - 0.3],
+    }
+    score |= {
+        "difference_p_documents": 0.03,
+        "compared": {"full_fine_tuning": {"difference_p_documents": 0.2}},
+    }
+    summary = {"seeds": [0, 1], "overrides": [f"method={method}"], "scores": {"t": {"acc,none": score}}}
+    return SeedGroup(results, summary | block.pop("more", {}), file)
+
+
+def test_each_group_has_its_means(tmp_path, capsys):
+    groups = [group("roe", 0.5, tmp_path / "a", untuned=True), group("finetune-freeze", 0.6, tmp_path / "b")]
+    table = ScoreTable.of(groups)
+    print_summaries(groups, [tmp_path / "a", tmp_path / "b"], table.family)
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert "Over seeds: model=tiny task=t metric=acc,none PARTIAL" in lines
+    first = next(line for line in lines if line.startswith("roe"))
+    for text in (" 2 ", " 0.5000 ", " +0.1000 ", "(untuned)", "[0.4000, 0.6000]", "[+0.0000, +0.2000]"):
+        assert text in first
+    assert "Over seeds, compared with full fine tuning: model=tiny task=t metric=acc,none" in " ".join(lines)
+    frozen = [line.split() for line in lines if line.startswith("finetune-")]
+    assert [("+0.2000" in line, "+0.1600" in line) for line in frozen] == [(True, False), (False, True)]
+
+
+def test_both_tests_and_the_family_of_two_decide(tmp_path):
+    """With two seeds p is the larger of both: Student's over seeds here. Holm multiplies the smallest by two."""
+    from scipy.stats import ttest_1samp
+
+    groups = [group("roe", 0.5, tmp_path / "a"), group("finetune-freeze", 0.6, tmp_path / "b")]
+    scores = ScoreTable.of(groups).scores
+    expected = [
+        max(0.03, ttest_1samp([0.09, 0.11], 0).pvalue),
+        max(0.03, ttest_1samp([0.19, 0.21], 0).pvalue),
+    ]
+    assert [score.p for score in scores[:2]] == pytest.approx(expected)
+    assert scores[1].p_holm == pytest.approx(2 * expected[1])
+    assert [(score.question, score.family) for score in scores] == [("scores", 2)] * 2 + [("controls", 2)] * 2
+
+
+def test_a_study_of_many_layers_takes_the_width_of_the_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    profile = {
+        "model": "olmoe",
+        "task": "gsm8k",
+        "metric": "perplexity",
+        "split": "train",
+        "samples": {"gsm8k": [1, 2, 3]},
+        "trials": 100,
+        "trial": 42,
+        "untuned_score": 2.5,
+        "score": 1234.5678,
+        "temperature": [0.12] * 48,
+    }
+    asked = {"task": "arc_challenge", "samples": {"arc_challenge": list(range(1040))}}
+    for name, more in (("a", {}), ("b", asked)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "best.yaml").write_text(yaml.safe_dump(profile | more))
+    print_studies([tmp_path / "a", tmp_path / "b", tmp_path / "none"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("model=olmoe ") and lines[1] == "metric=perplexity (train)"
+    shown = lines[: lines.index(str(tmp_path / "a" / "best.yaml"))]
+    assert max(map(len, shown)) <= 80
+    text = " ".join(shown)
+    assert text.count("0.12") == 2 * 48 and "1235" in text.replace(",", "")
+    assert next(line.split()[:2] for line in shown if "gsm8k" in line) == ["gsm8k", "3"]
+    assert "1,040" in text
+
+
+def test_two_evaluations(tmp_path, capsys):
+    a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0] * 14 + [1.0]), "u": samples_of(acc=[1.0])})
+    b = evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0] * 14 + [0.0])})
+    comparison = compare([a, b])
+    print_comparison(comparison)
+    printed = capsys.readouterr().out
+    title, _, *table = printed.splitlines()[2:]
+    assert title == "Compared with a: task=t metric=acc,none n=15"
+    row = table[2].split()
+    assert row[:3] == ["0.0667", "0.9333", "+0.8667"] and row[-4:] == ["0.0010", "+14", "-1", "better"]
+    assert f"a: model, {a.file}" in printed
+    assert "b minus a" in printed and "randomization" not in printed
+    assert "Only in a, and not compared: u." in printed
+    assert flip_lines(comparison) == [
+        f"t acc,none, wrong in a and right in b: {', '.join(map(str, range(SHOWN_FLIPS)))} and 4 more",
+        "t acc,none, right in a and wrong in b: 14",
+    ]
+
+
+def test_settings_and_marks_stand_below_the_file(tmp_path, capsys):
+    a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0])}, config={"model_args": "pretrained=x"})
+    b = evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0])})
+    print_comparison(compare([a, replace(b, marks=("untuned",))]))
+    printed = capsys.readouterr().out
+    assert f"a: model, {a.file}\n   pretrained=x\n" in printed
+    assert f"b: model, {b.file}\n   untuned\n" in printed
+    assert MARKS["untuned"] in printed
+
+
+def test_several_evaluations_are_named_in_each_row(tmp_path):
+    values = {"a": [0.5, 0.1], "b1": [0.5, 0.2], "b2": [0.9, 0.2]}
+    evaluations = [evaluation(tmp_path, key, {"t": samples_of(f1=each)}) for key, each in values.items()]
+    table = comparison_table(compare(evaluations))
+    columns = {column.heading: column.cells for column in table.columns}
+    assert columns["with"] == ["b1", "b2"]
+    assert columns["other"] == ["0.3500", "0.5500"]
+    assert "p (Holm)" in columns and "p" not in columns
+    assert "flips" not in columns, "no score is a right or a wrong"
+    assert columns["significant"] == ["no", "no"]

@@ -2,12 +2,13 @@
 
 Broken by other numbers than those of a plain loop, a verdict in the wrong direction, a correction for another number of
 rows, a score that is aggregated by another function than lm-eval's, and by what is left out or changed and not said.
+
+Breaks if a document is paired with another one, or if other questions pass for the same.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ from scipy.stats import binomtest
 
 from moe_lab.errors import ConfigError
 from moe_lab.results.atomic import plain
-from moe_lab.results.comparisons.comparison import compare, compare_task
-from moe_lab.results.scores import Score
+from moe_lab.results.comparisons.comparison import compare, compare_task, paired_lines
 from moe_lab.results.significance import holm
-from tests.support.lm_eval_logs import evaluation, samples_of
+from tests.support.lm_eval_logs import evaluation, sample, samples_of
 
 RANDOM = np.random.default_rng(0)
 BINARY = RANDOM.integers(2, size=(2, 60)).astype(float).tolist()
@@ -38,7 +38,7 @@ def row(folder: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[s
 
 
 @pytest.mark.parametrize("better", (True, None, False))
-def test_right_and_wrong(tmp_path: Path, better: bool | None) -> None:
+def test_right_and_wrong(tmp_path, better):
     right, wrong = [], []
     for number, (mine, theirs) in enumerate(zip(*BINARY, strict=True)):
         if mine != theirs:
@@ -55,54 +55,33 @@ def test_right_and_wrong(tmp_path: Path, better: bool | None) -> None:
     assert found["ci95"][0] < found["difference"] < found["ci95"][1]
 
 
-def test_other_scores_have_a_permutation_test_and_no_changed_answers(tmp_path: Path) -> None:
+def test_other_scores_have_a_permutation_test_and_no_changed_answers(tmp_path):
     values = RANDOM.normal(size=30)
     found = row(tmp_path, values.tolist(), (values + 1).tolist())
     assert (found["test"], found["p"], found["to_right"], found["flips"]) == ("permutation", 1e-4, None, None)
 
 
-def test_equal_scores_have_no_test(tmp_path: Path) -> None:
+def test_equal_scores_have_no_test(tmp_path):
     found = row(tmp_path, [0.3, 0.5], [0.3, 0.5])
     assert (found["equal"], found["p"], found["test"]) == (True, None, None)
     assert (found["verdict"], found["told_from_chance"]) == ("equal within rounding", False)
 
 
-def test_one_document_has_no_interval(tmp_path: Path) -> None:
+def test_one_document_has_no_interval(tmp_path):
     assert row(tmp_path, [0.0], [1.0])["ci95"] is None
-
-
-@pytest.mark.parametrize(
-    ("p_holm", "lower", "difference", "verdict"),
-    [
-        (0.05, False, 0.1, "not significant"),
-        (0.049, False, 0.1, "better"),
-        (0.049, False, -0.1, "worse"),
-        (0.049, True, 0.1, "worse"),
-        (0.049, True, -0.1, "better"),
-        (0.049, None, 0.1, "different"),
-    ],
-)
-def test_verdict(p_holm: float, lower: bool | None, difference: float, verdict: str) -> None:
-    score = Score(model="", method="", task="t", metric="acc,none", run_id="b", difference=difference)
-    changed = replace(score, p_holm=p_holm, lower_is_better=lower)
-    assert (changed.verdict, changed.significant) == (verdict, verdict != "not significant")
 
 
 ZEROS, ONES = samples_of(acc=[0.0] * 12), samples_of(acc=[1.0] * 12)
 HALF = samples_of(acc=[0.0, 1.0] * 6)
 
 
-def test_all_rows_of_the_command_are_corrected_together(tmp_path: Path) -> None:
+def test_all_rows_of_the_command_are_corrected_together(tmp_path):
     a = evaluation(tmp_path, "a", {"t": ZEROS, "u": HALF})
     b1 = evaluation(tmp_path, "b1", {"t": ONES, "u": HALF})
     b2 = evaluation(tmp_path, "b2", {"t": HALF, "u": HALF})
     scores = compare([a, b1, b2]).scores
-    assert [(score.run_id, score.task) for score in scores] == [
-        ("b1", "t"),
-        ("b1", "u"),
-        ("b2", "t"),
-        ("b2", "u"),
-    ]
+    expected = [("b1", "t"), ("b1", "u"), ("b2", "t"), ("b2", "u")]
+    assert [(score.run_id, score.task) for score in scores] == expected
     assert [score.p for score in scores] == pytest.approx([2 / 2**12, 1, 2 / 2**6, 1])
     assert [score.p_holm for score in scores] == pytest.approx(holm([score.p for score in scores]))
     assert [score.significant for score in scores] == [True, False, False, False]
@@ -110,7 +89,7 @@ def test_all_rows_of_the_command_are_corrected_together(tmp_path: Path) -> None:
     assert alone.p_holm == pytest.approx(2 * alone.p)
 
 
-def test_what_differs_is_said(tmp_path: Path) -> None:
+def test_what_differs_is_said(tmp_path):
     a = evaluation(tmp_path, "a", {"t": ZEROS, "u": HALF}, **{"n-samples": {"t": {"original": 40}}})
     b = evaluation(tmp_path, "b", {"t": ONES, "v": HALF}, versions={"t": 2, "v": 1}, lm_eval_version="0.4.12")
     assert compare([a, b]).notes == [
@@ -122,7 +101,7 @@ def test_what_differs_is_said(tmp_path: Path) -> None:
     ]
 
 
-def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
+def test_nothing_in_common_is_refused(tmp_path):
     a = evaluation(tmp_path, "a", {"t": ZEROS})
     with pytest.raises(ConfigError, match=r"no task in common: t in .*, u in "):
         compare([a, evaluation(tmp_path, "b", {"u": ONES})])
@@ -130,7 +109,7 @@ def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
         compare([a, evaluation(tmp_path, "c", {"t": samples_of(f1=[0.5] * 12)})])
 
 
-def test_the_content_is_plain_json(tmp_path: Path) -> None:
+def test_the_content_is_plain_json(tmp_path):
     a, b = evaluation(tmp_path, "a", {"t": ZEROS}), evaluation(tmp_path, "b", {"t": HALF})
     content = plain(compare([a, b]))
     assert json.loads(json.dumps(content, allow_nan=False)) == content
@@ -153,14 +132,12 @@ def rows_of(
     return compare_task(a, b, "t", {}, notes), notes
 
 
-def test_every_metric_and_filter_of_both(tmp_path: Path) -> None:
+def test_every_metric_and_filter_of_both(tmp_path):
     mine = samples_of("strict", acc=[1.0, 0.0], f1=[0.5, 0.25]) + samples_of("flexible", acc=[1.0, 1.0])
     theirs = samples_of("strict", acc=[1.0, 1.0]) + samples_of("flexible", acc=[0.0, 1.0], em=[1.0, 1.0])
     rows, notes = rows_of(tmp_path, mine, theirs)
-    assert [(row.metric, row.baseline, row.value) for row in rows] == [
-        ("acc,strict", 0.5, 1),
-        ("acc,flexible", 1, 0.5),
-    ]
+    expected = [("acc,strict", 0.5, 1), ("acc,flexible", 1, 0.5)]
+    assert [(row.metric, row.baseline, row.value) for row in rows] == expected
     assert notes == [
         "Only in a, and not compared: f1,strict of t.",
         "Only in b, and not compared: em,flexible of t.",
@@ -168,7 +145,7 @@ def test_every_metric_and_filter_of_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", (True, False), ids=("named", "by the metric"))
-def test_a_perplexity_is_lm_evals(tmp_path: Path, named: bool) -> None:
+def test_a_perplexity_is_lm_evals(tmp_path, named):
     entry = {"metric": "word_perplexity"} | ({"aggregation": "weighted_perplexity"} if named else {})
     values = [[(-10.0, 5), (-7.0, 2), (-3.0, 4)], [(-11.0, 5), (-6.0, 2), (-3.5, 4)]]
     scores = [weighted_perplexity(each) for each in values]
@@ -182,25 +159,20 @@ def test_a_perplexity_is_lm_evals(tmp_path: Path, named: bool) -> None:
     assert not notes
 
 
-def test_a_score_that_the_samples_do_not_give_is_not_compared(tmp_path: Path) -> None:
-    lines = samples_of(acc=[1.0, 0.0])
-    rows, notes = rows_of(tmp_path, lines, lines, {}, {"scores": {"t": {"acc,none": 0.75}}})
-    assert not rows
-    assert notes[0].startswith("Not compared: acc,none of t, whose score")
-
-
-def test_a_score_without_any_value_is_not_compared(tmp_path: Path) -> None:
-    """No answer of the second evaluation has a verdict."""
+@pytest.mark.parametrize("judged", [True, False])
+def test_a_score_that_the_samples_do_not_give_is_not_compared(tmp_path, judged):
+    """Another score than theirs, and no answer of the second evaluation that has a verdict."""
     mine, theirs = samples_of(acc=[1.0, 0.0]), samples_of(acc=[1.0, 0.0])
-    for line in theirs:
+    for line in [] if judged else theirs:
         del line["acc"]
         line["metrics"] = []
-    rows, notes = rows_of(tmp_path, mine, theirs, {}, {"scores": {"t": {"acc,none": 0.5}}})
-    assert not rows
-    assert notes[0].startswith("Not compared: acc,none of t, whose score")
+    rows, notes = rows_of(
+        tmp_path, mine, theirs, {}, {"scores": {"t": {"acc,none": 0.75 if judged else 0.5}}}
+    )
+    assert not rows and notes[0].startswith("Not compared: acc,none of t, whose score")
 
 
-def test_documents_without_a_value_are_left_out_of_both(tmp_path: Path) -> None:
+def test_documents_without_a_value_are_left_out_of_both(tmp_path):
     """An answer that a judge has no verdict on has no metric."""
     mine, theirs = samples_of(acc=[1.0, 0.0, 1.0, 0.0]), samples_of(acc=[0.0, 1.0, 1.0, 0.0])
     del mine[0]["acc"]
@@ -209,12 +181,6 @@ def test_documents_without_a_value_are_left_out_of_both(tmp_path: Path) -> None:
     assert (row.n, row.baseline, row.value) == (3, 1 / 3, 2 / 3)
     assert row.flips == (1, 0)
     assert notes == ["acc,none of t: 1 documents without a value are left out."]
-
-
-def test_lower_is_better_turns_the_flips(tmp_path: Path) -> None:
-    better = {"higher_is_better": {"t": {"acc": False}}}
-    [row], _ = rows_of(tmp_path, samples_of(acc=[1.0, 0.0]), samples_of(acc=[0.0, 0.0]), better, better)
-    assert (row.flips, row.lower_is_better) == ((1, 0), True)
 
 
 TASKS = {"group_subtasks": {"g": ["g_inner", "u"], "g_inner": ["t"]}}
@@ -230,7 +196,7 @@ def compared(tmp_path: Path, mine: float, theirs: float, **more: Any) -> Any:
     return compare([a, b])
 
 
-def test_a_mean_over_documents_is_one_sample_of_them(tmp_path: Path) -> None:
+def test_a_mean_over_documents_is_one_sample_of_them(tmp_path):
     found = compared(tmp_path, 3 / 6, 5 / 6)
     assert [score.task for score in found.scores] == ["t", "u", "g"]
     group = found.scores[-1]
@@ -238,7 +204,7 @@ def test_a_mean_over_documents_is_one_sample_of_them(tmp_path: Path) -> None:
     assert group.flips == (3, 1) and group.comparison not in found.changed
 
 
-def test_tasks_without_the_filter_are_no_part_of_the_group(tmp_path: Path) -> None:
+def test_tasks_without_the_filter_are_no_part_of_the_group(tmp_path):
     scores = {"g": {"acc,again": 1.0}}
     logs = [{"t": lines["t"], "u": samples_of("again", acc=[1.0, 1.0])} for lines in (MINE, THEIRS)]
     a, b = (
@@ -250,13 +216,13 @@ def test_tasks_without_the_filter_are_no_part_of_the_group(tmp_path: Path) -> No
     assert not found.notes
 
 
-def test_a_mean_of_tasks_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_mean_of_tasks_is_left_out_and_said(tmp_path):
     found = compared(tmp_path, 0.5, (0.75 + 1) / 2)
     assert [score.task for score in found.scores] == ["t", "u"]
     assert "Not compared: acc,none of the group g" in found.notes[-1]
 
 
-def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path: Path) -> None:
+def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path):
     group = compared(
         tmp_path, 3 / 6, 5 / 6, higher_is_better={"t": {"acc": False}, "u": {"acc": False}}
     ).scores[-1]
@@ -266,7 +232,7 @@ def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path: Path) -> 
     assert low < group.difference < high
 
 
-def test_documents_that_flip_anywhere_have_all_answers(tmp_path: Path) -> None:
+def test_documents_that_flip_anywhere_have_all_answers(tmp_path):
     a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0, 0.0, 1.0])})
     b1 = evaluation(tmp_path, "b1", {"t": samples_of(acc=[0.0, 1.0, 1.0])})
     b2 = evaluation(tmp_path, "b2", {"t": samples_of(acc=[0.0, 0.0, 0.0])})
@@ -280,7 +246,7 @@ def test_documents_that_flip_anywhere_have_all_answers(tmp_path: Path) -> None:
     assert answers == {key: [[f"answer {{'acc': {acc}}}"]] for key, acc in expected.items()}
 
 
-def test_multiple_choice_has_its_choices(tmp_path: Path) -> None:
+def test_multiple_choice_has_its_choices(tmp_path):
     lines = [samples_of(acc=[acc]) for acc in (0.0, 1.0)]
     for [line] in lines:
         line["arguments"] = {f"gen_args_{i}": {"arg_0": "Q:", "arg_1": f" {i}"} for i in range(3)}
@@ -289,6 +255,71 @@ def test_multiple_choice_has_its_choices(tmp_path: Path) -> None:
     assert documents["t"][0]["choices"] == [" 0", " 1", " 2"]
 
 
-def test_without_flips_nothing_is_kept(tmp_path: Path) -> None:
+def test_without_flips_nothing_is_kept(tmp_path):
     evaluations = [evaluation(tmp_path, key, {"t": samples_of(acc=[1.0])}) for key in "ab"]
     assert compare(evaluations).documents == {}
+
+
+def pairs_of(tmp_path: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[str, list[Any]]:
+    a, b = evaluation(tmp_path, "a", {"t": mine}), evaluation(tmp_path, "b", {"t": theirs}, **more)
+    return paired_lines(a, b, "t")
+
+
+def test_documents_are_paired_by_content_whatever_their_order_and_number(tmp_path):
+    mine = [sample(i, text=f"text {i}", acc=float(i)) for i in (3, 0, 2)]
+    theirs = [sample(10 + i, text=f"text {i}", acc=float(-i)) for i in (2, 3, 0)]
+    [(name, pairs)] = pairs_of(tmp_path, mine, theirs).items()
+    assert name == "none"
+    expected = [(0, 0, 0), (2, 2, -2), (3, 3, -3)]
+    assert [(x.document, x.values["acc"], y.values["acc"]) for x, y in pairs] == expected
+
+
+def test_equal_documents_are_paired_in_their_order(tmp_path):
+    mine = [sample(i, text="same", acc=float(i)) for i in range(3)]
+    pairs = pairs_of(tmp_path, mine, mine)["none"]
+    assert [(x.values["acc"], y.values["acc"]) for x, y in pairs] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_each_filter_is_paired_on_its_own(tmp_path):
+    strict, flexible = samples_of("strict", acc=[0.0, 1.0]), samples_of("flexible", acc=[1.0, 1.0])
+    pairs = pairs_of(tmp_path, strict + flexible, flexible + samples_of("other", acc=[0.0, 0.0]))
+    assert list(pairs) == ["flexible"]
+    assert [(x.filter, y.filter) for x, y in pairs["flexible"]] == [("flexible", "flexible")] * 2
+
+
+def test_other_documents_are_refused_with_the_first_of_each(tmp_path):
+    mine = samples_of(acc=[0.0] * 5)
+    theirs = [sample(i, text="" if i < 3 else f"new {i}", acc=0.0) for i in range(9)]
+    with pytest.raises(ConfigError) as refused:
+        pairs_of(tmp_path, mine, theirs)
+    lines = str(refused.value).splitlines()
+    assert lines[0] == "Other documents of t: 2 of 5 are only in a and 6 of 9 are only in b."
+    assert lines[1] == 'The first only in a is document 3: {"question": "document 3"}'
+    assert lines[2] == 'The first only in b is document 3: {"question": "new 3"}'
+
+
+def test_a_part_of_the_documents_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"t: 3 of 5 are only in a\.\n.*document 2"):
+        pairs_of(tmp_path, samples_of(acc=[0.0] * 5), samples_of(acc=[0.0] * 2))
+
+
+def test_other_prompts_are_refused_with_the_place(tmp_path):
+    theirs = samples_of(acc=[0.0] * 4)
+    for line in theirs[1:3]:
+        line["prompt_hash"] = "other"
+        line["arguments"]["gen_args_0"]["arg_0"] = "Question: Document?"
+    with pytest.raises(ConfigError) as refused:
+        pairs_of(tmp_path, samples_of(acc=[0.0] * 4), theirs, **{"n-shot": {"t": 5}})
+    assert str(refused.value).splitlines()[:4] == [
+        "Other prompts of t: 2 of 4 documents. The first is document 1, from character 10 on:",
+        "  a: 'document 1'",
+        "  b: 'Document?'",
+        "a has 0 few-shot examples, b has 5.",
+    ]
+
+
+def test_other_right_answers_are_refused(tmp_path):
+    theirs = samples_of(acc=[0.0] * 3)
+    theirs[2] |= {"target_hash": "other", "target": "42"}
+    with pytest.raises(ConfigError, match=r"1 of 3.*document 2, .*\n  a: 'target of document 2'\n  b: '42'"):
+        pairs_of(tmp_path, samples_of(acc=[0.0] * 3), theirs)

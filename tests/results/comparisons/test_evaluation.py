@@ -1,30 +1,28 @@
-"""Breaks if a result is read as another one, or a broken one passes."""
+"""Breaks if a result is read as another one, or a broken one passes.
+
+Breaks if a comparison reads other files than those that were named.
+"""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from moe_lab.errors import ConfigError
-from moe_lab.results.comparisons.evaluation import read_evaluation
+from moe_lab.results.comparisons.evaluation import lm_eval_samples, read_evaluation, results_file
 from moe_lab.results.samples import Sample
 from moe_lab.results.stored_files import DamagedError
-from tests.support.lm_eval_logs import DATE, samples_of, write_log
+from tests.support.lm_eval_logs import DATE, LATER, samples_of, write_log
 
 LINES = samples_of(acc=[1.0, 0.0])
 
 
-def test_a_result_of_lm_eval(tmp_path: Path) -> None:
+def test_a_result_of_lm_eval(tmp_path):
     better = {"t": {"acc": False}}
     arguments = {"model_args": {"pretrained": "/models/mine/", "dtype": "float32"}}
     file = write_log(
-        tmp_path,
-        {"t": LINES},
-        model_name="/models/mine/",
-        higher_is_better=better,
-        config=arguments,
+        tmp_path, {"t": LINES}, model_name="/models/mine/", higher_is_better=better, config=arguments
     )
     found = read_evaluation("b", tmp_path)
     assert (found.key, found.label, found.file) == ("b", "mine", file)
@@ -35,7 +33,7 @@ def test_a_result_of_lm_eval(tmp_path: Path) -> None:
     assert found.higher_is_better("t", "f1,none") is None
 
 
-def test_a_run_of_this_package(tmp_path: Path) -> None:
+def test_a_run_of_this_package(tmp_path):
     file = write_log(tmp_path, {"t": LINES})
     results = json.loads(file.read_text())
     block = {"model": {"name": "tiny"}, "method": {"name": "roe"}, "samples": {"t": [0, 1]}}
@@ -48,13 +46,13 @@ def test_a_run_of_this_package(tmp_path: Path) -> None:
     assert found.settings == "method.n=8 limit=2"
 
 
-def test_a_summary_over_seeds_names_its_runs(tmp_path: Path) -> None:
+def test_a_summary_over_seeds_names_its_runs(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"run_ids": ["0123456789", "abcdefghij"], "scores": {}}))
     with pytest.raises(ConfigError, match=r"summary over seeds.*\*-01234567 \*-abcdefgh"):
         read_evaluation("a", tmp_path / "x.json")
 
 
-def test_another_json_file(tmp_path: Path) -> None:
+def test_another_json_file(tmp_path):
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(ConfigError, match="no result of lm-eval or moe_lab"):
         read_evaluation("a", tmp_path / "x.json")
@@ -64,8 +62,62 @@ def test_another_json_file(tmp_path: Path) -> None:
     ("text", "reason"),
     [("", "it is empty"), ('{"doc_id": 0}\n', "lines lack doc_hash, filter, metrics"), ("{", "damaged")],
 )
-def test_a_broken_sample_log(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_broken_sample_log(tmp_path, text, reason):
     write_log(tmp_path, {"t": LINES})
     (tmp_path / f"samples_t_{DATE}.jsonl").write_text(text)
     with pytest.raises(DamagedError, match=reason):
         read_evaluation("a", tmp_path)
+
+
+ONE = {"t": samples_of(acc=[1.0])}
+
+
+def test_a_file_and_the_folders_around_it_mean_the_same(tmp_path):
+    file = write_log(tmp_path / "out" / "org__model", ONE)
+    for path in (file, file.parent, tmp_path / "out"):
+        assert results_file("a", path) == file
+
+
+def test_a_file_of_ones_own_name(tmp_path):
+    """`--output_path mine.json` becomes mine_<date>.json."""
+    file = write_log(tmp_path, ONE)
+    mine = file.rename(tmp_path / f"mine_{DATE}.json")
+    assert results_file("a", tmp_path) == mine
+    assert lm_eval_samples(mine, "t") == tmp_path / f"samples_t_{DATE}.jsonl"
+
+
+def test_the_newest_of_several_is_taken_and_said(tmp_path, capsys):
+    write_log(tmp_path, ONE)
+    newest = write_log(tmp_path, ONE, date=LATER)
+    assert results_file("b", tmp_path) == newest
+    assert capsys.readouterr().err == f"b={newest} is the newest of 2 results there.\n"
+
+
+def test_a_runs_folder(tmp_path):
+    (tmp_path / "results.json").write_text("{}")
+    assert results_file("a", tmp_path) == tmp_path / "results.json"
+
+
+def test_results_in_several_folders_are_named(tmp_path):
+    for name in ("one", "two"):
+        write_log(tmp_path / name, ONE)
+    with pytest.raises(ConfigError, match=f"in 2 folders.*\n  a={tmp_path}/one\n  a={tmp_path}/two"):
+        results_file("a", tmp_path)
+
+
+def test_no_results(tmp_path):
+    with pytest.raises(ConfigError, match="has no results"):
+        results_file("a", tmp_path)
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        results_file("a", tmp_path / "gone")
+    write_log(tmp_path, ONE)
+    with pytest.raises(ConfigError, match="is no results file"):
+        results_file("a", tmp_path / f"samples_t_{DATE}.jsonl")
+
+
+def test_samples_that_are_missing_or_unknown(tmp_path):
+    file = write_log(tmp_path, ONE)
+    with pytest.raises(ConfigError, match="--log_samples"):
+        lm_eval_samples(file, "u")
+    with pytest.raises(ConfigError, match="does not end in lm-eval's date"):
+        lm_eval_samples(tmp_path / "renamed.json", "t")

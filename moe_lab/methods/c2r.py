@@ -19,12 +19,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError, reading
+from moe_lab.methods.data_files import Conversation, Data, read_data
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_one_process
 from moe_lab.metrics.stored import COUNTS, FOLDER
 from moe_lab.models.distributed import num_processes
+from moe_lab.models.identity import model_identity
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import decisive_versions, folder_name, run_id
@@ -32,8 +35,6 @@ from moe_lab.results.identity import decisive_versions, folder_name, run_id
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.methods.data_files import Conversation, Data
     from moe_lab.methods.policy_lm import PolicyLM
     from moe_lab.methods.tokenized import Row
     from moe_lab.models.facts import ModelFacts
@@ -93,8 +94,6 @@ class C2R(Method):
         return {"profile": digest_of(pairs_LEE)}
 
     def _conversations(self, config: RunConfig) -> Data:
-        from moe_lab.methods.data_files import read_data
-
         return read_data(config, self.config.dataset, self.config.dataset_size)
 
     @contextmanager
@@ -181,7 +180,6 @@ def stored_profile(
 
 def model_content(config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
     """All that determines the numbers of the run's model: its weights, its dtype, the versions of libraries."""
-    from moe_lab.models.identity import model_identity
     from moe_lab.models.source import model_source
 
     return {

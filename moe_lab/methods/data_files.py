@@ -17,15 +17,14 @@ from functools import cache, cached_property, partial
 from glob import escape
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from moe_lab.config.schema import Config
 from moe_lab.errors import MoeLabError, TaskError, reading
 from moe_lab.models.hub import commit_of, explain, fetch, is_offline, snapshot
 from moe_lab.tasks.loading import once
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-
+from moe_lab.tasks.toy.questions import instructions, replies_to_harm
+from moe_lab.tasks.toy.word_problems import conversations
 
 TRAIN = re.compile(
     r"(?P<folder>.*/)?(train(-\d+-of-(?P<parts>\d+)(-[0-9a-f]{16})?)?|train/[^/]+)\.(jsonl|json|parquet)"
@@ -234,8 +233,6 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
 @cache
 def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
     """`count` generated conversations, drawn once per process because every training of a grid reads them."""
-    from moe_lab.tasks.toy.questions import instructions, replies_to_harm
-    from moe_lab.tasks.toy.word_problems import conversations
 
     draw: dict[str, Callable[[str, int], list[dict[str, Any]]]] = {
         "toy": instructions,

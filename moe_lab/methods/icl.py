@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
-from moe_lab.tasks.loading import once, task_key
+from moe_lab.tasks.loading import load_tasks, once, task_key
+from moe_lab.tasks.requests import Workload
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.icl_lm import DemonstrationLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.requests import Workload
 
 
 class ICL(Method):
@@ -111,7 +111,6 @@ class ICL(Method):
 
 def _check_prompts(config: RunConfig) -> None:
     """Raise ConfigError unless every question is one plain text."""
-    from moe_lab.tasks.loading import load_tasks
 
     if config.apply_chat_template:
         raise ConfigError(

@@ -18,6 +18,7 @@ from moe_lab.methods.references.embeddings import neighbours
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.models.load import LoadedModel
 from moe_lab.results.atomic import writing
+from moe_lab.tasks.loading import load_tasks
 
 FILE = "demonstrations.jsonl"
 """File in the run's folder with a line per question: lm-eval's `prompt`, and `asked`, the prompt that the model reads.
@@ -40,7 +41,6 @@ def scored_prompts(config: Config) -> dict[str, ScoredPrompt]:
     The number of demonstrations that fit depends on the longest continuation. All continuations are known from the
     beginning, so a resumed run has the same demonstrations.
     """
-    from moe_lab.tasks.loading import load_tasks
 
     prompts: dict[str, ScoredPrompt] = {}
     for task in load_tasks(config)["tasks"].values():

@@ -25,23 +25,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.config.schema import Config as RunConfig
+from moe_lab.engine.planned import Asked
 from moe_lab.errors import ConfigError
+from moe_lab.models.hub import Upload
 from moe_lab.results.identity import source_digest
+from moe_lab.tasks.requests import Workload
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.engine.planned import Asked
     from moe_lab.methods.profile import Profile
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.hub import Upload
     from moe_lab.models.load import LoadedModel
     from moe_lab.results.model import RunResult
     from moe_lab.results.scores import Score
-    from moe_lab.tasks.requests import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,20 +21,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import LENGTH, changed_fraction, conversation_rows, model_content, stored_profile
+from moe_lab.methods.data_files import Conversation, read_data
 from moe_lab.methods.method import Context
 from moe_lab.methods.references.documents import check_one_process, named_task
 from moe_lab.methods.tuned_settings import Settings, TunedSettings
 from moe_lab.results.atomic import write_atomically
+from moe_lab.tasks.documents import document_hashes, gold_choice
+from moe_lab.tasks.loading import load_tasks, once, task_key
+from moe_lab.tasks.requests import build_requests
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.methods.data_files import Conversation
     from moe_lab.methods.policy_lm import PolicyLM
     from moe_lab.methods.tokenized import Row
     from moe_lab.models.facts import ModelFacts
@@ -215,8 +218,6 @@ def read_texts(config: RunConfig, key: str, name: str, size: int | None) -> Text
 
     Raises ConfigError or TaskError, which name `key`, if they cannot be read.
     """
-    from moe_lab.methods.data_files import read_data
-    from moe_lab.tasks.loading import once, task_key
 
     if name.endswith((RIGHT, WRONG)):
         content = f"choices {task_key(config)} {config.apply_chat_template} {name} {size}"
@@ -230,9 +231,6 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     Documents that are also test documents of the run are left out.
     """
     from moe_lab.models.tokenizer import Framing, load_tokenizer
-    from moe_lab.tasks.documents import document_hashes, gold_choice
-    from moe_lab.tasks.loading import load_tasks
-    from moe_lab.tasks.requests import build_requests
 
     task_name, _, kind = name.rpartition(":")
     zero_shot = replace(config, num_fewshot=0, limit=None, samples=None, predict_only=False)

@@ -20,7 +20,7 @@ from moe_lab.methods.data_files import Conversation, Data
 from moe_lab.methods.finetune_freeze.config import Recipe
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.facts import ModelFacts
-from moe_lab.models.tokenizer import load_tokenizer, with_template
+from moe_lab.models.tokenizer import load_tokenizer, rendered, with_template
 from moe_lab.tasks.loading import once
 
 NO_LOSS = -100
@@ -124,8 +124,6 @@ def _answers(tokenizer: Any, conversation: Conversation) -> tuple[str, list[tupl
 
 
 def _render(tokenizer: Any, conversation: Conversation, prompt: bool) -> str:
-    from moe_lab.models.tokenizer import rendered
-
     options = {"tokenize": False, "add_generation_prompt": prompt}
     try:
         return rendered(tokenizer, lambda: tokenizer.apply_chat_template(conversation, **options))

@@ -15,7 +15,7 @@ from typing import Any
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TrainingError
 from moe_lab.models.distributed import num_processes, sharded
-from moe_lab.results.atomic import obey_umask, write_json
+from moe_lab.results.atomic import obey_umask, write_json, writing
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import folder_name, run_id
 from moe_lab.results.stored_files import read_mapping, whole_mapping
@@ -30,10 +30,11 @@ def last_checkpoint(folder: Path) -> Path | None:
     A kill may leave an incomplete one, from which the Trainer would continue with a new optimizer.
     """
     complete = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
-    return max(complete, key=_step, default=None)
+    return max(complete, key=step_of, default=None)
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step of a checkpoint."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -111,40 +112,37 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
 def steps_kept(checkpoints: Path) -> int:
     """The steps of the last checkpoint."""
     last = last_checkpoint(checkpoints)
-    return 0 if last is None else _step(last)
-
-
-def print_resumed(folder: Path, kept: int, steps: int) -> None:
-    """Print at which step a training continues; nothing if it starts anew or is complete."""
-    if 0 < kept < steps:
-        print(f"{folder.name}: training, continuing at step {kept:,} of {steps:,}", file=sys.stderr)
+    return 0 if last is None else step_of(last)
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    """Save a model and its tokenizer. Raises TrainingError for weights that are NaN or infinite.
+    """Save a model, or the adapter of a PeftModel in float32, with its tokenizer unless that is None.
 
-    Parameters get the precision of the evaluation. Buffers, such as the routers' selection biases, stay float32.
+    Parameters of a model get the precision of the evaluation, `dtype`. Buffers, such as the routers' selection biases,
+    stay float32. Raises TrainingError if the last step diverged, which no later loss would show.
     """
     import torch
 
-    check_trained(model)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(getattr(torch, dtype))
-    model.config.dtype = getattr(torch, dtype)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    obey_umask(folder)
-
-
-def check_trained(module: Any) -> None:
-    """Raise TrainingError if the last step of a training diverged: no later loss would show this."""
+    from moe_lab.models.adapters import save_adapter
     from moe_lab.models.checks import LARGEST, out_of_range
+    from moe_lab.routing.passes import is_peft
 
-    if name := out_of_range(module):
+    if name := out_of_range(model):
         raise TrainingError(
             f"The training diverged: {name} is NaN, infinite or larger than {LARGEST:g} after its last step. "
             "Lower method.learning_rate."
         )
+    with writing(folder):
+        if is_peft(model):
+            save_adapter(model, folder)
+        else:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(getattr(torch, dtype))
+            model.config.dtype = getattr(torch, dtype)
+            model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        obey_umask(folder)
 
 
 def training_folder(config: Config) -> Path:

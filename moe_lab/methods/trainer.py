@@ -6,6 +6,7 @@ T = tokens of a pass, B = its sequences, E = experts, K = experts per token.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,9 +30,11 @@ from transformers.integrations import moe as _grouped_products  # noqa: F401 - r
 from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress
+from moe_lab.config.schema import Config
 from moe_lab.errors import TrainingError
-from moe_lab.methods.trained import COMPLETE, last_checkpoint
+from moe_lab.methods.trained import COMPLETE, last_checkpoint, steps_kept
 from moe_lab.models.adapters import load_adapter, save_adapter
+from moe_lab.models.facts import resolve_device
 from moe_lab.models.source import NO_CODE
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.routing.hook import Router, Routing
@@ -132,13 +135,20 @@ class Steps(TrainerCallback):
 
 
 def training_arguments(
-    folder: Path, *, device: str, bf16: bool, max_grad_norm: float = 1.0, **own: Any
+    folder: Path, config: Config, *, steps: int, log_steps: int, max_grad_norm: float = 1.0, **own: Any
 ) -> TrainingArguments:
-    """TrainingArguments for `folder`, with `own` further ones. `bf16` is autocast."""
+    """TrainingArguments for `folder`, with `own` further ones, such as `bf16` for autocast.
+
+    Args:
+        log_steps: optimizer steps of a line of the log; a shorter training has one line.
+    """
+    device = resolve_device(config.device).type
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
+        seed=config.seed,
+        max_steps=steps,
         max_grad_norm=max_grad_norm,
-        bf16=bf16,
+        logging_steps=min(log_steps, steps),
         logging_nan_inf_filter=False,
         save_total_limit=2,
         remove_unused_columns=False,
@@ -184,8 +194,13 @@ class MoeTrainer(Trainer):
             self._steps.close()
 
     def train_from_last(self) -> Any:
-        """Train from the last complete checkpoint if there is one."""
-        checkpoint = last_checkpoint(Path(self.args.output_dir))
+        """Train from the last complete checkpoint if there is one. Prints at which step a training continues."""
+        folder = Path(self.args.output_dir)
+        checkpoint, kept, steps = last_checkpoint(folder), steps_kept(folder), self.args.max_steps
+        if 0 < kept < steps and self.args.process_index == 0:
+            print(
+                f"{folder.parent.name}: training, continuing at step {kept:,} of {steps:,}", file=sys.stderr
+            )
         return self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
@@ -203,13 +218,9 @@ class MoeTrainer(Trainer):
             save_adapter(self.model, Path(output_dir or str(self.args.output_dir)))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if is_peft(self.model):
-            load_adapter(self.model, Path(resume_from_checkpoint))
-            return
         sharded = self.is_distributed_loading_by_transformers
         options = {"distributed_config": self.model.config.distributed_config} if sharded else {}
-        saved = own_checkpoint(resume_from_checkpoint, **options)
-        (model or self.model).load_state_dict(saved.state_dict())
+        load_checkpoint(model or self.model, Path(resume_from_checkpoint), **options)
 
     def training_step(self, *args: Any, **options: Any) -> Tensor:
         loss = super().training_step(*args, **options)
@@ -241,6 +252,14 @@ class MoeTrainer(Trainer):
                 f"The {what} of training step {step} is {value.item()}. {kept}"
                 "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
             )
+
+
+def load_checkpoint(model: Any, folder: Path, **options: Any) -> None:
+    """Give a model, or the adapter of a PeftModel, the weights of a checkpoint."""
+    if is_peft(model):
+        load_adapter(model, folder)
+    else:
+        model.load_state_dict(own_checkpoint(folder, **options).state_dict())
 
 
 def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:

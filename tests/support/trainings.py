@@ -47,7 +47,7 @@ def training_of(
     made = rows(count + held_out)
     return Training(
         recipe=config.method.recipe(),
-        config=replace(config, model=ModelConfig(path=str(model))),
+        config=replace(config, model=ModelConfig(path=model and str(model))),
         folder=folder,
         rows=made[:count],
         validation=made[count:],
@@ -58,4 +58,4 @@ def training_of(
 
 def train(model: Any, folder: Path, **settings: Any) -> dict[str, Any]:
     """Fine-tune the model in place."""
-    return finetune(model, training_of(folder, **settings))
+    return finetune(training_of(folder, **settings), model)[1]

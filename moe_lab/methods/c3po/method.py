@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.config.schema import Config as RunConfig
+from moe_lab.engine.planned import Asked
 from moe_lab.engine.token_span import named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
@@ -15,14 +17,13 @@ from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_one_process
 from moe_lab.results.model import RunResult
+from moe_lab.tasks.loading import load_tasks
+from moe_lab.tasks.requests import Workload, right_request
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.engine.planned import Asked
     from moe_lab.methods.c3po.engine import C3POLM, GoldOf
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.requests import Workload
 
 
 _PART = re.compile(r"(first|middle|last)(\d+)")
@@ -208,8 +209,6 @@ class C3PO(Method):
 
 
 def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
-    from moe_lab.tasks.loading import load_tasks
-
     kinds = {name: task.get_config("output_type") for name, task in load_tasks(config)["tasks"].items()}
     for name, kind in kinds.items():
         if kind not in ("multiple_choice", "generate_until"):
@@ -240,8 +239,6 @@ def right_answers(config: RunConfig) -> GoldOf:
 
     If two documents have the same prompt and choice and different right answers, the first one's is used.
     """
-    from moe_lab.tasks.loading import load_tasks
-    from moe_lab.tasks.requests import right_request
 
     golds: dict[tuple[str, str | None], str] = {}
     for task in load_tasks(config)["tasks"].values():

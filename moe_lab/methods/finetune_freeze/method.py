@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.errors import ConfigError, ModelError, ResultsError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import (
@@ -21,18 +22,18 @@ from moe_lab.methods.c2r import (
     partners_in,
     profile_identity,
 )
+from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.trained import Trained
 from moe_lab.models.distributed import num_processes
+from moe_lab.models.hub import Upload
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.tokenized import Prepared
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.hub import Upload
     from moe_lab.models.load import LoadedModel
     from moe_lab.results.scores import Score
 
@@ -90,7 +91,6 @@ class FinetuneFreeze(TrainingMethod):
         return {"data": self._training_data(config, facts).data.digest, **profile_identity(self.config)}
 
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
-        from moe_lab.methods.data_files import read_data
         from moe_lab.methods.tokenized import prepare
 
         if self._prepared is None:
@@ -208,16 +208,14 @@ class FinetuneFreeze(TrainingMethod):
         )
 
     def adapter_parameters(self, config: RunConfig) -> int | None:
-        from moe_lab.methods.finetune_freeze.lora import empty_adapted
+        from moe_lab.methods.finetune_freeze.lora import empty_to_train
         from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
 
         if self.config.lora.r is None:
             return None
-        return sum(counts(trainable(parameter_groups(empty_adapted(config, self.config.lora)))).values())
+        return sum(counts(trainable(parameter_groups(empty_to_train(config, self.config.lora)))).values())
 
     def upload(self, config: RunConfig, facts: ModelFacts) -> Upload | None:
-        from moe_lab.models.hub import Upload
-
         own = self.config
         if not own.push_to_hub:
             return None

@@ -27,6 +27,7 @@ from moe_lab.errors import ModelError, TaskError, reading
 from moe_lab.methods.data_files import FORMATS, data_files, format_of, opened, read_rows
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.loading import once
+from moe_lab.tasks.toy.world import WORLD_VERSION
 
 GENERATED = {"toy": "moe_lab.tasks.toy.corpus", "toy_rules": "moe_lab.tasks.toy.rules"}
 """Modules whose `documents(seed, index, count)` draws a corpus."""
@@ -66,8 +67,6 @@ class Corpus:
 def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
     """The corpus of `method.dataset`. Raises TaskError if it is missing or has no text."""
     if dataset in GENERATED:
-        from moe_lab.tasks.toy.world import WORLD_VERSION
-
         return Corpus(files=(), size=size, identity={dataset: WORLD_VERSION, "size": size}, generated=dataset)
     files, source = data_files(config, dataset, KNOWN, (*FORMATS, ".txt"))
     own = []

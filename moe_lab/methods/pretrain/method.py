@@ -11,16 +11,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture, with_design
+from moe_lab.models.distributed import num_processes, sharded
+from moe_lab.results.identity import decisive_versions
 from moe_lab.results.measured import Difference, HeldOut, bounds_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.pretrain.corpus import Corpus
     from moe_lab.methods.trained import Trained
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
 RECORDED = ("steps", "tokens", "parameters", "first_loss", "last_loss", "validation", "leak", "last_session")
 """Keys of training.json that results.json has, too."""
-MOMENTS = 2
-"""Numbers that AdamW keeps for each weight."""
 REGULARIZER_BYTES = 16
 """Bytes for each token and expert of a layer: float32 logits and what the regularizers make of them."""
 
@@ -93,8 +93,6 @@ class Pretrain(TrainingMethod):
         return self._read
 
     def _check(self, config: RunConfig, facts: ModelFacts) -> None:
-        from moe_lab.models.distributed import num_processes, sharded
-
         self.check_training(config, facts)
         if config.seed >= 2**32:
             raise ConfigError(f"seed={config.seed}: numpy takes seeds below 2^32. Use a smaller one.")
@@ -127,7 +125,6 @@ class Pretrain(TrainingMethod):
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
         """The trained model's folder and id; it need not exist yet."""
         from moe_lab.methods.trained import Trained
-        from moe_lab.results.identity import decisive_versions
 
         attention = config.model.attn_implementation
         content = {
@@ -149,17 +146,18 @@ class Pretrain(TrainingMethod):
 
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
-        from moe_lab.methods.training_memory import bytes_of, pass_bytes, with_shapes
+        from moe_lab.methods.training_memory import peak_bytes, with_shapes
         from moe_lab.models.designs.configuration import UNITS
-        from moe_lab.models.distributed import num_processes
 
         if not self.training_left(config, facts):
             return None
         own = self.config
         design = replace(own, router="token") if own.router in UNITS else own  # experts alike, without tables
         model = with_shapes(empty_model(architecture(design, self._data(config)[1])).float())
-        passes = pass_bytes(
+        planned = peak_bytes(
             model,
+            optimizer="adamw_torch_fused",
+            on_gpu=False,  # the fused step makes no copies
             rows=own.batch_size,
             length=own.sequence_length,
             bf16=facts.dtype == "bfloat16",
@@ -167,8 +165,7 @@ class Pretrain(TrainingMethod):
         )
         tokens = own.batch_size * own.sequence_length
         regularizers = 0 if own.backbone == "dense" else tokens * own.experts * own.layers * REGULARIZER_BYTES
-        weights = (1 + MOMENTS) * bytes_of(model.parameters()) + bytes_of(model.buffers())
-        return weights + passes + regularizers
+        return planned + regularizers
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.catalog import resource_folder
 from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.models.distributed import num_processes
+from moe_lab.tasks.documents import document_hashes
 from moe_lab.tasks.loading import load_tasks, once, task_key
 
 if TYPE_CHECKING:
@@ -136,8 +138,6 @@ def reference_documents(config: Config, settings: Any, tested: TaskDict | None =
 
 
 def _reference_documents(config: Config, settings: Any, tested: TaskDict) -> ReferenceDocuments:
-    from moe_lab.tasks.documents import document_hashes
-
     label, sources = reference_sources(config.task.name, settings.reference)
     tests = tested["tasks"].values()
     known = frozenset[str]().union(*(hashes for task in tests for hashes in document_hashes(task)))
@@ -217,7 +217,6 @@ def _answerable(key: str, task: Any) -> str:
 
 def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig, tuple[str, ...]]:
     """The task of a name (an option of conf/task/ or of lm-eval), and its splits."""
-    from moe_lab.config.validators import build
 
     if own:
         return replace(config.task, name=name), ("training_split",)
@@ -252,7 +251,6 @@ def _choose(
 
     Returns the counts of the source.
     """
-    from moe_lab.tasks.documents import document_hashes
 
     hashes = {key: document_hashes(task) for key, task in tasks.items()}
     everything = [(key, number) for key in tasks for number in range(len(hashes[key]))]

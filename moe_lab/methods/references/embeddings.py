@@ -23,6 +23,7 @@ from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, reading
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.hub import is_offline
+from moe_lab.models.identity import digest_of, folder_content
 from moe_lab.models.load import LoadedModel
 
 SHOWN = 256
@@ -69,7 +70,6 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
 
     Raises ConfigError for a missing file or package.
     """
-    from moe_lab.models.identity import digest_of, folder_content
 
     if how is None:
         return {"embeddings": "hidden states"}

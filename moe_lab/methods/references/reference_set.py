@@ -27,10 +27,13 @@ from moe_lab.methods.references.documents import (
 from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states, normalized
 from moe_lab.methods.references.store import ANSWER_TOKENS, build, pathways, read
 from moe_lab.models.facts import ModelFacts
+from moe_lab.models.identity import model_identity
 from moe_lab.models.load import LoadedModel
+from moe_lab.models.source import model_source
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import HASHED, decisive_versions, folder_name, run_id, task_label, task_settings
+from moe_lab.tasks.documents import documents_digest
 from moe_lab.tasks.requests import workload_of_tasks
 
 NUMERICS = 3
@@ -191,9 +194,6 @@ def reference_content(
 
 def questions_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
     """The model, the documents and the form of their questions, as plain values. Needs no weights."""
-    from moe_lab.models.identity import model_identity
-    from moe_lab.models.source import model_source
-    from moe_lab.tasks.documents import documents_digest
 
     tasks: Any = {"tasks": documents.tasks}
     return {

@@ -28,12 +28,16 @@ from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring import Budget
+from moe_lab.engine.suffix import SuffixReplay
 from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.references.documents import ReferenceDocuments
 from moe_lab.models.load import LoadedModel
+from moe_lab.models.tokenizer import Framing, load_tokenizer
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import versions
+from moe_lab.tasks.documents import gold_choice
+from moe_lab.tasks.requests import build_requests, right_request
 
 ANSWER_TOKENS = 32
 """Tokens of an answer that are stored, from the first on. Losses are computed on them."""
@@ -121,8 +125,6 @@ def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Q
 
     Raises ConfigError for tasks that put their choices into the prompt.
     """
-    from moe_lab.models.tokenizer import Framing, load_tokenizer
-    from moe_lab.tasks.requests import build_requests, right_request
 
     zero_shot = replace(config, num_fewshot=0)
     framing = Framing(
@@ -145,8 +147,6 @@ def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Q
 
 
 def _choice(key: str, number: int, task: Any, instances: list[Any]) -> Choice:
-    from moe_lab.tasks.documents import gold_choice
-
     document = instances[0].doc
     count = len(task.doc_to_choice(document))  # some metrics also score each choice without its prompt
     choices = [tuple(instance.args) for instance in instances[:count]]
@@ -226,7 +226,6 @@ def pathways(
 
     Raises ConfigError for a prompt that has too few tokens.
     """
-    from moe_lab.engine.suffix import SuffixReplay
 
     facts, span = model.facts, named_tokens(tokens)
     if not prompts:

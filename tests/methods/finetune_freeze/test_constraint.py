@@ -67,15 +67,15 @@ def test_during_training_each_token_takes_partners_of_its_first_expert(family, t
     count = max(1, least(model))
     allowed = partners_of(pairs_of(model), count)
     training = replace(training_of(tmp_path, count=4, held_out=2, partners=count), allowed_LEE=allowed)
-    seen, trainer = Seen(), module._trainer
+    seen, trainer = Seen(), module.FreezeTrainer
 
-    def watched(*given):
+    def watched(**given):
         stack.enter_context(routed(model, seen))
-        return trainer(*given)
+        return trainer(**given)
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(module, "_trainer", watched)
-        told = finetune(model, training)
+        patch.setattr(module, "FreezeTrainer", watched)
+        _, told = finetune(training, model)
     assert told["validation"]["losses"] and seen.routings
     for router, routing in zip(seen.routers, seen.routings, strict=True):
         scores = router.scores(routing.logits_TE)
@@ -136,14 +136,14 @@ def test_a_training_that_stops_continues_to_the_same_weights(tmp_path):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(module.Log, "on_step_end", on_step_end, raising=False)
                 with pytest.raises(KeyboardInterrupt):
-                    finetune(model, training)
+                    finetune(training, model)
             return train(folder)
-        finetune(model, training)
+        finetune(training, model)
         return weights(model)
 
     whole, resumed = train(tmp_path / "whole"), train(tmp_path / "broken", stop=3)
     free = deepcopy(small_model("olmoe"))
-    finetune(free, training_of(tmp_path / "free"))
+    finetune(training_of(tmp_path / "free"), free)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert any(not torch.equal(whole[name], tensor) for name, tensor in weights(free).items())
 
@@ -191,7 +191,7 @@ def test_activation_checkpointing_repeats_the_constrained_choice(tmp_path):
     for checkpointing in (False, True):
         model = deepcopy(small_model("olmoe"))
         settings = {"partners": 2, "activation_checkpointing": checkpointing}
-        finetune(model, replace(training_of(tmp_path / str(checkpointing), **settings), allowed_LEE=allowed))
+        finetune(replace(training_of(tmp_path / str(checkpointing), **settings), allowed_LEE=allowed), model)
         trained.append(weights(model))
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 

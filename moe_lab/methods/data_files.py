@@ -93,6 +93,8 @@ def data_files(
 ) -> tuple[list[Path], dict[str, str] | None]:
     """(files of a data set in their order, id and commit of a hub data set or None).
 
+    Of a user's folder: the files in it and below, sorted by path, of a train split, or all if there are none.
+
     Args:
         known: ids of the hub by short name.
         formats: those of a user's own file or folder.
@@ -105,7 +107,10 @@ def data_files(
     is_id = dataset in known or re.fullmatch(r"\w[\w.-]*/[\w.-]+", dataset)
     if format_of(path) not in formats:
         if not is_id and path.is_dir():
-            return _in_folder(path, formats, key), None
+            files = sorted(file for file in path.rglob("*") if file.is_file() and format_of(file) in formats)
+            if not files:
+                raise TaskError(f"{key}={path}: no file in this folder ends in {', '.join(formats)}.")
+            return [file for file in files if re.match(r"train\b", file.name)] or files, None
         if not is_id:
             raise TaskError(
                 f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, a "
@@ -120,14 +125,6 @@ def data_files(
     if not path.is_file():
         raise TaskError(f"{key}={dataset}: there is no file {path}.")
     return [path], None
-
-
-def _in_folder(folder: Path, formats: tuple[str, ...], key: str) -> list[Path]:
-    """The files in a user's folder and below, sorted by path: those of a train split, or all if there are none."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and format_of(path) in formats)
-    if not files:
-        raise TaskError(f"{key}={folder}: no file in this folder ends in {', '.join(formats)}.")
-    return [path for path in files if re.match(r"train\b", path.name)] or files
 
 
 def format_of(path: Path) -> str:
@@ -244,25 +241,17 @@ def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
 
 
 def _conversation(row: Any, place: str) -> Conversation:
-    if isinstance(row, dict) and isinstance(row.get("messages"), list):
-        return [_message(message, place) for message in row["messages"]]
-    if isinstance(row, dict) and isinstance(row.get("conversations"), list):
-        return [_turn(number, text, place) for number, text in enumerate(row["conversations"])]
-    raise TaskError(
-        f"{place}: not a conversation. A row needs `messages`, a list of roles and contents, or `conversations`, a "
-        "list of the texts of user and assistant in turn."
-    )
-
-
-def _message(message: Any, place: str) -> dict[str, str]:
-    fields = message if isinstance(message, dict) else {}
-    role, content = fields.get("role"), fields.get("content")
-    if role not in ROLES or not isinstance(content, str):
+    row = row if isinstance(row, dict) else {}
+    if isinstance(turns := row.get("conversations"), list) and not isinstance(row.get("messages"), list):
+        if not all(isinstance(text, str) for text in turns):
+            raise TaskError(f"{place}: `conversations` must be a list of texts.")
+        return [{"role": ROLES[1 + number % 2], "content": text} for number, text in enumerate(turns)]
+    if not isinstance(messages := row.get("messages"), list):
+        raise TaskError(
+            f"{place}: not a conversation. A row needs `messages`, a list of roles and contents, or `conversations`, "
+            "a list of the texts of user and assistant in turn."
+        )
+    fields = [each if isinstance(each, dict) else {} for each in messages]
+    if not all(each.get("role") in ROLES and isinstance(each.get("content"), str) for each in fields):
         raise TaskError(f"{place}: a message needs a role ({', '.join(ROLES)}) and a text as its content.")
-    return {"role": role, "content": content}
-
-
-def _turn(number: int, text: Any, place: str) -> dict[str, str]:
-    if not isinstance(text, str):
-        raise TaskError(f"{place}: `conversations` must be a list of texts.")
-    return {"role": ROLES[1 + number % 2], "content": text}
+    return [{"role": each["role"], "content": each["content"]} for each in fields]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config as RunConfig
@@ -114,16 +115,16 @@ class Pretrain(TrainingMethod):
             )
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """The run's configuration with the trained model; trains the model if it is missing."""
+        """The trained model has its own tokenizer."""
+        trained = super().resolve_model(config, facts, free)
+        return replace(trained, model=replace(trained.model, tokenizer=None))
+
+    def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         from moe_lab.methods.pretrain.training import pretrain
 
-        trained, (corpus, tokenizer) = self.trained(config, facts), self._data(config)
-        trained.load_or_train(lambda folder: pretrain(folder, config, corpus, tokenizer, facts), free)
-        model = replace(config.model, path=str(trained.folder / "model"), revision=None, tokenizer=None)
-        return replace(config, model=model, dtype=facts.dtype)
+        return pretrain(folder, config, *self._data(config), facts)
 
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
-        """The trained model's folder and id; it need not exist yet."""
         from moe_lab.methods.trained import Trained
 
         attention = config.model.attn_implementation
@@ -140,17 +141,15 @@ class Pretrain(TrainingMethod):
         }
         return Trained.of(config, content, "model")
 
-    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
+    def training_size(self, config: RunConfig, facts: ModelFacts) -> tuple[int, int, int]:
         own = self.config
-        return self.trained(config, facts).left(own.steps, own.rows * own.sequence_length, own.steps)
+        return own.steps, own.rows * own.sequence_length, own.steps
 
-    def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
+    def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
         from moe_lab.methods.training_memory import peak_bytes, with_shapes
         from moe_lab.models.designs.configuration import UNITS
 
-        if not self.training_left(config, facts):
-            return None
         own = self.config
         design = replace(own, router="token") if own.router in UNITS else own  # experts alike, without tables
         model = with_shapes(empty_model(architecture(design, self._data(config)[1])).float())

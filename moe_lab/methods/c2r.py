@@ -158,9 +158,22 @@ def digest_of(pairs_LEE: Tensor) -> str:
 
 def load_or_record(config: RunConfig, data: Data, model: LoadedModel) -> tuple[Path, Tensor]:
     """(folder, pairs [L, E, E]) of a profile of the model's own routing on conversations, recorded once."""
+    from safetensors.numpy import save
+
+    from moe_lab.methods.tokenized import Rows
+    from moe_lab.metrics.counts import Routes
+    from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
+
+    def record(folder: Path) -> dict[str, Any]:
+        rows, routes = Rows(conversation_rows(config, data.train, model.facts)), Routes()
+        right_tokens(model.model, rows, routes)
+        counts = count_rows(routes, rows)
+        pairs_LEE = counts.pairs_GPLEE.sum(axis=(0, 1), dtype="int64")
+        write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
+        return {"conversations": len(rows), "tokens": counts.tokens_P[0]}
+
     own = {"numerics": NUMERICS, "data": data.digest, "length": LENGTH}
-    content = own | model_content(config, model.facts)
-    folder, _ = stored_profile(config, content, lambda folder: _record(folder, config, data.train, model))
+    folder, _ = stored_profile(config, own | model_content(config, model.facts), record)
     return folder, read_pairs(folder / COUNTS)[0]
 
 
@@ -188,25 +201,6 @@ def model_content(config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         "dtype": facts.dtype,
         "versions": decisive_versions(),
     }
-
-
-def _record(
-    folder: Path, config: RunConfig, conversations: list[Conversation], model: LoadedModel
-) -> dict[str, int]:
-    """Write the counts. Returns the number of conversations and tokens."""
-    from safetensors.numpy import save
-
-    from moe_lab.methods.tokenized import Rows
-    from moe_lab.metrics.counts import Routes
-    from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
-
-    rows = Rows(conversation_rows(config, conversations, model.facts))
-    routes = Routes()
-    right_tokens(model.model, rows, routes)
-    counts = count_rows(routes, rows)
-    pairs_LEE = counts.pairs_GPLEE.sum(axis=(0, 1), dtype="int64")
-    write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
-    return {"conversations": len(rows), "tokens": counts.tokens_P[0]}
 
 
 def conversation_rows(config: RunConfig, conversations: list[Conversation], facts: ModelFacts) -> list[Row]:

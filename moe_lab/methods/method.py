@@ -229,6 +229,13 @@ class Method(ABC):
         return None
 
 
+def refuse(wrong: Mapping[str, object]) -> None:
+    """Raise ConfigError with the first message whose value is true."""
+    for message, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(message)
+
+
 def check_first_gpu(config: RunConfig) -> None:
     """Raise ConfigError for another GPU than that on which transformers' Trainer trains."""
     if config.device.partition(":")[2] not in ("", "0"):
@@ -244,37 +251,41 @@ class TrainingMethod(Method):
     def check_training(self, config: RunConfig, facts: ModelFacts) -> None:
         """Raise ConfigError for a dtype or a placement of the model with which no training works."""
         check_first_gpu(config)
-        if facts.dtype == "float16":
-            raise ConfigError("dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.")
-        if config.model.device_map or config.model.tp_plan:
-            raise ConfigError(
+        refuse(
+            {
+                "dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.": (
+                    facts.dtype == "float16"
+                ),
                 f"method={self.config.name} trains whole layers on one device: leave device_map and tp_plan out. "
-                "Several processes can share the work (torchrun)."
-            )
+                "Several processes can share the work (torchrun).": (
+                    config.model.device_map or config.model.tp_plan
+                ),
+            }
+        )
 
     def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
         """The facts of the trained model; by default those of the untrained one. Needs no weights."""
         return facts
 
-    @abstractmethod
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
         """The folder and id of the trained model or adapter; it need not exist yet."""
+        raise NotImplementedError
 
-    @abstractmethod
     def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """Train or continue in the folder of `trained`. Returns the rest of training.json."""
+        raise NotImplementedError
 
-    @abstractmethod
     def training_size(self, config: RunConfig, facts: ModelFacts) -> tuple[int, int, int]:
         """(optimizer steps of the training, tokens, the number of steps that take these tokens)."""
+        raise NotImplementedError
 
-    @abstractmethod
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         """The planned peak bytes on one device. Loads no weights.
 
         Weights, and of the phase that takes most: gradients, optimizer state, and the larger of a pass's activations
         with logits and loss, and the optimizer's step. Without what a device adds (context, workspaces, fragmentation).
         """
+        raise NotImplementedError
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         """Train what is missing and return the configuration with the trained model or adapter.

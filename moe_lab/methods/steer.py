@@ -155,8 +155,9 @@ class Steer(TunedSettings):
         places, sets = zip(
             *(load_or_count(config, self._texts(config, which), model) for which in SETS), strict=True
         )
+        positive, negative = (each.selections_LE.double() / each.tokens for each in sets)
         sign_LE = steered_experts(
-            rate_difference(*sets), sets[0].experts, model.facts.top_k, own.activate, own.deactivate
+            positive - negative, sets[0].experts, model.facts.top_k, own.activate, own.deactivate
         )
         with with_policy(model, Steered(sign_LE), config) as lm:
             lm.session_info = {
@@ -177,13 +178,6 @@ class Steer(TunedSettings):
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         return ["changed (steer): routing decisions with another set of experts than the router's."]
-
-
-def rate_difference(positive: Counted, negative: Counted) -> Tensor:
-    """float64 [L, E]: the activation rate in the positive set minus that in the negative set."""
-    return (
-        positive.selections_LE.double() / positive.tokens - negative.selections_LE.double() / negative.tokens
-    )
 
 
 def steered_experts(
@@ -266,10 +260,17 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
 
 def load_or_count(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Path, Counted]:
     """(folder, selections) of a set of texts under the model's own routing, counted once."""
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save
 
     content = profile_content(config, texts, model.facts)
-    folder, record = stored_profile(config, content, lambda folder: _count(folder, config, texts, model))
+
+    def count(folder: Path) -> dict[str, Any]:
+        rows = texts_as_rows(config, texts, model)
+        counted = count_selections(model, rows)
+        write_atomically(folder / SELECTIONS, save({"selections": counted.selections_LE}))
+        return {"rows": len(rows), "tokens": counted.tokens, "experts": counted.experts}
+
+    folder, record = stored_profile(config, content, count)
     return folder, Counted(load_file(folder / SELECTIONS)["selections"], record["tokens"], record["experts"])
 
 
@@ -277,16 +278,6 @@ def profile_content(config: RunConfig, texts: Texts, facts: ModelFacts) -> dict[
     """All that determines the selections: the texts and the model."""
     own = {"kind": "steer", "numerics": NUMERICS, "texts": texts.digest, "length": LENGTH}
     return own | model_content(config, facts)
-
-
-def _count(folder: Path, config: RunConfig, texts: Texts, model: LoadedModel) -> dict[str, Any]:
-    """Write the selections. Returns the number of texts and answer tokens, and the experts of each layer."""
-    from safetensors.torch import save
-
-    rows = texts_as_rows(config, texts, model)
-    counted = count_selections(model, rows)
-    write_atomically(folder / SELECTIONS, save({"selections": counted.selections_LE}))
-    return {"rows": len(rows), "tokens": counted.tokens, "experts": counted.experts}
 
 
 def count_selections(model: LoadedModel, rows: list[Row]) -> Counted:

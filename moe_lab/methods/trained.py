@@ -68,13 +68,22 @@ class Trained(Artifact):
             train: trains or continues in the folder, and returns the rest of the record.
             free: for a training on all processes, removes the model in memory before it.
 
+        Raises ConfigError for checkpoints of a training with another number of processes.
         """
 
         def record() -> dict[str, Any]:
             if free is not None:
                 free()
                 processes = {"processes": num_processes(), "sharded": sharded()}
-                claim(self.folder, {"id": self.id, **processes, **self.content})
+                owner = whole_mapping(self.folder / "identity.json") or {}
+                begun = last_checkpoint(self.folder / "checkpoints") is not None
+                for key, value in processes.items():
+                    if begun and owner.get(key) != value:
+                        raise ConfigError(
+                            f"{self.folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now "
+                            f"it is {value}. Continue as it began, or remove its checkpoints/."
+                        )
+                write_json(self.folder / "identity.json", {"id": self.id, **processes, **self.content})
             trained = train(self.folder)
             gc.collect()  # a Trainer, with its model and optimizer, is in reference cycles
             print(f"Trained: {self.folder / self.made}", file=sys.stderr)
@@ -94,19 +103,6 @@ class Trained(Artifact):
             return {}
         missing = max(0, steps - steps_kept(self.folder / "checkpoints"))
         return {self.folder.name: (missing, round(tokens * missing / per_steps))}
-
-
-def claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Write identity.json. Raises ConfigError for checkpoints of a training with another number of processes."""
-    owner = whole_mapping(folder / "identity.json") or {}
-    begun = last_checkpoint(folder / "checkpoints") is not None
-    for key in ("processes", "sharded"):
-        if begun and owner.get(key) != identity[key]:
-            raise ConfigError(
-                f"{folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now it is "
-                f"{identity[key]}. Continue as it began, or remove its checkpoints/."
-            )
-    write_json(folder / "identity.json", identity)
 
 
 def steps_kept(checkpoints: Path) -> int:

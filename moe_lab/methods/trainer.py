@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -284,12 +283,6 @@ class Temperatures:
         return share * self.drawn[sequence_B.cpu()]
 
 
-@dataclass(frozen=True)
-class _Pass:
-    tokens: NoisyTokens
-    temperature_T: Tensor
-
-
 class RoutingNoise:
     """RoE's noise on the routers' choice (equation 1) while a model trains, with a temperature for each sequence.
 
@@ -300,8 +293,8 @@ class RoutingNoise:
 
     def __init__(self, seed: int):
         self.seed = seed
-        self._pass: _Pass | None = None
-        """The last pass with noise."""
+        self._pass: tuple[NoisyTokens, Tensor] | None = None
+        """Tokens and temperatures [T] of the last pass with noise."""
         self._noisy = False
 
     @contextmanager
@@ -316,7 +309,7 @@ class RoutingNoise:
             row=zero_T + 1,
             position=torch.arange(length, device=device).repeat(sequence_B.numel()),
         )
-        self._pass, self._noisy = _Pass(tokens, temperature_B.repeat_interleave(length)), True
+        self._pass, self._noisy = (tokens, temperature_B.repeat_interleave(length)), True
         try:
             yield
         finally:
@@ -326,7 +319,7 @@ class RoutingNoise:
         # activation checkpointing repeats the last pass
         if self._pass is None or not (self._noisy or in_backward()):
             return None
-        tokens, logits_TE = self._pass.tokens, routing.logits_TE
+        (tokens, temperature_T), logits_TE = self._pass, routing.logits_TE
         layer = torch.tensor([router.layer], device=logits_TE.device)
         with torch.no_grad():
             noise_TE = gumbel_for_tokens(
@@ -334,7 +327,7 @@ class RoutingNoise:
                 layer,
                 logits_TE.shape[-1],
             )[0]
-            noisy_TE = router.scores(logits_TE) + self._pass.temperature_T[:, None] * noise_TE
+            noisy_TE = router.scores(logits_TE) + temperature_T[:, None] * noise_TE
             index_TK = router.choose(noisy_TE, routing.index_TK.shape[-1])
         weights_TK = router.weights(logits_TE, index_TK).to(routing.weights_TK.dtype)
         return Routing(logits_TE, weights_TK, index_TK)

@@ -42,28 +42,27 @@ def named_layers(given: Any, count: int) -> list[int]:
     elif given == "all":
         layers = list(range(count))
     else:
-        layers = [layer for part in str(given).split("+") for layer in _part(part, given, count)]
+        layers = []
+        for part in str(given).split("+"):
+            match = _PART.fullmatch(part)
+            if not match:
+                raise ConfigError(
+                    f"method.layers={given}: {part} names no layers. Use e.g. last5, first2+last3, middle4, all or "
+                    "[11,12,13]."
+                )
+            where, size = match[1], int(match[2])
+            if not 1 <= size <= count:
+                raise ConfigError(
+                    f"method.layers={given}: the model has {count} MoE layers. Use at most {where}{count}, or all."
+                )
+            start = {"first": 0, "middle": (count - size) // 2, "last": count - size}[where]
+            layers += range(start, start + size)
     wrong = [layer for layer in layers if not isinstance(layer, int) or not 0 <= layer < count]
     if wrong or not layers or len(set(layers)) < len(layers):
         raise ConfigError(
             f"method.layers={given}: the model has MoE layers 0 to {count - 1}, and each may be named once."
         )
     return sorted(layers)
-
-
-def _part(part: str, given: Any, count: int) -> list[int]:
-    match = _PART.fullmatch(part)
-    if not match:
-        raise ConfigError(
-            f"method.layers={given}: {part} names no layers. Use e.g. last5, first2+last3, middle4, all or [11,12,13]."
-        )
-    where, size = match[1], int(match[2])
-    if not 1 <= size <= count:
-        raise ConfigError(
-            f"method.layers={given}: the model has {count} MoE layers. Use at most {where}{count}, or all."
-        )
-    start = {"first": 0, "middle": (count - size) // 2, "last": count - size}[where]
-    return list(range(start, start + size))
 
 
 class C3PO(Method):
@@ -159,21 +158,23 @@ class C3PO(Method):
     def report(
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
     ) -> dict[str, Any]:
-        settings = self.config
-        block = {
-            "optimizer": settings.optimizer,
+        settings, counted = self.config, counters.get("flops_questions", 0)
+        keys = (
+            "optimizer",
+            "k",
+            "epsilon",
+            "kernel",
+            "steps",
+            "core_experts",
+            "tokens",
+            "loss",
+            "persistence",
+        )
+        block = {key: getattr(settings, key) for key in keys} | {
             "upper_bound": settings.optimizer == "oracle",
-            "k": settings.k,
-            "epsilon": settings.epsilon,
-            "kernel": settings.kernel,
-            "steps": settings.steps,
             "layers": named_layers(settings.layers, facts.moe_layers),
-            "core_experts": settings.core_experts,
-            "tokens": settings.tokens,
-            "loss": settings.loss,
-            "flops_per_sample": _per_sample("flops", counters),
-            "flops_plain_per_sample": _per_sample("flops_plain", counters),
-            "persistence": settings.persistence,
+            "flops_per_sample": counters["flops"] / counted if counted else None,
+            "flops_plain_per_sample": counters["flops_plain"] / counted if counted else None,
             "reference": {
                 "too_similar": counters.get("reference_dropped", 0),
                 "questions_without": counters.get("reference_none", 0),
@@ -226,12 +227,6 @@ def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
             f"method.persistence={settings.persistence} has an effect on generated answers only, and "
             f"{', '.join(kinds)} has none. Leave it out."
         )
-
-
-def _per_sample(name: str, counters: Mapping[str, int]) -> float | None:
-    """The mean of a counter over the questions that were counted; None without any."""
-    questions = counters.get("flops_questions", 0)
-    return counters[name] / questions if questions else None
 
 
 def right_answers(config: RunConfig) -> GoldOf:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from moe_lab.config.validators import above_zero, at_least, coerce, did_you_mean, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Method, refuse
 from moe_lab.models.distributed import num_processes
 
 SCHEDULES: dict[str, tuple[Any, ...]] = {
@@ -153,33 +153,27 @@ class Lora:
         at_least("method.lora.r", self.r, 1)
         at_least("method.lora.lora_alpha", self.lora_alpha, 1)
         at_least("method.lora.lora_dropout", self.lora_dropout, 0)
-        if not self.lora_dropout < 1:
-            raise ConfigError(f"method.lora.lora_dropout={self.lora_dropout}: must be below 1.")
-        if self.r is None and self.given:
-            key = self.given[0]
-            raise ConfigError(
-                f"method.lora.{key}={getattr(self, key)} has no effect without a rank. Give method.lora.r=, too."
-            )
-        if not self.target_modules and not self.target_parameters:
-            raise ConfigError(
-                "method.lora.target_modules and method.lora.target_parameters are both empty: nothing is trained. "
-                "Give one of them."
-            )
-        if self.target_parameters and self.lora_dropout:
-            raise ConfigError(
-                f"method.lora.lora_dropout={self.lora_dropout}: peft has no dropout for target_parameters. Leave one "
-                "of them out."
-            )
-
-    @property
-    def given(self) -> list[str]:
-        """The keys with another value than their default."""
-        return [
-            each.name
-            for each in fields(self)
-            if getattr(self, each.name)
-            != (list(ATTENTION) if each.name == "target_modules" else each.default)
+        defaults = Lora.__dataclass_fields__
+        given = [
+            key
+            for key, value in asdict(self).items()
+            if value != (list(ATTENTION) if key == "target_modules" else defaults[key].default)
         ]
+        refuse(
+            {
+                f"method.lora.lora_dropout={self.lora_dropout}: must be below 1.": not self.lora_dropout < 1,
+                **{
+                    f"method.lora.{key}={getattr(self, key)} has no effect without a rank. Give method.lora.r=, too.": (
+                        self.r is None
+                    )
+                    for key in given
+                },
+                "method.lora.target_modules and method.lora.target_parameters are both empty: nothing is trained. "
+                "Give one of them.": not self.target_modules and not self.target_parameters,
+                f"method.lora.lora_dropout={self.lora_dropout}: peft has no dropout for target_parameters. Leave one "
+                "of them out.": self.target_parameters and self.lora_dropout,
+            }
+        )
 
 
 @dataclass(kw_only=True)
@@ -228,45 +222,40 @@ class FinetuneConfig(Method.Config):
             above_zero(f"method.{key}", getattr(self, key))
         one_of("method.optimizer", self.optimizer, tuple(MOMENTS))
         one_of("method.scheduler", self.scheduler, SCHEDULERS)
-        if not self.warmup_ratio < 1:
-            raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
-        phases_of(self.schedule, self.phases)
-        if self.profile is not None and self.partners is None:
-            raise ConfigError(
-                f"method.profile={self.profile} has no effect without method.partners=. Give that, too."
-            )
-        if self.partners is not None and self.routing_noise:
-            raise ConfigError(
-                f"method.partners={self.partners} and method.routing_noise={self.routing_noise} both change the "
-                "routers' choice in training. Leave one of them out."
-            )
-        self._check_lora()
-        for key in ("hub_model_id", "hub_private_repo"):
-            if getattr(self, key) is not None and not self.push_to_hub:
-                raise ConfigError(
-                    f"method.{key}={getattr(self, key)} has no effect without method.push_to_hub=true."
-                )
-        if self.early_stop_patience and not self.held_out:
-            raise ConfigError(
-                "method.early_stop_patience needs a validation loss. Hold conversations out: "
-                "method.validation_size=100"
-            )
-
-    def _check_lora(self) -> None:
-        """Raise ConfigError for keys about weights that LoRA does not train."""
-        if self.lora.r is None:
-            return
-        frozen = any(phase.frozen for phase in phases_of(self.schedule, self.phases))
+        phases = phases_of(self.schedule, self.phases)
         typed = "phases with frozen groups" if self.phases is not None else f"schedule={self.schedule}"
-        keys = {typed: frozen, f"router_lr={self.router_lr}": self.router_lr is not None}
-        keys["freeze_shared_experts=true"] = self.freeze_shared_experts
-        keys[f"optimizer={self.optimizer}"] = self.optimizer == EIGHT_BIT
-        for key, given in keys.items():
-            if given:
-                raise ConfigError(
+        not_with_lora = {
+            typed: any(phase.frozen for phase in phases),
+            f"router_lr={self.router_lr}": self.router_lr is not None,
+            "freeze_shared_experts=true": self.freeze_shared_experts,
+            f"optimizer={self.optimizer}": self.optimizer == EIGHT_BIT,
+        }
+        of_upload = ("hub_model_id", "hub_private_repo")
+        refuse(
+            {
+                f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio < 1,
+                f"method.profile={self.profile} has no effect without method.partners=. Give that, too.": (
+                    self.profile is not None and self.partners is None
+                ),
+                f"method.partners={self.partners} and method.routing_noise={self.routing_noise} both change the "
+                "routers' choice in training. Leave one of them out.": (
+                    self.partners is not None and self.routing_noise
+                ),
+                **{
                     f"method.{key} and method.lora.r={self.lora.r}: LoRA freezes all weights of the model and trains "
-                    "an adapter. Leave one of them out."
-                )
+                    "an adapter. Leave one of them out.": self.lora.r is not None and given
+                    for key, given in not_with_lora.items()
+                },
+                **{
+                    f"method.{key}={getattr(self, key)} has no effect without method.push_to_hub=true.": (
+                        getattr(self, key) is not None and not self.push_to_hub
+                    )
+                    for key in of_upload
+                },
+                "method.early_stop_patience needs a validation loss. Hold conversations out: "
+                "method.validation_size=100": self.early_stop_patience and not self.held_out,
+            }
+        )
 
     @property
     def held_out(self) -> int:

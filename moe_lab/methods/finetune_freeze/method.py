@@ -25,7 +25,7 @@ from moe_lab.methods.c2r import (
 )
 from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
-from moe_lab.methods.method import Context, TrainingMethod
+from moe_lab.methods.method import Context, TrainingMethod, refuse
 from moe_lab.methods.trained import Trained
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.hub import Upload
@@ -125,31 +125,30 @@ class FinetuneFreeze(TrainingMethod):
             parameter_groups(model)["shared_experts"],
             hasattr(model, "router_aux_loss_coef"),
         )
-        refused = {
-            "DeepSpeed cannot keep its optimizer from one phase to the next. Use method.schedule=none, router or "
-            "experts, or conf/accelerate/fsdp.yaml, which splits the model, too, and supports all schedules.": (
-                deepspeed and len(own.recipe().phases) > 1
-            ),
-            f"method.routing_noise needs routers of single tokens: {facts.fixed_routing}. Leave it out.": (
-                own.routing_noise and facts.fixed_routing
-            ),
-            f"method.activation_checkpointing=true: {of_type} no checkpointing in transformers. Leave it out.": (
-                own.activation_checkpointing and not model.supports_gradient_checkpointing
-            ),
-            f"method.optimizer={EIGHT_BIT} trains in one process: others would round their weights differently. "
-            "Use method.optimizer=adamw_torch with several processes.": (
-                own.optimizer == EIGHT_BIT and num_processes() > 1
-            ),
-            f"method.freeze_shared_experts=true: {of_type} no shared experts. Leave it out.": (
-                own.freeze_shared_experts and not shared
-            ),
-            f"method.router_aux_loss_coef: {of_type} no auxiliary loss in transformers. Leave it out.": (
-                own.router_aux_loss_coef and not router_loss
-            ),
-        }
-        for message, is_wrong in refused.items():
-            if is_wrong:
-                raise ConfigError(message)
+        refuse(
+            {
+                "DeepSpeed cannot keep its optimizer from one phase to the next. Use method.schedule=none, router or "
+                "experts, or conf/accelerate/fsdp.yaml, which splits the model, too, and supports all schedules.": (
+                    deepspeed and len(own.recipe().phases) > 1
+                ),
+                f"method.routing_noise needs routers of single tokens: {facts.fixed_routing}. Leave it out.": (
+                    own.routing_noise and facts.fixed_routing
+                ),
+                f"method.activation_checkpointing=true: {of_type} no checkpointing in transformers. Leave it out.": (
+                    own.activation_checkpointing and not model.supports_gradient_checkpointing
+                ),
+                f"method.optimizer={EIGHT_BIT} trains in one process: others would round their weights differently. "
+                "Use method.optimizer=adamw_torch with several processes.": (
+                    own.optimizer == EIGHT_BIT and num_processes() > 1
+                ),
+                f"method.freeze_shared_experts=true: {of_type} no shared experts. Leave it out.": (
+                    own.freeze_shared_experts and not shared
+                ),
+                f"method.router_aux_loss_coef: {of_type} no auxiliary loss in transformers. Leave it out.": (
+                    own.router_aux_loss_coef and not router_loss
+                ),
+            }
+        )
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         if self.config.optimizer == EIGHT_BIT and find_spec("torchao") is None:

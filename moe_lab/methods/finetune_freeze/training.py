@@ -91,23 +91,22 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
     """
     recipe, config = training.recipe, training.config
     groups = None if model is None else trainable(parameter_groups(model))
-    checkpoint, state = last_checkpoint(training.checkpoints), None
-    if checkpoint is None or not is_done(training, checkpoint):
+    checkpoint = last_checkpoint(training.checkpoints)
+    state = None if checkpoint is None else state_of(checkpoint)
+    was_done = state is not None and is_done(training, state)
+    if state is None or not was_done:
         state = run_on_all_ranks(partial(train_on_rank, training, model))
         gc.collect()  # the Trainer, with its model, is in reference cycles
-        checkpoint = last_checkpoint(training.checkpoints)
-    is_current, state = state is not None and model is not None, state or state_of(checkpoint)
     kept = state.best_global_step or state.global_step
     place = training.checkpoints / f"checkpoint-{kept}"
     if model is None and recipe.lora is None:
         model = own_checkpoint(place)
-    elif not is_current or kept != state.global_step:
+    elif model is None or was_done or kept != state.global_step:
         model = load_to_train(training).model if model is None else model
         load_checkpoint(model, place)
     groups = groups or trainable(parameter_groups(model))
-    model.config.use_cache = load_config(
-        config.model, offline=config.offline
-    ).use_cache  # the Trainer turns it off
+    # the Trainer turns it off
+    model.config.use_cache = load_config(config.model, offline=config.offline).use_cache
 
     lines = [line for line in state.log_history if "loss" in line]
     losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
@@ -157,9 +156,9 @@ def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
     return replace(loaded, model=with_lora(loaded.model, lora, config, loaded.facts.commit))
 
 
-def is_done(training: Training, checkpoint: Path) -> bool:
-    """Whether the training ends at this checkpoint, or stopped early."""
-    recipe, state = training.recipe, state_of(checkpoint)
+def is_done(training: Training, state: TrainerState) -> bool:
+    """Whether the training ends in this state, or stopped early."""
+    recipe = training.recipe
     if state.global_step >= recipe.steps(len(training.rows)):
         return True
     patience = recipe.early_stop_patience
@@ -223,7 +222,7 @@ def train(
     )
     start = time.perf_counter()
     loaded, profile = load_to_train(training) if num_processes() == 1 else None, {}
-    if recipe.partners is not None:  # in one process
+    if recipe.partners is not None and loaded is not None:  # `check_constraint` refuses several processes
         profile = write_profile(folder, config, prepared.data, loaded)
         training = replace(training, allowed_LEE=partners_in(folder, recipe.partners))
     model, course = finetune(training, loaded and loaded.model)

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.method import Context, TrainingMethod
+from moe_lab.methods.method import Context, TrainingMethod, refuse
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture, with_design
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.identity import decisive_versions
@@ -73,7 +72,22 @@ class Pretrain(TrainingMethod):
         from moe_lab.models.designs.configuration import UNITS
         from moe_lab.models.designs.units import require_units
 
-        self._check(config, facts)
+        self.check_training(config, facts)
+        passes, processes = self.config.gradient_accumulation, num_processes()
+        refuse(
+            {
+                f"seed={config.seed}: numpy takes seeds below 2^32. Use a smaller one.": config.seed >= 2**32,
+                "model.experts_per_token has no effect on a design. Use method.experts_per_token, or evaluate the "
+                "trained model with method=base.": config.model.experts_per_token is not None,
+                "model.peft: method=pretrain begins with random weights. Leave it out.": (
+                    config.model.peft is not None
+                ),
+                "method=pretrain splits rows over processes, not the model: use torchrun without FSDP.": sharded(),
+                f"method.gradient_accumulation={passes} is not divisible by {processes} processes. Use a multiple.": (
+                    passes % processes
+                ),
+            }
+        )
         corpus, tokenizer = self._data(config)
         if self.config.router in UNITS:
             require_units(tokenizer, self.config.router)
@@ -92,27 +106,6 @@ class Pretrain(TrainingMethod):
             corpus = read_corpus(config, self.config.dataset, self.config.dataset_size)
             self._read = corpus, tokenizer_of(config, corpus)
         return self._read
-
-    def _check(self, config: RunConfig, facts: ModelFacts) -> None:
-        self.check_training(config, facts)
-        if config.seed >= 2**32:
-            raise ConfigError(f"seed={config.seed}: numpy takes seeds below 2^32. Use a smaller one.")
-        if config.model.experts_per_token is not None:
-            raise ConfigError(
-                "model.experts_per_token has no effect on a design. Use method.experts_per_token, or evaluate the "
-                "trained model with method=base."
-            )
-        if config.model.peft is not None:
-            raise ConfigError("model.peft: method=pretrain begins with random weights. Leave it out.")
-        if sharded():
-            raise ConfigError(
-                "method=pretrain splits rows over processes, not the model: use torchrun without FSDP."
-            )
-        if self.config.gradient_accumulation % num_processes():
-            raise ConfigError(
-                f"method.gradient_accumulation={self.config.gradient_accumulation} is not divisible by "
-                f"{num_processes()} processes. Use a multiple."
-            )
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         """The trained model has its own tokenizer."""

@@ -7,7 +7,7 @@ import pytest
 
 import moe_lab.models
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.errors import ConfigError, RunHeldError
+from moe_lab.errors import ConfigError
 from moe_lab.methods.pretrain_tiny import PretrainTiny
 
 RECIPE = {
@@ -111,17 +111,6 @@ def test_a_finished_training_is_returned_and_other_recipes_get_other_folders(
     monkeypatch.setattr(training, "MoeTrainer", None)
     assert train(architecture, tmp_path) == first
     assert train(architecture, tmp_path, save_steps=5) == first
-
-
-def test_a_training_held_by_another_process_is_refused(architecture, tmp_path):
-    from filelock import FileLock
-
-    folder = train(architecture, tmp_path)
-    with FileLock(folder / ".lock", timeout=0):
-        assert train(architecture, tmp_path) == folder, "a finished one needs no lock"
-        (folder / "training.json").unlink()
-        with pytest.raises(RunHeldError, match="held"):
-            train(architecture, tmp_path)
 
 
 @pytest.mark.parametrize(

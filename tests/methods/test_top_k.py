@@ -12,20 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
 from moe_lab.methods.expert_counts import TopK
-from moe_lab.models.facts import ModelFacts
 from moe_lab.routing import find_routers
-from tests.support import rounding
 from tests.support.models import small_model
-from tests.support.opened_methods import answered, facts_of, opened
+from tests.support.opened_methods import facts_of, opened
 from tests.support.roe_reference import in_float64
-
-FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek_v3")
-PAIRS = [("three pens", " and"), ("three pens", " 7"), ("a", " b")]
-STEPS = 3
-PROMPTS = [(prompt, {"max_gen_toks": STEPS, "until": []}) for prompt in ("three pens", "a", "one")]
+from tests.support.routed_by_hand import FACTS, FAMILIES, base_answers, both_answers, check_answers
 
 
 def top_k(**keys: Any) -> TopK:
@@ -40,46 +33,27 @@ def slow(model: Any, k: int) -> Any:
     return double
 
 
-def log_probs(model64: Any, ids: list[int]) -> Any:
-    with torch.no_grad():
-        return model64(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
-
-
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_the_model_with_another_top_k(family: str, k: int, tokenizer: Any) -> None:
     model = small_model(family)
     double = slow(model, k)
+
+    def log_probs(ids: list[int]) -> Any:
+        with torch.no_grad():
+            return double(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
+
     with opened(top_k(k=k), model, tokenizer) as lm:
-        expected = []
-        for pair in PAIRS:
-            context, answer = map(list, lm.encode_pair(*pair))
-            probs, target = log_probs(double, context + answer)[len(context) - 1 : -1], torch.tensor(answer)
-            expected.append(float(probs.gather(1, target[:, None]).sum()))
-        found = answered(lm, "loglikelihood", PAIRS)
-        assert [value for value, _ in found] == rounding.approx(expected, 4)
-        for text, (prompt, _) in zip(answered(lm, "generate_until", PROMPTS), PROMPTS, strict=True):
-            start = list(lm.tok_encode(prompt))
-            ids = list(start)
-            while len(ids) < len(start) + STEPS and ids[-1] != model.config.eos_token_id:
-                ids.append(int(log_probs(double, ids)[-1].argmax()))
-            assert text == lm.tok_decode(ids[len(start) :])
+        check_answers(lm, log_probs, model.config.eos_token_id)
         assert lm.cost["chosen_experts"] == k * lm.cost["routing_decisions"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_models_own_number_is_the_base_model_bit_for_bit(family: str, tokenizer: Any) -> None:
     model = small_model(family)
-    base = EngineLM(model, tokenizer, progress=False)
-    expected = [answered(base, "loglikelihood", PAIRS), answered(base, "generate_until", PROMPTS)]
+    expected = base_answers(model, tokenizer)
     with opened(top_k(k=2), model, tokenizer) as lm:
-        assert [answered(lm, "loglikelihood", PAIRS), answered(lm, "generate_until", PROMPTS)] == expected
-
-
-FACTS = ModelFacts(
-    name="x", path=None, revision=None, commit=None, family="olmoe", dtype="float32", moe_layers=4, experts=6, top_k=2,
-    max_length=512,
-)  # fmt: skip
+        assert both_answers(lm) == expected
 
 
 def test_the_grid_begins_with_the_base_model() -> None:

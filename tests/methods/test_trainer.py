@@ -13,7 +13,6 @@ from torch import nn
 from transformers import TrainingArguments
 
 from moe_lab.errors import TrainingError
-from moe_lab.methods.trained import COMPLETE
 from moe_lab.methods.trainer import MoeTrainer
 
 
@@ -93,15 +92,3 @@ def test_a_gradient_that_is_no_number_stops_too(bad, tmp_path):
     with pytest.raises(TrainingError, match=f"The gradient of training step 2 is {bad}"):
         trainer.train()
     assert model.weight.isfinite().all()
-
-
-def test_it_promises_a_checkpoint_only_where_a_whole_one_is(tmp_path):
-    place = tmp_path / "checkpoint-1"
-    place.mkdir()
-    for whole in (False, True):
-        if whole:
-            (place / COMPLETE).touch()
-        trainer, _ = train(tmp_path, factors=[math.nan] * 6)
-        with pytest.raises(TrainingError) as stop:
-            trainer.train()
-        assert ("The last checkpoint is kept." in str(stop.value)) == whole

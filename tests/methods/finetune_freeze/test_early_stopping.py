@@ -19,7 +19,7 @@ from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.trainer import AtEpochEnds, stopped
 from moe_lab.methods.tokenized import Pad
 from tests.support.models import small_model
-from tests.support.trainings import rows, train
+from tests.support.trainings import assert_same, interrupted, rows, train
 
 SETTINGS = {"count": 6, "held_out": 5, "epochs": 4, "learning_rate": 1e-3}
 RISING = {**SETTINGS, "epochs": 6, "learning_rate": 0.02, "early_stop_patience": 2}
@@ -47,8 +47,7 @@ def test_measuring_does_not_change_the_training(tmp_path):
     one, other = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     train(one, tmp_path / "one", **SETTINGS)
     train(other, tmp_path / "other", **SETTINGS | {"held_out": 0})
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_same(one, other)
 
 
 def test_patience():
@@ -74,8 +73,7 @@ def test_it_stops_early_with_the_best_epochs_weights(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer_module.Freezing, "on_step_end", stop, raising=False)
         train(best, tmp_path / "best", **whole)
-    for a, b in zip(model.parameters(), best.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_same(model, best)
 
 
 RESUMED = {**RISING, "save_steps": 2, "schedule": "none-router"}
@@ -90,27 +88,17 @@ def unbroken(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", (1, 3, 4, 8))
-def test_a_resumed_training_stops_at_the_same_epoch(last, unbroken, tmp_path, monkeypatch):
+def test_a_resumed_training_stops_at_the_same_epoch(last, unbroken, tmp_path):
     resumed, settings = deepcopy(small_model("olmoe")), RESUMED
     whole, told = unbroken
     assert told["validation"]["losses"][-1]["step"] == 9
-    check = trainer_module.FreezeTrainer._check
-
-    def fail(self, value, what, step):
-        check(self, value, what, step)
-        if self.state.global_step == last:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer_module.FreezeTrainer, "_check", fail)
+    with interrupted(last):
         train(deepcopy(small_model("olmoe")), tmp_path / "cut", **settings)
     assert train(resumed, tmp_path / "cut", **settings) == told
-    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_same(whole, resumed)
     again = deepcopy(small_model("olmoe"))
     assert train(again, tmp_path / "cut", **settings) == told, "done, but not written: nothing is trained"
-    for a, b in zip(whole.parameters(), again.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_same(whole, again)
 
 
 def test_the_last_conversations_of_a_list_are_held_out_and_toy_has_others(tmp_path):

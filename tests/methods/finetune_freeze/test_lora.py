@@ -7,7 +7,6 @@ silence, a resume that ends in another adapter, an adapter that peft and transfo
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import asdict
 from pathlib import Path
 
 import peft
@@ -18,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import trainer as shared
-from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
 from moe_lab.methods.finetune_freeze.lora import (
     empty_to_train,
@@ -34,7 +32,7 @@ from moe_lab.models.load import load_model
 from tests.support import rounding
 from tests.support.models import make_model, make_tokenizer, small_model
 from tests.support.tiers import by_family
-from tests.support.trainings import train
+from tests.support.trainings import assert_same, interrupted, train
 from tests.support.two_processes import SETTINGS, by_two
 
 TOKENS = torch.arange(10, 22)[None]
@@ -130,25 +128,17 @@ def undisturbed(folder, tmp_path_factory) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("last", (2, pytest.param(4, marks=pytest.mark.slow)))
-def test_a_resumed_training_ends_in_the_same_bytes(last, undisturbed, folder, tmp_path, monkeypatch):
+def test_a_resumed_training_ends_in_the_same_bytes(last, undisturbed, folder, tmp_path):
     """With dropout, whose random numbers go on where they were."""
     lora = DROPOUT["lora"]
-    check = trainer_module.FreezeTrainer._check
-
-    def fail(self, value, what, step):
-        check(self, value, what, step)
-        if self.state.global_step == last + 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer_module.FreezeTrainer, "_check", fail)
+    with interrupted(last + 1):
         train(adapted(folder, lora), tmp_path / "cut", **DROPOUT)
     kept = shared.last_checkpoint(tmp_path / "cut" / "checkpoints")
     assert kept.name == f"checkpoint-{last}"
     assert (kept / "adapter_model.safetensors").is_file() and not (kept / "model.safetensors").exists()
     resumed = adapted(folder, lora)
     train(resumed, tmp_path / "cut", **DROPOUT)
-    assert all(torch.equal(undisturbed[name], own) for name, own in adapter_of(resumed).items())
+    assert_same(undisturbed, adapter_of(resumed))
 
 
 def test_the_best_epoch_is_kept(folder, tmp_path):
@@ -195,11 +185,6 @@ def test_a_model_in_bfloat16_has_a_float32_adapter(folder, tmp_path):
     merged = load_model(config, dtype="bfloat16", device="cpu", offline=True).model
     difference = merged(TOKENS).logits - model.eval()(TOKENS).logits
     assert difference.abs().max() < 0.1, "merging rounds to bfloat16"
-
-
-def test_an_adapter_is_part_of_the_identity():
-    assert FinetuneConfig().recipe().identity()["lora"] is None
-    assert FinetuneConfig(lora=Lora(r=4)).recipe().identity()["lora"] == asdict(Lora(r=4))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ changed base model, a request that is refused only after weights were loaded.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import peft
 import pytest
@@ -23,6 +22,7 @@ from moe_lab.models.source import TINY
 from moe_lab.results.model import RunResult
 from tests.support.adapters import make_adapter
 from tests.support.command import run_command
+from tests.support.ended import block_of, samples_of
 from tests.support.ranks import fork_ranks
 
 SHORT = ["task=toy_choice", "limit=3", "method.max_steps=4", "method.learning_rate=0.01"]
@@ -31,16 +31,6 @@ SHORT += ["method.validation_size=2", "method.lora.r=4"]
 
 def command(capsys, folder, *keys):
     return run_command(capsys, "method=finetune-freeze", f"output_dir={folder}", *keys)
-
-
-def block_of(ended) -> dict:
-    assert ended.code == 0, ended.err
-    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
-
-
-def samples_of(folder: Path, run_id: str) -> list[dict]:
-    [samples] = folder.glob(f"runs/*{run_id[:8]}/samples_*.jsonl")
-    return [json.loads(line) for line in samples.read_text().splitlines()]
 
 
 def log_likelihood(model, tokenizer, context: str, continuation: str) -> float:
@@ -72,7 +62,7 @@ def test_it_trains_an_adapter_saves_evaluates_and_compares(tmp_path, capsys, mon
     base = AutoModelForCausalLM.from_pretrained(config["base_model_name_or_path"], dtype=torch.float32)
     model = peft.PeftModel.from_pretrained(base, folder / "adapter").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "adapter")
-    found = samples_of(tmp_path, block["run_id"])
+    found = samples_of(tmp_path, run_id=block["run_id"])
     for sample in found:
         for arguments, [[answer, _]] in zip(sample["arguments"].values(), sample["resps"], strict=True):
             context, continuation = arguments["arg_0"], arguments["arg_1"]
@@ -81,7 +71,7 @@ def test_it_trains_an_adapter_saves_evaluates_and_compares(tmp_path, capsys, mon
 
     keys = [f"model.peft={folder / 'adapter'}", f"output_dir={tmp_path / 'plain'}", *SHORT[:2]]
     again = run_command(capsys, "method=base", *keys)
-    [plain] = (samples_of(tmp_path / "plain", block_of(again)["run_id"]),)
+    [plain] = (samples_of(tmp_path / "plain", run_id=block_of(again)["run_id"]),)
     assert [each["resps"] for each in plain] == [each["resps"] for each in found], "as any other adapter"
 
     monkeypatch.setattr(training, "train", None)
@@ -108,7 +98,6 @@ def test_an_adapter_is_trained_and_evaluated_under_a_constraint(tmp_path, capsys
         (["method.lora.r=4", "method.freeze_shared_experts=true"], "freeze_shared_experts=true"),
         (["method.lora.alpha=16"], "Did you mean 'method.lora.lora_alpha'"),
         (["method.lora.r=four"], "method.lora.r=four: expected"),
-        (["method.lora.lora_alpha=16"], "has no effect without a rank"),
         (["method.lora.r=4", "method.lora.target_modules=[c_attn]"], "the model has no c_attn"),
         (["method.lora.r=4", "model.peft=nowhere/else/adapter"], "There is no folder nowhere/else/adapter"),
     ],

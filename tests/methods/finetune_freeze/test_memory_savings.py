@@ -18,7 +18,7 @@ from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, SCHEDULES
 from moe_lab.methods.finetune_freeze.trainer import Freezing
 from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family
-from tests.support.trainings import train
+from tests.support.trainings import assert_same, train
 
 SETTINGS = {
     "plain": {},
@@ -40,8 +40,7 @@ def test_activation_checkpointing_trains_the_same_weights(family, dtype, setting
         train(model, tmp_path / str(checkpointing), count=8, **options, **settings)
         assert model.is_gradient_checkpointing is checkpointing
         trained.append(model.state_dict())
-    one, other = trained
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_same(*trained)
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_8_bit_adamw_continues_as_if_it_was_not_stopped(eight_bit, tmp_path):
     torch.manual_seed(5)
     train(resumed, folder, **settings)
     assert json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"] == 6
-    assert all(torch.equal(*each) for each in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert_same(whole, resumed)
 
 
 def test_the_bytes_of_8_bit_adamw_are_those_that_are_reported(eight_bit, tmp_path):

@@ -24,6 +24,7 @@ from moe_lab.models.source import TINY
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
 from tests.support.designs import design
+from tests.support.ended import answers, block_of
 from tests.support.models import make_model, make_tokenizer, small_model
 
 SHORT = ["task=toy_choice", "limit=3", "method.max_steps=4", "method.learning_rate=0.01"]
@@ -32,16 +33,6 @@ SHORT += ["method.validation_size=2"]
 
 def command(capsys, folder, *keys):
     return run_command(capsys, "method=finetune-freeze", f"output_dir={folder}", *keys)
-
-
-def block_of(ended) -> dict:
-    assert ended.code == 0, ended.err
-    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
-
-
-def answers(folder: Path, method: str, run_id: str = "") -> list:
-    [samples] = folder.glob(f"runs/*-{method}-*{run_id[:8]}/samples_*.jsonl")
-    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
 
 
 def test_a_model_without_shared_experts_has_none_to_freeze(tmp_path, capsys):
@@ -254,7 +245,8 @@ def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
 @pytest.mark.parametrize(
     "keys, told",
     [
-        (["method.schedule=gates"], "method.schedule=gates is unknown"),
+        (["method.schedule=none-routers"], "method.schedule=none-routers is unknown"),
+        (["method.schedule=none-routers"], "Did you mean 'none-router'"),
         (["method.phases=[{frozen:[router],until:0.4}]"], "end at 0.4"),
         (["method.phases=[{frozen:[gate],until:1}]"], "gate: expected router | experts"),
         (["method.schedule=none-router", "method.max_steps=1"], "phase 1 has no step"),

@@ -25,7 +25,7 @@ from moe_lab.methods.trainer import LOSS, RoutingNoise
 from tests.support.designs import design
 from tests.support.models import small_model
 from tests.support.tiers import first_fast
-from tests.support.trainings import rows, train
+from tests.support.trainings import assert_same, interrupted, rows, train
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
 PHASES = [
@@ -284,26 +284,17 @@ def unbroken(tmp_path_factory):
 
 @pytest.mark.parametrize("last", (2, 4))
 @pytest.mark.parametrize("family", first_fast(("olmoe", "mixtral", "deepseek")))
-def test_a_resumed_training_ends_in_the_same_bytes(family, last, unbroken, tmp_path, monkeypatch, capsys):
+def test_a_resumed_training_ends_in_the_same_bytes(family, last, unbroken, tmp_path, capsys):
     """The switch is at step 3: it was interrupted in one phase or in the other."""
     settings, whole = RESUMED, unbroken(family, **RESUMED)
-    check = trainer_module.FreezeTrainer._check
-
-    def fail(self, value, what, step):
-        check(self, value, what, step)
-        if self.state.global_step == last + 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer_module.FreezeTrainer, "_check", fail)
+    with interrupted(last + 1):
         train(deepcopy(small_model(family)), tmp_path / "cut", **settings)
     assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == f"checkpoint-{last}"
     resumed = deepcopy(small_model(family))
     capsys.readouterr()
     train(resumed, tmp_path / "cut", **settings)
     assert f"cut: training, continuing at step {last} of 6\n" in capsys.readouterr().err
-    for (name, one), other in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
-        assert same_bytes(one, other), name
+    assert_same(whole, resumed)
 
 
 def train_until(folder, last) -> None:
@@ -338,8 +329,7 @@ def test_killed_at_both_sides_of_the_boundary_it_ends_in_the_same_bytes(tmp_path
         assert run(tmp_path / "killed", last) == -signal.SIGKILL
     assert run(tmp_path / "killed", -1) == 0
     whole, killed = (torch.load(tmp_path / name / "weights.pt") for name in ("whole", "killed"))
-    for name, tensor in whole.items():
-        assert same_bytes(tensor, killed[name]), name
+    assert_same(whole, killed)
 
 
 @pytest.mark.parametrize("what", ("loss", "gradient"))
@@ -396,8 +386,7 @@ def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(unbroken, tmp_path, 
         train(deepcopy(small_model("olmoe")), tmp_path / "cut", **settings)
     assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == "checkpoint-2"
     train(resumed, tmp_path / "cut", **settings)
-    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_same(whole, resumed)
 
 
 def test_a_training_that_was_done_but_not_written_ends_at_once(tmp_path):
@@ -405,5 +394,4 @@ def test_a_training_that_was_done_but_not_written_ends_at_once(tmp_path):
     first, again = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     told = train(first, tmp_path, **settings)
     assert train(again, tmp_path, **settings) == told
-    for one, other in zip(first.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_same(first, again)

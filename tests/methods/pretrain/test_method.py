@@ -21,6 +21,7 @@ from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.trained import COMPLETE
 from moe_lab.runs.prepare import prepare
 from tests.support.command import Ended, run_command
+from tests.support.ended import answers, block_of
 from tests.support.models import make_tokenizer, small_config
 from tests.support.pretrainings import SMALL, design
 from tests.support.runs import facts
@@ -39,16 +40,6 @@ def command(capsys, folder, *keys):
         *SHORT,
         *(key for key in keys if key != "-m"),
     )
-
-
-def block_of(ended) -> dict:
-    assert ended.code == 0, ended.err
-    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
-
-
-def answers(folder: Path, method: str) -> list:
-    [samples] = folder.glob(f"runs/*-{method}-*/samples_*.jsonl")
-    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -169,21 +160,13 @@ def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
 @pytest.mark.parametrize(
     "keys, told",
     [
-        (
-            ["method.experts=2", "method.experts_per_token=4"],
-            "method.experts=2 is fewer than method.experts_per_token=4",
-        ),
         (["method.experts_per_token=3"], "is not divisible by the 3 experts"),
         (["method.router=tokens"], "method.router"),
         (["method.backbone=mixtral"], "method.backbone"),
-        (["method.router=expert", "method.capacity_factor=0.1"], "an expert would take"),
-        (["method.router=sentence", "method.routing_noise=1"], "routing_noise needs method.router=token"),
         (["method.dataset=pile"], "method.dataset=pile is unknown"),
         (["method.dataset=minipile", "offline=true"], "JeanKaddour/minipile"),
         (["method.dataset={tmp}/none.txt"], "there is no file"),
         (["method.dataset={tmp}/empty.txt"], "has no text"),
-        (["method.dataset={tmp}/binary.txt"], "cannot be read"),
-        (["method.dataset={tmp}/rows.jsonl"], "line 1: no text. A row needs a column `text`"),
         (["method.gradient_acumulation=2"], "Did you mean"),
         (["dtype=float16"], "float16 overflows"),
         (["model.experts_per_token=4"], "Use method.experts_per_token"),
@@ -194,8 +177,6 @@ def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
 def test_a_wrong_request_ends_with_2_before_anything_is_trained(keys, told, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(training, "train", None)
     (tmp_path / "empty.txt").write_text("\n \n")
-    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
-    (tmp_path / "rows.jsonl").write_text('{"content": "a"}\n')
     ended = command(capsys, tmp_path / "out", *TASK, *(key.format(tmp=tmp_path) for key in keys))
     assert ended.code == 2 and told in ended.err, ended.err
     assert not (tmp_path / "out" / "models").exists()
@@ -276,17 +257,13 @@ def test_the_weights_of_model_are_not_needed(tmp_path):
     assert run.facts.family == "olmoe" and run.method.training_left(run.config, run.facts)
 
 
-KEYS = ["method=pretrain", "device=cpu", *(f"method.{key}={value}" for key, value in SMALL.items())]
-
-
 def run_small(capsys, folder: Path, *keys: str) -> Ended:
-    return run_command(capsys, *KEYS, "task=toy_choice", "limit=4", f"output_dir={folder}", *keys)
+    return command(capsys, folder, *TASK, *keys)
 
 
-def name_of(folder: Path, seed: int = 0, model: ModelConfig | None = None, **keys) -> str:
+def name_of(folder: Path, **settings) -> str:
     """The folder of the model that would be trained."""
-    config = Config(method=design(**keys), output_dir=str(folder), seed=seed, model=model or ModelConfig())
-    [name] = Pretrain(config.method).training_left(config, facts())
+    [name] = left(folder, **settings)
     return name
 
 

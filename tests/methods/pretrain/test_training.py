@@ -44,6 +44,7 @@ from tests.support.pretrainings import design, rows, training_of
 from tests.support.ranks import fork_ranks
 from tests.support.routed_designs import made
 from tests.support.tiers import first_fast
+from tests.support.trainings import assert_same, interrupted
 
 NOISE = {"routing_noise": 1.5, "routing_noise_schedule": "linear"}
 NOISY = NOISE | {"device_loss": 0.1}
@@ -65,35 +66,16 @@ WEIGHTS = (7102.1237, 0.00417524, -0.00018160, -0.0107005)
 """The sum of their sizes, and the first three."""
 
 
-def interrupted(training, step: int, monkeypatch) -> None:
-    """Train up to the gradient of a step."""
-    check = PretrainTrainer._check
-
-    def fail(self, value, what, at):
-        check(self, value, what, at)
-        if (what, at) == ("gradient", step):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(PretrainTrainer, "_check", fail)
-        train(training)
-
-
-def assert_same(one: dict, other: dict) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert value.numpy().tobytes() == other[name].numpy().tobytes(), name
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", first_fast(("bias", "olmoe", "word-hash", "word"), 2))
-def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path, monkeypatch):
+def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path):
     """Weights and log, with noise; it was stopped in the step after a checkpoint, and in the next one."""
     settings = KINDS[kind] | SAVED
     whole = train(training_of(tmp_path / "whole", **settings))
     cut = training_of(tmp_path / "cut", **settings)
     for step in (3, 4):
-        interrupted(cut, step, monkeypatch)
+        with interrupted(step - 1, "gradient"):
+            train(cut)
         assert last_checkpoint(cut.folder / "checkpoints").name == "checkpoint-2"
     resumed = train(cut)
     assert_same(whole.model.state_dict(), resumed.model.state_dict())
@@ -101,10 +83,11 @@ def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path, monkeypatch):
     assert logs[0] == logs[1] and logs[0].count('"loss"') == 3
 
 
-def test_the_speed_is_that_of_the_last_session(tmp_path, monkeypatch, capsys):
+def test_the_speed_is_that_of_the_last_session(tmp_path, capsys):
     """Broken by tokens of an earlier session in its time."""
     cut = training_of(tmp_path, **SAVED | {"save_steps": 3})
-    interrupted(cut, 4, monkeypatch)
+    with interrupted(3, "gradient"):
+        train(cut)
     session = train_together(cut)[1]["last_session"]
     assert f"{cut.folder.name}: training, continuing at step 3 of 5\n" in capsys.readouterr().err
     assert session["tokens_per_second"] * session["seconds"] == pytest.approx(2 * 2 * 2 * 12)

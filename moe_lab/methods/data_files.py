@@ -59,28 +59,24 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
         files = (path for path in folder.rglob("*") if path.is_file())
         here = [path.relative_to(folder).as_posix() for path in files]
         there = here if only else HfApi().list_repo_files(id, repo_type="dataset", revision=commit)
-        names = _train_split(there, id, key)
+        matches = [match for name in sorted(there) if (match := TRAIN.fullmatch(name))]
+        folders = sorted({match["folder"] or "./" for match in matches})
+        parts = int(matches[0]["parts"] or len(matches)) if matches else 0
+        if len(folders) != 1 or len(matches) != parts:
+            if not matches:
+                has = "no file of a train split (train.jsonl, data/train-00000-of-00001.parquet)"
+            elif len(folders) > 1:
+                has = f"several train splits, in {', '.join(folders)}"
+            else:
+                has = f"a train split of {parts} files, of which {len(matches)} are here"
+            raise TaskError(f"The data set {id} has {has}. Give a file of your own: {key}=<file>.jsonl")
+        names = [match[0] for match in matches]
         fetch(id, "dataset", commit, tuple(map(escape, names)), only)
     except MoeLabError:
         raise
     except Exception as error:
         raise TaskError(explain(error, id, "data set")) from error
     return [folder / name for name in names], commit
-
-
-def _train_split(names: list[str], id: str, key: str) -> list[str]:
-    matches = [match for name in sorted(names) if (match := TRAIN.fullmatch(name))]
-    folders = sorted({match["folder"] or "./" for match in matches})
-    parts = int(matches[0]["parts"] or len(matches)) if matches else 0
-    if len(folders) == 1 and len(matches) == parts:
-        return [match[0] for match in matches]
-    if not matches:
-        has = "no file of a train split (train.jsonl, data/train-00000-of-00001.parquet)"
-    elif len(folders) > 1:
-        has = f"several train splits, in {', '.join(folders)}"
-    else:
-        has = f"a train split of {parts} files, of which {len(matches)} are here"
-    raise TaskError(f"The data set {id} has {has}. Give a file of your own: {key}=<file>.jsonl")
 
 
 def data_files(

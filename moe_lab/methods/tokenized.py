@@ -93,8 +93,18 @@ def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
     Some templates format earlier turns differently from the last one, for example without their reasoning. Then the
     text of the first turns is no prefix of the whole text, and the conversation is left out.
     """
-    rendered = [_answers(tokenizer, conversation) for conversation in conversations]
-    located = [(text, spans) for text, spans in rendered if spans is not None]
+    located = []
+    for conversation in conversations:
+        text, spans = _render(tokenizer, conversation, False), []
+        for number, message in enumerate(conversation):
+            if message["role"] == "assistant":
+                before = _render(tokenizer, conversation[:number], True)
+                through = _render(tokenizer, conversation[: number + 1], False).rstrip()
+                if not (text.startswith(before) and text.startswith(through)):
+                    break
+                spans.append((len(before), len(through)))
+        else:
+            located.append((text, spans))
     if not located:
         return []
     encoded = tokenizer(
@@ -108,19 +118,6 @@ def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
             learned |= (starts < last) & (first < ends)
         rows.append(Row(ids, np.where(learned, ids, NO_LOSS).tolist()))
     return rows
-
-
-def _answers(tokenizer: Any, conversation: Conversation) -> tuple[str, list[tuple[int, int]] | None]:
-    """The conversation as text, and the [start, end) of each answer in it; None if they cannot be located."""
-    text, spans = _render(tokenizer, conversation, False), []
-    for number, message in enumerate(conversation):
-        if message["role"] == "assistant":
-            before = _render(tokenizer, conversation[:number], True)
-            through = _render(tokenizer, conversation[: number + 1], False).rstrip()
-            if not (text.startswith(before) and text.startswith(through)):
-                return text, None
-            spans.append((len(before), len(through)))
-    return text, spans
 
 
 def _render(tokenizer: Any, conversation: Conversation, prompt: bool) -> str:

@@ -140,7 +140,7 @@ class C3PO(Method):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[C3POLM]:
-        from moe_lab.methods.c3po.engine import C3POLM, Trace
+        from moe_lab.methods.c3po.engine import C3POLM, TRACES
         from moe_lab.methods.references.reference_set import load_or_build
 
         config, references, gold_of, info = context.config, None, None, {}
@@ -150,7 +150,7 @@ class C3PO(Method):
             references = load_or_build(config, self.config, model, base_lm(model, config))
             info = {"reference": references.counts}
         layers = named_layers(self.config.layers, model.facts.moe_layers)
-        trace = Trace(context.folder) if self.config.trace and context.folder else None
+        trace = context.folder / TRACES if self.config.trace and context.folder else None
         lm = C3POLM(model, config, self.config, layers, references, gold_of, trace)
         lm.session_info = info
         yield lm

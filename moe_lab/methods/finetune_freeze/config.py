@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from moe_lab.config.validators import above_zero, at_least, coerce, did_you_mean, one_of
 from moe_lab.errors import ConfigError
@@ -13,16 +13,12 @@ from moe_lab.methods.data_files import TOY_SIZES
 from moe_lab.methods.method import Method, refuse
 from moe_lab.models.distributed import num_processes
 
-SCHEDULES: dict[str, tuple[Any, ...]] = {
-    "none": ("none",),
-    "router": ("router",),
-    "experts": ("experts",),
-    "none-router": ("none", "router"),
-    "none-experts": ("none", "experts"),
-    "router-none": ("router", "none"),
-    "router-experts": ("router", "experts"),
-    "experts-none": ("experts", "none"),
-    "experts-router": ("experts", "router"),
+SCHEDULES = {
+    name: tuple(name.split("-"))
+    for name in (
+        *("none", "router", "experts", "none-router", "none-experts"),
+        *("router-none", "router-experts", "experts-none", "experts-router"),
+    )
 }
 """The paper's nine pairs: the group frozen in the first and in the second half, or in the whole training."""
 AT_LEAST = {
@@ -52,11 +48,15 @@ STEP_SIZE = 4
 are short, all in one pass."""
 
 
+Frozen = tuple[Literal["router", "experts", "shared_experts"], ...]
+"""Groups of parameters that are not trained."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of a training, up to the share `until` of its optimizer steps."""
 
-    frozen: tuple[Literal["router", "experts", "shared_experts"], ...] = ()
+    frozen: Frozen = ()
     until: float = 1.0
     lr: float | None = None
     """Peak learning rate in this phase, instead of the recipe's."""
@@ -94,7 +94,7 @@ def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
         )
     parts = SCHEDULES[schedule]
     return tuple(
-        Phase(frozen=() if part == "none" else (part,), until=(number + 1) / len(parts))
+        Phase(frozen=cast(Frozen, () if part == "none" else (part,)), until=(number + 1) / len(parts))
         for number, part in enumerate(parts)
     )
 

@@ -185,7 +185,15 @@ class Pretrain(TrainingMethod):
         loss = f"{held_out.loss:.4f}{bounds_text(held_out.interval)} per token, {held_out.rows} rows"
         line = f"{name}{settings}, seed {block['seed']}: held-out loss {loss}"
         if leak := own["training"]["leak"]:
-            line += f"; not that of a language model: expert choice reads later tokens. {_effects(leak)}"
+            later, short = (
+                f"{part.difference:+.4f}{bounds_text(part.interval, '+')}"
+                for part in map(Difference.from_json, (leak["later_tokens"], leak["short_prefixes"]))
+            )
+            line += (
+                "; not that of a language model: expert choice reads later tokens. On "
+                f"{leak['rows']} rows {leak['loss_with_later_tokens']:.4f} with them; with another row's instead "
+                f"{later}, and the effect of short prefixes {short}"
+            )
         session = own["training"]["last_session"]
         if session["tokens_per_second"]:
             peak = session["peak_memory_bytes"] / 2**20
@@ -193,13 +201,3 @@ class Pretrain(TrainingMethod):
                 f"; trained at {session['tokens_per_second']:,.0f} tokens per second, peak {peak:,.0f} MiB"
             )
         return [line]
-
-
-def _effects(leak: Mapping[str, Any]) -> str:
-    """The effects of later tokens and of short prefixes on the loss, from `leak` of training.json."""
-    with_later = f"On {leak['rows']} rows {leak['loss_with_later_tokens']:.4f} with them"
-    later, short = (
-        f"{part.difference:+.4f}{bounds_text(part.interval, '+')}"
-        for part in map(Difference.from_json, (leak["later_tokens"], leak["short_prefixes"]))
-    )
-    return f"{with_later}; with another row's instead {later}, and the effect of short prefixes {short}"

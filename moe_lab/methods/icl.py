@@ -49,7 +49,7 @@ class ICL(Method):
                 at_least(f"method.{key}", getattr(self, key), 1)
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The reference documents. Raises ConfigError or TaskError if they are missing, or for prompts that are no text."""
+        """The reference documents. Raises ConfigError or TaskError for missing ones and for prompts in a chat."""
         from moe_lab.methods.references.reference_set import references_identity
 
         if config.apply_chat_template:

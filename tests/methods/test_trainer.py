@@ -66,29 +66,25 @@ def test_finite_losses_train_to_the_end(tmp_path):
     assert model.weight.item() < 0.8
 
 
-@pytest.mark.parametrize("bad", (math.nan, math.inf, -math.inf))
-def test_it_stops_before_the_step_whose_loss_is_no_number(bad, tmp_path):
-    trainer, model = train(tmp_path, factors=[1, 1, bad, 1, 1, 1])
-    with pytest.raises(
-        TrainingError, match=f"The loss of training step 3 is {bad}. Lower method.learning_rate"
-    ):
+@pytest.mark.parametrize(
+    "numbers, accumulation, told, kept",
+    [
+        *(
+            ({"factors": [1, 1, bad, 1, 1, 1]}, 1, f"The loss of training step 3 is {bad}", 0.8)
+            for bad in (math.nan, math.inf, -math.inf)
+        ),
+        ({"factors": [1, 1, math.nan, 1, 1, 1]}, 2, "The loss of training step 2 is nan", 0.9),
+        ({"factors": [math.inf, -math.inf, 1, 1, 1, 1]}, 2, "The loss of training step 1 is nan", 1.0),
+        *(
+            ({"slopes": [1, bad, 1, 1, 1, 1]}, 1, f"The gradient of training step 2 is {bad}", 0.9)
+            for bad in (math.nan, math.inf)
+        ),
+    ],
+    ids=str,
+)
+def test_it_stops_before_the_step_with_a_number_that_is_none(numbers, accumulation, told, kept, tmp_path):
+    """One pass of several is enough: its first one, or infinities of both signs, which are no number together."""
+    trainer, model = train(tmp_path, **numbers, accumulation=accumulation)
+    with pytest.raises(TrainingError, match=f"{told}. Lower method.learning_rate"):
         trainer.train()
-    assert model.weight.item() == pytest.approx(0.8), "two steps of Adam"
-
-
-def test_one_pass_of_several_is_enough(tmp_path):
-    """Its first pass; infinities of both signs are no number together."""
-    trainer, _ = train(tmp_path, factors=[1, 1, math.nan, 1, 1, 1], accumulation=2)
-    with pytest.raises(TrainingError, match="The loss of training step 2 is nan"):
-        trainer.train()
-    trainer, _ = train(tmp_path, factors=[math.inf, -math.inf, 1, 1, 1, 1], accumulation=2)
-    with pytest.raises(TrainingError, match="The loss of training step 1 is nan"):
-        trainer.train()
-
-
-@pytest.mark.parametrize("bad", (math.nan, math.inf))
-def test_a_gradient_that_is_no_number_stops_too(bad, tmp_path):
-    trainer, model = train(tmp_path, slopes=[1, bad, 1, 1, 1, 1])
-    with pytest.raises(TrainingError, match=f"The gradient of training step 2 is {bad}"):
-        trainer.train()
-    assert model.weight.isfinite().all()
+    assert model.weight.item() == pytest.approx(kept), "after the steps of Adam before it"

@@ -226,12 +226,6 @@ def test_excluded_references_and_those_outside_the_ball_do_not_count(olmoe, two_
     torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
 
 
-def test_distances_are_like_those_of_unit_vectors():
-    one, other = torch.eye(4)[0].expand(1, 2, 3, 4), torch.eye(4)[1].expand(1, 2, 3, 4)
-    found = distances(one, torch.cat([one, other]))
-    torch.testing.assert_close(found, torch.tensor([[0.0, math.sqrt(2)]]))
-
-
 def test_a_question_without_a_neighbour_is_told_by_half_the_squared_distance(olmoe, two_clusters):
     pathways = Pathways(near(olmoe, 0), olmoe.layers, None)
     nearest_N = distances(pathways.clean_NWLE, two_clusters[:, :, olmoe.layers]).amin(dim=1)

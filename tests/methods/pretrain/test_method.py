@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.methods.pretrain import trainer, training
+from moe_lab.methods.pretrain import training
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.trained import COMPLETE
 from moe_lab.runs.prepare import prepare
@@ -230,24 +230,6 @@ def test_footnotes_tell_information_from_later_tokens_and_short_prefixes_apart()
     )
 
 
-def test_its_facts_are_those_of_the_design(tmp_path):
-    """Not of the model that gives the tokenizer; its baseline is left out."""
-    config = Config(
-        method=design(backbone="deepseek", experts=12, experts_per_token=4, layers=3),
-        output_dir=str(tmp_path),
-        limit=2,
-    )
-    run = prepare(config)
-    assert (run.facts.family, run.facts.moe_layers, run.facts.experts, run.facts.top_k) == (
-        "deepseek",
-        2,
-        12,
-        4,
-    )
-    assert run.facts.name == "tiny" and run.baseline is None
-    assert isinstance(run.method, Pretrain)
-
-
 def test_the_weights_of_model_are_not_needed(tmp_path):
     """A folder with a configuration and a tokenizer."""
     small_config("mixtral").save_pretrained(tmp_path / "bare")
@@ -316,20 +298,3 @@ def test_a_tokenizer_without_word_boundaries_ends_with_2_and_leaves_nothing(mode
     ended = run_small(capsys, tmp_path / "out", *own)
     assert ended.code == 2 and "pre-tokenizer" in ended.err, ended.err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_number_ends_with_1_and_goes_on_from_the_checkpoint(tmp_path, capsys, monkeypatch):
-    z_loss, calls = trainer.z_loss, []
-
-    def poisoned(logits):
-        calls.append(1)
-        return z_loss(logits) * (float("nan") if len(calls) > 4 else 1)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "z_loss", poisoned)
-        ended = run_small(capsys, tmp_path, "method.save_steps=1")
-    assert ended.code == 1 and "The loss of training step 3 is nan. The last checkpoint is kept." in ended.err
-    planned = run_small(capsys, tmp_path, "method.save_steps=1", "mode=plan")
-    assert "To train: 1, 2 optimizer steps" in planned.out
-    assert run_small(capsys, tmp_path, "method.save_steps=1").code == 0

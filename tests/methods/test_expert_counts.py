@@ -1,8 +1,8 @@
-"""`method=top-p` against full forward passes with experts that are chosen by hand, in float64.
+"""`method=top-k` and `method=top-p` against full forward passes with experts that are chosen by hand, in float64.
 
-Broken by: an expert too many or too few, weights of other experts, weights that are renormalized where the family does
-not, a token that takes more than k_max, padding that is counted as tokens, p=1 that is not the base model bit for bit,
-impossible values that are not refused before weights load.
+Broken by: another number of experts, an expert too many or too few, weights that are not the family's for this number,
+a token that takes more than k_max, padding that is counted as tokens, the model's own number or p=1 that is not the
+base model bit for bit, impossible values that are not refused before weights load.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from moe_lab.errors import ConfigError
-from moe_lab.methods.expert_counts import TopP
+from moe_lab.methods.expert_counts import TopK, TopP
 from moe_lab.routing import find_routers
 from tests.support import attention_kinds
 from tests.support.models import build, small_model
@@ -31,6 +31,52 @@ from tests.support.routed_by_hand import (
     routed_pass,
     weights_of,
 )
+
+
+def top_k(**keys: Any) -> TopK:
+    return TopK(TopK.Config(**keys))
+
+
+def slow(model: Any, k: int) -> Any:
+    double = in_float64(model)
+    for router in find_routers(double):
+        assert router.module.top_k == 2
+        router.module.top_k = k
+    return double
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_model_with_another_top_k(family: str, k: int, tokenizer: Any) -> None:
+    model = small_model(family)
+    double = slow(model, k)
+
+    def log_probs(ids: list[int]) -> Any:
+        with torch.no_grad():
+            return double(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
+
+    with opened(top_k(k=k), model, tokenizer) as lm:
+        check_answers(lm, log_probs, model.config.eos_token_id)
+        assert lm.cost["chosen_experts"] == k * lm.cost["routing_decisions"]
+
+
+def test_the_identity_and_the_report_have_the_number() -> None:
+    assert top_k().identity(FACTS) == top_k(k=4).identity(FACTS) != top_k(k=3).identity(FACTS)
+    assert top_k().identity(replace(FACTS, experts=3))["k"] == 3, "twice, as far as there are so many"
+    counters = {"chosen_experts": 12, "routing_decisions": 4}
+    assert top_k(k=3).report(FACTS, counters, {}) == {
+        "untuned": True,
+        "top_k": {"k": 3, "experts_per_token": 3.0},
+    }
+
+
+def test_impossible_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="method.k=0"):
+        top_k(k=0)
+    with pytest.raises(ConfigError, match="method.k=7: a token of this model can have 1 to 6"):
+        top_k(k=7).check(FACTS)
+    with pytest.raises(ConfigError, match="1 to 4 experts of the 8"):  # two of four groups are open
+        top_k(k=5).check(facts_of(small_model("deepseek_v3")))
 
 
 def top_p(**keys: Any) -> TopP:
@@ -122,21 +168,18 @@ def test_the_mean_number_of_experts_is_that_of_the_tokens_that_were_read(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_p_of_1_with_the_models_own_number_is_the_base_model_bit_for_bit(family: str, tokenizer: Any) -> None:
+@pytest.mark.parametrize("method", [top_k(k=2), top_p(p=1.0, k_max=2)], ids=["top-k", "top-p"])
+def test_the_models_own_number_is_the_base_model_bit_for_bit(
+    method: Any, family: str, tokenizer: Any
+) -> None:
     model = small_model(family)
     expected = base_answers(model, tokenizer)
-    with opened(top_p(p=1.0, k_max=2), model, tokenizer) as lm:
+    with opened(method, model, tokenizer) as lm:
         assert both_answers(lm) == expected
         lm.set_ensemble(lm.ensemble)  # as a study does
         assert answered(lm, "loglikelihood", PAIRS) == expected[0]
         assert lm.cost["chosen_experts"] == 2 * lm.cost["routing_decisions"]
         assert lm.cost["routing_decisions"] == len(find_routers(model)) * lm.cost["tokens_in"]
-
-
-def test_the_grid_begins_with_the_base_model() -> None:
-    grid = top_p().grid(FACTS)
-    assert grid[0] == {"p": 1.0, "k_max": 2}
-    assert grid[1:] == [{"p": tenth / 10, "k_max": 6} for tenth in range(1, 10)]
 
 
 def test_the_identity_has_the_number_of_experts() -> None:
@@ -161,3 +204,10 @@ def test_impossible_values_are_refused(keys: dict[str, Any], says: str) -> None:
 def test_models_with_a_fixed_number_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot have another number"):
         top_p().check(facts_of(small_model("phimoe")))
+
+
+def test_the_grids_begin_with_the_base_model() -> None:
+    assert top_k().grid(FACTS) == [{"k": 2}, {"k": 1}, {"k": 3}, {"k": 4}]
+    first, *others = top_p().grid(FACTS)
+    assert first == {"p": 1.0, "k_max": 2}
+    assert others == [{"p": tenth / 10, "k_max": 6} for tenth in range(1, 10)]

@@ -4,7 +4,6 @@
     pathways.safetensors         pathway [R, W, M, E]
     embeddings-<id8>.safetensors embedding [R, X], for each kind of embedding in use (`reference_set.py`)
     references.json              counts and versions, written last
-    parts/                       finished portions of an incomplete set
 
 R = references, W = re-routed tokens, M = MoE layers, E = experts.
 """

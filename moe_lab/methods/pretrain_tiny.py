@@ -71,43 +71,38 @@ class PretrainTiny(ModelMaker):
         Raises ModelError if `model=` has no architecture or tokenizer, RunHeldError if another process trains it,
         ResultsError if the folder cannot be written.
         """
-        identity = self._identity(config)
-        trained = Trained.of(config, identity, "model")
-        trained.load_or_make(lambda: identity | self._train(config, trained.folder))
-        return trained.folder
-
-    def _identity(self, config: RunConfig) -> dict[str, Any]:
-        """All that determines the weights."""
         from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer
 
         recipe = asdict(self.config)
         recipe.pop("save_steps")
-        architecture = load_config(config.model, offline=config.offline).to_diff_dict()
+        architecture = load_config(config.model, offline=config.offline)
         tokenizer = load_tokenizer(config.model, offline=config.offline)
-        return {
+        identity = {  # all that determines the weights
             "recipe": recipe,
             "numerics": self.version,
             "world_version": WORLD_VERSION,
             "seed": config.seed,
             "architecture": {
-                key: value for key, value in architecture.items() if key not in NOT_ARCHITECTURE
+                key: value
+                for key, value in architecture.to_diff_dict().items()
+                if key not in NOT_ARCHITECTURE
             },
             "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
         }
+        trained = Trained.of(config, identity, "model")
+        trained.load_or_make(lambda: identity | self._train(config, trained.folder, architecture, tokenizer))
+        return trained.folder
 
-    def _train(self, config: RunConfig, folder: Path) -> dict[str, Any]:
+    def _train(self, config: RunConfig, folder: Path, architecture: Any, tokenizer: Any) -> dict[str, Any]:
         """Write the model. Returns the rest of training.json."""
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
         from moe_lab.methods.trainer import Log, MoeTrainer, ToyRows, training_arguments
         from moe_lab.models.experts import set_experts_in_training
-        from moe_lab.models.source import load_config
-        from moe_lab.models.tokenizer import load_tokenizer
 
-        recipe, tokenizer = self.config, load_tokenizer(config.model, offline=config.offline)
-        architecture = load_config(config.model, offline=config.offline)
+        recipe = self.config
         architecture.output_router_logits = True
         architecture.router_aux_loss_coef = recipe.router_aux_loss_coef
         set_seed(config.seed)

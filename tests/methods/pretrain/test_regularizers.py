@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
 from moe_lab.methods.pretrain.trainer import (
-    Decisions,
     LossFreeBalance,
     TrainingRouting,
     balance_loss,
@@ -27,7 +26,7 @@ from moe_lab.methods.pretrain.trainer import (
 from moe_lab.methods.pretrain.training import train, train_together
 from moe_lab.methods.trained import save_model
 from moe_lab.models.designs.configuration import UNITS
-from moe_lab.routing.hook import routed
+from moe_lab.routing.hook import Routing, routed
 from tests.support.families import VOCAB
 from tests.support.models import make_model, make_tokenizer, small_model
 from tests.support.pretrainings import training_of
@@ -149,8 +148,8 @@ class Router(torch.nn.Module):
         self.register_buffer("selection_bias", None if bias is None else torch.tensor(bias))
 
 
-def decided(*experts: int) -> Decisions:
-    return Decisions(torch.zeros(len(experts), 4), torch.tensor(experts)[:, None])
+def decided(*experts: int) -> Routing:
+    return Routing(torch.zeros(len(experts), 4), torch.ones(len(experts), 1), torch.tensor(experts)[:, None])
 
 
 def test_a_step_moves_each_bias_by_the_load_of_all_its_passes():

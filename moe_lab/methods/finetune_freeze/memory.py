@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -68,6 +69,8 @@ def peak_bytes(own: FinetuneConfig, config: Config, facts: ModelFacts, *, rows: 
             **({"output_router_logits": True} if recipe.router_aux_loss_coef else {}),
         )
 
-    key = f"training memory {own} {config.model} {config.offline} {device} {facts.dtype} {rows} {length}"
+    # schedules of a grid share phases
+    what = (replace(recipe, phases=()), own.activation_checkpointing, config.model, config.offline, device)
+    key = f"training memory {what} {facts.dtype} {rows} {length}"
     kinds = {phase.frozen for phase in recipe.phases}
     return max(once(f"{key} {frozen}", partial(of_phase, frozen)) for frozen in kinds)

@@ -177,8 +177,36 @@ class Lora:
 
 
 @dataclass(kw_only=True)
-class FinetuneConfig(Method.Config):
-    """The keys of `conf/method/finetune-freeze.yaml`; numbers are those of MoE-Bench's Table 1."""
+class RecipeKeys:
+    """The keys that determine the weights as they are typed; numbers are those of MoE-Bench's Table 1."""
+
+    learning_rate: float = 2e-5
+    router_lr: float | None = None
+    router_aux_loss_coef: float = 0.0
+    routing_noise: float = 0.0
+    """Highest temperature of the noise on the routers' choice; 0: none."""
+    routing_noise_schedule: Literal["constant", "linear"] = "constant"
+    partners: int | None = None
+    """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
+    epochs: int = 3
+    max_steps: int | None = None
+    length: int = 2048
+    warmup_ratio: float = 0.03
+    weight_decay: float = 0.0
+    optimizer: str = "adamw_torch"
+    """`optim` of transformers' TrainingArguments. The same holds for the next keys."""
+    scheduler: str = "linear"
+    max_grad_norm: float | None = 1.0
+    """Largest norm of the gradient; null: not clipped."""
+    bf16: bool | None = None
+    """Whether passes are computed by autocast to bfloat16; null: with dtype=bfloat16."""
+    early_stop_patience: int | None = None
+    """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
+
+
+@dataclass(kw_only=True)
+class FinetuneConfig(RecipeKeys, Method.Config):
+    """The keys of `conf/method/finetune-freeze.yaml`."""
 
     name: str = "finetune-freeze"
     schedule: str = "none"
@@ -187,27 +215,10 @@ class FinetuneConfig(Method.Config):
     dataset: str = "toy"
     dataset_size: int | None = None
     validation_size: int | None = None
-    learning_rate: float = 2e-5
-    router_lr: float | None = None
-    router_aux_loss_coef: float = 0.0
-    routing_noise: float = 0.0
-    routing_noise_schedule: Literal["constant", "linear"] = "constant"
-    partners: int | None = None
-    """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
     profile: str | None = None
-    epochs: int = 3
-    max_steps: int | None = None
     batch_size: int | None = None
     gradient_accumulation: int | None = None
-    length: int = 2048
-    warmup_ratio: float = 0.03
-    weight_decay: float = 0.0
-    optimizer: str = "adamw_torch"
-    scheduler: str = "linear"
-    max_grad_norm: float | None = 1.0
-    bf16: bool | None = None
     activation_checkpointing: bool = False
-    early_stop_patience: int | None = None
     save_steps: int = 250
     compare_with_full: bool = True
     lora: Lora = field(default_factory=Lora)
@@ -282,36 +293,14 @@ class FinetuneConfig(Method.Config):
         return Recipe(phases=with_shared_experts(phases) if self.freeze_shared_experts else phases, **own)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+@dataclass(kw_only=True)
+class Recipe(RecipeKeys):
     """All that determines the weights together with model, data and seed."""
 
     phases: tuple[Phase, ...]
-    learning_rate: float
-    router_lr: float | None
-    router_aux_loss_coef: float
-    routing_noise: float
-    """Highest temperature of the noise on the routers' choice; 0: none."""
-    routing_noise_schedule: str
-    epochs: int
-    max_steps: int | None
     batch_size: int
     gradient_accumulation: int
     """Passes of an optimizer step, over all processes."""
-    length: int
-    warmup_ratio: float
-    weight_decay: float
-    partners: int | None
-    """T: the partners of each expert in C2R's constraint; None: none."""
-    optimizer: str
-    """`optim` of transformers' TrainingArguments. The same holds for the next keys."""
-    scheduler: str
-    max_grad_norm: float | None
-    """Largest norm of the gradient; None: not clipped."""
-    bf16: bool | None
-    """Whether passes are computed by autocast to bfloat16; None: with dtype=bfloat16."""
-    early_stop_patience: int | None
-    """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
     lora: Lora | None
     """The adapter that is trained; None: the weights of the model are."""
 

@@ -121,10 +121,7 @@ class FinetuneFreeze(TrainingMethod):
         if own.partners is not None:
             check_constraint(config, facts)
         model = once(f"empty model {config.model} {config.offline}", lambda: empty_model(architecture))
-        shared, router_loss = (
-            parameter_groups(model)["shared_experts"],
-            hasattr(model, "router_aux_loss_coef"),
-        )
+        groups = parameter_groups(model)
         refuse(
             {
                 "DeepSpeed cannot keep its optimizer from one phase to the next. Use method.schedule=none, router or "
@@ -142,10 +139,10 @@ class FinetuneFreeze(TrainingMethod):
                     own.optimizer == EIGHT_BIT and num_processes() > 1
                 ),
                 f"method.freeze_shared_experts=true: {of_type} no shared experts. Leave it out.": (
-                    own.freeze_shared_experts and not shared
+                    own.freeze_shared_experts and not groups["shared_experts"]
                 ),
                 f"method.router_aux_loss_coef: {of_type} no auxiliary loss in transformers. Leave it out.": (
-                    own.router_aux_loss_coef and not router_loss
+                    own.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef")
                 ),
             }
         )

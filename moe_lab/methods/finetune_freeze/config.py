@@ -66,16 +66,6 @@ class Phase:
         above_zero("method.phases: lr", self.lr)
 
 
-def with_shared_experts(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Let phases that freeze the experts freeze the shared experts, too."""
-    return tuple(
-        replace(phase, frozen=tuple(sorted({*phase.frozen, "shared_experts"})))
-        if "experts" in phase.frozen
-        else phase
-        for phase in phases
-    )
-
-
 def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
     """The listed phases, or those of a named schedule. Raises ConfigError for an unknown schedule."""
     if phases is not None:
@@ -290,7 +280,14 @@ class FinetuneConfig(RecipeKeys, Method.Config):
         own["gradient_accumulation"] = passes * num_processes()
         own["lora"] = None if self.lora.r is None else self.lora
         phases = phases_of(self.schedule, self.phases)
-        return Recipe(phases=with_shared_experts(phases) if self.freeze_shared_experts else phases, **own)
+        if self.freeze_shared_experts:  # in phases that freeze the experts
+            phases = tuple(
+                replace(phase, frozen=tuple(sorted({*phase.frozen, "shared_experts"})))
+                if "experts" in phase.frozen
+                else phase
+                for phase in phases
+            )
+        return Recipe(phases=phases, **own)
 
 
 @dataclass(kw_only=True)

@@ -170,17 +170,6 @@ def _reference_documents(config: Config, settings: Any, tested: TaskDict) -> Ref
     return found
 
 
-def check_asked_enough(documents: ReferenceDocuments, settings: Any) -> None:
-    """Raise ConfigError if there are fewer questions than the `settings.k` neighbours that each question needs."""
-    count = sum(len(numbers) for numbers in documents.samples.values())
-    if settings.epsilon is None and count < settings.k:
-        raise ConfigError(
-            f"method.k={settings.k} neighbours are needed, and {', '.join(documents.tasks)} have {count} reference "
-            "questions.\n"
-            "Use others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
-        )
-
-
 def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str]]:
     """(the tasks of a source by `<task>:<split>`, the metrics of those that generate).
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.methods.method import Context, Method
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel

@@ -19,12 +19,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError, reading
+from moe_lab.methods.data_files import Conversation, Data, read_data
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_one_process
 from moe_lab.metrics.stored import COUNTS, FOLDER
 from moe_lab.models.distributed import num_processes
+from moe_lab.models.identity import model_identity
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import decisive_versions, folder_name, run_id
@@ -32,8 +35,6 @@ from moe_lab.results.identity import decisive_versions, folder_name, run_id
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.methods.data_files import Conversation, Data
     from moe_lab.methods.policy_lm import PolicyLM
     from moe_lab.methods.tokenized import Row
     from moe_lab.models.facts import ModelFacts
@@ -93,8 +94,6 @@ class C2R(Method):
         return {"profile": digest_of(pairs_LEE)}
 
     def _conversations(self, config: RunConfig) -> Data:
-        from moe_lab.methods.data_files import read_data
-
         return read_data(config, self.config.dataset, self.config.dataset_size)
 
     @contextmanager
@@ -159,9 +158,22 @@ def digest_of(pairs_LEE: Tensor) -> str:
 
 def load_or_record(config: RunConfig, data: Data, model: LoadedModel) -> tuple[Path, Tensor]:
     """(folder, pairs [L, E, E]) of a profile of the model's own routing on conversations, recorded once."""
+    from safetensors.numpy import save
+
+    from moe_lab.methods.tokenized import Rows
+    from moe_lab.metrics.counts import Routes
+    from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
+
+    def record(folder: Path) -> dict[str, Any]:
+        rows, routes = Rows(conversation_rows(config, data.train, model.facts)), Routes()
+        right_tokens(model.model, rows, routes)
+        counts = count_rows(routes, rows)
+        pairs_LEE = counts.pairs_GPLEE.sum(axis=(0, 1), dtype="int64")
+        write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
+        return {"conversations": len(rows), "tokens": counts.tokens_P[0]}
+
     own = {"numerics": NUMERICS, "data": data.digest, "length": LENGTH}
-    content = own | model_content(config, model.facts)
-    folder, _ = stored_profile(config, content, lambda folder: _record(folder, config, data.train, model))
+    folder, _ = stored_profile(config, own | model_content(config, model.facts), record)
     return folder, read_pairs(folder / COUNTS)[0]
 
 
@@ -181,7 +193,6 @@ def stored_profile(
 
 def model_content(config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
     """All that determines the numbers of the run's model: its weights, its dtype, the versions of libraries."""
-    from moe_lab.models.identity import model_identity
     from moe_lab.models.source import model_source
 
     return {
@@ -190,25 +201,6 @@ def model_content(config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         "dtype": facts.dtype,
         "versions": decisive_versions(),
     }
-
-
-def _record(
-    folder: Path, config: RunConfig, conversations: list[Conversation], model: LoadedModel
-) -> dict[str, int]:
-    """Write the counts. Returns the number of conversations and tokens."""
-    from safetensors.numpy import save
-
-    from moe_lab.methods.tokenized import Rows
-    from moe_lab.metrics.counts import Routes
-    from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
-
-    rows = Rows(conversation_rows(config, conversations, model.facts))
-    routes = Routes()
-    right_tokens(model.model, rows, routes)
-    counts = count_rows(routes, rows)
-    pairs_LEE = counts.pairs_GPLEE.sum(axis=(0, 1), dtype="int64")
-    write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
-    return {"conversations": len(rows), "tokens": counts.tokens_P[0]}
 
 
 def conversation_rows(config: RunConfig, conversations: list[Conversation], facts: ModelFacts) -> list[Row]:

@@ -17,15 +17,14 @@ from functools import cache, cached_property, partial
 from glob import escape
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from moe_lab.config.schema import Config
 from moe_lab.errors import MoeLabError, TaskError, reading
 from moe_lab.models.hub import commit_of, explain, fetch, is_offline, snapshot
 from moe_lab.tasks.loading import once
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
-
+from moe_lab.tasks.toy.questions import instructions, replies_to_harm
+from moe_lab.tasks.toy.word_problems import conversations
 
 TRAIN = re.compile(
     r"(?P<folder>.*/)?(train(-\d+-of-(?P<parts>\d+)(-[0-9a-f]{16})?)?|train/[^/]+)\.(jsonl|json|parquet)"
@@ -60,28 +59,24 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
         files = (path for path in folder.rglob("*") if path.is_file())
         here = [path.relative_to(folder).as_posix() for path in files]
         there = here if only else HfApi().list_repo_files(id, repo_type="dataset", revision=commit)
-        names = _train_split(there, id, key)
+        matches = [match for name in sorted(there) if (match := TRAIN.fullmatch(name))]
+        folders = sorted({match["folder"] or "./" for match in matches})
+        parts = int(matches[0]["parts"] or len(matches)) if matches else 0
+        if len(folders) != 1 or len(matches) != parts:
+            if not matches:
+                has = "no file of a train split (train.jsonl, data/train-00000-of-00001.parquet)"
+            elif len(folders) > 1:
+                has = f"several train splits, in {', '.join(folders)}"
+            else:
+                has = f"a train split of {parts} files, of which {len(matches)} are here"
+            raise TaskError(f"The data set {id} has {has}. Give a file of your own: {key}=<file>.jsonl")
+        names = [match[0] for match in matches]
         fetch(id, "dataset", commit, tuple(map(escape, names)), only)
     except MoeLabError:
         raise
     except Exception as error:
         raise TaskError(explain(error, id, "data set")) from error
     return [folder / name for name in names], commit
-
-
-def _train_split(names: list[str], id: str, key: str) -> list[str]:
-    matches = [match for name in sorted(names) if (match := TRAIN.fullmatch(name))]
-    folders = sorted({match["folder"] or "./" for match in matches})
-    parts = int(matches[0]["parts"] or len(matches)) if matches else 0
-    if len(folders) == 1 and len(matches) == parts:
-        return [match[0] for match in matches]
-    if not matches:
-        has = "no file of a train split (train.jsonl, data/train-00000-of-00001.parquet)"
-    elif len(folders) > 1:
-        has = f"several train splits, in {', '.join(folders)}"
-    else:
-        has = f"a train split of {parts} files, of which {len(matches)} are here"
-    raise TaskError(f"The data set {id} has {has}. Give a file of your own: {key}=<file>.jsonl")
 
 
 def data_files(
@@ -93,6 +88,8 @@ def data_files(
     key: str = KEY,
 ) -> tuple[list[Path], dict[str, str] | None]:
     """(files of a data set in their order, id and commit of a hub data set or None).
+
+    Of a user's folder: the files in it and below, sorted by path, of a train split, or all if there are none.
 
     Args:
         known: ids of the hub by short name.
@@ -106,7 +103,10 @@ def data_files(
     is_id = dataset in known or re.fullmatch(r"\w[\w.-]*/[\w.-]+", dataset)
     if format_of(path) not in formats:
         if not is_id and path.is_dir():
-            return _in_folder(path, formats, key), None
+            files = sorted(file for file in path.rglob("*") if file.is_file() and format_of(file) in formats)
+            if not files:
+                raise TaskError(f"{key}={path}: no file in this folder ends in {', '.join(formats)}.")
+            return [file for file in files if re.match(r"train\b", file.name)] or files, None
         if not is_id:
             raise TaskError(
                 f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, a "
@@ -121,14 +121,6 @@ def data_files(
     if not path.is_file():
         raise TaskError(f"{key}={dataset}: there is no file {path}.")
     return [path], None
-
-
-def _in_folder(folder: Path, formats: tuple[str, ...], key: str) -> list[Path]:
-    """The files in a user's folder and below, sorted by path: those of a train split, or all if there are none."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and format_of(path) in formats)
-    if not files:
-        raise TaskError(f"{key}={folder}: no file in this folder ends in {', '.join(formats)}.")
-    return [path for path in files if re.match(r"train\b", path.name)] or files
 
 
 def format_of(path: Path) -> str:
@@ -234,8 +226,6 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
 @cache
 def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
     """`count` generated conversations, drawn once per process because every training of a grid reads them."""
-    from moe_lab.tasks.toy.questions import instructions, replies_to_harm
-    from moe_lab.tasks.toy.word_problems import conversations
 
     draw: dict[str, Callable[[str, int], list[dict[str, Any]]]] = {
         "toy": instructions,
@@ -247,25 +237,17 @@ def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
 
 
 def _conversation(row: Any, place: str) -> Conversation:
-    if isinstance(row, dict) and isinstance(row.get("messages"), list):
-        return [_message(message, place) for message in row["messages"]]
-    if isinstance(row, dict) and isinstance(row.get("conversations"), list):
-        return [_turn(number, text, place) for number, text in enumerate(row["conversations"])]
-    raise TaskError(
-        f"{place}: not a conversation. A row needs `messages`, a list of roles and contents, or `conversations`, a "
-        "list of the texts of user and assistant in turn."
-    )
-
-
-def _message(message: Any, place: str) -> dict[str, str]:
-    fields = message if isinstance(message, dict) else {}
-    role, content = fields.get("role"), fields.get("content")
-    if role not in ROLES or not isinstance(content, str):
+    row = row if isinstance(row, dict) else {}
+    if isinstance(turns := row.get("conversations"), list) and not isinstance(row.get("messages"), list):
+        if not all(isinstance(text, str) for text in turns):
+            raise TaskError(f"{place}: `conversations` must be a list of texts.")
+        return [{"role": ROLES[1 + number % 2], "content": text} for number, text in enumerate(turns)]
+    if not isinstance(messages := row.get("messages"), list):
+        raise TaskError(
+            f"{place}: not a conversation. A row needs `messages`, a list of roles and contents, or `conversations`, "
+            "a list of the texts of user and assistant in turn."
+        )
+    fields = [each if isinstance(each, dict) else {} for each in messages]
+    if not all(each.get("role") in ROLES and isinstance(each.get("content"), str) for each in fields):
         raise TaskError(f"{place}: a message needs a role ({', '.join(ROLES)}) and a text as its content.")
-    return {"role": role, "content": content}
-
-
-def _turn(number: int, text: Any, place: str) -> dict[str, str]:
-    if not isinstance(text, str):
-        raise TaskError(f"{place}: `conversations` must be a list of texts.")
-    return {"role": ROLES[1 + number % 2], "content": text}
+    return [{"role": each["role"], "content": each["content"]} for each in fields]

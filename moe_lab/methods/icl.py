@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
-from moe_lab.tasks.loading import once, task_key
+from moe_lab.tasks.loading import load_tasks, once, task_key
+from moe_lab.tasks.requests import Workload
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.icl_lm import DemonstrationLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.requests import Workload
 
 
 class ICL(Method):
@@ -49,10 +49,19 @@ class ICL(Method):
                 at_least(f"method.{key}", getattr(self, key), 1)
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The reference documents. Raises ConfigError or TaskError if they are missing."""
+        """The reference documents. Raises ConfigError or TaskError for missing ones and for prompts in a chat."""
         from moe_lab.methods.references.reference_set import references_identity
 
-        _check_prompts(config)
+        if config.apply_chat_template:
+            raise ConfigError(
+                "method=icl puts demonstrations before a plain prompt, not into a chat: leave apply_chat_template out."
+            )
+        for name, task in load_tasks(config)["tasks"].items():
+            if getattr(task, "multiple_input", 0):
+                raise ConfigError(
+                    f"method=icl needs one prompt per question, and {name} has a prompt for every choice. "
+                    "task.answer=letters asks it with one prompt."
+                )
         check_choice_questions(config, self.config)
         return references_identity(config, self.config, facts)
 
@@ -107,19 +116,3 @@ class ICL(Method):
         }
         dropped = counters.get("demonstrations_dropped", 0)
         return {"icl": {"k": self.config.k, "demonstrations_dropped": dropped, "reference": reference}}
-
-
-def _check_prompts(config: RunConfig) -> None:
-    """Raise ConfigError unless every question is one plain text."""
-    from moe_lab.tasks.loading import load_tasks
-
-    if config.apply_chat_template:
-        raise ConfigError(
-            "method=icl puts demonstrations before a plain prompt, not into a chat: leave apply_chat_template out."
-        )
-    for name, task in load_tasks(config)["tasks"].items():
-        if getattr(task, "multiple_input", 0):
-            raise ConfigError(
-                f"method=icl needs one prompt per question, and {name} has a prompt for every choice. "
-                "task.answer=letters asks it with one prompt."
-            )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +17,28 @@ from moe_lab.methods.references.embeddings import neighbours
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.models.load import LoadedModel
 from moe_lab.results.atomic import writing
+from moe_lab.tasks.loading import load_tasks
 
 FILE = "demonstrations.jsonl"
 """File in the run's folder with a line per question: lm-eval's `prompt`, and `asked`, the prompt that the model reads.
 After an interruption or `rerun=true`, a question may have several equal lines."""
 
 
-@dataclass
-class ScoredPrompt:
-    """How lm-eval scores a prompt."""
-
-    delimiter: str
-    """The text between two examples."""
-    continuations: set[str] = field(default_factory=set)
-    """All continuations that are scored after the prompt."""
+Prompts = dict[str, tuple[str, set[str]]]
+"""By prompt: the text between two examples, and all continuations that are scored after the prompt."""
 
 
-def scored_prompts(config: Config) -> dict[str, ScoredPrompt]:
+def scored_prompts(config: Config) -> Prompts:
     """All prompts that lm-eval builds for this run.
 
     The number of demonstrations that fit depends on the longest continuation. All continuations are known from the
     beginning, so a resumed run has the same demonstrations.
     """
-    from moe_lab.tasks.loading import load_tasks
-
-    prompts: dict[str, ScoredPrompt] = {}
+    prompts: Prompts = {}
     for task in load_tasks(config)["tasks"].values():
         for instance in task.instances:
             prompt, continuation = instance.args
-            scored = prompts.setdefault(prompt, ScoredPrompt(task.fewshot_cfg.fewshot_delimiter))
-            scored.continuations.add(continuation)
+            prompts.setdefault(prompt, (task.fewshot_cfg.fewshot_delimiter, set()))[1].add(continuation)
     return prompts
 
 
@@ -65,7 +56,7 @@ class DemonstrationLM(EngineLM):
         config: Config,
         settings: Any,
         references: ReferenceSet,
-        prompts: dict[str, ScoredPrompt],
+        prompts: Prompts,
         folder: Path | None = None,
     ):
         super().__init__(model.model, model.tokenizer, **engine_options(config))
@@ -106,26 +97,20 @@ class DemonstrationLM(EngineLM):
         self._of_references["reference_none"] += int((near.index_QK < 0).all(dim=1).sum())
         for prompt, nearest in zip(new, near.index_QK.tolist(), strict=True):
             self._demonstrated[prompt] = self._with_demonstrations(prompt, [r for r in nearest if r >= 0])
-        self._write(new)
+        if self._folder is not None:
+            lines = (json.dumps({"prompt": each, "asked": self._demonstrated[each]}) + "\n" for each in new)
+            with writing(self._folder / FILE), (self._folder / FILE).open("a", encoding="utf-8") as file:
+                file.writelines(lines)
 
     def _with_demonstrations(self, prompt: str, nearest: list[int]) -> str:
         """The prompt after its demonstrations, the nearest last. The farthest are left out if not all of them fit."""
-        scored, references = self._prompts[prompt], self._references
+        (delimiter, continuations), references = self._prompts[prompt], self._references
         shown = [references.texts[r] + references.answers[r] for r in reversed(nearest)]
         while True:
-            asked = scored.delimiter.join([*shown, prompt])
-            pairs = (self._encode_pair(asked, continuation) for continuation in scored.continuations)
+            asked = delimiter.join([*shown, prompt])
+            pairs = (self._encode_pair(asked, continuation) for continuation in continuations)
             longest = max(len(context) + len(ids) for context, ids in pairs)
             if not shown or longest <= self.max_length + 1:  # the last token is not read
                 return asked
             del shown[0]
             self._of_references["demonstrations_dropped"] += 1
-
-    def _write(self, prompts: list[str]) -> None:
-        if self._folder is None:
-            return
-        lines = [
-            json.dumps({"prompt": prompt, "asked": self._demonstrated[prompt]}) + "\n" for prompt in prompts
-        ]
-        with writing(self._folder / FILE), (self._folder / FILE).open("a", encoding="utf-8") as file:
-            file.write("".join(lines))

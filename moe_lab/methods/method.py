@@ -21,27 +21,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.config.schema import Config as RunConfig
+from moe_lab.engine.planned import Asked
 from moe_lab.errors import ConfigError
+from moe_lab.models.hub import Upload
 from moe_lab.results.identity import source_digest
+from moe_lab.tasks.requests import Workload
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.engine.planned import Asked
     from moe_lab.methods.profile import Profile
+    from moe_lab.methods.trained import Trained
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.hub import Upload
     from moe_lab.models.load import LoadedModel
     from moe_lab.results.model import RunResult
     from moe_lab.results.scores import Score
-    from moe_lab.tasks.requests import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +229,13 @@ class Method(ABC):
         return None
 
 
+def refuse(wrong: Mapping[str, object]) -> None:
+    """Raise ConfigError with the first message whose value is true."""
+    for message, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(message)
+
+
 def check_first_gpu(config: RunConfig) -> None:
     """Raise ConfigError for another GPU than that on which transformers' Trainer trains."""
     if config.device.partition(":")[2] not in ("", "0"):
@@ -243,39 +251,66 @@ class TrainingMethod(Method):
     def check_training(self, config: RunConfig, facts: ModelFacts) -> None:
         """Raise ConfigError for a dtype or a placement of the model with which no training works."""
         check_first_gpu(config)
-        if facts.dtype == "float16":
-            raise ConfigError("dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.")
-        if config.model.device_map or config.model.tp_plan:
-            raise ConfigError(
+        refuse(
+            {
+                "dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.": (
+                    facts.dtype == "float16"
+                ),
                 f"method={self.config.name} trains whole layers on one device: leave device_map and tp_plan out. "
-                "Several processes can share the work (torchrun)."
-            )
+                "Several processes can share the work (torchrun).": (
+                    config.model.device_map or config.model.tp_plan
+                ),
+            }
+        )
 
     def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
         """The facts of the trained model; by default those of the untrained one. Needs no weights."""
         return facts
 
-    @abstractmethod
+    def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
+        """The folder and id of the trained model or adapter; it need not exist yet."""
+        raise NotImplementedError
+
+    def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """Train or continue in the folder of `trained`. Returns the rest of training.json."""
+        raise NotImplementedError
+
+    def training_size(self, config: RunConfig, facts: ModelFacts) -> tuple[int, int, int]:
+        """(optimizer steps of the training, tokens, the number of steps that take these tokens)."""
+        raise NotImplementedError
+
+    def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
+        """The planned peak bytes on one device. Loads no weights.
+
+        Weights, and of the phase that takes most: gradients, optimizer state, and the larger of a pass's activations
+        with logits and loss, and the optimizer's step. Without what a device adds (context, workspaces, fragmentation).
+        """
+        raise NotImplementedError
+
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """Train what is missing and return the configuration of the trained model, `<folder>/model`.
+        """Train what is missing and return the configuration with the trained model or adapter.
 
         The caller draws figures from `<folder>/log.jsonl` and `expert_metrics.jsonl`.
 
         Args:
             free: removes the model in memory.
         """
+        trained = self.trained(config, facts)
+        trained.load_or_train(lambda folder: self.train(folder, config, facts), free)
+        folder = str(trained.folder / trained.made)
+        if trained.made == "adapter":
+            model = replace(config.model, peft=folder, tokenizer=config.model.tokenizer or folder)
+        else:
+            model = replace(config.model, path=folder, revision=None, peft=None)
+        return replace(config, model=model, dtype=facts.dtype)
 
-    @abstractmethod
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
-        """(optimizer steps, tokens) of each missing training, by its name. Loads no weights."""
+        """(optimizer steps, tokens) of the training by its name, if it is missing. Loads no weights."""
+        return self.trained(config, facts).left(*self.training_size(config, facts))
 
-    @abstractmethod
     def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
-        """The planned peak bytes on one device; None if training is complete. Loads no weights.
-
-        Weights, and of the phase that takes most: gradients, optimizer state, and the larger of a pass's activations
-        with logits and loss, and the optimizer's step. Without what a device adds (context, workspaces, fragmentation).
-        """
+        """`planned_memory`; None if the training is complete."""
+        return self.planned_memory(config, facts) if self.training_left(config, facts) else None
 
     def adapter_parameters(self, config: RunConfig) -> int | None:
         """Parameters of the adapter that is trained; None if the model's weights are. Loads no weights."""

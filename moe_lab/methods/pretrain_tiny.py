@@ -10,16 +10,15 @@ import hashlib
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method, ModelMaker
-from moe_lab.methods.trained import Trained
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import Config as RunConfig
-
+from moe_lab.methods.trained import Trained, save_model
+from moe_lab.results.identity import versions
+from moe_lab.tasks.toy.world import WORLD_VERSION
 
 NOT_ARCHITECTURE = (
     *("transformers_version", "architectures", "dtype", "output_router_logits", "router_aux_loss_coef"),
@@ -72,48 +71,38 @@ class PretrainTiny(ModelMaker):
         Raises ModelError if `model=` has no architecture or tokenizer, RunHeldError if another process trains it,
         ResultsError if the folder cannot be written.
         """
-        identity = self._identity(config)
-        trained = Trained.of(config, identity, "model")
-        trained.load_or_make(lambda: identity | self._train(config, trained.folder))
-        return trained.folder
-
-    def _identity(self, config: RunConfig) -> dict[str, Any]:
-        """All that determines the weights."""
         from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer
-        from moe_lab.tasks.toy.world import WORLD_VERSION
 
         recipe = asdict(self.config)
         recipe.pop("save_steps")
-        architecture = load_config(config.model, offline=config.offline).to_diff_dict()
+        architecture = load_config(config.model, offline=config.offline)
         tokenizer = load_tokenizer(config.model, offline=config.offline)
-        return {
+        identity = {  # all that determines the weights
             "recipe": recipe,
             "numerics": self.version,
             "world_version": WORLD_VERSION,
             "seed": config.seed,
             "architecture": {
-                key: value for key, value in architecture.items() if key not in NOT_ARCHITECTURE
+                key: value
+                for key, value in architecture.to_diff_dict().items()
+                if key not in NOT_ARCHITECTURE
             },
             "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
         }
+        trained = Trained.of(config, identity, "model")
+        trained.load_or_make(lambda: identity | self._train(config, trained.folder, architecture, tokenizer))
+        return trained.folder
 
-    def _train(self, config: RunConfig, folder: Path) -> dict[str, Any]:
+    def _train(self, config: RunConfig, folder: Path, architecture: Any, tokenizer: Any) -> dict[str, Any]:
         """Write the model. Returns the rest of training.json."""
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
-        from moe_lab.methods.trained import print_resumed, steps_kept
         from moe_lab.methods.trainer import Log, MoeTrainer, ToyRows, training_arguments
         from moe_lab.models.experts import set_experts_in_training
-        from moe_lab.models.facts import resolve_device
-        from moe_lab.models.source import load_config
-        from moe_lab.models.tokenizer import load_tokenizer
-        from moe_lab.results.atomic import obey_umask, writing
-        from moe_lab.results.identity import versions
 
-        recipe, tokenizer = self.config, load_tokenizer(config.model, offline=config.offline)
-        architecture = load_config(config.model, offline=config.offline)
+        recipe = self.config
         architecture.output_router_logits = True
         architecture.router_aux_loss_coef = recipe.router_aux_loss_coef
         set_seed(config.seed)
@@ -127,20 +116,17 @@ class PretrainTiny(ModelMaker):
         )
         arguments = training_arguments(
             folder,
-            device=resolve_device(config.device).type,
-            bf16=False,
-            seed=config.seed,
-            max_steps=recipe.steps,
+            config,
+            steps=recipe.steps,
+            log_steps=20,
             per_device_train_batch_size=recipe.batch_size,
             learning_rate=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
             optim="adamw_torch",
             adam_beta2=0.95,
             train_sampling_strategy="sequential",
-            logging_steps=min(20, recipe.steps),
             save_steps=recipe.save_steps,
         )
-        print_resumed(folder, steps_kept(folder / "checkpoints"), recipe.steps)
         trainer = MoeTrainer(
             schedule=recipe.rate, model=model, args=arguments, train_dataset=rows, callbacks=[Log(folder)]
         )
@@ -150,8 +136,5 @@ class PretrainTiny(ModelMaker):
         model.generation_config = GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
         )
-        with writing(folder / "model"):
-            model.to(torch.bfloat16).save_pretrained(folder / "model")
-            tokenizer.save_pretrained(folder / "model")
-            obey_umask(folder / "model")
+        save_model(model, tokenizer, folder / "model", "bfloat16")
         return {"metrics": metrics, "versions": versions()}

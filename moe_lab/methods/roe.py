@@ -192,12 +192,9 @@ class RoE(Method):
     ) -> dict[str, Any]:
         decisions = counters.get("noisy_decisions", 0)
         return self.tuning_block | {
-            "roe": {
-                "n": self.config.n,
+            "roe": {key: getattr(self.config, key) for key in ("n", "cache", "prefill", "weights")}
+            | {
                 "temperatures": self.temperatures(facts.moe_layers),
-                "cache": self.config.cache,
-                "prefill": self.config.prefill,
-                "weights": self.config.weights,
                 "changed_fraction": counters.get("changed_decisions", 0) / decisions if decisions else None,
             }
             | ({} if self.logit_scale == 1 else {"logit_scale": self.logit_scale})

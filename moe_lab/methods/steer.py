@@ -21,20 +21,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import LENGTH, changed_fraction, conversation_rows, model_content, stored_profile
+from moe_lab.methods.data_files import Conversation, read_data
 from moe_lab.methods.method import Context
 from moe_lab.methods.references.documents import check_one_process, named_task
 from moe_lab.methods.tuned_settings import Settings, TunedSettings
 from moe_lab.results.atomic import write_atomically
+from moe_lab.tasks.documents import document_hashes, gold_choice
+from moe_lab.tasks.loading import load_tasks, once, task_key
+from moe_lab.tasks.requests import build_requests
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.methods.data_files import Conversation
     from moe_lab.methods.policy_lm import PolicyLM
     from moe_lab.methods.tokenized import Row
     from moe_lab.models.facts import ModelFacts
@@ -152,8 +155,9 @@ class Steer(TunedSettings):
         places, sets = zip(
             *(load_or_count(config, self._texts(config, which), model) for which in SETS), strict=True
         )
+        positive, negative = (each.selections_LE.double() / each.tokens for each in sets)
         sign_LE = steered_experts(
-            rate_difference(*sets), sets[0].experts, model.facts.top_k, own.activate, own.deactivate
+            positive - negative, sets[0].experts, model.facts.top_k, own.activate, own.deactivate
         )
         with with_policy(model, Steered(sign_LE), config) as lm:
             lm.session_info = {
@@ -174,13 +178,6 @@ class Steer(TunedSettings):
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         return ["changed (steer): routing decisions with another set of experts than the router's."]
-
-
-def rate_difference(positive: Counted, negative: Counted) -> Tensor:
-    """float64 [L, E]: the activation rate in the positive set minus that in the negative set."""
-    return (
-        positive.selections_LE.double() / positive.tokens - negative.selections_LE.double() / negative.tokens
-    )
 
 
 def steered_experts(
@@ -215,8 +212,6 @@ def read_texts(config: RunConfig, key: str, name: str, size: int | None) -> Text
 
     Raises ConfigError or TaskError, which name `key`, if they cannot be read.
     """
-    from moe_lab.methods.data_files import read_data
-    from moe_lab.tasks.loading import once, task_key
 
     if name.endswith((RIGHT, WRONG)):
         content = f"choices {task_key(config)} {config.apply_chat_template} {name} {size}"
@@ -230,9 +225,6 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     Documents that are also test documents of the run are left out.
     """
     from moe_lab.models.tokenizer import Framing, load_tokenizer
-    from moe_lab.tasks.documents import document_hashes, gold_choice
-    from moe_lab.tasks.loading import load_tasks
-    from moe_lab.tasks.requests import build_requests
 
     task_name, _, kind = name.rpartition(":")
     zero_shot = replace(config, num_fewshot=0, limit=None, samples=None, predict_only=False)
@@ -268,10 +260,17 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
 
 def load_or_count(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Path, Counted]:
     """(folder, selections) of a set of texts under the model's own routing, counted once."""
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save
 
     content = profile_content(config, texts, model.facts)
-    folder, record = stored_profile(config, content, lambda folder: _count(folder, config, texts, model))
+
+    def count(folder: Path) -> dict[str, Any]:
+        rows = texts_as_rows(config, texts, model)
+        counted = count_selections(model, rows)
+        write_atomically(folder / SELECTIONS, save({"selections": counted.selections_LE}))
+        return {"rows": len(rows), "tokens": counted.tokens, "experts": counted.experts}
+
+    folder, record = stored_profile(config, content, count)
     return folder, Counted(load_file(folder / SELECTIONS)["selections"], record["tokens"], record["experts"])
 
 
@@ -279,16 +278,6 @@ def profile_content(config: RunConfig, texts: Texts, facts: ModelFacts) -> dict[
     """All that determines the selections: the texts and the model."""
     own = {"kind": "steer", "numerics": NUMERICS, "texts": texts.digest, "length": LENGTH}
     return own | model_content(config, facts)
-
-
-def _count(folder: Path, config: RunConfig, texts: Texts, model: LoadedModel) -> dict[str, Any]:
-    """Write the selections. Returns the number of texts and answer tokens, and the experts of each layer."""
-    from safetensors.torch import save
-
-    rows = texts_as_rows(config, texts, model)
-    counted = count_selections(model, rows)
-    write_atomically(folder / SELECTIONS, save({"selections": counted.selections_LE}))
-    return {"rows": len(rows), "tokens": counted.tokens, "experts": counted.experts}
 
 
 def count_selections(model: LoadedModel, rows: list[Row]) -> Counted:

@@ -20,7 +20,7 @@ from moe_lab.methods.data_files import Conversation, Data
 from moe_lab.methods.finetune_freeze.config import Recipe
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.facts import ModelFacts
-from moe_lab.models.tokenizer import load_tokenizer, with_template
+from moe_lab.models.tokenizer import load_tokenizer, rendered, with_template
 from moe_lab.tasks.loading import once
 
 NO_LOSS = -100
@@ -93,8 +93,18 @@ def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
     Some templates format earlier turns differently from the last one, for example without their reasoning. Then the
     text of the first turns is no prefix of the whole text, and the conversation is left out.
     """
-    rendered = [_answers(tokenizer, conversation) for conversation in conversations]
-    located = [(text, spans) for text, spans in rendered if spans is not None]
+    located = []
+    for conversation in conversations:
+        text, spans = _render(tokenizer, conversation, False), []
+        for number, message in enumerate(conversation):
+            if message["role"] == "assistant":
+                before = _render(tokenizer, conversation[:number], True)
+                through = _render(tokenizer, conversation[: number + 1], False).rstrip()
+                if not (text.startswith(before) and text.startswith(through)):
+                    break
+                spans.append((len(before), len(through)))
+        else:
+            located.append((text, spans))
     if not located:
         return []
     encoded = tokenizer(
@@ -110,22 +120,7 @@ def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
     return rows
 
 
-def _answers(tokenizer: Any, conversation: Conversation) -> tuple[str, list[tuple[int, int]] | None]:
-    """The conversation as text, and the [start, end) of each answer in it; None if they cannot be located."""
-    text, spans = _render(tokenizer, conversation, False), []
-    for number, message in enumerate(conversation):
-        if message["role"] == "assistant":
-            before = _render(tokenizer, conversation[:number], True)
-            through = _render(tokenizer, conversation[: number + 1], False).rstrip()
-            if not (text.startswith(before) and text.startswith(through)):
-                return text, None
-            spans.append((len(before), len(through)))
-    return text, spans
-
-
 def _render(tokenizer: Any, conversation: Conversation, prompt: bool) -> str:
-    from moe_lab.models.tokenizer import rendered
-
     options = {"tokenize": False, "add_generation_prompt": prompt}
     try:
         return rendered(tokenizer, lambda: tokenizer.apply_chat_template(conversation, **options))

@@ -15,7 +15,7 @@ from typing import Any
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TrainingError
 from moe_lab.models.distributed import num_processes, sharded
-from moe_lab.results.atomic import obey_umask, write_json
+from moe_lab.results.atomic import obey_umask, write_json, writing
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import folder_name, run_id
 from moe_lab.results.stored_files import read_mapping, whole_mapping
@@ -30,10 +30,11 @@ def last_checkpoint(folder: Path) -> Path | None:
     A kill may leave an incomplete one, from which the Trainer would continue with a new optimizer.
     """
     complete = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
-    return max(complete, key=_step, default=None)
+    return max(complete, key=step_of, default=None)
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step of a checkpoint."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -67,13 +68,22 @@ class Trained(Artifact):
             train: trains or continues in the folder, and returns the rest of the record.
             free: for a training on all processes, removes the model in memory before it.
 
+        Raises ConfigError for checkpoints of a training with another number of processes.
         """
 
         def record() -> dict[str, Any]:
             if free is not None:
                 free()
                 processes = {"processes": num_processes(), "sharded": sharded()}
-                claim(self.folder, {"id": self.id, **processes, **self.content})
+                owner = whole_mapping(self.folder / "identity.json") or {}
+                begun = last_checkpoint(self.folder / "checkpoints") is not None
+                for key, value in processes.items():
+                    if begun and owner.get(key) != value:
+                        raise ConfigError(
+                            f"{self.folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now "
+                            f"it is {value}. Continue as it began, or remove its checkpoints/."
+                        )
+                write_json(self.folder / "identity.json", {"id": self.id, **processes, **self.content})
             trained = train(self.folder)
             gc.collect()  # a Trainer, with its model and optimizer, is in reference cycles
             print(f"Trained: {self.folder / self.made}", file=sys.stderr)
@@ -95,56 +105,40 @@ class Trained(Artifact):
         return {self.folder.name: (missing, round(tokens * missing / per_steps))}
 
 
-def claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Write identity.json. Raises ConfigError for checkpoints of a training with another number of processes."""
-    owner = whole_mapping(folder / "identity.json") or {}
-    begun = last_checkpoint(folder / "checkpoints") is not None
-    for key in ("processes", "sharded"):
-        if begun and owner.get(key) != identity[key]:
-            raise ConfigError(
-                f"{folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now it is "
-                f"{identity[key]}. Continue as it began, or remove its checkpoints/."
-            )
-    write_json(folder / "identity.json", identity)
-
-
 def steps_kept(checkpoints: Path) -> int:
     """The steps of the last checkpoint."""
     last = last_checkpoint(checkpoints)
-    return 0 if last is None else _step(last)
-
-
-def print_resumed(folder: Path, kept: int, steps: int) -> None:
-    """Print at which step a training continues; nothing if it starts anew or is complete."""
-    if 0 < kept < steps:
-        print(f"{folder.name}: training, continuing at step {kept:,} of {steps:,}", file=sys.stderr)
+    return 0 if last is None else step_of(last)
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    """Save a model and its tokenizer. Raises TrainingError for weights that are NaN or infinite.
+    """Save a model, or the adapter of a PeftModel in float32, with its tokenizer unless that is None.
 
-    Parameters get the precision of the evaluation. Buffers, such as the routers' selection biases, stay float32.
+    Parameters of a model get the precision of the evaluation, `dtype`. Buffers, such as the routers' selection biases,
+    stay float32. Raises TrainingError if the last step diverged, which no later loss would show.
     """
     import torch
 
-    check_trained(model)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(getattr(torch, dtype))
-    model.config.dtype = getattr(torch, dtype)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    obey_umask(folder)
-
-
-def check_trained(module: Any) -> None:
-    """Raise TrainingError if the last step of a training diverged: no later loss would show this."""
+    from moe_lab.models.adapters import save_adapter
     from moe_lab.models.checks import LARGEST, out_of_range
+    from moe_lab.routing.passes import is_peft
 
-    if name := out_of_range(module):
+    if name := out_of_range(model):
         raise TrainingError(
             f"The training diverged: {name} is NaN, infinite or larger than {LARGEST:g} after its last step. "
             "Lower method.learning_rate."
         )
+    with writing(folder):
+        if is_peft(model):
+            save_adapter(model, folder)
+        else:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(getattr(torch, dtype))
+            model.config.dtype = getattr(torch, dtype)
+            model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        obey_umask(folder)
 
 
 def training_folder(config: Config) -> Path:

@@ -6,9 +6,9 @@ T = tokens of a pass, B = its sequences, E = experts, K = experts per token.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from transformers.integrations import moe as _grouped_products  # noqa: F401 - r
 from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress
+from moe_lab.config.schema import Config
 from moe_lab.errors import TrainingError
-from moe_lab.methods.trained import COMPLETE, last_checkpoint
+from moe_lab.methods.trained import COMPLETE, last_checkpoint, steps_kept
 from moe_lab.models.adapters import load_adapter, save_adapter
+from moe_lab.models.facts import resolve_device
 from moe_lab.models.source import NO_CODE
 from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.routing.hook import Router, Routing
@@ -132,13 +134,20 @@ class Steps(TrainerCallback):
 
 
 def training_arguments(
-    folder: Path, *, device: str, bf16: bool, max_grad_norm: float = 1.0, **own: Any
+    folder: Path, config: Config, *, steps: int, log_steps: int, max_grad_norm: float = 1.0, **own: Any
 ) -> TrainingArguments:
-    """TrainingArguments for `folder`, with `own` further ones. `bf16` is autocast."""
+    """TrainingArguments for `folder`, with `own` further ones, such as `bf16` for autocast.
+
+    Args:
+        log_steps: optimizer steps of a line of the log; a shorter training has one line.
+    """
+    device = resolve_device(config.device).type
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
+        seed=config.seed,
+        max_steps=steps,
         max_grad_norm=max_grad_norm,
-        bf16=bf16,
+        logging_steps=min(log_steps, steps),
         logging_nan_inf_filter=False,
         save_total_limit=2,
         remove_unused_columns=False,
@@ -184,8 +193,13 @@ class MoeTrainer(Trainer):
             self._steps.close()
 
     def train_from_last(self) -> Any:
-        """Train from the last complete checkpoint if there is one."""
-        checkpoint = last_checkpoint(Path(self.args.output_dir))
+        """Train from the last complete checkpoint if there is one. Prints at which step a training continues."""
+        folder = Path(self.args.output_dir)
+        checkpoint, kept, steps = last_checkpoint(folder), steps_kept(folder), self.args.max_steps
+        if 0 < kept < steps and self.args.process_index == 0:
+            print(
+                f"{folder.parent.name}: training, continuing at step {kept:,} of {steps:,}", file=sys.stderr
+            )
         return self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
@@ -203,13 +217,9 @@ class MoeTrainer(Trainer):
             save_adapter(self.model, Path(output_dir or str(self.args.output_dir)))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if is_peft(self.model):
-            load_adapter(self.model, Path(resume_from_checkpoint))
-            return
         sharded = self.is_distributed_loading_by_transformers
         options = {"distributed_config": self.model.config.distributed_config} if sharded else {}
-        saved = own_checkpoint(resume_from_checkpoint, **options)
-        (model or self.model).load_state_dict(saved.state_dict())
+        load_checkpoint(model or self.model, Path(resume_from_checkpoint), **options)
 
     def training_step(self, *args: Any, **options: Any) -> Tensor:
         loss = super().training_step(*args, **options)
@@ -243,6 +253,14 @@ class MoeTrainer(Trainer):
             )
 
 
+def load_checkpoint(model: Any, folder: Path, **options: Any) -> None:
+    """Give a model, or the adapter of a PeftModel, the weights of a checkpoint."""
+    if is_peft(model):
+        load_adapter(model, folder)
+    else:
+        model.load_state_dict(own_checkpoint(folder, **options).state_dict())
+
+
 def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
     """The model of a training's checkpoint, in the dtype of the trained weights."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **NO_CODE, **options)
@@ -265,12 +283,6 @@ class Temperatures:
         return share * self.drawn[sequence_B.cpu()]
 
 
-@dataclass(frozen=True)
-class _Pass:
-    tokens: NoisyTokens
-    temperature_T: Tensor
-
-
 class RoutingNoise:
     """RoE's noise on the routers' choice (equation 1) while a model trains, with a temperature for each sequence.
 
@@ -281,8 +293,8 @@ class RoutingNoise:
 
     def __init__(self, seed: int):
         self.seed = seed
-        self._pass: _Pass | None = None
-        """The last pass with noise."""
+        self._pass: tuple[NoisyTokens, Tensor] | None = None
+        """Tokens and temperatures [T] of the last pass with noise."""
         self._noisy = False
 
     @contextmanager
@@ -297,7 +309,7 @@ class RoutingNoise:
             row=zero_T + 1,
             position=torch.arange(length, device=device).repeat(sequence_B.numel()),
         )
-        self._pass, self._noisy = _Pass(tokens, temperature_B.repeat_interleave(length)), True
+        self._pass, self._noisy = (tokens, temperature_B.repeat_interleave(length)), True
         try:
             yield
         finally:
@@ -307,7 +319,7 @@ class RoutingNoise:
         # activation checkpointing repeats the last pass
         if self._pass is None or not (self._noisy or in_backward()):
             return None
-        tokens, logits_TE = self._pass.tokens, routing.logits_TE
+        (tokens, temperature_T), logits_TE = self._pass, routing.logits_TE
         layer = torch.tensor([router.layer], device=logits_TE.device)
         with torch.no_grad():
             noise_TE = gumbel_for_tokens(
@@ -315,7 +327,7 @@ class RoutingNoise:
                 layer,
                 logits_TE.shape[-1],
             )[0]
-            noisy_TE = router.scores(logits_TE) + self._pass.temperature_T[:, None] * noise_TE
+            noisy_TE = router.scores(logits_TE) + temperature_T[:, None] * noise_TE
             index_TK = router.choose(noisy_TE, routing.index_TK.shape[-1])
         weights_TK = router.weights(logits_TE, index_TK).to(routing.weights_TK.dtype)
         return Routing(logits_TE, weights_TK, index_TK)

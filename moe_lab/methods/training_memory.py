@@ -1,12 +1,12 @@
-"""The memory of a training before it starts: its passes, metered with tensors that have shapes and no values.
+"""The memory of a training: weights, gradients, the optimizer's moments and step, and activations.
 
-The weights, gradients and moments are counted by the method. What a device adds (context, workspaces, fragmentation) is
-not counted.
+It is planned before the training starts: passes are metered with tensors that have shapes and no values. What a device
+adds (context, workspaces, fragmentation) is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,6 +20,14 @@ from torch._subclasses.fake_tensor import (
 )
 
 from moe_lab.engine.footprint import Meter, OneOperation, known_of
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, MOMENTS
+
+BLOCK, CODES, LEAST_QUANTIZED = 256, 256, 4096
+"""torchao's AdamW8bit: numbers that share a float32 scale, float32 values of the codes, its smallest 8-bit tensor."""
+STEP_BYTES = 42
+"""Bytes for each number of the largest tensor in a step of torchao's AdamW8bit that is not compiled."""
+STEP_COPIES = {"adamw_torch": 1, "adamw_torch_fused": 0, "adagrad": 2, "rmsprop": 1, "sgd": 1}
+"""Copies of all gradients in a step of torch's optimizers on a GPU, where they compute all tensors at once."""
 
 
 def with_shapes(model: Any) -> Any:
@@ -30,6 +38,23 @@ def with_shapes(model: Any) -> Any:
     if model._can_set_experts_implementation():
         model.set_experts_implementation("grouped_mm")  # others read which experts have tokens
     return model.train()
+
+
+def peak_bytes(model: Any, *, optimizer: str, on_gpu: bool, **passes: Any) -> int:
+    """The planned peak bytes of a training on one device.
+
+    Args:
+        model: `with_shapes`; the parameters that require gradients are trained.
+        optimizer: a name in `MOMENTS`.
+        passes: arguments of `pass_bytes`.
+    """
+    trained = [each for each in model.parameters() if each.requires_grad]
+    gradients, weights = bytes_of(trained), bytes_of([*model.parameters(), *model.buffers()])
+    if optimizer == EIGHT_BIT:
+        step = STEP_BYTES * max(each.numel() for each in trained)
+    else:
+        step = STEP_COPIES[optimizer] * gradients * on_gpu
+    return weights + moment_bytes(trained, optimizer) + max(pass_bytes(model, **passes), gradients + step)
 
 
 def pass_bytes(
@@ -45,7 +70,6 @@ def pass_bytes(
     """The peak bytes of a pass and its backward pass, without weights: activations, logits, loss and gradients.
 
     Args:
-        model: `with_shapes`; gradients are of the parameters that require them.
         rows: sequences of the pass, each of `length` tokens.
         bf16: whether it is computed by autocast.
         checkpointing: whether layers are computed again in the backward pass.
@@ -74,6 +98,18 @@ def pass_bytes(
         except (DataDependentOutputException, DynamicOutputShapeException):
             return bytes_of(trained)
     return meter.peak
+
+
+def moment_bytes(parameters: Sequence[Tensor], optimizer: str) -> int:
+    """Bytes that the optimizer keeps for these parameters: numbers of their dtype, or torchao's blocks of 8 bits."""
+    if optimizer != EIGHT_BIT:
+        return MOMENTS[optimizer] * bytes_of(parameters)
+    found = 0
+    for own in parameters:
+        blocks, rest = divmod(own.numel(), BLOCK)
+        quantized = own.numel() >= LEAST_QUANTIZED and not rest
+        found += own.numel() + 4 * (blocks + CODES) if quantized else bytes_of([own])
+    return MOMENTS[optimizer] * found
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

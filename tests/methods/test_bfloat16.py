@@ -49,7 +49,8 @@ def test_all_products_of_a_step_are_in_the_dtype(family, implementation, dtype, 
 @pytest.mark.parametrize("router", ("token", "expert"))
 def test_all_products_of_a_pre_training_are_in_the_dtype(router, tmp_path):
     with Products() as products:
-        pretrain(pretrainings.training_of(tmp_path, steps=1, dtype="bfloat16", router=router))
+        trained = pretrain(pretrainings.training_of(tmp_path, steps=1, dtype="bfloat16", router=router))
+    assert {own.dtype for own in trained.model.parameters()} == {torch.float32}
     assert set().union(*products.dtypes.values()) == {torch.bfloat16}, products.dtypes
 
 

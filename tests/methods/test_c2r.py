@@ -17,10 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from moe_lab.errors import ConfigError
 from moe_lab.methods import c2r
-from moe_lab.methods.c2r import check_partners, check_profile
+from moe_lab.methods.c2r import check_partners
 from moe_lab.models.source import TINY
 from moe_lab.routing import record
 from tests.support.command import Ended, run_command
+from tests.support.ended import answers, block_of
 from tests.support.models import small_model
 from tests.support.runs import facts
 
@@ -31,23 +32,13 @@ def command(capsys: Any, folder: Path, *keys: str) -> Ended:
     return run_command(capsys, "method=c2r", f"output_dir={folder}", *FEW, *keys)
 
 
-def block_of(ended: Ended) -> dict[str, Any]:
-    assert ended.code == 0, ended.err
-    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
-
-
-def scores(folder: Path, run_id: str) -> list[Any]:
-    [samples] = folder.glob(f"runs/*-{run_id[:8]}/samples_*.jsonl")
-    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
-
-
 @pytest.mark.slow
 def test_it_records_a_profile_once_and_constrains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = block_of(command(capsys, tmp_path, "method.partners=3", "metrics=expert"))
     assert block["c2r"]["partners"] == 3 and 0 < block["c2r"]["changed_fraction"] < 1
-    assert scores(tmp_path, block["run_id"]) != scores(tmp_path, block["baseline"]["run_id"])
+    assert answers(tmp_path, "*", block["run_id"]) != answers(tmp_path, "*", block["baseline"]["run_id"])
     [profile] = (tmp_path / "profiles").iterdir()
     told = json.loads((profile / "profile.json").read_text())
     assert told["conversations"] == 12 and block["c2r"]["profile"] == profile.name
@@ -61,10 +52,10 @@ def test_it_records_a_profile_once_and_constrains(
     assert found["baseline"]["capacity"] == base["capacity"]
 
     # the same profile for another T, and the untouched model where all others are partners
-    monkeypatch.setattr(c2r, "_record", None)
+    monkeypatch.setattr(c2r, "conversation_rows", None)
     free = block_of(command(capsys, tmp_path, "method.partners=15"))
     assert free["c2r"]["changed_fraction"] == 0
-    assert scores(tmp_path, free["run_id"]) == scores(tmp_path, free["baseline"]["run_id"])
+    assert answers(tmp_path, "*", free["run_id"]) == answers(tmp_path, "*", free["baseline"]["run_id"])
     assert (
         block_of(command(capsys, tmp_path))["run_id"]
         == block_of(command(capsys, tmp_path, "method.partners=8"))["run_id"]
@@ -169,10 +160,3 @@ def test_each_expert_has_as_many_partners_as_a_token_needs_and_there_are():
     for count in (facts().top_k - 2, facts().experts):
         with pytest.raises(ConfigError, match=f"method.partners={count}: this model takes"):
             check_partners(count, facts())
-
-
-def test_counts_have_the_models_layers_and_experts():
-    layers, experts = facts().moe_layers, facts().experts
-    check_profile("x", torch.zeros(layers, experts, experts), facts())
-    with pytest.raises(ConfigError, match=r"method.profile=x (.|\n)*profile of this model"):
-        check_profile("x", torch.zeros(layers - 1, experts, experts), facts())

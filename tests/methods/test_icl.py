@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.methods.icl_lm import FILE, DemonstrationLM, ScoredPrompt
+from moe_lab.methods.icl_lm import FILE, DemonstrationLM
 from tests.support import rounding
 from tests.support.command import run_command
 from tests.support.models import make_model, make_tokenizer
@@ -48,7 +48,7 @@ def language_model(loaded, folder: Path | None = None, max_length: int | None = 
         max_length=max_length,
         model=SimpleNamespace(add_bos_token=None),
     )
-    asked = {QUESTION: ScoredPrompt("\n\n", {" A", " B", " much longer"}), "": ScoredPrompt("\n\n", {" A"})}
+    asked = {QUESTION: ("\n\n", {" A", " B", " much longer"}), "": ("\n\n", {" A"})}
     settings = SimpleNamespace(k=k, most_similar=0.999)
     return DemonstrationLM(loaded, config, settings, references(), asked, folder)
 

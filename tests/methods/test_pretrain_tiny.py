@@ -7,8 +7,9 @@ import pytest
 
 import moe_lab.models
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.errors import ConfigError, RunHeldError
+from moe_lab.errors import ConfigError
 from moe_lab.methods.pretrain_tiny import PretrainTiny
+from tests.support.trainings import interrupted
 
 RECIPE = {
     "steps": 6,
@@ -50,38 +51,24 @@ def weights(folder: Path) -> bytes:
 def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(
     architecture, tmp_path, monkeypatch, capsys
 ):
-    from moe_lab.methods import trainer as training
+    from moe_lab.methods.trainer import ToyRows
 
-    whole = train(architecture, tmp_path / "whole")
-    read_row = training.ToyRows.__getitem__
+    whole, rows_read, read_row = train(architecture, tmp_path / "whole"), [], ToyRows.__getitem__
+    with interrupted(5):
+        train(architecture, tmp_path / "resumed")
 
-    def fail_after_step_4(rows, index):
-        if index == 11:  # the batch of step 6, fetched while step 5 is prepared
-            raise OSError("no row")
+    def noted(rows, index):
+        rows_read.append(index)
         return read_row(rows, index)
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no row"):
-        patch.setattr(training.ToyRows, "__getitem__", fail_after_step_4)
-        train(architecture, tmp_path / "resumed")
-    (cut,) = (tmp_path / "resumed" / "models").iterdir()
-    assert json.loads((cut / "status.json").read_text())["reason"]
-    assert training.last_checkpoint(cut / "checkpoints").name == "checkpoint-4"
-    (cut / "checkpoints" / "checkpoint-5").mkdir()  # as a kill in the middle of saving leaves it
-
-    rows_read = []
-    monkeypatch.setattr(
-        training.ToyRows,
-        "__getitem__",
-        lambda rows, index: rows_read.append(index) or read_row(rows, index),
-    )
+    monkeypatch.setattr(ToyRows, "__getitem__", noted)
     assert "continuing at" not in capsys.readouterr().err
     resumed = train(architecture, tmp_path / "resumed")
-    assert f"{cut.name}: training, continuing at step 4 of 6\n" in capsys.readouterr().err
+    assert f"{resumed.name}: training, continuing at step 4 of 6\n" in capsys.readouterr().err
     assert rows_read == [8, 9, 10, 11]
     assert weights(resumed) == weights(whole)
-    assert (resumed / "log.jsonl").read_text().count('"loss"') == (whole / "log.jsonl").read_text().count(
-        '"loss"'
-    )
+    logs = [(folder / "log.jsonl").read_text().count('"loss"') for folder in (whole, resumed)]
+    assert logs[0] == logs[1]
 
 
 def test_what_is_written_is_a_plain_model_with_its_record(architecture, tmp_path):
@@ -111,17 +98,6 @@ def test_a_finished_training_is_returned_and_other_recipes_get_other_folders(
     monkeypatch.setattr(training, "MoeTrainer", None)
     assert train(architecture, tmp_path) == first
     assert train(architecture, tmp_path, save_steps=5) == first
-
-
-def test_a_training_held_by_another_process_is_refused(architecture, tmp_path):
-    from filelock import FileLock
-
-    folder = train(architecture, tmp_path)
-    with FileLock(folder / ".lock", timeout=0):
-        assert train(architecture, tmp_path) == folder, "a finished one needs no lock"
-        (folder / "training.json").unlink()
-        with pytest.raises(RunHeldError, match="held"):
-            train(architecture, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -23,19 +23,18 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.scmoe import SelfContrast
-from moe_lab.models.facts import ModelFacts
-from moe_lab.routing import document_key, find_routers, gumbel
+from moe_lab.routing import document_key, gumbel
 from tests.support import attention_kinds, rounding
 from tests.support.command import run_command
 from tests.support.models import build, small_model
 from tests.support.opened_methods import answered, opened
 from tests.support.requests import generating
 from tests.support.roe_reference import in_float64
+from tests.support.routed_by_hand import FACTS, FAMILIES, open_groups, routed_pass, weights_of
 from tests.support.runs import facts as facts_of
 from tests.support.tiers import by_family
 
 SEED, BETA, ALPHA = 5, 0.6, 0.15
-FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek_v3")
 WEAK = ("rank", "top-1", "random", "others")
 FAST = {(family, "rank") for family in FAMILIES} | {
     ("olmoe", "random"),
@@ -71,52 +70,34 @@ def weak_experts(router: Any, logits: Any, own: list[int], weak: str, rank: int,
     if weak == "others":
         return [e for e in order if e not in own]
     if hasattr(router, "num_group"):  # one expert of the groups that the router may take
-        groups = scores.unflatten(0, (router.num_group, -1))
-        best = groups.topk(2).values.sum(-1).argsort(descending=True)[: router.topk_group].tolist()
-        return [next(e for e in order if e // groups.shape[1] in best)]
+        size, best = len(scores) // router.num_group, open_groups(router, scores)
+        return [next(e for e in order if e // size in best)]
     return order[:1]
-
-
-def weights_of(kind: str, router: Any, logits: Any, experts: list[int]) -> Any:
-    if kind == "gpt_oss":
-        return logits[experts].softmax(-1)
-    if kind == "deepseek_v3":
-        chosen = logits.sigmoid()[experts]
-        return chosen / chosen.sum() * router.routed_scaling_factor
-    chosen = logits.softmax(-1)[experts]
-    return chosen / chosen.sum() if kind != "olmoe" else chosen
 
 
 def logits_after(model64: Any, ids: list[int], positions: Any, weak: str, rank: int, document: int) -> Any:
     """float64 [V] of one pass in which the tokens at `positions` are routed weakly in all MoE layers."""
-    handles = []
-    for router in find_routers(model64):
 
-        def hook(module: Any, args: Any, output: Any, layer: int = router.layer) -> Any:
-            logits_TE, weights_TK, index_TK = output
-            E, K = logits_TE.shape[-1], index_TK.shape[-1]
-            rows = []
-            for token in range(len(ids)):
-                experts, weights = index_TK[token].tolist(), weights_TK[token]
-                if token in positions:
-                    noise = gumbel(SEED, document, 0, 1, layer, [token], E)[0]
-                    experts = weak_experts(module, logits_TE[token], experts, weak, rank, noise)
-                    weights = weights_of(model64.config.model_type, module, logits_TE[token], experts)
-                rows.append((experts, weights))
-            width = max(K, *(len(experts) for experts, _ in rows))
-            index, weights = [], []
-            for experts, own in rows:
-                rest = [e for e in range(E) if e not in experts][: width - len(experts)]
-                index.append(experts + rest)
-                weights.append(torch.nn.functional.pad(own.double(), (0, len(rest))))
-            return logits_TE, torch.stack(weights).to(weights_TK.dtype), torch.tensor(index)
+    def route(layer: int, router: Any, output: Any) -> Any:
+        logits_TE, weights_TK, index_TK = output
+        E, K = logits_TE.shape[-1], index_TK.shape[-1]
+        rows = []
+        for token in range(len(ids)):
+            experts, weights = index_TK[token].tolist(), weights_TK[token]
+            if token in positions:
+                noise = gumbel(SEED, document, 0, 1, layer, [token], E)[0]
+                experts = weak_experts(router, logits_TE[token], experts, weak, rank, noise)
+                weights = weights_of(model64.config.model_type, router, logits_TE[token], experts)
+            rows.append((experts, weights))
+        width = max(K, *(len(experts) for experts, _ in rows))
+        index, weights = [], []
+        for experts, own in rows:
+            rest = [e for e in range(E) if e not in experts][: width - len(experts)]
+            index.append(experts + rest)
+            weights.append(torch.nn.functional.pad(own.double(), (0, len(rest))))
+        return logits_TE, torch.stack(weights).to(weights_TK.dtype), torch.tensor(index)
 
-        handles.append(router.module.register_forward_hook(hook))
-    with torch.no_grad():
-        logits_V = model64(torch.tensor([ids]), use_cache=False).logits[0, -1].double()
-    for handle in handles:
-        handle.remove()
-    return logits_V
+    return routed_pass(model64, ids, route)[-1]
 
 
 def contrast_after(model64: Any, prompt: list[int], ids: list[int], weak: str, rank: int, cache: str) -> Any:
@@ -220,12 +201,6 @@ def test_a_token_that_is_not_plausible_is_scored_and_not_decoded(tokenizer: Any)
 def test_a_seed_draws_other_random_experts_and_nothing_else_depends_on_it() -> None:
     assert scmoe(weak="random").random
     assert not scmoe(weak="random", beta=0).random and not scmoe().random and not scmoe(weak="others").random
-
-
-FACTS = ModelFacts(
-    name="x", path=None, revision=None, commit=None, family="olmoe", dtype="float32", moe_layers=4, experts=6, top_k=2,
-    max_length=512,
-)  # fmt: skip
 
 
 def test_the_identity_has_what_matters() -> None:

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from moe_lab.config.compose import compose_cell
-from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
 from moe_lab.methods import steer
 from moe_lab.methods.steer import (
@@ -29,26 +28,32 @@ from moe_lab.methods.steer import (
     steered_experts,
     texts_as_rows,
 )
-from moe_lab.models.facts import ModelFacts
 from moe_lab.routing import find_routers, record
 from moe_lab.runs.config import to_config
 from moe_lab.tasks.toy.questions import replies_to_harm, requests
-from tests.support import rounding
 from tests.support.command import run_command
+from tests.support.ended import block_of
 from tests.support.models import small_model
 from tests.support.opened_methods import answered
 from tests.support.opened_methods import opened as opened_method
 from tests.support.roe_reference import in_float64
+from tests.support.routed_by_hand import FACTS as SIX_EXPERTS
+from tests.support.routed_by_hand import (
+    FAMILIES,
+    PAIRS,
+    base_answers,
+    both_answers,
+    check_answers,
+    open_groups,
+    routed_pass,
+    weights_of,
+)
 from tests.support.runs import choices, write_jsonl
 
-FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek_v3")
 SETS = {
     "positive": [("one pen and", " two"), ("a red pen", " and so on")],
     "negative": [("one pen and", " 777"), ("six", " 9, 9, 9")],
 }
-PAIRS = [("three pens", " and"), ("three pens", " 7"), ("a", " b")]
-STEPS = 3
-PROMPTS = [(prompt, {"max_gen_toks": STEPS, "until": []}) for prompt in ("three pens", "a", "one")]
 
 
 @pytest.fixture
@@ -117,42 +122,27 @@ def choice_and_weights(
     moved = forced(logits)
     if kind != "deepseek_v3":
         experts = moved.argsort(descending=True)[:2].tolist()
-        chosen = moved.softmax(-1)[experts]
-        if kind == "gpt_oss":
-            chosen = moved[experts].softmax(-1)
-        return experts, chosen / chosen.sum() if kind == "mixtral" else chosen, moved
+        return experts, weights_of(kind, router, moved, experts), moved
     scores = forced(logits.sigmoid() + router.e_score_correction_bias)
-    groups = scores.unflatten(0, (router.num_group, -1))
-    best = groups.topk(2).values.sum(-1).argsort(descending=True)[: router.topk_group].tolist()
-    order = scores.argsort(descending=True).tolist()
-    experts = [e for e in order if e // groups.shape[1] in best][:2]
-    chosen = moved.sigmoid()[experts]
-    return experts, chosen / chosen.sum() * router.routed_scaling_factor, moved
+    size, best = len(scores) // router.num_group, open_groups(router, scores)
+    experts = [e for e in scores.argsort(descending=True).tolist() if e // size in best][:2]
+    return experts, weights_of(kind, router, moved, experts), moved
 
 
 def log_probs(model64: Any, ids: list[int], found: dict[tuple[int, int], int]) -> Any:
     """float64 [S, V] of one steered pass."""
-    handles = []
-    for router in find_routers(model64):
-        signs = {expert: sign for (layer, expert), sign in found.items() if layer == router.layer}
 
-        def hook(module: Any, args: Any, output: Any, signs: dict[int, int] = signs) -> Any:
-            logits_TE, weights_TK, _ = output
-            if not signs:
-                return None
-            rows = [
-                choice_and_weights(model64.config.model_type, module, logits, signs) for logits in logits_TE
-            ]
-            index = torch.tensor([experts for experts, _, _ in rows])
-            weights = torch.stack([weights for _, weights, _ in rows]).to(weights_TK.dtype)
-            return torch.stack([moved for _, _, moved in rows]), weights, index
+    def route(layer: int, router: Any, output: Any) -> Any:
+        logits_TE, weights_TK, _ = output
+        signs = {expert: sign for (number, expert), sign in found.items() if number == layer}
+        if not signs:
+            return None
+        rows = [choice_and_weights(model64.config.model_type, router, logits, signs) for logits in logits_TE]
+        index = torch.tensor([experts for experts, _, _ in rows])
+        weights = torch.stack([weights for _, weights, _ in rows]).to(weights_TK.dtype)
+        return torch.stack([moved for _, _, moved in rows]), weights, index
 
-        handles.append(router.module.register_forward_hook(hook))
-    with torch.no_grad():
-        logits = model64(torch.tensor([ids]), use_cache=False).logits[0].double().log_softmax(-1)
-    for handle in handles:
-        handle.remove()
-    return logits
+    return routed_pass(model64, ids, route).log_softmax(-1)
 
 
 CASES = [
@@ -173,34 +163,19 @@ def test_it_equals_steering_by_hand(
         signs = {which: [key for key, sign in found.items() if sign == which] for which in (1, -1)}
         assert sorted(signs[1]) == [tuple(key) for key in lm.session_info["forced_in"]]
         assert sorted(signs[-1]) == [tuple(key) for key in lm.session_info["forced_out"]] and found
-        expected = []
-        for pair in PAIRS:
-            context, answer = map(list, lm.encode_pair(*pair))
-            probs = log_probs(double, context + answer, found)[len(context) - 1 : -1]
-            target = torch.tensor(answer)
-            greedy = bool((probs.argmax(-1) == target).all())
-            expected.append((float(probs.gather(1, target[:, None]).sum()), greedy))
+        check_answers(lm, lambda ids: log_probs(double, ids, found), model.config.eos_token_id)
         scored = answered(lm, "loglikelihood", PAIRS)
-        assert [value for value, _ in scored] == rounding.approx([value for value, _ in expected], 4)
-        assert [greedy for _, greedy in scored] == [greedy for _, greedy in expected]
-        for text, (prompt, _) in zip(answered(lm, "generate_until", PROMPTS), PROMPTS, strict=True):
-            ids = list(lm.tok_encode(prompt))
-            while len(ids) < len(lm.tok_encode(prompt)) + STEPS and ids[-1] != model.config.eos_token_id:
-                ids.append(int(log_probs(double, ids, found)[-1].argmax()))
-            assert text == lm.tok_decode(ids[len(lm.tok_encode(prompt)) :])
         changed, decided = lm.cost["constrained_decisions"], lm.cost["routing_decisions"]
         assert 0 < changed < decided
-    plain = answered(EngineLM(model, tokenizer, progress=False), "loglikelihood", PAIRS)
-    assert scored != plain
+    assert scored != base_answers(model, tokenizer)[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_steered_expert_is_the_base_model_bit_for_bit(family: str, opened: Any, tokenizer: Any) -> None:
     model = small_model(family)
-    base = EngineLM(model, tokenizer, progress=False)
-    expected = [answered(base, "loglikelihood", PAIRS), answered(base, "generate_until", PROMPTS)]
+    expected = base_answers(model, tokenizer)
     with opened(model, activate=0, deactivate=0) as lm:
-        assert [answered(lm, "loglikelihood", PAIRS), answered(lm, "generate_until", PROMPTS)] == expected
+        assert both_answers(lm) == expected
         assert lm.cost["constrained_decisions"] == 0
 
 
@@ -234,10 +209,7 @@ def test_selections_belong_to_the_texts_and_the_model() -> None:
 
 # What follows from it ------------------------------------------------------------------------------------------------
 
-FACTS = ModelFacts(
-    name="x", path=None, revision=None, commit=None, family="olmoe", dtype="float32", moe_layers=4, experts=8, top_k=2,
-    max_length=512,
-)  # fmt: skip
+FACTS = replace(SIX_EXPERTS, experts=8)
 
 
 def test_a_layer_takes_no_more_experts_than_it_can() -> None:
@@ -300,12 +272,6 @@ def test_they_are_refused_before_weights_load(
     assert loads == [] and not (tmp_path / "out").exists()
 
 
-def block_of(ended: Any) -> dict[str, Any]:
-    assert ended.code == 0, ended.err
-    block: dict[str, Any] = json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
-    return block
-
-
 @pytest.mark.slow
 def test_a_set_is_counted_once_and_serves_the_other_direction(
     tmp_path: Path, capsys: Any, monkeypatch: Any
@@ -317,7 +283,7 @@ def test_a_set_is_counted_once_and_serves_the_other_direction(
     assert {file.name for file in (tmp_path / "profiles").iterdir()} == set(profiles.values())
     told = json.loads((tmp_path / "profiles" / profiles["negative"] / "profile.json").read_text())
     assert told["rows"] == 60  # three wrong choices of each question
-    monkeypatch.setattr(steer, "_count", None)
+    monkeypatch.setattr(steer, "texts_as_rows", None)
     other = block_of(run_command(capsys, *keys, f"method.positive={wrong}", f"method.negative={right}"))
     assert other["run_id"] != one["run_id"]
     assert other["steer"]["profiles"] == {"positive": profiles["negative"], "negative": profiles["positive"]}

@@ -160,14 +160,6 @@ def test_what_is_no_conversation_is_named_with_its_line(line, told, tmp_path):
         read(Config(), str(file))
 
 
-@pytest.mark.parametrize(
-    "dataset, told", [("lima", "offline"), ("alpaca", "unknown"), ("no.jsonl", "no file")]
-)
-def test_a_data_set_that_is_not_there_says_what_to_do(dataset, told):
-    with pytest.raises(TaskError, match=told):
-        read(Config(), dataset)
-
-
 def test_an_empty_file_is_refused(tmp_path):
     (tmp_path / "own.jsonl").write_text("\n")
     with pytest.raises(TaskError, match="has 0 conversations"):

@@ -1,10 +1,14 @@
-"""The checked Trainer. Broken by: a step after a loss or gradient that is NaN, one pass of several that is not checked, a
-loss of an earlier step that is counted again, a checkpoint that is promised and does not exist.
+"""The checked Trainer, and trainings that runs share.
+
+Broken by: a step after a loss or gradient that is NaN, one pass of several that is not checked, a loss of an earlier step
+that is counted again, a model that answers for another one or is trained twice, a resume from a checkpoint that is
+incomplete, a trained model that stays in memory.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +16,12 @@ import torch
 from torch import nn
 from transformers import TrainingArguments
 
+from moe_lab.config.schema import Config
 from moe_lab.errors import TrainingError
-from moe_lab.methods.trained import COMPLETE
+from moe_lab.methods.base import Base
+from moe_lab.methods.trained import COMPLETE, Trained, last_checkpoint
 from moe_lab.methods.trainer import MoeTrainer
+from tests.support.command import run_command
 
 
 class Line(nn.Module):
@@ -67,41 +74,119 @@ def test_finite_losses_train_to_the_end(tmp_path):
     assert model.weight.item() < 0.8
 
 
-@pytest.mark.parametrize("bad", (math.nan, math.inf, -math.inf))
-def test_it_stops_before_the_step_whose_loss_is_no_number(bad, tmp_path):
-    trainer, model = train(tmp_path, factors=[1, 1, bad, 1, 1, 1])
-    with pytest.raises(
-        TrainingError, match=f"The loss of training step 3 is {bad}. Lower method.learning_rate"
-    ):
+@pytest.mark.parametrize(
+    "numbers, accumulation, told, kept",
+    [
+        *(
+            ({"factors": [1, 1, bad, 1, 1, 1]}, 1, f"The loss of training step 3 is {bad}", 0.8)
+            for bad in (math.nan, math.inf, -math.inf)
+        ),
+        ({"factors": [1, 1, math.nan, 1, 1, 1]}, 2, "The loss of training step 2 is nan", 0.9),
+        ({"factors": [math.inf, -math.inf, 1, 1, 1, 1]}, 2, "The loss of training step 1 is nan", 1.0),
+        *(
+            ({"slopes": [1, bad, 1, 1, 1, 1]}, 1, f"The gradient of training step 2 is {bad}", 0.9)
+            for bad in (math.nan, math.inf)
+        ),
+    ],
+    ids=str,
+)
+def test_it_stops_before_the_step_with_a_number_that_is_none(numbers, accumulation, told, kept, tmp_path):
+    """One pass of several is enough: its first one, or infinities of both signs, which are no number together."""
+    trainer, model = train(tmp_path, **numbers, accumulation=accumulation)
+    with pytest.raises(TrainingError, match=f"{told}. Lower method.learning_rate"):
         trainer.train()
-    assert model.weight.item() == pytest.approx(0.8), "two steps of Adam"
+    assert model.weight.item() == pytest.approx(kept), "after the steps of Adam before it"
 
 
-def test_one_pass_of_several_is_enough(tmp_path):
-    """Its first pass; infinities of both signs are no number together."""
-    trainer, _ = train(tmp_path, factors=[1, 1, math.nan, 1, 1, 1], accumulation=2)
-    with pytest.raises(TrainingError, match="The loss of training step 2 is nan"):
-        trainer.train()
-    trainer, _ = train(tmp_path, factors=[math.inf, -math.inf, 1, 1, 1, 1], accumulation=2)
-    with pytest.raises(TrainingError, match="The loss of training step 1 is nan"):
-        trainer.train()
+CONTENT = {"model": {"weights": "a"}, "commit": None, "data": "b", "recipe": {"epochs": 1}, "seed": 0}
 
 
-@pytest.mark.parametrize("bad", (math.nan, math.inf))
-def test_a_gradient_that_is_no_number_stops_too(bad, tmp_path):
-    trainer, model = train(tmp_path, slopes=[1, bad, 1, 1, 1, 1])
-    with pytest.raises(TrainingError, match=f"The gradient of training step 2 is {bad}"):
-        trainer.train()
-    assert model.weight.isfinite().all()
+def folder_of(config, content, trained):
+    artifact = Trained.of(config, content, "model")
+
+    def train(folder):
+        trained.append(artifact.id)
+        for name in ("model", "checkpoints"):
+            (folder / name).mkdir(exist_ok=True)
+        return {"steps": len(trained)}
+
+    record = artifact.load_or_train(train)
+    assert not (artifact.folder / "checkpoints").exists()
+    assert record["id"] == trained[record["steps"] - 1]
+    return artifact.folder
 
 
-def test_it_promises_a_checkpoint_only_where_a_whole_one_is(tmp_path):
-    place = tmp_path / "checkpoint-1"
-    place.mkdir()
-    for whole in (False, True):
-        if whole:
-            (place / COMPLETE).touch()
-        trainer, _ = train(tmp_path, factors=[math.nan] * 6)
-        with pytest.raises(TrainingError) as stop:
-            trainer.train()
-        assert ("The last checkpoint is kept." in str(stop.value)) == whole
+def test_another_training_is_made_for_other_content(tmp_path):
+    config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
+    first = folder_of(config, CONTENT, trained)
+    assert folder_of(config, dict(CONTENT), trained) == first and len(trained) == 1
+    others = {folder_of(config, CONTENT | {key: "other"}, trained) for key in CONTENT}
+    assert len(others - {first}) == len(CONTENT) and len(trained) == 1 + len(CONTENT)
+    (first / "training.json").write_text('{"id": "of another"}')
+    assert folder_of(config, CONTENT, trained) == first and len(trained) == 2 + len(CONTENT)
+
+
+def test_what_is_gone_is_made_again_and_checkpoints_that_a_kill_left_go(tmp_path):
+    config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
+    folder = folder_of(config, CONTENT, trained)
+    (folder / "checkpoints").mkdir()
+    assert folder_of(config, CONTENT, trained) == folder and len(trained) == 1
+    (folder / "model").rmdir()
+    assert folder_of(config, CONTENT, trained) == folder and len(trained) == 2
+
+
+def test_what_a_training_leaves_in_reference_cycles_is_removed(tmp_path):
+    seen = []
+
+    class Node:
+        def __init__(self):
+            self.own = self
+            seen.append(weakref.ref(self))
+
+    def train(folder):
+        (folder / "model").mkdir()
+        return {"steps": len([Node()])}
+
+    config = Config(method=Base.Config(name="base"), output_dir=str(tmp_path))
+    Trained.of(config, CONTENT, "model").load_or_train(train)
+    assert seen[0]() is None
+
+
+def test_a_training_prints_once_where_its_model_is(tmp_path, capsys):
+    config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
+    folder = folder_of(config, CONTENT, trained)
+    assert capsys.readouterr().err == f"Trained: {folder / 'model'}\n"
+    folder_of(config, CONTENT, trained)
+    assert capsys.readouterr().err == "", "it is not trained again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        "method=finetune-freeze method.dataset_size=8 method.validation_size=1 method.max_steps=3",
+        "method=pretrain method.steps=2 method.layers=1 method.validation_rows=2",
+        "method=soft-prompt method.reference_size=4 method.epochs=1",
+        "method=prefix-tuning method.reference_size=4 method.epochs=1",
+    ],
+)
+def test_a_training_that_diverges_ends_in_one_message(capsys, tmp_path, line):
+    """A learning rate of 1e30 is a valid number."""
+    ended = run_command(
+        capsys,
+        *(*line.split(), "method.learning_rate=1e30", "model=tiny", "task=toy_choice", "limit=2"),
+        *("device=cpu", f"output_dir={tmp_path}"),
+    )
+    assert ended.code == 1, ended.err
+    assert "Traceback" not in ended.err and ended.err.count("Error: ") == 1
+    assert not list(tmp_path.glob("models/*/training.json"))
+
+
+def test_the_newest_complete_one_is_the_last(tmp_path):
+    assert last_checkpoint(tmp_path / "none") is None
+    checkpoints = {step: tmp_path / f"checkpoint-{step}" for step in (9, 10, 11)}
+    for step, checkpoint in checkpoints.items():
+        checkpoint.mkdir()
+        if step < 11:
+            (checkpoint / COMPLETE).touch()
+    assert last_checkpoint(tmp_path) == checkpoints[10], "by number, and the eleventh was cut off"

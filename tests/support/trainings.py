@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.training import Training, finetune
 from moe_lab.methods.tokenized import Row
+from moe_lab.methods.trainer import MoeTrainer
 from tests.support.families import VOCAB
 
 SETTINGS: dict[str, Any] = {
@@ -47,7 +51,7 @@ def training_of(
     made = rows(count + held_out)
     return Training(
         recipe=config.method.recipe(),
-        config=replace(config, model=ModelConfig(path=str(model))),
+        config=replace(config, model=ModelConfig(path=model and str(model))),
         folder=folder,
         rows=made[:count],
         validation=made[count:],
@@ -58,4 +62,32 @@ def training_of(
 
 def train(model: Any, folder: Path, **settings: Any) -> dict[str, Any]:
     """Fine-tune the model in place."""
-    return finetune(model, training_of(folder, **settings))
+    return finetune(training_of(folder, **settings), model)[1]
+
+
+@contextmanager
+def interrupted(done: int, what: str | None = None) -> Iterator[None]:
+    """A training in this context stops at the first number that is checked after `done` optimizer steps.
+
+    Args:
+        what: "loss", "gradient" or "validation loss": the first such number instead.
+    """
+    check = MoeTrainer._check
+
+    def stop(self: Any, value: Any, name: str, step: int) -> None:
+        check(self, value, name, step)
+        if self.state.global_step == done and what in (None, name):
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(MoeTrainer, "_check", stop)
+        yield
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """The tensors of two models or state dictionaries are equal byte by byte."""
+    one, other = (each if isinstance(each, dict) else each.state_dict() for each in (one, other))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        parts = (each.detach().reshape(-1).view(torch.uint8) for each in (value, other[name]))
+        assert torch.equal(*parts), name

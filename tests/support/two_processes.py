@@ -51,6 +51,6 @@ def by_one(model: Path, folder: Path, **settings) -> dict[int, dict[str, torch.T
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.Log, "on_step_begin", keep, raising=False)
         finetune(
-            trained, training_of(folder, model=model, **SETTINGS | {"gradient_accumulation": 2} | settings)
+            training_of(folder, model=model, **SETTINGS | {"gradient_accumulation": 2} | settings), trained
         )
     return found | {6: trained.state_dict()}

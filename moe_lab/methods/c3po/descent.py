@@ -34,16 +34,14 @@ EPS = 1e-6
 outside the top-k of families that renormalize)."""
 
 
-def _l2(logits_AV: Tensor, target_A: Tensor) -> Tensor:
-    """Squared distance between the predicted distribution and the answer's token."""
-    return (logits_AV.softmax(dim=-1) - F.one_hot(target_A, logits_AV.shape[-1])).square().sum(dim=-1)
-
-
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": partial(F.cross_entropy, reduction="none"),
-    "l2": _l2,
+    "l2": lambda logits_AV, target_A: (
+        (logits_AV.softmax(dim=-1) - F.one_hot(target_A, logits_AV.shape[-1])).square().sum(dim=-1)
+    ),
 }
-"""Losses of single tokens, [A]. An answer's loss is their mean."""
+"""Losses of single tokens, [A]; l2 is the squared distance between the predicted distribution and the answer's token.
+An answer's loss is their mean."""
 
 
 def check_losses(losses: Tensor, found_N: Tensor) -> None:

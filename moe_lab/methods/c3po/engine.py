@@ -32,7 +32,8 @@ from moe_lab.methods.references.store import ANSWER_TOKENS
 from moe_lab.models.load import LoadedModel
 from moe_lab.results.atomic import writing
 
-FILE = "traces.jsonl"
+TRACES = "traces.jsonl"
+"""File in the run's folder with a line for each scored question (`write_traces`)."""
 DIGITS = 6
 """Significant digits of numbers."""
 AT_ONCE = 32
@@ -43,61 +44,56 @@ GoldOf = Callable[[str, str | None], str]
 """(prompt, one of its choices, or None for a generated answer) -> the right answer, for the oracle."""
 
 
-class Trace:
-    """Writes `traces.jsonl` in a run's folder, the data of the paper's Figures 5 to 8.
+def write_traces(
+    file: Path,
+    texts: Sequence[tuple[str, list[str]]],
+    found: Optimized,
+    states: Sequence[Sequence[Scores]],
+    references: ReferenceSet | None,
+) -> None:
+    """Append lines for N questions to `traces.jsonl`, the data of the paper's Figures 5 to 8.
 
     A line has: prompt (SHA-256 of its text), layers (numbers of the re-mixed MoE layers), before and after (their
     probabilities of all experts, [tokens][layers][experts]), core ([tokens][layers][core experts]: expert numbers),
     neighbours (reference, its number in the set; text; distance; weight, its share of the kernel; pathway), losses (on
     the neighbours, [states]), continuations (texts) and scores (log-likelihoods of these, [states][continuations]).
     States are the original pathway and the pathway after every step.
+
+    Args:
+        texts: (prompt, continuations) of each question.
+        states: [states][N] scores.
     """
-
-    def __init__(self, folder: Path):
-        self.path = folder / FILE
-
-    def write(
-        self,
-        texts: Sequence[tuple[str, list[str]]],
-        found: Optimized,
-        states: Sequence[Sequence[Scores]],
-        references: ReferenceSet | None,
-    ) -> None:
-        """Append the lines of N questions: `texts` are (prompt, continuations), `states` [states][N] scores."""
-        changed = found.pathways
-        lines = [
-            {
-                "prompt": text_key(prompt),
-                "layers": changed.layers,
-                "before": numbers(changed.clean_NWLE[n]),
-                "after": numbers(changed.probs_NWLE()[n]),
-                "core": changed.core[n].tolist(),
-                "neighbours": _neighbours(n, found, references),
-                "losses": numbers(found.losses[:, n]),
-                "continuations": continuations,
-                "scores": [[score for score, _ in scores[n]] for scores in states],
-            }
-            for n, (prompt, continuations) in enumerate(texts)
-        ]
-        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _neighbours(n: int, found: Optimized, references: ReferenceSet | None) -> list[dict[str, Any]]:
-    if references is None or found.near is None or found.weight_NK is None:
-        return []
-    share_K = found.weight_NK[n] / found.weight_NK[n].sum()
-    return [
-        {
-            "reference": r,
-            "text": references.texts[r],
-            "distance": numbers(found.near.distance_QK[n, j]),
-            "weight": numbers(share_K[j]),
-            "pathway": numbers(references.pathway_RWME[r][:, found.pathways.layers]),
+    changed, near, weight_NK = found.pathways, found.near, found.weight_NK
+    lines = []
+    for n, (prompt, continuations) in enumerate(texts):
+        neighbours = []
+        if references is not None and near is not None and weight_NK is not None:
+            share_K = weight_NK[n] / weight_NK[n].sum()
+            neighbours = [
+                {
+                    "reference": r,
+                    "text": references.texts[r],
+                    "distance": numbers(near.distance_QK[n, j]),
+                    "weight": numbers(share_K[j]),
+                    "pathway": numbers(references.pathway_RWME[r][:, changed.layers]),
+                }
+                for j, r in enumerate(near.index_QK[n].tolist())
+                if r >= 0
+            ]
+        line = {
+            "prompt": text_key(prompt),
+            "layers": changed.layers,
+            "before": numbers(changed.clean_NWLE[n]),
+            "after": numbers(changed.probs_NWLE()[n]),
+            "core": changed.core[n].tolist(),
+            "neighbours": neighbours,
+            "losses": numbers(found.losses[:, n]),
+            "continuations": continuations,
+            "scores": [[score for score, _ in scores[n]] for scores in states],
         }
-        for j, r in enumerate(found.near.index_QK[n].tolist())
-        if r >= 0
-    ]
+        lines.append(json.dumps(line) + "\n")
+    with writing(file), file.open("a", encoding="utf-8") as stream:
+        stream.writelines(lines)
 
 
 def numbers(tensor: Tensor) -> Any:
@@ -115,7 +111,7 @@ class PathwayEngine(Engine):
     """Scores and generates with a pathway for each question.
 
     Args:
-        trace: where the pathways of scored questions are written.
+        trace: the file to which the pathways of scored questions are written; None: they are not.
         right_answer: for the oracle only.
     """
 
@@ -126,7 +122,7 @@ class PathwayEngine(Engine):
         layers: list[int],
         references: ReferenceSet | None,
         budget: Budget,
-        trace: Trace | None = None,
+        trace: Path | None = None,
         right_answer: RightAnswer | None = None,
     ):
         self.settings, self.budget, self.trace = settings, budget, trace
@@ -188,7 +184,7 @@ class PathwayEngine(Engine):
         scores = self.replay.score(suffixes, optimized.pathways.remix("topk"))
         if self.trace:
             continuations = [(request.text, list(request.texts)) for request in requests]
-            self.trace.write(continuations, optimized, states, self.optimize.references)
+            write_traces(self.trace, continuations, optimized, states, self.optimize.references)
         return scores
 
     def _read(
@@ -221,7 +217,7 @@ class C3POLM(EngineLM):
         layers: numbers of the MoE layers to optimize.
         references: None for the oracle.
         gold_of: for the oracle only.
-        trace: where the pathways of scored questions are written.
+        trace: the file to which the pathways of scored questions are written; None: they are not.
     """
 
     engine: PathwayEngine
@@ -234,7 +230,7 @@ class C3POLM(EngineLM):
         layers: list[int],
         references: ReferenceSet | None,
         gold_of: GoldOf | None = None,
-        trace: Trace | None = None,
+        trace: Path | None = None,
     ):
         def make_engine(lm: EngineLM) -> PathwayEngine:
             right_answer = self._right_answer if gold_of else None

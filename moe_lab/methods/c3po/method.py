@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.config.schema import Config as RunConfig
+from moe_lab.engine.planned import Asked
 from moe_lab.engine.token_span import named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
@@ -15,14 +17,13 @@ from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.references.documents import check_one_process
 from moe_lab.results.model import RunResult
+from moe_lab.tasks.loading import load_tasks
+from moe_lab.tasks.requests import Workload, right_request
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config as RunConfig
-    from moe_lab.engine.planned import Asked
     from moe_lab.methods.c3po.engine import C3POLM, GoldOf
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.requests import Workload
 
 
 _PART = re.compile(r"(first|middle|last)(\d+)")
@@ -41,28 +42,27 @@ def named_layers(given: Any, count: int) -> list[int]:
     elif given == "all":
         layers = list(range(count))
     else:
-        layers = [layer for part in str(given).split("+") for layer in _part(part, given, count)]
+        layers = []
+        for part in str(given).split("+"):
+            match = _PART.fullmatch(part)
+            if not match:
+                raise ConfigError(
+                    f"method.layers={given}: {part} names no layers. Use e.g. last5, first2+last3, middle4, all or "
+                    "[11,12,13]."
+                )
+            where, size = match[1], int(match[2])
+            if not 1 <= size <= count:
+                raise ConfigError(
+                    f"method.layers={given}: the model has {count} MoE layers. Use at most {where}{count}, or all."
+                )
+            start = {"first": 0, "middle": (count - size) // 2, "last": count - size}[where]
+            layers += range(start, start + size)
     wrong = [layer for layer in layers if not isinstance(layer, int) or not 0 <= layer < count]
     if wrong or not layers or len(set(layers)) < len(layers):
         raise ConfigError(
             f"method.layers={given}: the model has MoE layers 0 to {count - 1}, and each may be named once."
         )
     return sorted(layers)
-
-
-def _part(part: str, given: Any, count: int) -> list[int]:
-    match = _PART.fullmatch(part)
-    if not match:
-        raise ConfigError(
-            f"method.layers={given}: {part} names no layers. Use e.g. last5, first2+last3, middle4, all or [11,12,13]."
-        )
-    where, size = match[1], int(match[2])
-    if not 1 <= size <= count:
-        raise ConfigError(
-            f"method.layers={given}: the model has {count} MoE layers. Use at most {where}{count}, or all."
-        )
-    start = {"first": 0, "middle": (count - size) // 2, "last": count - size}[where]
-    return list(range(start, start + size))
 
 
 class C3PO(Method):
@@ -140,7 +140,7 @@ class C3PO(Method):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[C3POLM]:
-        from moe_lab.methods.c3po.engine import C3POLM, Trace
+        from moe_lab.methods.c3po.engine import C3POLM, TRACES
         from moe_lab.methods.references.reference_set import load_or_build
 
         config, references, gold_of, info = context.config, None, None, {}
@@ -150,7 +150,7 @@ class C3PO(Method):
             references = load_or_build(config, self.config, model, base_lm(model, config))
             info = {"reference": references.counts}
         layers = named_layers(self.config.layers, model.facts.moe_layers)
-        trace = Trace(context.folder) if self.config.trace and context.folder else None
+        trace = context.folder / TRACES if self.config.trace and context.folder else None
         lm = C3POLM(model, config, self.config, layers, references, gold_of, trace)
         lm.session_info = info
         yield lm
@@ -158,21 +158,23 @@ class C3PO(Method):
     def report(
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
     ) -> dict[str, Any]:
-        settings = self.config
-        block = {
-            "optimizer": settings.optimizer,
+        settings, counted = self.config, counters.get("flops_questions", 0)
+        keys = (
+            "optimizer",
+            "k",
+            "epsilon",
+            "kernel",
+            "steps",
+            "core_experts",
+            "tokens",
+            "loss",
+            "persistence",
+        )
+        block = {key: getattr(settings, key) for key in keys} | {
             "upper_bound": settings.optimizer == "oracle",
-            "k": settings.k,
-            "epsilon": settings.epsilon,
-            "kernel": settings.kernel,
-            "steps": settings.steps,
             "layers": named_layers(settings.layers, facts.moe_layers),
-            "core_experts": settings.core_experts,
-            "tokens": settings.tokens,
-            "loss": settings.loss,
-            "flops_per_sample": _per_sample("flops", counters),
-            "flops_plain_per_sample": _per_sample("flops_plain", counters),
-            "persistence": settings.persistence,
+            "flops_per_sample": counters["flops"] / counted if counted else None,
+            "flops_plain_per_sample": counters["flops_plain"] / counted if counted else None,
             "reference": {
                 "too_similar": counters.get("reference_dropped", 0),
                 "questions_without": counters.get("reference_none", 0),
@@ -208,8 +210,6 @@ class C3PO(Method):
 
 
 def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
-    from moe_lab.tasks.loading import load_tasks
-
     kinds = {name: task.get_config("output_type") for name, task in load_tasks(config)["tasks"].items()}
     for name, kind in kinds.items():
         if kind not in ("multiple_choice", "generate_until"):
@@ -229,19 +229,11 @@ def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
         )
 
 
-def _per_sample(name: str, counters: Mapping[str, int]) -> float | None:
-    """The mean of a counter over the questions that were counted; None without any."""
-    questions = counters.get("flops_questions", 0)
-    return counters[name] / questions if questions else None
-
-
 def right_answers(config: RunConfig) -> GoldOf:
     """The right answers of this run's test documents, for the oracle.
 
     If two documents have the same prompt and choice and different right answers, the first one's is used.
     """
-    from moe_lab.tasks.loading import load_tasks
-    from moe_lab.tasks.requests import right_request
 
     golds: dict[tuple[str, str | None], str] = {}
     for task in load_tasks(config)["tasks"].values():

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, cast
 
 from moe_lab.config.validators import above_zero, at_least, coerce, did_you_mean, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Method, refuse
 from moe_lab.models.distributed import num_processes
 
-SCHEDULES: dict[str, tuple[Any, ...]] = {
-    "none": ("none",),
-    "router": ("router",),
-    "experts": ("experts",),
-    "none-router": ("none", "router"),
-    "none-experts": ("none", "experts"),
-    "router-none": ("router", "none"),
-    "router-experts": ("router", "experts"),
-    "experts-none": ("experts", "none"),
-    "experts-router": ("experts", "router"),
+SCHEDULES = {
+    name: tuple(name.split("-"))
+    for name in (
+        *("none", "router", "experts", "none-router", "none-experts"),
+        *("router-none", "router-experts", "experts-none", "experts-router"),
+    )
 }
 """The paper's nine pairs: the group frozen in the first and in the second half, or in the whole training."""
 AT_LEAST = {
@@ -52,11 +48,15 @@ STEP_SIZE = 4
 are short, all in one pass."""
 
 
+Frozen = tuple[Literal["router", "experts", "shared_experts"], ...]
+"""Groups of parameters that are not trained."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of a training, up to the share `until` of its optimizer steps."""
 
-    frozen: tuple[Literal["router", "experts", "shared_experts"], ...] = ()
+    frozen: Frozen = ()
     until: float = 1.0
     lr: float | None = None
     """Peak learning rate in this phase, instead of the recipe's."""
@@ -64,16 +64,6 @@ class Phase:
     def __post_init__(self) -> None:
         above_zero("method.phases: until", self.until)
         above_zero("method.phases: lr", self.lr)
-
-
-def with_shared_experts(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Let phases that freeze the experts freeze the shared experts, too."""
-    return tuple(
-        replace(phase, frozen=tuple(sorted({*phase.frozen, "shared_experts"})))
-        if "experts" in phase.frozen
-        else phase
-        for phase in phases
-    )
 
 
 def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
@@ -94,7 +84,7 @@ def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
         )
     parts = SCHEDULES[schedule]
     return tuple(
-        Phase(frozen=() if part == "none" else (part,), until=(number + 1) / len(parts))
+        Phase(frozen=cast(Frozen, () if part == "none" else (part,)), until=(number + 1) / len(parts))
         for number, part in enumerate(parts)
     )
 
@@ -153,38 +143,60 @@ class Lora:
         at_least("method.lora.r", self.r, 1)
         at_least("method.lora.lora_alpha", self.lora_alpha, 1)
         at_least("method.lora.lora_dropout", self.lora_dropout, 0)
-        if not self.lora_dropout < 1:
-            raise ConfigError(f"method.lora.lora_dropout={self.lora_dropout}: must be below 1.")
-        if self.r is None and self.given:
-            key = self.given[0]
-            raise ConfigError(
-                f"method.lora.{key}={getattr(self, key)} has no effect without a rank. Give method.lora.r=, too."
-            )
-        if not self.target_modules and not self.target_parameters:
-            raise ConfigError(
-                "method.lora.target_modules and method.lora.target_parameters are both empty: nothing is trained. "
-                "Give one of them."
-            )
-        if self.target_parameters and self.lora_dropout:
-            raise ConfigError(
-                f"method.lora.lora_dropout={self.lora_dropout}: peft has no dropout for target_parameters. Leave one "
-                "of them out."
-            )
-
-    @property
-    def given(self) -> list[str]:
-        """The keys with another value than their default."""
-        return [
-            each.name
-            for each in fields(self)
-            if getattr(self, each.name)
-            != (list(ATTENTION) if each.name == "target_modules" else each.default)
+        defaults = Lora.__dataclass_fields__
+        given = [
+            key
+            for key, value in asdict(self).items()
+            if value != (list(ATTENTION) if key == "target_modules" else defaults[key].default)
         ]
+        refuse(
+            {
+                f"method.lora.lora_dropout={self.lora_dropout}: must be below 1.": not self.lora_dropout < 1,
+                **{
+                    f"method.lora.{key}={getattr(self, key)} has no effect without a rank. Give method.lora.r=, too.": (
+                        self.r is None
+                    )
+                    for key in given
+                },
+                "method.lora.target_modules and method.lora.target_parameters are both empty: nothing is trained. "
+                "Give one of them.": not self.target_modules and not self.target_parameters,
+                f"method.lora.lora_dropout={self.lora_dropout}: peft has no dropout for target_parameters. Leave one "
+                "of them out.": self.target_parameters and self.lora_dropout,
+            }
+        )
 
 
 @dataclass(kw_only=True)
-class FinetuneConfig(Method.Config):
-    """The keys of `conf/method/finetune-freeze.yaml`; numbers are those of MoE-Bench's Table 1."""
+class RecipeKeys:
+    """The keys that determine the weights as they are typed; numbers are those of MoE-Bench's Table 1."""
+
+    learning_rate: float = 2e-5
+    router_lr: float | None = None
+    router_aux_loss_coef: float = 0.0
+    routing_noise: float = 0.0
+    """Highest temperature of the noise on the routers' choice; 0: none."""
+    routing_noise_schedule: Literal["constant", "linear"] = "constant"
+    partners: int | None = None
+    """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
+    epochs: int = 3
+    max_steps: int | None = None
+    length: int = 2048
+    warmup_ratio: float = 0.03
+    weight_decay: float = 0.0
+    optimizer: str = "adamw_torch"
+    """`optim` of transformers' TrainingArguments. The same holds for the next keys."""
+    scheduler: str = "linear"
+    max_grad_norm: float | None = 1.0
+    """Largest norm of the gradient; null: not clipped."""
+    bf16: bool | None = None
+    """Whether passes are computed by autocast to bfloat16; null: with dtype=bfloat16."""
+    early_stop_patience: int | None = None
+    """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
+
+
+@dataclass(kw_only=True)
+class FinetuneConfig(RecipeKeys, Method.Config):
+    """The keys of `conf/method/finetune-freeze.yaml`."""
 
     name: str = "finetune-freeze"
     schedule: str = "none"
@@ -193,27 +205,10 @@ class FinetuneConfig(Method.Config):
     dataset: str = "toy"
     dataset_size: int | None = None
     validation_size: int | None = None
-    learning_rate: float = 2e-5
-    router_lr: float | None = None
-    router_aux_loss_coef: float = 0.0
-    routing_noise: float = 0.0
-    routing_noise_schedule: Literal["constant", "linear"] = "constant"
-    partners: int | None = None
-    """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
     profile: str | None = None
-    epochs: int = 3
-    max_steps: int | None = None
     batch_size: int | None = None
     gradient_accumulation: int | None = None
-    length: int = 2048
-    warmup_ratio: float = 0.03
-    weight_decay: float = 0.0
-    optimizer: str = "adamw_torch"
-    scheduler: str = "linear"
-    max_grad_norm: float | None = 1.0
-    bf16: bool | None = None
     activation_checkpointing: bool = False
-    early_stop_patience: int | None = None
     save_steps: int = 250
     compare_with_full: bool = True
     lora: Lora = field(default_factory=Lora)
@@ -228,45 +223,40 @@ class FinetuneConfig(Method.Config):
             above_zero(f"method.{key}", getattr(self, key))
         one_of("method.optimizer", self.optimizer, tuple(MOMENTS))
         one_of("method.scheduler", self.scheduler, SCHEDULERS)
-        if not self.warmup_ratio < 1:
-            raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
-        phases_of(self.schedule, self.phases)
-        if self.profile is not None and self.partners is None:
-            raise ConfigError(
-                f"method.profile={self.profile} has no effect without method.partners=. Give that, too."
-            )
-        if self.partners is not None and self.routing_noise:
-            raise ConfigError(
-                f"method.partners={self.partners} and method.routing_noise={self.routing_noise} both change the "
-                "routers' choice in training. Leave one of them out."
-            )
-        self._check_lora()
-        for key in ("hub_model_id", "hub_private_repo"):
-            if getattr(self, key) is not None and not self.push_to_hub:
-                raise ConfigError(
-                    f"method.{key}={getattr(self, key)} has no effect without method.push_to_hub=true."
-                )
-        if self.early_stop_patience and not self.held_out:
-            raise ConfigError(
-                "method.early_stop_patience needs a validation loss. Hold conversations out: "
-                "method.validation_size=100"
-            )
-
-    def _check_lora(self) -> None:
-        """Raise ConfigError for keys about weights that LoRA does not train."""
-        if self.lora.r is None:
-            return
-        frozen = any(phase.frozen for phase in phases_of(self.schedule, self.phases))
+        phases = phases_of(self.schedule, self.phases)
         typed = "phases with frozen groups" if self.phases is not None else f"schedule={self.schedule}"
-        keys = {typed: frozen, f"router_lr={self.router_lr}": self.router_lr is not None}
-        keys["freeze_shared_experts=true"] = self.freeze_shared_experts
-        keys[f"optimizer={self.optimizer}"] = self.optimizer == EIGHT_BIT
-        for key, given in keys.items():
-            if given:
-                raise ConfigError(
+        not_with_lora = {
+            typed: any(phase.frozen for phase in phases),
+            f"router_lr={self.router_lr}": self.router_lr is not None,
+            "freeze_shared_experts=true": self.freeze_shared_experts,
+            f"optimizer={self.optimizer}": self.optimizer == EIGHT_BIT,
+        }
+        of_upload = ("hub_model_id", "hub_private_repo")
+        refuse(
+            {
+                f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio < 1,
+                f"method.profile={self.profile} has no effect without method.partners=. Give that, too.": (
+                    self.profile is not None and self.partners is None
+                ),
+                f"method.partners={self.partners} and method.routing_noise={self.routing_noise} both change the "
+                "routers' choice in training. Leave one of them out.": (
+                    self.partners is not None and self.routing_noise
+                ),
+                **{
                     f"method.{key} and method.lora.r={self.lora.r}: LoRA freezes all weights of the model and trains "
-                    "an adapter. Leave one of them out."
-                )
+                    "an adapter. Leave one of them out.": self.lora.r is not None and given
+                    for key, given in not_with_lora.items()
+                },
+                **{
+                    f"method.{key}={getattr(self, key)} has no effect without method.push_to_hub=true.": (
+                        getattr(self, key) is not None and not self.push_to_hub
+                    )
+                    for key in of_upload
+                },
+                "method.early_stop_patience needs a validation loss. Hold conversations out: "
+                "method.validation_size=100": self.early_stop_patience and not self.held_out,
+            }
+        )
 
     @property
     def held_out(self) -> int:
@@ -290,39 +280,24 @@ class FinetuneConfig(Method.Config):
         own["gradient_accumulation"] = passes * num_processes()
         own["lora"] = None if self.lora.r is None else self.lora
         phases = phases_of(self.schedule, self.phases)
-        return Recipe(phases=with_shared_experts(phases) if self.freeze_shared_experts else phases, **own)
+        if self.freeze_shared_experts:  # in phases that freeze the experts
+            phases = tuple(
+                replace(phase, frozen=tuple(sorted({*phase.frozen, "shared_experts"})))
+                if "experts" in phase.frozen
+                else phase
+                for phase in phases
+            )
+        return Recipe(phases=phases, **own)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+@dataclass(kw_only=True)
+class Recipe(RecipeKeys):
     """All that determines the weights together with model, data and seed."""
 
     phases: tuple[Phase, ...]
-    learning_rate: float
-    router_lr: float | None
-    router_aux_loss_coef: float
-    routing_noise: float
-    """Highest temperature of the noise on the routers' choice; 0: none."""
-    routing_noise_schedule: str
-    epochs: int
-    max_steps: int | None
     batch_size: int
     gradient_accumulation: int
     """Passes of an optimizer step, over all processes."""
-    length: int
-    warmup_ratio: float
-    weight_decay: float
-    partners: int | None
-    """T: the partners of each expert in C2R's constraint; None: none."""
-    optimizer: str
-    """`optim` of transformers' TrainingArguments. The same holds for the next keys."""
-    scheduler: str
-    max_grad_norm: float | None
-    """Largest norm of the gradient; None: not clipped."""
-    bf16: bool | None
-    """Whether passes are computed by autocast to bfloat16; None: with dtype=bfloat16."""
-    early_stop_patience: int | None
-    """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
     lora: Lora | None
     """The adapter that is trained; None: the weights of the model are."""
 

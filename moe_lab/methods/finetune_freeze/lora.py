@@ -20,11 +20,8 @@ from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, first_line, reading
 from moe_lab.methods.finetune_freeze.config import Lora
 from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
-from moe_lab.methods.trained import check_trained
-from moe_lab.models.adapters import save_adapter
 from moe_lab.models.distributed import sharded
 from moe_lab.models.source import load_config, model_source
-from moe_lab.results.atomic import obey_umask
 
 
 def check_lora(config: Config, lora: Lora) -> None:
@@ -39,12 +36,17 @@ def check_lora(config: Config, lora: Lora) -> None:
             f"{key} with model.peft={config.model.peft}: the new adapter would belong to a merged model that is not "
             "stored.\nMerge it once with peft's merge_and_unload(), save the model, and give model.path."
         )
-    empty_adapted(config, lora)
+    empty_to_train(config, lora)
 
 
-def empty_adapted(config: Config, lora: Lora, dtype: str = "float32") -> Any:
-    """The model of a run with its adapter, without weights. Raises ConfigError for targets that it cannot have."""
+def empty_to_train(config: Config, lora: Lora | None, dtype: str = "float32") -> Any:
+    """The model of a run without weights, with its adapter unless `lora` is None.
+
+    Raises ConfigError for targets that it cannot have.
+    """
     model = empty_model(load_config(config.model, offline=config.offline)).to(getattr(torch, dtype))
+    if lora is None:
+        return model
     listed = [] if isinstance(lora.target_modules, str) else lora.target_modules
     names = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
     for target in [*listed, *(lora.target_parameters or [])]:
@@ -111,11 +113,3 @@ def with_lora(model: Any, lora: Lora, config: Config, commit: str | None) -> Any
             f"method.lora: this model does not run with peft's adapters there: {reason}. Leave these targets out."
         )
     return adapted
-
-
-def save_lora(adapted: Any, tokenizer: Any, folder: Path) -> None:
-    """Save the adapter in peft's format, in float32, with the tokenizer. Raises TrainingError for NaN or infinity."""
-    check_trained(adapted)
-    save_adapter(adapted, folder)
-    tokenizer.save_pretrained(folder)
-    obey_umask(folder)

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.errors import ConfigError, ModelError, ResultsError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import (
@@ -21,18 +23,18 @@ from moe_lab.methods.c2r import (
     partners_in,
     profile_identity,
 )
+from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
-from moe_lab.methods.method import Context, TrainingMethod
+from moe_lab.methods.method import Context, TrainingMethod, refuse
 from moe_lab.methods.trained import Trained
 from moe_lab.models.distributed import num_processes
+from moe_lab.models.hub import Upload
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.tokenized import Prepared
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.hub import Upload
     from moe_lab.models.load import LoadedModel
     from moe_lab.results.scores import Score
 
@@ -90,7 +92,6 @@ class FinetuneFreeze(TrainingMethod):
         return {"data": self._training_data(config, facts).data.digest, **profile_identity(self.config)}
 
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
-        from moe_lab.methods.data_files import read_data
         from moe_lab.methods.tokenized import prepare
 
         if self._prepared is None:
@@ -102,84 +103,64 @@ class FinetuneFreeze(TrainingMethod):
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.finetune_freeze.lora import check_lora
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
-        from moe_lab.models.facts import quantization_of
+        from moe_lab.models.facts import quantization_of, resolve_device
         from moe_lab.models.source import load_config
 
+        own, of_type = self.config, f"models of type {facts.family} have"
         architecture = load_config(config.model, offline=config.offline)
         self.check_training(config, facts)
         if quantization_of(architecture):
             raise ModelError(
                 "A quantized model cannot be fine-tuned. Use the checkpoint before quantization."
             )
-        self._check_deepspeed(config)
-        if self.config.lora.r is not None:
-            check_lora(config, self.config.lora)
-        if self.config.routing_noise and facts.fixed_routing:
-            raise ConfigError(
-                f"method.routing_noise needs routers of single tokens: {facts.fixed_routing}. Leave it out."
-            )
-        if self.config.partners is not None:
+        deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+        if deepspeed and resolve_device(config.device).type == "cpu":
+            raise ConfigError("DeepSpeed needs GPUs. On a CPU use torchrun, or conf/accelerate/fsdp.yaml.")
+        if own.lora.r is not None:
+            check_lora(config, own.lora)
+        if own.partners is not None:
             check_constraint(config, facts)
         model = once(f"empty model {config.model} {config.offline}", lambda: empty_model(architecture))
-        self._check_savings(model, facts.family)
         groups = parameter_groups(model)
-        if self.config.freeze_shared_experts and not groups["shared_experts"]:
-            raise ConfigError(
-                f"method.freeze_shared_experts=true: models of type {facts.family} have no shared experts. "
-                "Leave it out."
-            )
-        if self.config.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
-            raise ConfigError(
-                f"method.router_aux_loss_coef: models of type {facts.family} have no auxiliary loss in transformers. "
-                "Leave it out."
-            )
-
-    def _check_savings(self, model: Any, family: str) -> None:
-        if self.config.activation_checkpointing and not model.supports_gradient_checkpointing:
-            raise ConfigError(
-                f"method.activation_checkpointing=true: models of type {family} have no checkpointing in "
-                "transformers. Leave it out."
-            )
-        if self.config.optimizer == EIGHT_BIT and num_processes() > 1:
-            raise ConfigError(
-                f"method.optimizer={EIGHT_BIT} trains in one process: others would round their weights differently. "
-                "Use method.optimizer=adamw_torch with several processes."
-            )
-
-    def _check_deepspeed(self, config: RunConfig) -> None:
-        from moe_lab.models.facts import resolve_device
-
-        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true":
-            return
-        if resolve_device(config.device).type == "cpu":
-            raise ConfigError("DeepSpeed needs GPUs. On a CPU use torchrun, or conf/accelerate/fsdp.yaml.")
-        if len(self.config.recipe().phases) > 1:
-            raise ConfigError(
+        refuse(
+            {
                 "DeepSpeed cannot keep its optimizer from one phase to the next. Use method.schedule=none, router or "
-                "experts, or conf/accelerate/fsdp.yaml, which splits the model, too, and supports all schedules."
-            )
+                "experts, or conf/accelerate/fsdp.yaml, which splits the model, too, and supports all schedules.": (
+                    deepspeed and len(own.recipe().phases) > 1
+                ),
+                f"method.routing_noise needs routers of single tokens: {facts.fixed_routing}. Leave it out.": (
+                    own.routing_noise and facts.fixed_routing
+                ),
+                f"method.activation_checkpointing=true: {of_type} no checkpointing in transformers. Leave it out.": (
+                    own.activation_checkpointing and not model.supports_gradient_checkpointing
+                ),
+                f"method.optimizer={EIGHT_BIT} trains in one process: others would round their weights differently. "
+                "Use method.optimizer=adamw_torch with several processes.": (
+                    own.optimizer == EIGHT_BIT and num_processes() > 1
+                ),
+                f"method.freeze_shared_experts=true: {of_type} no shared experts. Leave it out.": (
+                    own.freeze_shared_experts and not groups["shared_experts"]
+                ),
+                f"method.router_aux_loss_coef: {of_type} no auxiliary loss in transformers. Leave it out.": (
+                    own.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef")
+                ),
+            }
+        )
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """The run's configuration with the trained model, or adapter; trains it if it is missing."""
-        from moe_lab.methods.finetune_freeze.training import train
-
         if self.config.optimizer == EIGHT_BIT and find_spec("torchao") is None:
             raise ConfigError(
                 f"method.optimizer={EIGHT_BIT} needs the package torchao, which is not installed.\n"
                 "In the checkout of moe_lab: pip install -e '.[torchao]'"
             )
-        data, recipe = self._training_data(config, facts), self.config.recipe()
-        trained = self.trained(config, facts)
-        trained.load_or_train(lambda folder: train(folder, config, recipe, data, facts), free)
-        folder = str(trained.folder / trained.made)
-        if recipe.lora is None:
-            model = replace(config.model, path=folder, revision=None, peft=None)
-        else:
-            model = replace(config.model, peft=folder, tokenizer=config.model.tokenizer or folder)
-        return replace(config, model=model, dtype=facts.dtype)
+        return super().resolve_model(config, facts, free)
+
+    def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        from moe_lab.methods.finetune_freeze.training import train
+
+        return train(folder, config, self.config.recipe(), self._training_data(config, facts), facts)
 
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
-        """The folder and id of the trained model or adapter; it need not exist yet."""
         recipe = self.config.recipe()
         content = {
             "method": "finetune-freeze",
@@ -192,32 +173,27 @@ class FinetuneFreeze(TrainingMethod):
         }
         return Trained.of(config, content, recipe.made)
 
-    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
+    def training_size(self, config: RunConfig, facts: ModelFacts) -> tuple[int, int, int]:
         recipe, rows = self.config.recipe(), self._training_data(config, facts).train.rows
-        tokens, per_epoch = sum(len(row.ids) for row in rows), recipe.steps_per_epoch(len(rows))
-        return self.trained(config, facts).left(recipe.steps(len(rows)), tokens, per_epoch)
+        tokens = sum(len(row.ids) for row in rows)
+        return recipe.steps(len(rows)), tokens, recipe.steps_per_epoch(len(rows))
 
-    def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
+    def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         from moe_lab.methods.finetune_freeze.memory import peak_bytes
 
-        if not self.training_left(config, facts):
-            return None
         rows = self._training_data(config, facts).train.rows
-        return peak_bytes(
-            self.config, config, facts, length=max(len(row.ids) for row in rows), rows=len(rows)
-        )
+        length = max(len(row.ids) for row in rows)
+        return peak_bytes(self.config, config, facts, length=length, rows=len(rows))
 
     def adapter_parameters(self, config: RunConfig) -> int | None:
-        from moe_lab.methods.finetune_freeze.lora import empty_adapted
+        from moe_lab.methods.finetune_freeze.lora import empty_to_train
         from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
 
         if self.config.lora.r is None:
             return None
-        return sum(counts(trainable(parameter_groups(empty_adapted(config, self.config.lora)))).values())
+        return sum(counts(trainable(parameter_groups(empty_to_train(config, self.config.lora)))).values())
 
     def upload(self, config: RunConfig, facts: ModelFacts) -> Upload | None:
-        from moe_lab.models.hub import Upload
-
         own = self.config
         if not own.push_to_hub:
             return None

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from moe_lab.config.schema import Config
 from moe_lab.models.source import model_source
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config
     from moe_lab.results.scores import Score
 
 COURSE = ("conversations", "schedule", "steps", "parameters", "first_loss", "last_loss", "validation")

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from moe_lab.errors import ModelError
-from moe_lab.routing.hook import Router, find_routers
+from moe_lab.routing.hook import find_routers
 from moe_lab.routing.passes import with_wrapper
 
 Groups = Mapping[str, list[nn.Parameter]]
@@ -39,7 +39,13 @@ def parameter_groups(model: nn.Module) -> Groups:
     routers: dict[int, nn.Parameter] = {}
     found = find_routers(model)
     for router in found:
-        experts |= _by_id(_experts_of(router))
+        modules = [with_wrapper(router.block, each) for each in router.block.modules() if is_experts(each)]
+        if not modules:
+            raise ModelError(
+                f"No experts were found next to the router {router.name}: this version of transformers is not "
+                "supported."
+            )
+        experts |= _by_id(modules)
     for router in found:
         own_parameters = _by_id([with_wrapper(router.block, router.module)])
         routers |= {key: own for key, own in own_parameters.items() if key not in experts}
@@ -54,15 +60,6 @@ def parameter_groups(model: nn.Module) -> Groups:
         "shared_experts": list(shared.values()),
         "other": other,
     }
-
-
-def _experts_of(router: Router) -> list[nn.Module]:
-    found = [with_wrapper(router.block, module) for module in router.block.modules() if is_experts(module)]
-    if not found:
-        raise ModelError(
-            f"No experts were found next to the router {router.name}: this version of transformers is not supported."
-        )
-    return found
 
 
 def _by_id(modules: Sequence[nn.Module]) -> dict[int, nn.Parameter]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
@@ -115,46 +114,6 @@ def stopped(losses: Sequence[float], patience: int) -> bool:
     return len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])
 
 
-def save_optimizer(optimizer: Any, scheduler: Any, folder: Path, rank: int) -> None:
-    """Write this process's shards of the optimizer, the state that all processes share, and the scheduler."""
-    state = optimizer.state_dict()
-    parts = {
-        number: {
-            key: value.to_local() if isinstance(value, DTensor) else value for key, value in entries.items()
-        }
-        for number, entries in state["state"].items()
-    }
-    whole = {"optimizer": {**state, "state": parts}, "scheduler": scheduler.state_dict()}
-    torch.save(whole, folder / OPTIMIZER.format(rank=rank))
-
-
-def load_optimizer(optimizer: Any, scheduler: Any, folder: Path, rank: int) -> None:
-    """Read what `save_optimizer` wrote, for the same parameters and number of processes."""
-    stored = torch.load(folder / OPTIMIZER.format(rank=rank), map_location="cpu", weights_only=True)
-    state = stored["optimizer"]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    whole = {
-        number: {key: _like(parameters[number], value) for key, value in entries.items()}
-        for number, entries in state["state"].items()
-    }
-    optimizer.load_state_dict({**state, "state": whole})
-    scheduler.load_state_dict(stored["scheduler"])
-
-
-def _like(parameter: nn.Parameter, value: Tensor) -> Tensor:
-    """A moment as a shard with the layout of its parameter; the step count, a number, as it is."""
-    if not isinstance(parameter, DTensor) or value.dim() == 0:
-        return value
-    return DTensor.from_local(
-        value.to(parameter.device),
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-
-
 class Order(Sampler[int]):
     """The numbers of all rows, shuffled again in each epoch, and `EMPTY` up to a multiple of `share`."""
 
@@ -191,7 +150,7 @@ class FreezeTrainer(MoeTrainer):
         self.passes = torch.zeros(())
         """Passes with answers in this optimizer step, over all processes."""
         super().__init__(schedule=[], **options)
-        self.args.save_only_model = False  # `save_optimizer` stores a sharded model's optimizer
+        self.args.save_only_model = False  # each process stores its shards of a split optimizer
         self.freezing = Freezing(parameter_groups(self.model), recipe.phases, recipe.ends(rows))
         self.add_callback(self.freezing)
         if len(validation):
@@ -300,16 +259,19 @@ class FreezeTrainer(MoeTrainer):
         super().log(logs, start_time)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.is_distributed_loading_by_transformers:
-            save_optimizer(self.optimizer, self.lr_scheduler, Path(output_dir), self.args.process_index)
-        else:
-            super()._save_optimizer_and_scheduler(output_dir)
+        if not self.is_distributed_loading_by_transformers:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        torch.save([self.optimizer.state_dict(), self.lr_scheduler.state_dict()], self._shards(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None and self.is_distributed_loading_by_transformers:
-            load_optimizer(self.optimizer, self.lr_scheduler, Path(checkpoint), self.args.process_index)
-        else:
-            super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not self.is_distributed_loading_by_transformers:
+            return super()._load_optimizer_and_scheduler(checkpoint)
+        optimizer, scheduler = torch.load(self._shards(checkpoint), weights_only=True)
+        self.optimizer.load_state_dict(optimizer)
+        self.lr_scheduler.load_state_dict(scheduler)
+
+    def _shards(self, checkpoint: str) -> Path:
+        return Path(checkpoint) / OPTIMIZER.format(rank=self.args.process_index)
 
 
 def _has_answer(batch: Any) -> Tensor:

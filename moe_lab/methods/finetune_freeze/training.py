@@ -17,8 +17,8 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,26 +32,25 @@ from transformers.trainer_callback import TrainerState
 from moe_lab.config.schema import Config
 from moe_lab.methods.c2r import partners_in, write_profile
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
-from moe_lab.methods.finetune_freeze.lora import empty_adapted, save_lora, with_lora
-from moe_lab.methods.finetune_freeze.memory import full_bytes, memory
-from moe_lab.methods.finetune_freeze.parameter_groups import (
-    Groups,
-    counts,
-    empty_model,
-    parameter_groups,
-    trainable,
-)
+from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
+from moe_lab.methods.finetune_freeze.memory import memory
+from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
-from moe_lab.methods.trained import last_checkpoint, print_resumed, save_model
-from moe_lab.methods.trainer import LOSS, Log, RoutingNoise, own_checkpoint, training_arguments
+from moe_lab.methods.trained import last_checkpoint, save_model
+from moe_lab.methods.trainer import (
+    LOSS,
+    Log,
+    RoutingNoise,
+    load_checkpoint,
+    own_checkpoint,
+    training_arguments,
+)
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
-from moe_lab.models.adapters import load_adapter
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
-from moe_lab.models.facts import ModelFacts, resolve_device
+from moe_lab.models.facts import ModelFacts
 from moe_lab.models.load import LoadedModel, load_model
 from moe_lab.models.source import load_config
-from moe_lab.results.atomic import writing
 from moe_lab.results.identity import versions
 from moe_lab.routing.hook import find_routers, routed, why_fixed
 from moe_lab.routing.policies import PartnersOnly
@@ -81,56 +80,70 @@ class Training:
         return self.folder / "checkpoints"
 
 
-def finetune(model: Any, training: Training) -> dict[str, Any]:
-    """Train the model, or the adapter of a PeftModel, in place, from the folder's last complete checkpoint if any.
+def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]]:
+    """Train in all processes, from the folder's last complete checkpoint if there is one.
 
-    Returns the content of training.json: losses, and the memory of gradients and optimizer in each phase. Raises
-    TrainingError if a loss or a gradient is NaN.
+    Args:
+        model: what one process trains, in place (`load_to_train`). Several processes load it themselves.
+
+    Returns the trained model or PeftModel, loaded in this process, and the content of training.json: losses, and the
+    memory of gradients and optimizer in each phase. Raises TrainingError if a loss or a gradient is NaN.
     """
-    cached = model.config.use_cache  # the Trainer turns it off
+    recipe, config = training.recipe, training.config
+    groups = None if model is None else trainable(parameter_groups(model))
     checkpoint = last_checkpoint(training.checkpoints)
-    _print_resumed(training, checkpoint)
-    with _routing(model, training) as noise:
-        trainer = _trainer(model, training, noise)
-        if checkpoint and is_done(training, checkpoint):
-            trainer.state = state_of(checkpoint)
-        else:
-            trainer.train_from_last()
-    kept = _kept(trainer.state)
-    if kept != trainer.state.global_step or checkpoint == _checkpoint(training, kept):
-        trainer._load_from_checkpoint(str(_checkpoint(training, kept)))
-    model.config.use_cache = cached
-    full = None if training.recipe.lora is None else full_bytes(model, training.recipe.optimizer)
-    return _course(training, trainer.state, trainer.freezing.groups, full)
-
-
-def finetune_together(training: Training) -> tuple[Any, dict[str, Any]]:
-    """Train in all processes. Returns the trained model, loaded in this process, and training.json's content."""
-    checkpoint = last_checkpoint(training.checkpoints)
-    _print_resumed(training, checkpoint)
-    if checkpoint is None or not is_done(training, checkpoint):
-        run_on_all_ranks(partial(train_on_rank, training))
-        gc.collect()  # the Trainer's model is in reference cycles
-        checkpoint = last_checkpoint(training.checkpoints)
-    assert checkpoint is not None
-    state, full = state_of(checkpoint), None
-    if training.recipe.lora is None:
-        model: Any = own_checkpoint(_checkpoint(training, _kept(state)))
-    else:
-        model = load_to_train(training).model
-        load_adapter(model, _checkpoint(training, _kept(state)))
-        full = full_bytes(model, training.recipe.optimizer)
-    config = training.config
+    state = None if checkpoint is None else state_of(checkpoint)
+    was_done = state is not None and is_done(training, state)
+    if state is None or not was_done:
+        state = run_on_all_ranks(partial(train_on_rank, training, model))
+        gc.collect()  # the Trainer, with its model, is in reference cycles
+    kept = state.best_global_step or state.global_step
+    place = training.checkpoints / f"checkpoint-{kept}"
+    if model is None and recipe.lora is None:
+        model = own_checkpoint(place)
+    elif model is None or was_done or kept != state.global_step:
+        model = load_to_train(training).model if model is None else model
+        load_checkpoint(model, place)
+    groups = groups or trainable(parameter_groups(model))
+    # the Trainer turns it off
     model.config.use_cache = load_config(config.model, offline=config.offline).use_cache
-    course = _course(training, state, trainable(parameter_groups(model)), full)
-    return model, course | {"processes": num_processes(), "sharded": sharded()}
+
+    lines = [line for line in state.log_history if "loss" in line]
+    losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
+    return model, {
+        "first_loss": lines[0]["loss"],
+        "last_loss": lines[-1]["loss"],
+        "validation": {"losses": losses, "kept_step": kept} if training.validation else None,
+        "expert_metrics": summary(training.folder) if training.validation else None,
+        "phases": [asdict(phase) | memory(model, groups, phase, recipe) for phase in recipe.phases],
+        "processes": num_processes(),
+        "sharded": sharded(),
+    }
 
 
-def train_on_rank(training: Training) -> None:
+def train_on_rank(training: Training, model: Any = None) -> TrainerState:
     """Train in this process, with the others that run the same."""
-    loaded = load_to_train(training, shard=sharded())
-    with _routing(loaded.model, training) as noise:
-        _trainer(loaded.model, training, noise).train_from_last()
+    if model is None:
+        model = load_to_train(training, shard=sharded()).model
+    recipe = training.recipe
+    noise = RoutingNoise(training.config.seed) if recipe.routing_noise else None
+    policy = noise if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
+    callbacks: list[Any] = [Log(training.folder)]
+    if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
+        callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
+    with nullcontext() if policy is None else routed(model, policy, repeats=True):
+        trainer = FreezeTrainer(
+            recipe=recipe,
+            model=model,
+            args=_arguments(training),
+            train_dataset=Rows(training.rows),
+            validation=Rows(training.validation),
+            data_collator=Pad(training.pad_token),
+            callbacks=callbacks,
+            noise=noise,
+        )
+        trainer.train_from_last()
+    return trainer.state
 
 
 def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
@@ -143,40 +156,9 @@ def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
     return replace(loaded, model=with_lora(loaded.model, lora, config, loaded.facts.commit))
 
 
-@contextmanager
-def _routing(model: Any, training: Training) -> Iterator[RoutingNoise | None]:
-    """Install C2R's constraint for all passes, or noise on the routers' choice, which the context then yields."""
-    noise = RoutingNoise(training.config.seed) if training.recipe.routing_noise else None
-    policy = noise if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
-    with nullcontext() if policy is None else routed(model, policy, repeats=True):
-        yield noise
-
-
-def _trainer(model: Any, training: Training, noise: RoutingNoise | None) -> FreezeTrainer:
-    callbacks: list[Any] = [Log(training.folder)]
-    if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
-        callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
-    return FreezeTrainer(
-        recipe=training.recipe,
-        model=model,
-        args=_arguments(training),
-        train_dataset=Rows(training.rows),
-        validation=Rows(training.validation),
-        data_collator=Pad(training.pad_token),
-        callbacks=callbacks,
-        noise=noise,
-    )
-
-
-def _print_resumed(training: Training, checkpoint: Path | None) -> None:
-    if checkpoint is not None and not is_done(training, checkpoint):
-        steps = training.recipe.steps(len(training.rows))
-        print_resumed(training.folder, state_of(checkpoint).global_step, steps)
-
-
-def is_done(training: Training, checkpoint: Path) -> bool:
-    """Whether the training ends at this checkpoint, or stopped early."""
-    recipe, state = training.recipe, state_of(checkpoint)
+def is_done(training: Training, state: TrainerState) -> bool:
+    """Whether the training ends in this state, or stopped early."""
+    recipe = training.recipe
     if state.global_step >= recipe.steps(len(training.rows)):
         return True
     patience = recipe.early_stop_patience
@@ -188,41 +170,13 @@ def state_of(checkpoint: Path) -> TrainerState:
     return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
 
 
-def _checkpoint(training: Training, step: int) -> Path:
-    return training.checkpoints / f"checkpoint-{step}"
-
-
-def _kept(state: TrainerState) -> int:
-    """The step whose weights are the result."""
-    return state.best_global_step or state.global_step
-
-
-def _course(
-    training: Training, state: TrainerState, groups: Groups, full: int | None = None
-) -> dict[str, Any]:
-    lines = [line for line in state.log_history if "loss" in line]
-    losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
-    held_out = {"losses": losses, "kept_step": _kept(state)}
-    return {
-        "first_loss": lines[0]["loss"],
-        "last_loss": lines[-1]["loss"],
-        "validation": held_out if training.validation else None,
-        "expert_metrics": summary(training.folder) if training.validation else None,
-        "phases": [
-            asdict(phase) | memory(groups, phase, training.recipe.optimizer, full)
-            for phase in training.recipe.phases
-        ],
-    }
-
-
 def _arguments(training: Training) -> TrainingArguments:
     recipe, config = training.recipe, training.config
-    steps = recipe.steps(len(training.rows))
     return training_arguments(
         training.folder,
-        device=resolve_device(config.device).type,
-        seed=config.seed,
-        max_steps=steps,
+        config,
+        steps=recipe.steps(len(training.rows)),
+        log_steps=LOGGING_STEPS,
         per_device_train_batch_size=recipe.batch_size,
         gradient_accumulation_steps=recipe.gradient_accumulation // num_processes(),
         learning_rate=recipe.learning_rate,
@@ -231,7 +185,6 @@ def _arguments(training: Training) -> TrainingArguments:
         optim_args="bf16_stochastic_round=True" if recipe.optimizer == EIGHT_BIT else None,
         max_grad_norm=math.inf if recipe.max_grad_norm is None else recipe.max_grad_norm,
         bf16=recipe.autocasts(training.dtype),
-        logging_steps=min(LOGGING_STEPS, steps),
         activation_checkpointing=config.method.activation_checkpointing,
         save_steps=config.method.save_steps,
         ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
@@ -247,12 +200,8 @@ def train(
     """Fine-tune the run's model and write it, or its adapter. Returns the rest of training.json."""
     encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
-    empty = (
-        empty_model(load_config(config.model, offline=config.offline))
-        if recipe.lora is None
-        else empty_adapted(config, recipe.lora)
-    )
-    numbers = counts(trainable(parameter_groups(empty)) if recipe.lora else parameter_groups(empty))
+    groups = parameter_groups(empty_to_train(config, recipe.lora))
+    numbers = counts(trainable(groups) if recipe.lora else groups)
     parameters = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
     print(
         f"{folder.name}: {recipe.label}, {_described(encoded)}, {steps:,} steps; parameters: {parameters}",
@@ -272,21 +221,12 @@ def train(
         dtype=facts.dtype,
     )
     start = time.perf_counter()
-    profile = {}
-    if num_processes() > 1:
-        model, course = finetune_together(training)
-    else:
-        loaded = load_to_train(training)
-        model = loaded.model
-        if recipe.partners is not None:
-            profile = write_profile(folder, config, prepared.data, loaded)
-            training = replace(training, allowed_LEE=partners_in(folder, recipe.partners))
-        course = finetune(model, training)
-    with writing(folder / recipe.made):
-        if recipe.lora is None:
-            save_model(model, tokenizer, folder / recipe.made, facts.dtype)
-        else:
-            save_lora(model, tokenizer, folder / recipe.made)
+    loaded, profile = load_to_train(training) if num_processes() == 1 else None, {}
+    if recipe.partners is not None and loaded is not None:  # `check_constraint` refuses several processes
+        profile = write_profile(folder, config, prepared.data, loaded)
+        training = replace(training, allowed_LEE=partners_in(folder, recipe.partners))
+    model, course = finetune(training, loaded and loaded.model)
+    save_model(model, tokenizer, folder / recipe.made, facts.dtype)
     return {
         "schedule": recipe.label,
         "steps": steps,

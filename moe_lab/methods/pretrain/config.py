@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from moe_lab.config.validators import above_zero, at_least
-from moe_lab.errors import ConfigError
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Method, refuse
 
 if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
@@ -84,55 +83,42 @@ class PretrainConfig(Method.Config):
             at_least(f"method.{key}", getattr(self, key), least)
         for key in ABOVE_ZERO:
             above_zero(f"method.{key}", getattr(self, key))
-        if not self.warmup_ratio < 1:
-            raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
         at_least("method.vocab_size", self.vocab_size, SMALLEST_VOCABULARY)
-        if self.hidden_size % (2 * self.heads):
-            raise ConfigError(
-                f"method.hidden_size={self.hidden_size} must be a multiple of 2 x method.heads={self.heads}."
-            )
-        if self.backbone != "dense":
-            self._check_experts()
-            self._check_balance()
-
-    def _check_experts(self) -> None:
-        if self.backbone == "deepseek" and self.layers == 1:
-            raise ConfigError(
-                "method.backbone=deepseek has a dense first layer: method.layers=1 leaves no experts."
-            )
-        if self.experts < self.experts_per_token:
-            raise ConfigError(
-                f"method.experts={self.experts} is fewer than method.experts_per_token={self.experts_per_token}."
-            )
+        refuse(
+            {
+                f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio < 1,
+                f"method.hidden_size={self.hidden_size} must be a multiple of 2 x method.heads={self.heads}.": (
+                    self.hidden_size % (2 * self.heads)
+                ),
+            }
+        )
+        if self.backbone == "dense":
+            return
         active = self.experts_per_token + self.shared_experts
-        if self.active_size % active:
-            raise ConfigError(
-                f"method.active_size={self.active_size} is not divisible by the {active} experts that a token takes. "
-                f"Use a multiple of {active}."
-            )
         share = self.capacity_factor * self.sequence_length * self.experts_per_token / self.experts
-        if self.router == "expert" and share < 1:
-            raise ConfigError(
-                f"method.router=expert: an expert would take {share:.2f} tokens of a row of {self.sequence_length}. "
-                "Raise method.capacity_factor or method.sequence_length."
-            )
-
-    def _check_balance(self) -> None:
         balanced = self.aux_loss or self.bias_rate or self.device_loss
-        if balanced and self.router in ("expert", "word-hash"):
-            raise ConfigError(
+        refuse(
+            {
+                "method.backbone=deepseek has a dense first layer: method.layers=1 leaves no experts.": (
+                    self.backbone == "deepseek" and self.layers == 1
+                ),
+                f"method.experts={self.experts} is fewer than method.experts_per_token={self.experts_per_token}.": (
+                    self.experts < self.experts_per_token
+                ),
+                f"method.active_size={self.active_size} is not divisible by the {active} experts that a token takes. "
+                f"Use a multiple of {active}.": self.active_size % active,
+                f"method.router=expert: an expert would take {share:.2f} tokens of a row of {self.sequence_length}. "
+                "Raise method.capacity_factor or method.sequence_length.": self.router == "expert"
+                and share < 1,
                 f"method.router={self.router} leaves no load to balance: leave method.aux_loss, method.bias_rate and "
-                "method.device_loss out."
-            )
-        if self.routing_noise and self.router != "token":
-            raise ConfigError(
+                "method.device_loss out.": balanced and self.router in ("expert", "word-hash"),
                 f"method.routing_noise needs method.router=token: method.router={self.router} does not choose for "
-                "single tokens."
-            )
-        if self.device_loss and self.experts % self.devices:
-            raise ConfigError(
-                f"method.experts={self.experts} is not divisible by method.devices={self.devices}."
-            )
+                "single tokens.": self.routing_noise and self.router != "token",
+                f"method.experts={self.experts} is not divisible by method.devices={self.devices}.": (
+                    self.device_loss and self.experts % self.devices
+                ),
+            }
+        )
 
     @property
     def expert_size(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
-from itertools import count, islice
+from itertools import count, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from moe_lab.errors import ModelError, TaskError, reading
 from moe_lab.methods.data_files import FORMATS, data_files, format_of, opened, read_rows
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.loading import once
+from moe_lab.tasks.toy.world import WORLD_VERSION
 
 GENERATED = {"toy": "moe_lab.tasks.toy.corpus", "toy_rules": "moe_lab.tasks.toy.rules"}
 """Modules whose `documents(seed, index, count)` draws a corpus."""
@@ -58,16 +59,22 @@ class Corpus:
 
     def documents(self) -> Iterator[str]:
         """The texts in their order. Raises TaskError for a row without a text."""
+        return islice(self._all(), self.size)
+
+    def _all(self) -> Iterator[str]:
         if self.generated is not None:
-            return islice(_generated(self.generated), self.size)
-        return islice((_text(*row) for file in self.files for row in _rows(file)), self.size)
+            draw = import_module(GENERATED[self.generated]).documents
+            for index in count():
+                yield from draw(0, index, GROUP)
+        for row, place in (each for file in self.files for each in _rows(file)):
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                raise TaskError(f"{place}: no text. A row needs a column `text`.")
+            yield row["text"]
 
 
 def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
     """The corpus of `method.dataset`. Raises TaskError if it is missing or has no text."""
     if dataset in GENERATED:
-        from moe_lab.tasks.toy.world import WORLD_VERSION
-
         return Corpus(files=(), size=size, identity={dataset: WORLD_VERSION, "size": size}, generated=dataset)
     files, source = data_files(config, dataset, KNOWN, (*FORMATS, ".txt"))
     own = []
@@ -81,37 +88,16 @@ def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
     return corpus
 
 
-def _generated(name: str) -> Iterator[str]:
-    documents = import_module(GENERATED[name]).documents
-    for index in count():
-        yield from documents(0, index, GROUP)
-
-
 def _rows(path: Path) -> Iterator[tuple[Any, str]]:
     """Rows with a text each; in a .txt file, empty lines separate documents."""
     if format_of(path) != ".txt":
         yield from read_rows(path)
         return
     with reading(path, raises=TaskError), opened(path) as lines:
-        yield from _paragraphs(lines, path)
-
-
-def _paragraphs(lines: Iterator[str], path: Path) -> Iterator[tuple[Any, str]]:
-    gathered: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            gathered.append(line)
-        elif gathered:
-            yield {"text": "".join(gathered).rstrip("\n")}, f"{path}, line {number}"
-            gathered = []
-    if gathered:
-        yield {"text": "".join(gathered).rstrip("\n")}, f"{path}, end"
-
-
-def _text(row: Any, place: str) -> str:
-    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        raise TaskError(f"{place}: no text. A row needs a column `text`.")
-    return str(row["text"])
+        for is_text, group in groupby(enumerate(lines, start=1), key=lambda line: bool(line[1].strip())):
+            if is_text:
+                numbers, texts = zip(*group, strict=True)
+                yield {"text": "".join(texts).rstrip("\n")}, f"{path}, line {numbers[0]}"
 
 
 def tokenizer_of(config: Config, corpus: Corpus) -> Any:

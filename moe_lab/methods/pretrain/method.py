@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.errors import ConfigError
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.method import Context, TrainingMethod
+from moe_lab.methods.method import Context, TrainingMethod, refuse
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture, with_design
+from moe_lab.models.distributed import num_processes, sharded
+from moe_lab.results.identity import decisive_versions
 from moe_lab.results.measured import Difference, HeldOut, bounds_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.pretrain.corpus import Corpus
     from moe_lab.methods.trained import Trained
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
 RECORDED = ("steps", "tokens", "parameters", "first_loss", "last_loss", "validation", "leak", "last_session")
 """Keys of training.json that results.json has, too."""
-MOMENTS = 2
-"""Numbers that AdamW keeps for each weight."""
 REGULARIZER_BYTES = 16
 """Bytes for each token and expert of a layer: float32 logits and what the regularizers make of them."""
 
@@ -72,7 +72,22 @@ class Pretrain(TrainingMethod):
         from moe_lab.models.designs.configuration import UNITS
         from moe_lab.models.designs.units import require_units
 
-        self._check(config, facts)
+        self.check_training(config, facts)
+        passes, processes = self.config.gradient_accumulation, num_processes()
+        refuse(
+            {
+                f"seed={config.seed}: numpy takes seeds below 2^32. Use a smaller one.": config.seed >= 2**32,
+                "model.experts_per_token has no effect on a design. Use method.experts_per_token, or evaluate the "
+                "trained model with method=base.": config.model.experts_per_token is not None,
+                "model.peft: method=pretrain begins with random weights. Leave it out.": (
+                    config.model.peft is not None
+                ),
+                "method=pretrain splits rows over processes, not the model: use torchrun without FSDP.": sharded(),
+                f"method.gradient_accumulation={passes} is not divisible by {processes} processes. Use a multiple.": (
+                    passes % processes
+                ),
+            }
+        )
         corpus, tokenizer = self._data(config)
         if self.config.router in UNITS:
             require_units(tokenizer, self.config.router)
@@ -92,42 +107,18 @@ class Pretrain(TrainingMethod):
             self._read = corpus, tokenizer_of(config, corpus)
         return self._read
 
-    def _check(self, config: RunConfig, facts: ModelFacts) -> None:
-        from moe_lab.models.distributed import num_processes, sharded
-
-        self.check_training(config, facts)
-        if config.seed >= 2**32:
-            raise ConfigError(f"seed={config.seed}: numpy takes seeds below 2^32. Use a smaller one.")
-        if config.model.experts_per_token is not None:
-            raise ConfigError(
-                "model.experts_per_token has no effect on a design. Use method.experts_per_token, or evaluate the "
-                "trained model with method=base."
-            )
-        if config.model.peft is not None:
-            raise ConfigError("model.peft: method=pretrain begins with random weights. Leave it out.")
-        if sharded():
-            raise ConfigError(
-                "method=pretrain splits rows over processes, not the model: use torchrun without FSDP."
-            )
-        if self.config.gradient_accumulation % num_processes():
-            raise ConfigError(
-                f"method.gradient_accumulation={self.config.gradient_accumulation} is not divisible by "
-                f"{num_processes()} processes. Use a multiple."
-            )
-
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """The run's configuration with the trained model; trains the model if it is missing."""
+        """The trained model has its own tokenizer."""
+        trained = super().resolve_model(config, facts, free)
+        return replace(trained, model=replace(trained.model, tokenizer=None))
+
+    def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         from moe_lab.methods.pretrain.training import pretrain
 
-        trained, (corpus, tokenizer) = self.trained(config, facts), self._data(config)
-        trained.load_or_train(lambda folder: pretrain(folder, config, corpus, tokenizer, facts), free)
-        model = replace(config.model, path=str(trained.folder / "model"), revision=None, tokenizer=None)
-        return replace(config, model=model, dtype=facts.dtype)
+        return pretrain(folder, config, *self._data(config), facts)
 
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
-        """The trained model's folder and id; it need not exist yet."""
         from moe_lab.methods.trained import Trained
-        from moe_lab.results.identity import decisive_versions
 
         attention = config.model.attn_implementation
         content = {
@@ -143,23 +134,22 @@ class Pretrain(TrainingMethod):
         }
         return Trained.of(config, content, "model")
 
-    def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
+    def training_size(self, config: RunConfig, facts: ModelFacts) -> tuple[int, int, int]:
         own = self.config
-        return self.trained(config, facts).left(own.steps, own.rows * own.sequence_length, own.steps)
+        return own.steps, own.rows * own.sequence_length, own.steps
 
-    def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
+    def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
-        from moe_lab.methods.training_memory import bytes_of, pass_bytes, with_shapes
+        from moe_lab.methods.training_memory import peak_bytes, with_shapes
         from moe_lab.models.designs.configuration import UNITS
-        from moe_lab.models.distributed import num_processes
 
-        if not self.training_left(config, facts):
-            return None
         own = self.config
         design = replace(own, router="token") if own.router in UNITS else own  # experts alike, without tables
         model = with_shapes(empty_model(architecture(design, self._data(config)[1])).float())
-        passes = pass_bytes(
+        planned = peak_bytes(
             model,
+            optimizer="adamw_torch_fused",
+            on_gpu=False,  # the fused step makes no copies
             rows=own.batch_size,
             length=own.sequence_length,
             bf16=facts.dtype == "bfloat16",
@@ -167,8 +157,7 @@ class Pretrain(TrainingMethod):
         )
         tokens = own.batch_size * own.sequence_length
         regularizers = 0 if own.backbone == "dense" else tokens * own.experts * own.layers * REGULARIZER_BYTES
-        weights = (1 + MOMENTS) * bytes_of(model.parameters()) + bytes_of(model.buffers())
-        return weights + passes + regularizers
+        return planned + regularizers
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
@@ -196,7 +185,15 @@ class Pretrain(TrainingMethod):
         loss = f"{held_out.loss:.4f}{bounds_text(held_out.interval)} per token, {held_out.rows} rows"
         line = f"{name}{settings}, seed {block['seed']}: held-out loss {loss}"
         if leak := own["training"]["leak"]:
-            line += f"; not that of a language model: expert choice reads later tokens. {_effects(leak)}"
+            later, short = (
+                f"{part.difference:+.4f}{bounds_text(part.interval, '+')}"
+                for part in map(Difference.from_json, (leak["later_tokens"], leak["short_prefixes"]))
+            )
+            line += (
+                "; not that of a language model: expert choice reads later tokens. On "
+                f"{leak['rows']} rows {leak['loss_with_later_tokens']:.4f} with them; with another row's instead "
+                f"{later}, and the effect of short prefixes {short}"
+            )
         session = own["training"]["last_session"]
         if session["tokens_per_second"]:
             peak = session["peak_memory_bytes"] / 2**20
@@ -204,13 +201,3 @@ class Pretrain(TrainingMethod):
                 f"; trained at {session['tokens_per_second']:,.0f} tokens per second, peak {peak:,.0f} MiB"
             )
         return [line]
-
-
-def _effects(leak: Mapping[str, Any]) -> str:
-    """The effects of later tokens and of short prefixes on the loss, from `leak` of training.json."""
-    with_later = f"On {leak['rows']} rows {leak['loss_with_later_tokens']:.4f} with them"
-    later, short = (
-        f"{part.difference:+.4f}{bounds_text(part.interval, '+')}"
-        for part in map(Difference.from_json, (leak["later_tokens"], leak["short_prefixes"]))
-    )
-    return f"{with_later}; with another row's instead {later}, and the effect of short prefixes {short}"

@@ -9,9 +9,8 @@ layers, V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,22 +61,14 @@ def _probability(logits_TE: Tensor) -> Tensor:
     return logits_TE.float().softmax(-1).mean(0)
 
 
-@dataclass(frozen=True)
-class Decisions:
-    """A layer's decisions in one pass."""
-
-    logits_TE: Tensor
-    index_TK: Tensor
-    """With expert choice, the tokens of each expert instead; then no regularizer reads them."""
-
-
 class TrainingRouting:
     """A policy that records every layer's decisions of a training pass, after optional noise on them."""
 
     def __init__(self, seed: int):
         self.noise = RoutingNoise(seed)
-        self.layers: list[Decisions] = []
-        """The decisions of the last pass; empty for a dense model."""
+        self.layers: list[Routing] = []
+        """The decisions of the last pass, by layer; empty for a dense model. With expert choice `index_TK` has the
+        tokens of each expert instead; then no regularizer reads them."""
         self._keeps = False
 
     @contextmanager
@@ -93,17 +84,16 @@ class TrainingRouting:
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         noisy = self.noise(router, routing)
-        decided = noisy or routing
-        self._keep(decided.logits_TE, decided.index_TK)
+        self._keep(noisy or routing)
         return noisy
 
     def observe(self, module: nn.Module, args: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
         """A forward hook that records the decisions of a router without changing them."""
-        self._keep(output[0], output[2])
+        self._keep(Routing(*output))
 
-    def _keep(self, logits_TE: Tensor, index_TK: Tensor) -> None:
+    def _keep(self, decided: Routing) -> None:
         if self._keeps:
-            self.layers.append(Decisions(logits_TE, index_TK))
+            self.layers.append(decided)
 
 
 @contextmanager
@@ -140,7 +130,7 @@ class LossFreeBalance(TrainerCallback):
         """Modules instead of their biases, because DistributedDataParallel replaces the tensors of buffers."""
         self.loads: list[Tensor] = [torch.zeros_like(each.selection_bias) for each in self.routers]
 
-    def count(self, layers: list[Decisions]) -> None:
+    def count(self, layers: list[Routing]) -> None:
         """Add the decisions of a pass."""
         for total_E, layer in zip(self.loads, layers, strict=True):
             total_E += load(layer.index_TK, len(total_E))
@@ -202,15 +192,13 @@ class PretrainTrainer(MoeTrainer):
 
     def _regularizers(self) -> dict[str, Tensor]:
         """float32 [L] by name."""
-        layers, found = self.routing.layers, {}
-        if "balance_loss" in self.weights:
-            found["balance_loss"] = [balance_loss(each.logits_TE, each.index_TK) for each in layers]
-        if "device_loss" in self.weights:
-            count = self.design.devices
-            found["device_loss"] = [device_loss(each.logits_TE, each.index_TK, count) for each in layers]
-        if "z_loss" in self.weights:
-            found["z_loss"] = [z_loss(each.logits_TE) for each in layers]
-        return {name: torch.stack(values) for name, values in found.items()}
+        devices = self.design.devices
+        losses: dict[str, Callable[[Routing], Tensor]] = {
+            "balance_loss": lambda layer: balance_loss(layer.logits_TE, layer.index_TK),
+            "device_loss": lambda layer: device_loss(layer.logits_TE, layer.index_TK, devices),
+            "z_loss": lambda layer: z_loss(layer.logits_TE),
+        }
+        return {name: torch.stack(list(map(losses[name], self.routing.layers))) for name in self.weights}
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Log the mean cross-entropy per token of the validation rows."""

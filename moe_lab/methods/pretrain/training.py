@@ -25,20 +25,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, GenerationConfig, TrainingArguments, set_seed
+from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
 from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import Corpus, PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
-from moe_lab.methods.trained import print_resumed, save_model, steps_kept
+from moe_lab.methods.trained import save_model, steps_kept
 from moe_lab.methods.trainer import Log, training_arguments
-from moe_lab.models.designs.units import UnitTables
+from moe_lab.models.designs.configuration import UNITS
+from moe_lab.models.designs.units import UnitTables, unit_tables
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import set_experts_in_training
 from moe_lab.models.facts import ModelFacts, resolve_device
 from moe_lab.models.memory import peak_memory_bytes, reset_peak_memory
-from moe_lab.results.atomic import writing
 from moe_lab.results.identity import versions
 from moe_lab.results.measured import Difference, HeldOut
 from moe_lab.results.statistics import bootstrap_interval
@@ -144,37 +144,33 @@ def train_together(training: Training) -> tuple[Any, dict[str, Any]]:
 
     Returns the model and the content of training.json. Raises TrainingError if a loss or a gradient is NaN.
     """
-    kept = steps_kept(training.folder / "checkpoints")
-    print_resumed(training.folder, kept, training.design.steps)
-    steps = training.design.steps - kept
-    tokens = training.design.rows * training.design.sequence_length
-    device = resolve_device(training.config.device)
+    design, device = training.design, resolve_device(training.config.device)
+    steps = design.steps - steps_kept(training.folder / "checkpoints")
+    tokens = design.rows * design.sequence_length
     reset_peak_memory(device)
     start = time.perf_counter()
     trainer = run_on_all_ranks(partial(train, training))
     seconds = time.perf_counter() - start
-    session = {
-        "seconds": seconds,
-        "tokens_per_second": tokens * steps / training.design.steps / seconds if steps else None,
-        "peak_memory_bytes": peak_memory_bytes(device),
-    }
     model = trainer.model
     lines = [line for line in trainer.state.log_history if "loss" in line]
     losses = trainer.row_losses().tolist()
-    model.config.use_cache = not training.design.reads_later_tokens  # the Trainer turns it off
+    held_out = HeldOut(sum(losses) / len(losses), bootstrap_interval(losses), len(losses), losses)
+    model.config.use_cache = not design.reads_later_tokens  # the Trainer turns it off
     model.generation_config = GenerationConfig.from_model_config(model.config)
     return model, {
-        "steps": training.design.steps,
+        "steps": design.steps,
         "tokens": tokens,
         "parameters": parameters_of(model),
         "first_loss": lines[0]["loss"],
         "last_loss": lines[-1]["loss"],
-        "validation": HeldOut(
-            sum(losses) / len(losses), bootstrap_interval(losses), len(losses), losses
-        ).to_json(),
-        "leak": leak(model, training.held_out) if training.design.reads_later_tokens else None,
+        "validation": held_out.to_json(),
+        "leak": leak(model, training.held_out) if design.reads_later_tokens else None,
         "processes": num_processes(),
-        "last_session": session,
+        "last_session": {
+            "seconds": seconds,
+            "tokens_per_second": tokens * steps / design.steps / seconds if steps else None,
+            "peak_memory_bytes": peak_memory_bytes(device),
+        },
     }
 
 
@@ -197,7 +193,22 @@ def train(training: Training) -> PretrainTrainer:
             held_out=training.held_out,
             schedule=partial(learning_rate, design),
             model=model,
-            args=_arguments(training),
+            args=training_arguments(
+                training.folder,
+                config,
+                steps=design.steps,
+                log_steps=LOGGING_STEPS,
+                bf16=training.dtype == "bfloat16",
+                per_device_train_batch_size=design.batch_size,
+                gradient_accumulation_steps=design.gradient_accumulation // num_processes(),
+                learning_rate=design.learning_rate,
+                weight_decay=design.weight_decay,
+                optim="adamw_torch_fused",
+                adam_beta2=0.95,
+                train_sampling_strategy="sequential",
+                save_steps=design.save_steps,
+                ddp_find_unused_parameters=False,  # every pass uses all of them
+            ),
             train_dataset=PackedRows(training.rows, seed=config.seed, count=design.rows),
             callbacks=[Log(training.folder)],
         )
@@ -226,27 +237,6 @@ def parameters_of(model: Any) -> dict[str, int]:
     return {"total": total, "active": round(total - experts * (1 - share))}
 
 
-def _arguments(training: Training) -> TrainingArguments:
-    design, config = training.design, training.config
-    return training_arguments(
-        training.folder,
-        device=resolve_device(config.device).type,
-        bf16=training.dtype == "bfloat16",
-        seed=config.seed,
-        max_steps=design.steps,
-        per_device_train_batch_size=design.batch_size,
-        gradient_accumulation_steps=design.gradient_accumulation // num_processes(),
-        learning_rate=design.learning_rate,
-        weight_decay=design.weight_decay,
-        optim="adamw_torch_fused",
-        adam_beta2=0.95,
-        train_sampling_strategy="sequential",
-        logging_steps=min(LOGGING_STEPS, design.steps),
-        save_steps=design.save_steps,
-        ddp_find_unused_parameters=False,  # every pass uses all of them
-    )
-
-
 def pretrain(
     folder: Path, config: Config, corpus: Corpus, tokenizer: Any, facts: ModelFacts
 ) -> dict[str, Any]:
@@ -254,8 +244,6 @@ def pretrain(
 
     Raises TaskError for a corpus that is too short.
     """
-    from moe_lab.models.designs.configuration import UNITS
-    from moe_lab.models.designs.units import unit_tables
 
     design = config.method
     units = unit_tables(tokenizer, design.router) if design.router in UNITS else None
@@ -277,6 +265,5 @@ def pretrain(
         dtype=facts.dtype,
     )
     model, course = train_together(training)
-    with writing(folder / "model"):
-        save_model(model, tokenizer, folder / "model", facts.dtype)
+    save_model(model, tokenizer, folder / "model", facts.dtype)
     return course | {"corpus_rows": len(rows), "all_versions": versions()}

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.catalog import resource_folder
 from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.models.distributed import num_processes
+from moe_lab.tasks.documents import document_hashes
 from moe_lab.tasks.loading import load_tasks, once, task_key
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
 
-Part = tuple[str, TaskConfig, tuple[str, ...]]
-"""(name, task, splits that its documents may come from)"""
 USUAL_SPLITS = ("training_split", "validation_split", "test_split")
 """The documents of a reference task come from the first of these splits that the task has."""
 
@@ -82,18 +82,16 @@ def reference_sources(task: str | list[str], reference: str | list[str] | None) 
         if not names:
             raise ConfigError("method.reference=[] names no task. Leave it out, or name an lm-eval task.")
         return "method.reference", [Source(name, (name,)) for name in names]
-    rows = [_row(name) for name in ([task] if isinstance(task, str) else task)]
-    sources = list(dict.fromkeys(source for _, found in rows for source in found))
-    return ", ".join(dict.fromkeys(label for label, _ in rows)), sources
-
-
-def _row(task: str) -> tuple[str, tuple[Source, ...]]:
-    name = "mmlu" if task.startswith("mmlu_") else task
-    if name in TABLE_7:
-        return "Table 7", TABLE_7[name]
-    if name in TOY:
-        return "the toy world's own", TOY[name]
-    return "own train split", (Source(f"{task}, train", (task,), own=True),)
+    found: dict[Source, str] = {}
+    for name in [task] if isinstance(task, str) else task:
+        table_name = "mmlu" if name.startswith("mmlu_") else name
+        if table_name in TABLE_7:
+            found |= dict.fromkeys(TABLE_7[table_name], "Table 7")
+        elif table_name in TOY:
+            found |= dict.fromkeys(TOY[table_name], "the toy world's own")
+        else:
+            found[Source(f"{name}, train", (name,), own=True)] = "own train split"
+    return ", ".join(dict.fromkeys(found.values())), list(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,18 +134,34 @@ def reference_documents(config: Config, settings: Any, tested: TaskDict | None =
 
 
 def _reference_documents(config: Config, settings: Any, tested: TaskDict) -> ReferenceDocuments:
-    from moe_lab.tasks.documents import document_hashes
-
     label, sources = reference_sources(config.task.name, settings.reference)
     tests = tested["tasks"].values()
     known = frozenset[str]().union(*(hashes for task in tests for hashes in document_hashes(task)))
     found = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
     for source in sources:
-        tasks = _load(config, source, _parts(config, source), found.metrics)
-        sized = replace(source, size=settings.reference_size or source.size)
-        chosen = _choose(found, sized, tasks, known, config.sample_seed)
-        data = list(dict.fromkeys(task.data_source for task in tasks.values()))
-        found.sources.append({"title": source.title, "tasks": list(tasks), "data": data, **chosen})
+        tasks, metrics = _load(config, source)
+        hashes = {key: document_hashes(task) for key, task in tasks.items()}
+        everything = [(key, number) for key in tasks for number in range(len(hashes[key]))]
+        free = [(key, number) for key, number in everything if not hashes[key][number] & known]
+        # the first ones of a permutation of all that are not test documents
+        Random(f"{source.title} {config.sample_seed}").shuffle(free)
+        size = settings.reference_size or source.size
+        chosen = free[:size]
+        for key, task in tasks.items():
+            numbers = {number for name, number in chosen if name == key} | set(found.samples.get(key, ()))
+            found.tasks[key], found.samples[key] = task, sorted(numbers)
+        found.metrics.update(metrics)
+        found.sources.append(
+            {
+                "title": source.title,
+                "tasks": list(tasks),
+                "data": list(dict.fromkeys(task.data_source for task in tasks.values())),
+                "wanted": size,
+                "documents": len(everything),
+                "dropped": len(everything) - len(free),
+                "asked": len(chosen),
+            }
+        )
     if not any(found.samples.values()):
         raise ConfigError(
             f"No reference is left: all {found.dropped} documents of {', '.join(found.tasks)} are evaluated.\n"
@@ -156,45 +170,42 @@ def _reference_documents(config: Config, settings: Any, tested: TaskDict) -> Ref
     return found
 
 
-def check_asked_enough(documents: ReferenceDocuments, settings: Any) -> None:
-    """Raise ConfigError if there are fewer questions than the `settings.k` neighbours that each question needs."""
-    count = sum(len(numbers) for numbers in documents.samples.values())
-    if settings.epsilon is None and count < settings.k:
-        raise ConfigError(
-            f"method.k={settings.k} neighbours are needed, and {', '.join(documents.tasks)} have {count} reference "
-            "questions.\n"
-            "Use others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
-        )
+def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str]]:
+    """(the tasks of a source by `<task>:<split>`, the metrics of those that generate).
 
-
-def _parts(config: Config, source: Source) -> list[Part]:
-    """The tasks of a source: `hub_tasks`, if it has any, without a folder of `data_dir` for the others."""
+    They are its `hub_tasks`, if it has any, where `data_dir` has no folder for the others.
+    """
     parts = [(name, *named_task(config, name, source.own)) for name in source.tasks]
     local = any(
         (Path(config.data_dir or "") / (task.data_folder or str(task.name))).is_dir() for _, task, _ in parts
     )
-    if not source.hub_tasks or (config.data_dir is not None and local):
-        return parts
-    return [(name, *named_task(config, name)) for name in source.hub_tasks]
-
-
-def _load(config: Config, source: Source, parts: list[Part], metrics: dict[str, str]) -> dict[str, Any]:
-    """The parts' tasks by `<task>:<split>`. Adds the metrics of generating tasks to `metrics`."""
+    if source.hub_tasks and (config.data_dir is None or not local):
+        parts = [(name, *named_task(config, name)) for name in source.hub_tasks]
     tasks: dict[str, Any] = {}
+    metrics: dict[str, str] = {}
     for name, task_config, splits in parts:
         alone = replace(config, task=task_config, num_fewshot=0, limit=None, samples=None, predict_only=False)
         try:
             loaded = load_tasks(alone, splits=splits)
         except TaskError as error:
-            raise _cannot_load(config, source, name, error) from error
-        split_tasks = {f"{key}:{task.config.test_split}": task for key, task in loaded["tasks"].items()}
-        metrics |= {
-            key: task_config.metric or f"{task.config.metric_list[0]['metric']},{task._filters[0].name}"
-            for key, task in split_tasks.items()
-            if _answerable(key, task) == "generate_until"
-        }
-        tasks |= split_tasks
-    return tasks
+            if source.own:
+                raise ConfigError(
+                    f"{error}\nC3PO's references are questions that the model answers correctly; Table 7 of the paper "
+                    f"has none for {name}.\n"
+                    "Give their task: method.reference=<lm-eval task>, or <lm-eval task>:<split>."
+                ) from error
+            raise ConfigError(
+                f"The references of task={config.task.name} come from {name}. {error}\n"
+                "Use others with method.reference=<lm-eval task>."
+            ) from error
+        for task_name, task in loaded["tasks"].items():
+            key = f"{task_name}:{task.config.test_split}"
+            tasks[key] = task
+            if _answerable(key, task) == "generate_until":
+                metrics[key] = (
+                    task_config.metric or f"{task.config.metric_list[0]['metric']},{task._filters[0].name}"
+                )
+    return tasks, metrics
 
 
 def _answerable(key: str, task: Any) -> str:
@@ -217,7 +228,6 @@ def _answerable(key: str, task: Any) -> str:
 
 def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig, tuple[str, ...]]:
     """The task of a name (an option of conf/task/ or of lm-eval), and its splits."""
-    from moe_lab.config.validators import build
 
     if own:
         return replace(config.task, name=name), ("training_split",)
@@ -231,43 +241,6 @@ def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig
     task = build(TaskConfig, values, prefix="task.")
     task = replace(task, answer=config.task.answer, include_path=config.task.include_path)
     return task, (split,) if split else USUAL_SPLITS
-
-
-def _cannot_load(config: Config, source: Source, name: str, error: TaskError) -> ConfigError:
-    if source.own:
-        return ConfigError(
-            f"{error}\nC3PO's references are questions that the model answers correctly; Table 7 of the paper has none "
-            f"for {name}.\nGive their task: method.reference=<lm-eval task>, or <lm-eval task>:<split>."
-        )
-    return ConfigError(
-        f"The references of task={config.task.name} come from {name}. {error}\n"
-        "Use others with method.reference=<lm-eval task>."
-    )
-
-
-def _choose(
-    found: ReferenceDocuments, source: Source, tasks: dict[str, Any], tested: frozenset[str], seed: int
-) -> dict[str, Any]:
-    """Add the source's documents: the first ones of a permutation of all that are not test documents.
-
-    Returns the counts of the source.
-    """
-    from moe_lab.tasks.documents import document_hashes
-
-    hashes = {key: document_hashes(task) for key, task in tasks.items()}
-    everything = [(key, number) for key in tasks for number in range(len(hashes[key]))]
-    free = [(key, number) for key, number in everything if not hashes[key][number] & tested]
-    Random(f"{source.title} {seed}").shuffle(free)
-    chosen = free[: source.size]
-    for key, task in tasks.items():
-        numbers = {number for name, number in chosen if name == key} | set(found.samples.get(key, ()))
-        found.tasks[key], found.samples[key] = task, sorted(numbers)
-    return {
-        "wanted": source.size,
-        "documents": len(everything),
-        "dropped": len(everything) - len(free),
-        "asked": len(chosen),
-    }
 
 
 def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:

@@ -23,6 +23,7 @@ from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, reading
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.hub import is_offline
+from moe_lab.models.identity import digest_of, folder_content
 from moe_lab.models.load import LoadedModel
 
 SHOWN = 256
@@ -69,7 +70,6 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
 
     Raises ConfigError for a missing file or package.
     """
-    from moe_lab.models.identity import digest_of, folder_content
 
     if how is None:
         return {"embeddings": "hidden states"}
@@ -85,21 +85,16 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
         )
     if not path.is_dir():
         return {"embeddings": str(how)}
-    _refuse_code(path)
-    folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
-    return {"embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}}
-
-
-def _refuse_code(path: Path) -> None:
-    """Raise ConfigError for a folder with module classes of its own: sentence-transformers would run their code."""
     modules = path / "modules.json"
     with reading(f"method.embeddings={path}: {modules.name}", f"Save the model again. {DEFAULT}"):
         listed = json.loads(modules.read_bytes()) if modules.is_file() else []
         foreign = [each["type"] for each in listed if not each["type"].startswith("sentence_transformers.")]
-    if foreign:
+    if foreign:  # sentence-transformers would run it
         raise ConfigError(
             f"method.embeddings={path} needs code of its own ({foreign[0]}), which is never run. {DEFAULT}"
         )
+    folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
+    return {"embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}}
 
 
 @torch.inference_mode()
@@ -116,7 +111,12 @@ def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
         while len(means) < len(ids):
             width = len(ids[order[len(means)]])
             batch = order[len(means) : len(means) + max(1, tokens // width)]
-            means.update(zip(batch, _means([ids[i] for i in batch], model), strict=True))
+            ids_BS = padded([ids[i] for i in batch], 0).to(model.device)
+            real_BS = padded([[1] * len(ids[i]) for i in batch], 0).to(model.device)
+            hidden_BSD = _before_head(model.model, ids_BS, real_BS).float()
+            real_BS1 = real_BS.to(hidden_BSD.device)[..., None]
+            mean_BD = (hidden_BSD * real_BS1).sum(dim=1) / real_BS1.sum(dim=1)
+            means.update(zip(batch, mean_BD.cpu(), strict=True))
             progress.update(len(batch))
     return torch.stack([means[i] for i in range(len(ids))]) if ids else torch.zeros(0, 0)
 
@@ -126,14 +126,6 @@ def text_ids(texts: Sequence[str], model: LoadedModel) -> list[list[int]]:
     most = model.facts.max_length
     prefix = model.tokenizer.bos_token_id or model.tokenizer.eos_token_id or 0
     return [model.tokenizer(text).input_ids[-most:] or [prefix] for text in texts]
-
-
-def _means(batch: list[list[int]], model: LoadedModel) -> Tensor:
-    ids_BS = padded(batch, 0).to(model.device)
-    real_BS = padded([[1] * len(ids) for ids in batch], 0).to(model.device)
-    hidden_BSD = _before_head(model.model, ids_BS, real_BS).float()
-    real_BS1 = real_BS.to(hidden_BSD.device)[..., None]
-    return ((hidden_BSD * real_BS1).sum(dim=1) / real_BS1.sum(dim=1)).cpu()
 
 
 def _before_head(model: Any, ids_BS: Tensor, real_BS: Tensor) -> Tensor:
@@ -212,27 +204,24 @@ def neighbours(
         most_similar: references with a larger cosine count as the question itself and are left out.
     """
     rows = max(1, CHUNK_BYTES // (4 * max(1, len(reference_RX))))
-    parts = [_nearest(chunk, reference_RX, k, epsilon, most_similar) for chunk in query_QX.split(rows)]
-    width = k if epsilon is None else max((part.index_QK.shape[1] for part in parts), default=0)
+    indexes, distances, dropped = [], [], []
+    for chunk_QX in query_QX.split(rows):
+        cosine_QR = chunk_QX.float() @ reference_RX.float().T
+        same_QR = cosine_QR > most_similar
+        distance_QR = (2 - 2 * cosine_QR).clamp(min=0).sqrt().masked_fill(same_QR, torch.inf)
+        if epsilon is not None:
+            distance_QR = distance_QR.masked_fill(1 - cosine_QR > epsilon, torch.inf)
+            k = max(distance_QR.isfinite().sum(dim=1).tolist(), default=0)
+        distance_QK, index_QK = (each[:, :k] for each in distance_QR.sort(dim=1, stable=True))
+        indexes.append(index_QK.masked_fill(distance_QK.isinf(), -1))
+        distances.append(distance_QK)
+        dropped.append(same_QR.sum(dim=1))
+    width = k if epsilon is None else max(part.shape[1] for part in indexes)
     return Neighbours(
-        torch.cat([_padded(part.index_QK, width, -1) for part in parts]),
-        torch.cat([_padded(part.distance_QK, width, torch.inf) for part in parts]),
-        torch.cat([part.dropped_Q for part in parts]),
+        torch.cat([_padded(part, width, -1) for part in indexes]),
+        torch.cat([_padded(part, width, torch.inf) for part in distances]),
+        torch.cat(dropped),
     )
-
-
-def _nearest(
-    query_QX: Tensor, reference_RX: Tensor, k: int, epsilon: float | None, most_similar: float
-) -> Neighbours:
-    cosine_QR = query_QX.float() @ reference_RX.float().T
-    same_QR = cosine_QR > most_similar
-    distance_QR = (2 - 2 * cosine_QR).clamp(min=0).sqrt().masked_fill(same_QR, torch.inf)
-    if epsilon is not None:
-        distance_QR = distance_QR.masked_fill(1 - cosine_QR > epsilon, torch.inf)
-        k = max(distance_QR.isfinite().sum(dim=1).tolist(), default=0)
-    distance_QK, index_QK = distance_QR.sort(dim=1, stable=True)
-    distance_QK, index_QK = distance_QK[:, :k], index_QK[:, :k]
-    return Neighbours(index_QK.masked_fill(distance_QK.isinf(), -1), distance_QK, same_QR.sum(dim=1))
 
 
 def _padded(tensor_QK: Tensor, width: int, value: float) -> Tensor:

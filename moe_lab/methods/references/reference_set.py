@@ -19,18 +19,17 @@ from torch import Tensor
 from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, reading
-from moe_lab.methods.references.documents import (
-    ReferenceDocuments,
-    check_asked_enough,
-    reference_documents,
-)
+from moe_lab.methods.references.documents import ReferenceDocuments, reference_documents
 from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states, normalized
 from moe_lab.methods.references.store import ANSWER_TOKENS, build, pathways, read
 from moe_lab.models.facts import ModelFacts
+from moe_lab.models.identity import model_identity
 from moe_lab.models.load import LoadedModel
+from moe_lab.models.source import model_source
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import HASHED, decisive_versions, folder_name, run_id, task_label, task_settings
+from moe_lab.tasks.documents import documents_digest
 from moe_lab.tasks.requests import workload_of_tasks
 
 NUMERICS = 3
@@ -173,7 +172,13 @@ def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dic
     Needs no weights. Raises ConfigError or TaskError if documents are missing, or if there are fewer than k.
     """
     documents = reference_documents(config, settings)
-    check_asked_enough(documents, settings)
+    count = sum(len(numbers) for numbers in documents.samples.values())
+    if settings.epsilon is None and count < settings.k:
+        raise ConfigError(
+            f"method.k={settings.k} neighbours are needed, and {', '.join(documents.tasks)} have {count} reference "
+            "questions.\n"
+            "Use others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
+        )
     content = reference_content(config, settings, documents, facts)
     return content | embedding_identity(settings.embeddings)
 
@@ -191,9 +196,6 @@ def reference_content(
 
 def questions_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
     """The model, the documents and the form of their questions, as plain values. Needs no weights."""
-    from moe_lab.models.identity import model_identity
-    from moe_lab.models.source import model_source
-    from moe_lab.tasks.documents import documents_digest
 
     tasks: Any = {"tasks": documents.tasks}
     return {

@@ -4,7 +4,6 @@
     pathways.safetensors         pathway [R, W, M, E]
     embeddings-<id8>.safetensors embedding [R, X], for each kind of embedding in use (`reference_set.py`)
     references.json              counts and versions, written last
-    parts/                       finished portions of an incomplete set
 
 R = references, W = re-routed tokens, M = MoE layers, E = experts.
 """
@@ -15,8 +14,9 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,16 @@ from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring import Budget
+from moe_lab.engine.suffix import SuffixReplay
 from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.references.documents import ReferenceDocuments
 from moe_lab.models.load import LoadedModel
+from moe_lab.models.tokenizer import Framing, load_tokenizer
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import versions
+from moe_lab.tasks.documents import gold_choice
+from moe_lab.tasks.requests import build_requests, right_request
 
 ANSWER_TOKENS = 32
 """Tokens of an answer that are stored, from the first on. Losses are computed on them."""
@@ -45,75 +49,30 @@ PORTION = 256
 """Questions that are answered together, before their pathways are read."""
 
 
+Graded = tuple[str, bool]
+"""The base model's answer to a question, and whether it is right."""
+
+
 @dataclass(frozen=True)
-class Choice:
-    """A multiple-choice question as lm-eval asks it."""
+class Question:
+    """A question as lm-eval asks it."""
 
     task: str
     """`<task>:<split>`"""
     number: int
     """The number of its document in that split."""
-    requests: list[tuple[str, str]]
-    """(prompt, answer) of every choice, all with the same prompt."""
-    gold: int
-    """Index of the right choice."""
-    kind = "loglikelihood"
+    kind: str
+    """loglikelihood for a multiple-choice question, generate_until for one whose answer the model generates."""
+    requests: list[tuple]
+    """lm-eval's arguments, all with the same prompt: of every choice, or of the generated answer."""
+    right_answer: str
+    """The right choice, or the right answer as the data set words it; the model may word it differently."""
+    graded: Callable[[list[Any]], Graded]
+    """Grades the responses to the requests."""
 
     @property
     def prompt(self) -> str:
         return self.requests[0][0]
-
-    @property
-    def right_answer(self) -> str:
-        return self.requests[self.gold][1]
-
-    def graded(self, scores: Sequence[tuple[float, bool]]) -> Graded:
-        """The choice with the highest log-likelihood, the first one of equal choices."""
-        values = [score for score, _ in scores]
-        best = values.index(max(values))
-        return self.requests[best][1], best == self.gold
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A question whose answer the model generates."""
-
-    task: str
-    number: int
-    lm_eval_task: Any
-    instance: Any
-    """lm-eval's request."""
-    metric: str
-    """The task's `metric,filter` that is 1 for a right answer."""
-    right_answer: str
-    """The right answer as the data set words it; the model may word it differently."""
-    kind = "generate_until"
-
-    @property
-    def requests(self) -> list[tuple]:
-        return [tuple(self.instance.args)]
-
-    @property
-    def prompt(self) -> str:
-        return self.instance.args[0]
-
-    def graded(self, texts: Sequence[str]) -> Graded:
-        """Grades the first text by the task's own filter and metric."""
-        metric, _, filter_name = self.metric.partition(",")
-        self.instance.resps, self.instance.filtered_resps = [texts[0]], {}
-        for ensemble in self.lm_eval_task._filters:
-            if ensemble.name == filter_name:
-                ensemble.apply([self.instance])
-        filtered = [self.instance.filtered_resps[filter_name]]
-        scores = self.lm_eval_task.process_results(self.instance.doc, filtered)
-        return texts[0], bool(texts[0]) and float(scores[metric]) == 1
-
-
-Question = Choice | Generation
-
-
-Graded = tuple[str, bool]
-"""The base model's answer to a question, and whether it is right."""
 
 
 def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Question]:
@@ -121,8 +80,6 @@ def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Q
 
     Raises ConfigError for tasks that put their choices into the prompt.
     """
-    from moe_lab.models.tokenizer import Framing, load_tokenizer
-    from moe_lab.tasks.requests import build_requests, right_request
 
     zero_shot = replace(config, num_fewshot=0)
     framing = Framing(
@@ -131,22 +88,21 @@ def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Q
     questions: list[Question] = []
     for key, task in documents.tasks.items():
         numbers = documents.samples[key]
-        if not numbers:
-            continue
-        requests = build_requests(zero_shot, task, framing, numbers)
+        requests = build_requests(zero_shot, task, framing, numbers) if numbers else []
         for number, instances in zip(numbers, requests, strict=True):
             if task.get_config("output_type") == "multiple_choice":
-                questions.append(_choice(key, number, task, instances))
+                asked, right, graded = _choices(key, task, instances)
             else:
-                target = right_request(config, task, instances)[1]
-                metric = documents.metrics[key]
-                questions.append(Generation(key, number, task, instances[0], metric, target))
+                asked, right = [tuple(instances[0].args)], right_request(config, task, instances)[1]
+                graded = partial(_grade_text, task, instances[0], documents.metrics[key])
+            questions.append(Question(key, number, instances[0].request_type, asked, right, graded))
     return questions
 
 
-def _choice(key: str, number: int, task: Any, instances: list[Any]) -> Choice:
-    from moe_lab.tasks.documents import gold_choice
-
+def _choices(
+    key: str, task: Any, instances: list[Any]
+) -> tuple[list[tuple[str, str]], str, Callable[[list[Any]], Graded]]:
+    """((prompt, answer) of every choice, the right answer, the grading of their scores)."""
     document = instances[0].doc
     count = len(task.doc_to_choice(document))  # some metrics also score each choice without its prompt
     choices = [tuple(instance.args) for instance in instances[:count]]
@@ -155,7 +111,26 @@ def _choice(key: str, number: int, task: Any, instances: list[Any]) -> Choice:
             f"{key} has a prompt for every choice, and C3PO re-routes the last token of one prompt. "
             "task.answer=letters asks it with one prompt."
         )
-    return Choice(key, number, choices, gold_choice(task, document))
+    gold = gold_choice(task, document)
+
+    def graded(scores: list[tuple[float, bool]]) -> Graded:
+        """The choice with the highest log-likelihood, the first one of equal choices."""
+        values = [score for score, _ in scores]
+        best = values.index(max(values))
+        return choices[best][1], best == gold
+
+    return choices, choices[gold][1], graded
+
+
+def _grade_text(task: Any, instance: Any, metric: str, texts: list[str]) -> Graded:
+    """Grades a generated text by the task's own filter and metric (`metric,filter`, 1 for a right answer)."""
+    metric, _, filter_name = metric.partition(",")
+    instance.resps, instance.filtered_resps = [texts[0]], {}
+    for ensemble in task._filters:
+        if ensemble.name == filter_name:
+            ensemble.apply([instance])
+    scores = task.process_results(instance.doc, [instance.filtered_resps[filter_name]])
+    return texts[0], bool(texts[0]) and float(scores[metric]) == 1
 
 
 def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:
@@ -226,7 +201,6 @@ def pathways(
 
     Raises ConfigError for a prompt that has too few tokens.
     """
-    from moe_lab.engine.suffix import SuffixReplay
 
     facts, span = model.facts, named_tokens(tokens)
     if not prompts:

@@ -10,19 +10,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import above_zero, at_least
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method, check_first_gpu
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
+from moe_lab.results.identity import decisive_versions
 from moe_lab.tasks.loading import once
+from moe_lab.tasks.requests import Workload
 
 if TYPE_CHECKING:
-    from moe_lab.config.schema import Config as RunConfig
     from moe_lab.methods.virtual_tokens.training import VirtualTokensLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.tasks.requests import Workload
 
 
 MOST_VIRTUAL_TOKENS = 1024
@@ -113,7 +114,6 @@ class VirtualTokens(Method):
             with_adapter,
         )
         from moe_lab.models.adapters import load_adapter
-        from moe_lab.results.identity import decisive_versions
 
         config, recipe = context.config, {key: getattr(self.config, key) for key in RECIPE}
         documents = reference_documents(config, self.config)

@@ -22,15 +22,16 @@ import torch
 from transformers import set_seed
 
 from moe_lab.config.schema import Config
+from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.lm import EngineLM
+from moe_lab.errors import first_line
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.references.documents import ReferenceDocuments
+from moe_lab.methods.references.store import reference_questions
 from moe_lab.methods.tokenized import NO_LOSS, Pad, Row, Rows
-from moe_lab.methods.trained import check_trained, print_resumed, steps_kept
+from moe_lab.methods.trained import save_model
 from moe_lab.methods.trainer import Log, MoeTrainer, training_arguments
-from moe_lab.models.adapters import save_adapter
 from moe_lab.models.load import LoadedModel
-from moe_lab.results.atomic import obey_umask, writing
 from moe_lab.results.identity import versions
 from moe_lab.routing.hook import opened
 
@@ -71,7 +72,6 @@ def train_adapter(
     folder: Path, config: Config, documents: ReferenceDocuments, model: LoadedModel, wrapped: Any
 ) -> dict[str, Any]:
     """Train the adapter of a PeftModel on the right answers, and write it. Returns the rest of training.json."""
-    from moe_lab.methods.references.store import reference_questions
 
     lm, method = base_lm(model, shortened(config, model)), config.method
     pairs = [
@@ -80,21 +80,18 @@ def train_adapter(
     rows = [Row([*prompt, *answer], [NO_LOSS] * len(prompt) + [*answer]) for prompt, answer in pairs]
     per_epoch = math.ceil(len(rows) / method.batch_size)
     steps, start = method.epochs * per_epoch, time.perf_counter()
-    print_resumed(folder, steps_kept(folder / "checkpoints"), steps)
     trainer = MoeTrainer(
         schedule=lambda step: 1 - step / steps,
         model=wrapped,
         args=training_arguments(
             folder,
-            device=model.device.type,
-            bf16=False,
+            config,
+            steps=steps,
+            log_steps=1,
             max_grad_norm=math.inf,
-            seed=config.seed,
-            max_steps=steps,
             per_device_train_batch_size=method.batch_size,
             learning_rate=method.learning_rate,
             weight_decay=WEIGHT_DECAY,
-            logging_steps=1,
             save_steps=SAVE_STEPS,
         ),
         train_dataset=Rows(rows),
@@ -102,10 +99,7 @@ def train_adapter(
         callbacks=[Log(folder)],
     )
     trainer.train_from_last()
-    check_trained(wrapped.prompt_encoder)
-    with writing(folder / "adapter"):
-        save_adapter(wrapped, folder / "adapter")
-        obey_umask(folder / "adapter")
+    save_model(wrapped, None, folder / "adapter", model.facts.dtype)
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     return {
         "questions": len(rows),
@@ -141,8 +135,6 @@ class VirtualTokensLM(EngineLM):
 
 def refusal(config: Any, kind: str) -> str | None:
     """The first line of the error with which peft or the model refuses virtual tokens, or None. Needs no weights."""
-    from moe_lab.engine.footprint import meta_model
-    from moe_lab.errors import first_line
 
     try:
         with torch.device("meta"), with_adapter(meta_model(config, torch.bfloat16), kind, 1) as wrapped:

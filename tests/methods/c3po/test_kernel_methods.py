@@ -24,7 +24,7 @@ from moe_lab.methods.c3po.kernel_methods import (
 )
 from moe_lab.methods.c3po.pathway import Pathways
 from tests.support import rounding
-from tests.support.c3po import CORE, WEIGHT_NK
+from tests.support.c3po import WEIGHT_NK
 
 DISTANCES = [0.3, 0.7, 1.2]
 FORMULAS = {
@@ -76,13 +76,6 @@ def test_a_bandwidth_of_a_kernel_without_one_is_refused(name):
         C3POConfig(kernel=name, bandwidth=0.4)
 
 
-DISTANCE_NK = torch.tensor([[0.5, 0.4, 0.9], [0.8, torch.inf, 0.2], [torch.inf] * 3])
-
-
-def loss_with(setting, weight_NK):
-    return NeighbourLoss(setting.tails, setting.neighbours, weight_NK)
-
-
 def pathway_of(setting, token):
     return token.pathway_WME[:, setting.layers]
 
@@ -115,19 +108,6 @@ def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting)
     outside = torch.ones_like(clean, dtype=torch.bool).scatter(-1, pathways.core, False)
     assert torch.equal(found[outside], clean[outside])
     torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:3]))
-
-
-def test_bandwidth_0_takes_the_nearest_and_infinity_the_plain_mean(setting):
-    nearest = [setting.references[1], setting.references[4]]
-    narrow = loss_with(setting, kernel("gaussian", DISTANCE_NK, 1e-4))
-    changed, _ = kernel_regression(setting.pathways(core=None), narrow, 0.0)
-    for n in range(2):
-        torch.testing.assert_close(changed.probs_NWLE()[n], pathway_of(setting, nearest[n]))
-    wide = loss_with(setting, kernel("gaussian", DISTANCE_NK, 1e6))
-    changed, _ = kernel_regression(setting.pathways(core=None), wide, 0.0)
-    for n in range(2):
-        mean = torch.stack([pathway_of(setting, token) for token in setting.neighbours[n] if token]).mean(0)
-        torch.testing.assert_close(changed.probs_NWLE()[n], mean)
 
 
 def test_the_alpha_of_least_loss_is_taken_question_by_question(setting):
@@ -198,15 +178,6 @@ def test_a_pathway_ends_in_the_middle_of_the_cluster_it_is_near(olmoe, two_clust
     assert losses.shape == (31, 3) and losses[:, :2].isfinite().all()
 
 
-def test_a_mode_stays(olmoe, two_clusters):
-    """All neighbours in one place, which is the question's own."""
-    same = two_clusters[:1].expand(4, -1, -1, -1)
-    pathways = Pathways(same[:3], olmoe.layers, CORE)
-    changed, losses = mode_finding(pathways, olmoe.loss(), same, SHIFTS)
-    torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
-    torch.testing.assert_close(losses[-1, :2], losses[0, :2])
-
-
 def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
     pathways = Pathways(near(olmoe, 0), olmoe.layers, None)
     shifts = C3POConfig(optimizer="mode_finding", shifts=1, alpha=0.3, k=3, kernel="gaussian", bandwidth=0.1)
@@ -253,12 +224,6 @@ def test_excluded_references_and_those_outside_the_ball_do_not_count(olmoe, two_
     small = dataclasses.replace(SHIFTS, epsilon=1e-6)
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, small)
     torch.testing.assert_close(changed.probs_NWLE(), pathways.clean_NWLE)
-
-
-def test_distances_are_like_those_of_unit_vectors():
-    one, other = torch.eye(4)[0].expand(1, 2, 3, 4), torch.eye(4)[1].expand(1, 2, 3, 4)
-    found = distances(one, torch.cat([one, other]))
-    torch.testing.assert_close(found, torch.tensor([[0.0, math.sqrt(2)]]))
 
 
 def test_a_question_without_a_neighbour_is_told_by_half_the_squared_distance(olmoe, two_clusters):

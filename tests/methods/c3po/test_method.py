@@ -146,23 +146,6 @@ def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(output
     assert kept >= without
 
 
-def test_an_empty_ball_is_refused(outputs, capsys):
-    ended = command(capsys, outputs, "task=toy_choice", "method.epsilon=0.05")
-    assert ended.code == 2 and "method.epsilon=0.05 finds no neighbour" in ended.err
-
-
-@pytest.mark.slow
-def test_what_stands_in_the_results_does_not_depend_on_interruptions(outputs, capsys):
-    keys = ["task=toy_choice", "limit=4", "method.steps=1", "baseline=false"]
-    path = Path(command(capsys, outputs, *keys).out.splitlines()[-1])
-    whole = json.loads(path.read_text())["moe_lab"]["c3po"]
-    path.unlink()  # killed with all answers stored
-    again = json.loads(Path(command(capsys, outputs, *keys).out.splitlines()[-1]).read_text())["moe_lab"][
-        "c3po"
-    ]
-    assert again == whole and again["reference"]["set"]["asked"] == 100
-
-
 def arc(folder: Path, answers: str) -> Path:
     """Questions whose right answers are those letters in the test, and always the same in the train split."""
     test = [row | {"answerKey": answer} for row, answer in zip(choices(6), answers, strict=True)]
@@ -266,6 +249,7 @@ def test_other_references_make_another_run(tmp_path, capsys):
         ("method.optimizer=sgd", "Choices: ngd"),
         ("method.layers=last9", "8 MoE layers"),
         ("method.k=0", "at least 1"),
+        ("method.epsilon=0.05", "method.epsilon=0.05 finds no neighbour"),
         ("method.tokens=last", "last1 or middle3"),
         ("method.loss=hinge", "Choices: cross_entropy, l2"),
         ("method.alpha=2", "between 0 and 1"),

@@ -26,21 +26,17 @@ from moe_lab.routing import routed
 from moe_lab.routing.policies import PartnersOnly, partners_of
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
+from tests.support.ended import answers
 from tests.support.models import small_model
 from tests.support.routed_designs import Seen
 from tests.support.tiers import first_fast
-from tests.support.trainings import training_of
+from tests.support.trainings import assert_same, interrupted, training_of
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek")
 
 
 SHORT = ["task=toy_choice", "limit=3"]
 TRAINED = ["method.max_steps=4", "method.learning_rate=0.01", "method.validation_size=2"]
-
-
-def answers(folder: Path, method: str, run_id: str = "") -> list:
-    [samples] = folder.glob(f"runs/*-{method}-*{run_id[:8]}/samples_*.jsonl")
-    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
 
 
 def pairs_of(model, seed=0):
@@ -67,15 +63,15 @@ def test_during_training_each_token_takes_partners_of_its_first_expert(family, t
     count = max(1, least(model))
     allowed = partners_of(pairs_of(model), count)
     training = replace(training_of(tmp_path, count=4, held_out=2, partners=count), allowed_LEE=allowed)
-    seen, trainer = Seen(), module._trainer
+    seen, trainer = Seen(), module.FreezeTrainer
 
-    def watched(*given):
+    def watched(**given):
         stack.enter_context(routed(model, seen))
-        return trainer(*given)
+        return trainer(**given)
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(module, "_trainer", watched)
-        told = finetune(model, training)
+        patch.setattr(module, "FreezeTrainer", watched)
+        _, told = finetune(training, model)
     assert told["validation"]["losses"] and seen.routings
     for router, routing in zip(seen.routers, seen.routings, strict=True):
         scores = router.scores(routing.logits_TE)
@@ -115,45 +111,20 @@ def test_gradients_are_those_of_finite_differences(family):
         assert gradient.norm().item() == pytest.approx(expected, rel=2e-2, abs=1e-4), name
 
 
-def weights(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
 def test_a_training_that_stops_continues_to_the_same_weights(tmp_path):
     allowed = partners_of(pairs_of(small_model("olmoe")), 2)
 
-    def train(folder, stop=None):
+    def train(name):
         model = deepcopy(small_model("olmoe"))
-        training = replace(training_of(folder, partners=2, save_steps=2), allowed_LEE=allowed)
-        if stop is not None:
-            keep = module.Log.on_step_end if hasattr(module.Log, "on_step_end") else None
+        training = replace(training_of(tmp_path / name, partners=2, save_steps=2), allowed_LEE=allowed)
+        return finetune(training, model)[0]
 
-            def on_step_end(self, args, state, control, **kwargs):
-                if state.global_step == stop:
-                    raise KeyboardInterrupt
-                return keep(self, args, state, control, **kwargs) if keep else control
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(module.Log, "on_step_end", on_step_end, raising=False)
-                with pytest.raises(KeyboardInterrupt):
-                    finetune(model, training)
-            return train(folder)
-        finetune(model, training)
-        return weights(model)
-
-    whole, resumed = train(tmp_path / "whole"), train(tmp_path / "broken", stop=3)
-    free = deepcopy(small_model("olmoe"))
-    finetune(free, training_of(tmp_path / "free"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert any(not torch.equal(whole[name], tensor) for name, tensor in weights(free).items())
-
-
-def identity_of(**keys):
-    return FinetuneConfig(**keys).recipe().identity()
-
-
-def test_a_constraint_is_part_of_the_recipe():
-    assert identity_of(partners=8) == identity_of() | {"partners": 8}
+    whole, free = train("whole"), deepcopy(small_model("olmoe"))
+    with interrupted(3):
+        train("broken")
+    assert_same(whole, train("broken"))
+    finetune(training_of(tmp_path / "free"), free)
+    assert any(not torch.equal(*each) for each in zip(whole.parameters(), free.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -191,9 +162,9 @@ def test_activation_checkpointing_repeats_the_constrained_choice(tmp_path):
     for checkpointing in (False, True):
         model = deepcopy(small_model("olmoe"))
         settings = {"partners": 2, "activation_checkpointing": checkpointing}
-        finetune(model, replace(training_of(tmp_path / str(checkpointing), **settings), allowed_LEE=allowed))
-        trained.append(weights(model))
-    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+        finetune(replace(training_of(tmp_path / str(checkpointing), **settings), allowed_LEE=allowed), model)
+        trained.append(model)
+    assert_same(*trained)
 
 
 def test_the_profile_is_part_of_the_id(tmp_path):

@@ -7,7 +7,6 @@ silence, a resume that ends in another adapter, an adapter that peft and transfo
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import asdict
 from pathlib import Path
 
 import peft
@@ -18,11 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import trainer as shared
-from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
 from moe_lab.methods.finetune_freeze.lora import (
-    empty_adapted,
-    save_lora,
+    empty_to_train,
     with_lora,
 )
 from moe_lab.methods.finetune_freeze.parameter_groups import (
@@ -30,11 +27,12 @@ from moe_lab.methods.finetune_freeze.parameter_groups import (
     parameter_groups,
     trainable,
 )
+from moe_lab.methods.trained import save_model
 from moe_lab.models.load import load_model
 from tests.support import rounding
 from tests.support.models import make_model, make_tokenizer, small_model
 from tests.support.tiers import by_family
-from tests.support.trainings import train
+from tests.support.trainings import assert_same, interrupted, train
 from tests.support.two_processes import SETTINGS, by_two
 
 TOKENS = torch.arange(10, 22)[None]
@@ -81,7 +79,7 @@ def test_the_adapter_alone_is_trained_and_peft_reads_it_as_the_same_model(what, 
     assert {key for key, own in trainable(parameter_groups(model)).items() if own} == {group}
     assert course["validation"]["losses"] and course["expert_metrics"] is not None
 
-    save_lora(model, make_tokenizer(), tmp_path / "adapter")
+    save_model(model, make_tokenizer(), tmp_path / "adapter", "float32")
     logits = model.eval()(TOKENS).logits
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert (logits - plain(TOKENS).logits).abs().max() > 1e-3
@@ -130,25 +128,17 @@ def undisturbed(folder, tmp_path_factory) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("last", (2, pytest.param(4, marks=pytest.mark.slow)))
-def test_a_resumed_training_ends_in_the_same_bytes(last, undisturbed, folder, tmp_path, monkeypatch):
+def test_a_resumed_training_ends_in_the_same_bytes(last, undisturbed, folder, tmp_path):
     """With dropout, whose random numbers go on where they were."""
     lora = DROPOUT["lora"]
-    check = trainer_module.FreezeTrainer._check
-
-    def fail(self, value, what, step):
-        check(self, value, what, step)
-        if self.state.global_step == last + 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer_module.FreezeTrainer, "_check", fail)
+    with interrupted(last + 1):
         train(adapted(folder, lora), tmp_path / "cut", **DROPOUT)
     kept = shared.last_checkpoint(tmp_path / "cut" / "checkpoints")
     assert kept.name == f"checkpoint-{last}"
     assert (kept / "adapter_model.safetensors").is_file() and not (kept / "model.safetensors").exists()
     resumed = adapted(folder, lora)
     train(resumed, tmp_path / "cut", **DROPOUT)
-    assert all(torch.equal(undisturbed[name], own) for name, own in adapter_of(resumed).items())
+    assert_same(undisturbed, adapter_of(resumed))
 
 
 def test_the_best_epoch_is_kept(folder, tmp_path):
@@ -174,7 +164,7 @@ def shared_state(checkpoint: Path) -> dict[str, torch.Tensor]:
 def test_the_memory_is_that_of_the_weights_and_of_the_adapters_training(folder, tmp_path):
     lora = Lora(r=4)
     config = Config(model=ModelConfig(path=str(folder)), method=FinetuneConfig(lora=lora))
-    empty = empty_adapted(config, lora, "bfloat16")
+    empty = empty_to_train(config, lora, "bfloat16")
     model = adapted(folder, lora)
     weights = sum(own.numel() for own in small_model("olmoe").parameters())
     own = sum(own.numel() for own in adapter_of(model).values())
@@ -190,16 +180,11 @@ def test_a_model_in_bfloat16_has_a_float32_adapter(folder, tmp_path):
     model = with_lora(deepcopy(small_model("olmoe")).bfloat16(), lora, config, None)
     train(model, tmp_path, lora=lora, dtype="bfloat16", count=4)
     assert {own.dtype for own in adapter_of(model).values()} == {torch.float32}
-    save_lora(model, make_tokenizer(), tmp_path / "adapter")
+    save_model(model, make_tokenizer(), tmp_path / "adapter", "float32")
     config = ModelConfig(path=str(folder), peft=str(tmp_path / "adapter"))
     merged = load_model(config, dtype="bfloat16", device="cpu", offline=True).model
     difference = merged(TOKENS).logits - model.eval()(TOKENS).logits
     assert difference.abs().max() < 0.1, "merging rounds to bfloat16"
-
-
-def test_an_adapter_is_part_of_the_identity():
-    assert FinetuneConfig().recipe().identity()["lora"] is None
-    assert FinetuneConfig(lora=Lora(r=4)).recipe().identity()["lora"] == asdict(Lora(r=4))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +218,7 @@ def test_targets_that_the_model_or_peft_does_not_have(keys, message, folder):
     lora = Lora(r=2, **keys)
     config = Config(model=ModelConfig(path=str(folder)), method=FinetuneConfig(lora=lora))
     with pytest.raises(ConfigError, match=message):
-        empty_adapted(config, lora)
+        empty_to_train(config, lora)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +271,6 @@ def test_all_linear_is_every_linear_module_of_a_dense_model_but_the_head(tmp_pat
     make_model("llama").save_pretrained(tmp_path)
     lora = Lora(r=2, target_modules="all-linear")
     config = Config(model=ModelConfig(path=str(tmp_path)), method=FinetuneConfig(lora=lora))
-    adapted_names = set(empty_adapted(config, lora).base_model.targeted_module_names)
+    adapted_names = set(empty_to_train(config, lora).base_model.targeted_module_names)
     linear = {name for name, each in make_model("llama").named_modules() if isinstance(each, torch.nn.Linear)}
     assert adapted_names == linear - {"lm_head"} and len(adapted_names) > 4

@@ -18,7 +18,7 @@ from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, SCHEDULES
 from moe_lab.methods.finetune_freeze.trainer import Freezing
 from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family
-from tests.support.trainings import train
+from tests.support.trainings import assert_same, train
 
 SETTINGS = {
     "plain": {},
@@ -40,8 +40,7 @@ def test_activation_checkpointing_trains_the_same_weights(family, dtype, setting
         train(model, tmp_path / str(checkpointing), count=8, **options, **settings)
         assert model.is_gradient_checkpointing is checkpointing
         trained.append(model.state_dict())
-    one, other = trained
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_same(*trained)
 
 
 @pytest.fixture
@@ -59,32 +58,29 @@ def in_bfloat16(family: str) -> Any:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_8_bit_adamw_moves_what_is_not_frozen(schedule, eight_bit, tmp_path, monkeypatch):
-    """Every schedule. Frozen tensors are byte-equal, and weights stay in bfloat16."""
-    model, states = in_bfloat16("olmoe"), []
+@pytest.mark.parametrize("bits", (32, 8))
+def test_every_schedule_switches_at_half_and_moves_what_is_not_frozen(
+    schedule, bits, request, tmp_path, monkeypatch
+):
+    """Frozen tensors are byte-equal. With AdamW in 8 bits weights stay in bfloat16."""
+    model, states = make_model("olmoe") if bits == 32 else in_bfloat16("olmoe"), []
 
     def copy(self, args, state, control, **kwargs):
         states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
 
     monkeypatch.setattr(Freezing, "on_train_begin", copy)
     monkeypatch.setattr(Freezing, "on_step_end", copy)
-    train(model, tmp_path, count=8, schedule=schedule, warmup_ratio=0.0, weight_decay=0.5, **eight_bit)
-    assert {own.dtype for own in model.parameters()} == {torch.bfloat16}
+    settings = {"count": 8, "schedule": schedule, "warmup_ratio": 0.0, "weight_decay": 0.5}
+    settings |= {} if bits == 32 else request.getfixturevalue("eight_bit")
+    train(model, tmp_path, **settings)
+    assert {own.dtype for own in model.parameters()} == {torch.float32 if bits == 32 else torch.bfloat16}
+    names = {"router": "mlp.gate", "experts": "mlp.experts.down_proj", "": "self_attn.q_proj"}
     parts = SCHEDULES[schedule]
     for step, (before, after) in enumerate(pairwise(states)):
         frozen = parts[step * len(parts) // 4]
-        for group, name in (
-            ("router", "gate.weight"),
-            ("experts", "experts.down_proj"),
-            ("", "q_proj.weight"),
-        ):
-            equal = torch.equal(
-                *(
-                    state[f"model.layers.1.{'mlp' if group else 'self_attn'}.{name}"]
-                    for state in (before, after)
-                )
-            )
-            assert equal == (group == frozen), f"{name} in step {step}"
+        for group, part in names.items():
+            name = f"model.layers.1.{part}" + ("" if group == "experts" else ".weight")
+            assert torch.equal(before[name], after[name]) == (group == frozen), f"{name} in step {step}"
 
 
 @pytest.mark.slow
@@ -99,7 +95,7 @@ def test_8_bit_adamw_continues_as_if_it_was_not_stopped(eight_bit, tmp_path):
     torch.manual_seed(5)
     train(resumed, folder, **settings)
     assert json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"] == 6
-    assert all(torch.equal(*each) for each in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert_same(whole, resumed)
 
 
 def test_the_bytes_of_8_bit_adamw_are_those_that_are_reported(eight_bit, tmp_path):

@@ -1,8 +1,8 @@
-"""`method=finetune-freeze` from the command line.
+"""`method=finetune-freeze` from the command line, with LoRA and without.
 
-Broken by: a model that is trained again for another task or taken for that of another recipe, trained weights that the
-next run of a grid is given, a comparison with something else than the untrained model, a request that is refused only
-after weights were loaded.
+Broken by: a model or an adapter that is trained again for another task or taken for that of another recipe, trained
+weights that the next run of a grid is given, answers other than those of plain peft and transformers, a comparison with
+something else than the untrained model, a request that is refused only after weights were loaded.
 """
 
 from __future__ import annotations
@@ -12,19 +12,28 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+import peft
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from moe_lab.cli.main import main
 from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.methods.finetune_freeze import lora, training
 from moe_lab.methods.finetune_freeze import method as module
-from moe_lab.methods.finetune_freeze import training
+from moe_lab.methods.finetune_freeze.config import Lora
 from moe_lab.methods.trained import COMPLETE
 from moe_lab.models.source import TINY
+from moe_lab.results.model import RunResult
 from moe_lab.runs.prepare import prepare
+from tests.support.adapters import make_adapter
 from tests.support.command import run_command
 from tests.support.designs import design
+from tests.support.ended import answers, block_of, samples_of
 from tests.support.models import make_model, make_tokenizer, small_model
+from tests.support.ranks import fork_ranks
 
 SHORT = ["task=toy_choice", "limit=3", "method.max_steps=4", "method.learning_rate=0.01"]
 SHORT += ["method.validation_size=2"]
@@ -32,16 +41,6 @@ SHORT += ["method.validation_size=2"]
 
 def command(capsys, folder, *keys):
     return run_command(capsys, "method=finetune-freeze", f"output_dir={folder}", *keys)
-
-
-def block_of(ended) -> dict:
-    assert ended.code == 0, ended.err
-    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
-
-
-def answers(folder: Path, method: str, run_id: str = "") -> list:
-    [samples] = folder.glob(f"runs/*-{method}-*{run_id[:8]}/samples_*.jsonl")
-    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
 
 
 def test_a_model_without_shared_experts_has_none_to_freeze(tmp_path, capsys):
@@ -254,7 +253,8 @@ def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
 @pytest.mark.parametrize(
     "keys, told",
     [
-        (["method.schedule=gates"], "method.schedule=gates is unknown"),
+        (["method.schedule=none-routers"], "method.schedule=none-routers is unknown"),
+        (["method.schedule=none-routers"], "Did you mean 'none-router'"),
         (["method.phases=[{frozen:[router],until:0.4}]"], "end at 0.4"),
         (["method.phases=[{frozen:[gate],until:1}]"], "gate: expected router | experts"),
         (["method.schedule=none-router", "method.max_steps=1"], "phase 1 has no step"),
@@ -267,12 +267,20 @@ def test_the_defaults_are_the_papers_and_stand_in_the_yaml():
         (["method.routing_noise=-1"], "method.routing_noise=-1"),
         (["method.routing_noise_schedule=cosine"], "constant"),
         (["method.epoch=1"], "Did you mean"),
+        (["method.lora.r=4", "method.schedule=router"], "method.schedule=router and method.lora.r=4"),
+        (["method.lora.r=4", "method.phases=[{frozen:[router],until:1}]"], "phases with frozen groups"),
+        (["method.lora.r=4", "method.router_lr=1e-3"], "method.router_lr=0.001"),
+        (["method.lora.r=4", "method.freeze_shared_experts=true"], "freeze_shared_experts=true"),
+        (["method.lora.alpha=16"], "Did you mean 'method.lora.lora_alpha'"),
+        (["method.lora.r=four"], "method.lora.r=four: expected"),
+        (["method.lora.r=4", "method.lora.target_modules=[c_attn]"], "the model has no c_attn"),
+        (["method.lora.r=4", "model.peft=nowhere/else/adapter"], "There is no folder nowhere/else/adapter"),
     ],
 )
 def test_a_wrong_request_ends_with_2_before_weights_load(keys, told, tmp_path, capsys, loads):
     ended = command(capsys, tmp_path, "task=toy_choice", "limit=2", *keys)
     assert ended.code == 2 and told in ended.err, ended.err
-    assert not loads and not (tmp_path / "models").exists()
+    assert len(ended.err.splitlines()) <= 3 and not loads and not (tmp_path / "models").exists()
 
 
 @pytest.mark.slow
@@ -331,3 +339,87 @@ def test_what_saves_memory_is_refused_where_it_does_not_work(tmp_path, capsys, m
     assert ended.code == 2 and "trains in one process" in ended.err
     ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit", "method.lora.r=2")
     assert ended.code == 2 and "method.optimizer=adamw_torch_8bit and method.lora.r=2" in ended.err
+
+
+WITH_LORA = [*SHORT, "method.lora.r=4"]
+
+
+def log_likelihood(model, tokenizer, context: str, continuation: str) -> float:
+    ids = tokenizer(context + continuation, return_tensors="pt").input_ids
+    start = len(tokenizer(context).input_ids)
+    with torch.inference_mode():
+        log_probs = model(ids).logits[0, :-1].log_softmax(-1)
+    return log_probs.gather(1, ids[0, 1:, None])[start - 1 :].sum().item()
+
+
+@pytest.mark.slow
+def test_it_trains_an_adapter_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
+    weights = (TINY / "model.safetensors").read_bytes()
+    planned = command(capsys, tmp_path, *WITH_LORA, "mode=plan")
+    assert "To train: 1, 4 optimizer steps" in planned.out, "no full fine-tuning beside it"
+    assert "Trained models to write: 1, 0.000131 GB" in planned.out, "4 bytes of 32,768 parameters"
+    block = block_of(command(capsys, tmp_path, *WITH_LORA))
+    assert RunResult({"moe_lab": block}).method_config["lora.r"] == 4
+    own = block["finetune_freeze"]
+    assert own["training"]["schedule"] == "LoRA r=4" and own["lora"]["r"] == 4
+    assert own["training"]["parameters"]["router"] == 0 < own["training"]["parameters"]["other"]
+    assert block["paired"] and "compared" not in block
+    folder = tmp_path / "models" / own["model"]
+    assert not (folder / "checkpoints").exists() and (folder / "figures" / "loss.png").is_file()
+    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(TINY.resolve())
+    assert (TINY / "model.safetensors").read_bytes() == weights
+
+    base = AutoModelForCausalLM.from_pretrained(config["base_model_name_or_path"], dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, folder / "adapter").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "adapter")
+    found = samples_of(tmp_path, run_id=block["run_id"])
+    for sample in found:
+        for arguments, [[answer, _]] in zip(sample["arguments"].values(), sample["resps"], strict=True):
+            context, continuation = arguments["arg_0"], arguments["arg_1"]
+            expected = log_likelihood(model, tokenizer, context, continuation)
+            assert float(answer) == pytest.approx(expected, abs=1e-4)
+
+    keys = [f"model.peft={folder / 'adapter'}", f"output_dir={tmp_path / 'plain'}", *WITH_LORA[:2]]
+    again = run_command(capsys, "method=base", *keys)
+    [plain] = (samples_of(tmp_path / "plain", run_id=block_of(again)["run_id"]),)
+    assert [each["resps"] for each in plain] == [each["resps"] for each in found], "as any other adapter"
+
+    monkeypatch.setattr(training, "train", None)
+    other = block_of(command(capsys, tmp_path, *WITH_LORA, "task=toy_math", "limit=3"))
+    assert other["finetune_freeze"]["model"] == own["model"], "trained once whatever is evaluated"
+    same = block_of(command(capsys, tmp_path, *WITH_LORA, "method.lora.lora_alpha=8"))
+    assert same["run_id"] == block["run_id"]
+    left = command(capsys, tmp_path, *WITH_LORA, "method.lora.lora_alpha=16", "mode=plan")
+    assert "To train: 1" in left.out, "another scale is another adapter"
+
+
+@pytest.mark.slow
+def test_an_adapter_is_trained_and_evaluated_under_a_constraint(tmp_path, capsys):
+    block = block_of(command(capsys, tmp_path, *WITH_LORA, "method.partners=4", "method.dataset_size=12"))
+    assert block["c2r"]["partners"] == 4 and 0 < block["c2r"]["changed_fraction"] <= 1
+
+
+def test_neither_on_another_adapter_nor_with_split_weights(tmp_path, capsys, loads, monkeypatch):
+    base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    make_adapter(base, peft.LoraConfig(target_modules=["q_proj"]), tmp_path / "a")
+    keys = ["task=toy_choice", "limit=2", "method.lora.r=4"]
+    ended = command(capsys, tmp_path, *keys, f"model.peft={tmp_path / 'a'}")
+    assert ended.code == 2 and "merge_and_unload" in ended.err and not loads
+    monkeypatch.setattr(lora, "sharded", lambda: True)
+    with pytest.raises(ConfigError, match="FSDP splits the weights"):
+        lora.check_lora(Config(), Lora(r=4))
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_evaluate_an_adapter(tmp_path, capsys):
+    """The whole command, on the same number of conversations per step as one process."""
+    keys = ["method=finetune-freeze", *WITH_LORA, "method.batch_size=2", "method.gradient_accumulation=1"]
+    log = tmp_path / "ranks.log"
+    assert fork_ranks(main, [*keys, f"output_dir={tmp_path}"], log=log) == [0, 0], log.read_text()[-2000:]
+    [trained] = (tmp_path / "models").iterdir()
+    record = json.loads((trained / "training.json").read_text())
+    assert record["processes"] == 2 and record["phases"][0]["saved_bytes"] > 0
+    alone = [*WITH_LORA, "method.batch_size=2", "method.gradient_accumulation=2"]
+    block = block_of(command(capsys, tmp_path, *alone))
+    assert block["finetune_freeze"]["model"] == trained.name, "the same training"

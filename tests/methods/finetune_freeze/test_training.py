@@ -1,4 +1,7 @@
-"""Broken by: a frozen tensor that moves by a bit, a trained one that does not, a resume that ends in other weights."""
+"""A fine-tuning as a whole. Broken by: a frozen tensor that moves by a bit, a trained one that does not, a resume that ends
+in other weights or forgets what was measured, a key that does not reach transformers, memory of moments that an
+optimizer does not keep, a held-out conversation that is trained on, the weights of another epoch than the best.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,62 @@ import os
 import signal
 from copy import deepcopy
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import OlmoeForCausalLM, TrainerCallback
 
-from moe_lab.errors import MoeLabError, ResultsError, TrainingError
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError, ResultsError, TaskError, TrainingError
 from moe_lab.methods import trainer as shared
+from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze import training
-from moe_lab.methods.finetune_freeze.config import SCHEDULES
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, MOMENTS, FinetuneConfig
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
+from moe_lab.methods.finetune_freeze.trainer import AtEpochEnds, stopped
+from moe_lab.methods.tokenized import Pad
 from moe_lab.methods.trainer import LOSS, RoutingNoise
 from tests.support.designs import design
-from tests.support.models import small_model
+from tests.support.models import make_model, small_model
 from tests.support.tiers import first_fast
-from tests.support.trainings import rows, train
+from tests.support.trainings import assert_same, interrupted, rows, train, training_of
+
+
+@pytest.mark.parametrize("optimizer", sorted({*MOMENTS} - {EIGHT_BIT}))
+def test_every_optimizer_trains_and_keeps_the_moments_that_are_counted(optimizer, tmp_path):
+    model = make_model("olmoe")
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    course = train(model, tmp_path, optimizer=optimizer, max_steps=2, save_steps=1)
+    assert all(not torch.equal(one, before[name]) for name, one in model.named_parameters())
+    state = torch.load(tmp_path / "checkpoints" / "checkpoint-2" / "optimizer.pt", weights_only=True)["state"]
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    kept = sum(one.numel() for own in state.values() for one in own.values() if getattr(one, "dim", int)())
+    assert kept == MOMENTS[optimizer] * numbers
+    assert course["phases"][0]["optimizer_bytes"] == 4 * kept
+
+
+def test_gradients_are_clipped_to_the_norm_that_is_given(tmp_path):
+    """By one step of plain SGD, whose length is the learning rate times the norm."""
+    lengths = {}
+    for norm in (None, 1e-3):
+        model = make_model("olmoe")
+        before = torch.cat([parameter.detach().clone().flatten() for parameter in model.parameters()])
+        settings = {"optimizer": "sgd", "weight_decay": 0.0, "warmup_ratio": 0.0, "max_steps": 1}
+        train(model, tmp_path / str(norm), max_grad_norm=norm, learning_rate=1.0, **settings)
+        after = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        lengths[norm] = (after - before).norm().item()
+    assert lengths[1e-3] == pytest.approx(1e-3, rel=1e-2) and lengths[None] > 1e-2
+
+
+@pytest.mark.parametrize(
+    "dtype, bf16, found", [("bfloat16", None, True), ("float32", True, True), ("bfloat16", False, False)]
+)
+def test_mixed_precision_is_that_of_the_dtype_unless_it_is_given(dtype, bf16, found, tmp_path):
+    assert training._arguments(training_of(tmp_path, dtype=dtype, bf16=bf16)).bf16 is found
+
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
 PHASES = [
@@ -125,19 +167,6 @@ def test_routers_that_do_not_decide_for_single_tokens_are_frozen_too(router, tmp
                 assert same_bytes(first[name], last[name]), name
             elif free in name:
                 assert not same_bytes(first[name], last[name]), name
-
-
-@pytest.mark.parametrize("schedule", first_fast(reversed(SCHEDULES), 4))
-def test_all_nine_schedules_switch_at_half(schedule, tmp_path, watch):
-    model = deepcopy(small_model("olmoe"))
-    train(model, tmp_path, count=8, schedule=schedule, warmup_ratio=0.0)
-    names = {"router": "model.layers.1.mlp.gate.weight", "experts": "model.layers.1.mlp.experts.down_proj"}
-    parts = SCHEDULES[schedule]
-    for half, frozen in enumerate((parts[0], parts[-1])):
-        for step in (2 * half, 2 * half + 1):
-            for group, name in names.items():
-                moved = not same_bytes(watch.states[step][name], watch.states[step + 1][name])
-                assert moved == (group != frozen)
 
 
 def test_the_reported_memory_is_what_the_optimizer_holds(tmp_path, monkeypatch):
@@ -284,26 +313,17 @@ def unbroken(tmp_path_factory):
 
 @pytest.mark.parametrize("last", (2, 4))
 @pytest.mark.parametrize("family", first_fast(("olmoe", "mixtral", "deepseek")))
-def test_a_resumed_training_ends_in_the_same_bytes(family, last, unbroken, tmp_path, monkeypatch, capsys):
+def test_a_resumed_training_ends_in_the_same_bytes(family, last, unbroken, tmp_path, capsys):
     """The switch is at step 3: it was interrupted in one phase or in the other."""
     settings, whole = RESUMED, unbroken(family, **RESUMED)
-    check = trainer_module.FreezeTrainer._check
-
-    def fail(self, value, what, step):
-        check(self, value, what, step)
-        if self.state.global_step == last + 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer_module.FreezeTrainer, "_check", fail)
+    with interrupted(last + 1):
         train(deepcopy(small_model(family)), tmp_path / "cut", **settings)
     assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == f"checkpoint-{last}"
     resumed = deepcopy(small_model(family))
     capsys.readouterr()
     train(resumed, tmp_path / "cut", **settings)
     assert f"cut: training, continuing at step {last} of 6\n" in capsys.readouterr().err
-    for (name, one), other in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
-        assert same_bytes(one, other), name
+    assert_same(whole, resumed)
 
 
 def train_until(folder, last) -> None:
@@ -338,26 +358,7 @@ def test_killed_at_both_sides_of_the_boundary_it_ends_in_the_same_bytes(tmp_path
         assert run(tmp_path / "killed", last) == -signal.SIGKILL
     assert run(tmp_path / "killed", -1) == 0
     whole, killed = (torch.load(tmp_path / name / "weights.pt") for name in ("whole", "killed"))
-    for name, tensor in whole.items():
-        assert same_bytes(tensor, killed[name]), name
-
-
-@pytest.mark.parametrize("what", ("loss", "gradient"))
-def test_numbers_that_are_none_stop_with_the_last_good_checkpoint(what, tmp_path, monkeypatch):
-    check = trainer_module.FreezeTrainer._check
-
-    def poisoned(self, value, name, step):
-        check(self, value * float("nan") if step == 4 and name == what else value, name, step)
-
-    model = deepcopy(small_model("olmoe"))
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(MoeLabError, match=f"The {what} of training step 4 is nan"),
-    ):
-        patch.setattr(trainer_module.FreezeTrainer, "_check", poisoned)
-        train(model, tmp_path, save_steps=1)
-    assert shared.last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-3"
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert_same(whole, killed)
 
 
 @pytest.mark.parametrize("last", (None, 3))
@@ -396,8 +397,7 @@ def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(unbroken, tmp_path, 
         train(deepcopy(small_model("olmoe")), tmp_path / "cut", **settings)
     assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == "checkpoint-2"
     train(resumed, tmp_path / "cut", **settings)
-    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_same(whole, resumed)
 
 
 def test_a_training_that_was_done_but_not_written_ends_at_once(tmp_path):
@@ -405,5 +405,108 @@ def test_a_training_that_was_done_but_not_written_ends_at_once(tmp_path):
     first, again = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     told = train(first, tmp_path, **settings)
     assert train(again, tmp_path, **settings) == told
-    for one, other in zip(first.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_same(first, again)
+
+
+HELD_OUT = {"count": 6, "held_out": 5, "epochs": 4, "learning_rate": 1e-3}
+RISING = {**HELD_OUT, "epochs": 6, "learning_rate": 0.02, "early_stop_patience": 2}
+"""Overfits: the lowest validation loss is that of an early epoch."""
+
+
+def logged(folder) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if "validation_loss" in line]
+
+
+def test_it_is_the_loss_per_answer_token_of_what_is_held_out(tmp_path):
+    model = deepcopy(small_model("olmoe"))
+    told = train(model, tmp_path, **HELD_OUT)
+    lines = logged(tmp_path)
+    assert [line["step"] for line in lines] == [3, 6, 9, 12]
+    assert told["validation"]["losses"] == [{"step": x["step"], "loss": x["validation_loss"]} for x in lines]
+    batch = Pad(0)([{"input_ids": row.ids, "labels": row.labels} for row in rows(11)[6:]])
+    with torch.no_grad():
+        assert lines[-1]["validation_loss"] == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_measuring_does_not_change_the_training(tmp_path):
+    one, other = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
+    train(one, tmp_path / "one", **HELD_OUT)
+    train(other, tmp_path / "other", **HELD_OUT | {"held_out": 0})
+    assert_same(one, other)
+
+
+def test_patience():
+    assert not stopped([3.0, 2.0, 2.5], 2) and stopped([3.0, 2.0, 2.5, 2.0], 2)
+    assert stopped([1.0, 2.0], 1) and not stopped([2.0], 1) and not stopped([], 1)
+    control = SimpleNamespace(should_save=False, should_training_stop=True)
+    AtEpochEnds(1, 5).on_evaluate(None, SimpleNamespace(log_history=[]), control)
+    assert control.should_training_stop, "what others stopped stays so"
+
+
+def test_it_stops_early_with_the_best_epochs_weights(tmp_path):
+    model, best = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
+    told = train(model, tmp_path / "stopped", **RISING)["validation"]
+    losses = [line["loss"] for line in told["losses"]]
+    number = losses.index(min(losses))
+    assert number + 3 == len(losses) < 6, f"two epochs after the best one: {losses}"
+    assert told["kept_step"] == told["losses"][number]["step"]
+
+    def stop(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == told["kept_step"]
+
+    whole = {**RISING, "early_stop_patience": None}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module.Freezing, "on_step_end", stop, raising=False)
+        train(best, tmp_path / "best", **whole)
+    assert_same(model, best)
+
+
+STOPPED_EARLY = {**RISING, "save_steps": 2, "schedule": "none-router"}
+
+
+@pytest.fixture(scope="module")
+def stopped_early(tmp_path_factory):
+    """(a model after a training that nothing interrupts, what the training reports)"""
+    model = deepcopy(small_model("olmoe"))
+    return model, train(model, tmp_path_factory.mktemp("stopped_early"), **STOPPED_EARLY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", (1, 3, 4, 8))
+def test_a_resumed_training_stops_at_the_same_epoch(last, stopped_early, tmp_path):
+    resumed, settings = deepcopy(small_model("olmoe")), STOPPED_EARLY
+    whole, told = stopped_early
+    assert told["validation"]["losses"][-1]["step"] == 9
+    with interrupted(last):
+        train(deepcopy(small_model("olmoe")), tmp_path / "cut", **settings)
+    assert train(resumed, tmp_path / "cut", **settings) == told
+    assert_same(whole, resumed)
+    again = deepcopy(small_model("olmoe"))
+    assert train(again, tmp_path / "cut", **settings) == told, "done, but not written: nothing is trained"
+    assert_same(whole, again)
+
+
+def test_the_last_conversations_of_a_list_are_held_out_and_toy_has_others(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"conversations": [f"ask {i}", "x"]}) + "\n" for i in range(9)))
+
+    def read(**keys):
+        own = FinetuneConfig(dataset=str(path), **keys)
+        data = read_data(Config(), own.dataset, own.dataset_size, own.held_out)
+        return [[one[0]["content"][4:] for one in part] for part in (data.train, data.validation)]
+
+    assert read() == [list("012345678"), []]
+    assert read(validation_size=2) == [list("0123456"), list("78")]
+    assert read(validation_size=2, dataset_size=5) == [list("012"), list("34")]
+    with pytest.raises(TaskError, match="holds them all out"):
+        read(validation_size=9)
+    with pytest.raises(ConfigError, match="method.validation_size=100"):
+        read(early_stop_patience=1)
+
+    toy = FinetuneConfig()
+    data = read_data(Config(), toy.dataset, toy.dataset_size, toy.held_out)
+    assert (len(data.train), len(data.validation)) == (1000, 100)
+    asked = [{one[0]["content"] for one in part} for part in (data.train, data.validation)]
+    assert not asked[0] & asked[1]

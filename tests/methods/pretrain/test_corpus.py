@@ -130,10 +130,8 @@ TEXT = "Grüße aus Köln! 😀 \n\tdef f(x):\n    return x\n"
 
 @pytest.fixture
 def cat_corpus(tmp_path):
-    path = tmp_path / "own.jsonl"
     texts = [f"the cat {number % 7} saw the other {'abcdefgh'[number % 5 :]} cat" for number in range(200)]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return read_corpus(Config(), str(path), None)
+    return corpus_of(tmp_path / "own.jsonl", json_lines(*texts))
 
 
 def trained(cat_corpus, vocab_size: int = 300):
@@ -217,9 +215,7 @@ END_ID = 256
 
 
 def corpus_with(tmp_path: Path, *texts: str) -> Corpus:
-    path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return read_corpus(Config(), str(path), None)
+    return corpus_of(tmp_path / "own.jsonl", json_lines(*texts))
 
 
 def ids(text: str) -> list[int]:
@@ -363,14 +359,6 @@ def test_every_epoch_has_each_row_once_in_an_order_of_its_own():
     assert [backwards[index]["input_ids"].tolist() for index in reversed(range(16))] == order[::-1]
     other = PackedRows(rows, seed=6, count=16)
     assert [other[index]["input_ids"].tolist() for index in range(7)] != epochs[0]
-
-
-def test_the_toy_corpus_fills_any_number_of_rows():
-    toy = read_corpus(Config(), "toy", None)
-    train, held = packed(toy, rows=40, held_out=3, length=50)
-    assert (len(train), len(held)) == (40, 3)
-    first = next(islice(toy.documents(), 1))
-    assert make_tokenizer().decode(held[0]).startswith(first[:20])
 
 
 def test_a_folder_of_compressed_files_is_one_corpus_known_by_all_of_them(tmp_path):

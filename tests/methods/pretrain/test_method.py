@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.methods.pretrain import trainer, training
+from moe_lab.methods.pretrain import training
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.trained import COMPLETE
 from moe_lab.runs.prepare import prepare
 from tests.support.command import Ended, run_command
+from tests.support.ended import answers, block_of
 from tests.support.models import make_tokenizer, small_config
 from tests.support.pretrainings import SMALL, design
 from tests.support.runs import facts
@@ -39,16 +40,6 @@ def command(capsys, folder, *keys):
         *SHORT,
         *(key for key in keys if key != "-m"),
     )
-
-
-def block_of(ended) -> dict:
-    assert ended.code == 0, ended.err
-    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
-
-
-def answers(folder: Path, method: str) -> list:
-    [samples] = folder.glob(f"runs/*-{method}-*/samples_*.jsonl")
-    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -169,21 +160,13 @@ def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
 @pytest.mark.parametrize(
     "keys, told",
     [
-        (
-            ["method.experts=2", "method.experts_per_token=4"],
-            "method.experts=2 is fewer than method.experts_per_token=4",
-        ),
         (["method.experts_per_token=3"], "is not divisible by the 3 experts"),
         (["method.router=tokens"], "method.router"),
         (["method.backbone=mixtral"], "method.backbone"),
-        (["method.router=expert", "method.capacity_factor=0.1"], "an expert would take"),
-        (["method.router=sentence", "method.routing_noise=1"], "routing_noise needs method.router=token"),
         (["method.dataset=pile"], "method.dataset=pile is unknown"),
         (["method.dataset=minipile", "offline=true"], "JeanKaddour/minipile"),
         (["method.dataset={tmp}/none.txt"], "there is no file"),
         (["method.dataset={tmp}/empty.txt"], "has no text"),
-        (["method.dataset={tmp}/binary.txt"], "cannot be read"),
-        (["method.dataset={tmp}/rows.jsonl"], "line 1: no text. A row needs a column `text`"),
         (["method.gradient_acumulation=2"], "Did you mean"),
         (["dtype=float16"], "float16 overflows"),
         (["model.experts_per_token=4"], "Use method.experts_per_token"),
@@ -194,8 +177,6 @@ def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
 def test_a_wrong_request_ends_with_2_before_anything_is_trained(keys, told, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(training, "train", None)
     (tmp_path / "empty.txt").write_text("\n \n")
-    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
-    (tmp_path / "rows.jsonl").write_text('{"content": "a"}\n')
     ended = command(capsys, tmp_path / "out", *TASK, *(key.format(tmp=tmp_path) for key in keys))
     assert ended.code == 2 and told in ended.err, ended.err
     assert not (tmp_path / "out" / "models").exists()
@@ -249,24 +230,6 @@ def test_footnotes_tell_information_from_later_tokens_and_short_prefixes_apart()
     )
 
 
-def test_its_facts_are_those_of_the_design(tmp_path):
-    """Not of the model that gives the tokenizer; its baseline is left out."""
-    config = Config(
-        method=design(backbone="deepseek", experts=12, experts_per_token=4, layers=3),
-        output_dir=str(tmp_path),
-        limit=2,
-    )
-    run = prepare(config)
-    assert (run.facts.family, run.facts.moe_layers, run.facts.experts, run.facts.top_k) == (
-        "deepseek",
-        2,
-        12,
-        4,
-    )
-    assert run.facts.name == "tiny" and run.baseline is None
-    assert isinstance(run.method, Pretrain)
-
-
 def test_the_weights_of_model_are_not_needed(tmp_path):
     """A folder with a configuration and a tokenizer."""
     small_config("mixtral").save_pretrained(tmp_path / "bare")
@@ -276,17 +239,13 @@ def test_the_weights_of_model_are_not_needed(tmp_path):
     assert run.facts.family == "olmoe" and run.method.training_left(run.config, run.facts)
 
 
-KEYS = ["method=pretrain", "device=cpu", *(f"method.{key}={value}" for key, value in SMALL.items())]
-
-
 def run_small(capsys, folder: Path, *keys: str) -> Ended:
-    return run_command(capsys, *KEYS, "task=toy_choice", "limit=4", f"output_dir={folder}", *keys)
+    return command(capsys, folder, *TASK, *keys)
 
 
-def name_of(folder: Path, seed: int = 0, model: ModelConfig | None = None, **keys) -> str:
+def name_of(folder: Path, **settings) -> str:
     """The folder of the model that would be trained."""
-    config = Config(method=design(**keys), output_dir=str(folder), seed=seed, model=model or ModelConfig())
-    [name] = Pretrain(config.method).training_left(config, facts())
+    [name] = left(folder, **settings)
     return name
 
 
@@ -339,20 +298,3 @@ def test_a_tokenizer_without_word_boundaries_ends_with_2_and_leaves_nothing(mode
     ended = run_small(capsys, tmp_path / "out", *own)
     assert ended.code == 2 and "pre-tokenizer" in ended.err, ended.err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_number_ends_with_1_and_goes_on_from_the_checkpoint(tmp_path, capsys, monkeypatch):
-    z_loss, calls = trainer.z_loss, []
-
-    def poisoned(logits):
-        calls.append(1)
-        return z_loss(logits) * (float("nan") if len(calls) > 4 else 1)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "z_loss", poisoned)
-        ended = run_small(capsys, tmp_path, "method.save_steps=1")
-    assert ended.code == 1 and "The loss of training step 3 is nan. The last checkpoint is kept." in ended.err
-    planned = run_small(capsys, tmp_path, "method.save_steps=1", "mode=plan")
-    assert "To train: 1, 2 optimizer steps" in planned.out
-    assert run_small(capsys, tmp_path, "method.save_steps=1").code == 0

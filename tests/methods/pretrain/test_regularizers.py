@@ -16,19 +16,17 @@ from torch import Tensor
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
 from moe_lab.methods.pretrain.trainer import (
-    Decisions,
     LossFreeBalance,
     TrainingRouting,
     balance_loss,
     device_loss,
-    load,
     training_routing,
     z_loss,
 )
 from moe_lab.methods.pretrain.training import train, train_together
 from moe_lab.methods.trained import save_model
 from moe_lab.models.designs.configuration import UNITS
-from moe_lab.routing.hook import routed
+from moe_lab.routing.hook import Routing, routed
 from tests.support.families import VOCAB
 from tests.support.models import make_model, make_tokenizer, small_model
 from tests.support.pretrainings import training_of
@@ -118,19 +116,6 @@ def test_gradients_are_finite_differences(name):
         assert leaf_TE.grad.view(-1)[place].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_uniform_routing_has_the_value_of_the_docs():
-    """K / E, log(E) squared, and 1; all experts on one device cost the number of devices."""
-    logits_TE = torch.zeros(6, 6)
-    index_TK = torch.tensor([[token, (token + 1) % 6] for token in range(6)])
-    assert balance_loss(logits_TE, index_TK).item() == pytest.approx(2 / 6)
-    assert z_loss(logits_TE).item() == pytest.approx(math.log(6) ** 2)
-    assert device_loss(logits_TE, index_TK, 3).item() == pytest.approx(1.0)
-    logits_TE[:, :2] = 50.0
-    first_TK = torch.tensor([[0, 1]] * 6)
-    assert balance_loss(logits_TE, first_TK).item() == pytest.approx(1.0)
-    assert device_loss(logits_TE, first_TK, 3).item() == pytest.approx(3.0)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_transformers_loss_of_one_layer_is_e_times_ours(shape):
     """Of several layers it is not: theirs multiplies means over the tokens of all layers."""
@@ -143,11 +128,6 @@ def test_transformers_loss_of_one_layer_is_e_times_ours(shape):
     if tokens > 1 and k < experts:
         pooled = load_balancing_loss_func(tuple(layers), experts, k)
         assert not torch.isclose(pooled, experts * sum(ours) / 2, rtol=1e-3)
-
-
-def test_load_counts_every_choice():
-    assert load(torch.tensor([[0, 3], [3, 4], [3, 0]]), 6).tolist() == [2, 0, 0, 3, 1, 0]
-    assert load(torch.empty(0, 2, dtype=torch.int64), 3).tolist() == [0, 0, 0]
 
 
 def test_half_precision_logits_are_summed_in_float32():
@@ -168,8 +148,8 @@ class Router(torch.nn.Module):
         self.register_buffer("selection_bias", None if bias is None else torch.tensor(bias))
 
 
-def decided(*experts: int) -> Decisions:
-    return Decisions(torch.zeros(len(experts), 4), torch.tensor(experts)[:, None])
+def decided(*experts: int) -> Routing:
+    return Routing(torch.zeros(len(experts), 4), torch.ones(len(experts), 1), torch.tensor(experts)[:, None])
 
 
 def test_a_step_moves_each_bias_by_the_load_of_all_its_passes():
@@ -206,27 +186,6 @@ def test_no_optimizer_has_the_bias_and_the_steps_move_it(tmp_path):
         assert bias_E.abs().max() > 0
         torch.testing.assert_close(bias_E, (bias_E * 10).round() / 10)
     assert "balance_loss" not in trained.weights, "the bias takes its place"
-
-
-def unevenness(layers: list[Decisions]) -> float:
-    """Standard deviation of the load, relative to its mean."""
-    loads = [torch.bincount(layer.index_TK.flatten(), minlength=8).float() for layer in layers]
-    return float(torch.stack([(load / load.mean()).std() for load in loads]).mean())
-
-
-def test_it_moves_the_load_towards_balance(tmp_path, monkeypatch, wide):
-    """The weights stay and every step has the same row, so the bias alone changes the load."""
-    found: list[float] = []
-    count = LossFreeBalance.count
-
-    def record(self, layers):
-        found.append(unevenness(layers))
-        count(self, layers)
-
-    monkeypatch.setattr(LossFreeBalance, "count", record)
-    settings = {"steps": 16, "batch_size": 1, "sequence_length": 128, "learning_rate": 1e-20}
-    train(training_of(tmp_path, count=1, bias_rate=0.01, **settings))
-    assert found[0] > 0.3 and max(found[-4:]) < found[0] / 2
 
 
 def test_the_saved_model_has_the_bias_in_float32(tmp_path):

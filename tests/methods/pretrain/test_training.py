@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
-import os
-import signal
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from signal import SIGKILL
 
 import pytest
 import torch
@@ -28,7 +24,6 @@ from moe_lab.config.schema import EXPERTS_IMPLEMENTATIONS, Config, ModelConfig
 from moe_lab.methods.pretrain import training as module
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import PackedRows, pack, read_corpus, tokenizer_of
-from moe_lab.methods.pretrain.trainer import PretrainTrainer
 from moe_lab.methods.pretrain.training import (
     leak,
     learning_rate,
@@ -44,6 +39,7 @@ from tests.support.pretrainings import design, rows, training_of
 from tests.support.ranks import fork_ranks
 from tests.support.routed_designs import made
 from tests.support.tiers import first_fast
+from tests.support.trainings import assert_same, interrupted
 
 NOISE = {"routing_noise": 1.5, "routing_noise_schedule": "linear"}
 NOISY = NOISE | {"device_loss": 0.1}
@@ -65,35 +61,16 @@ WEIGHTS = (7102.1237, 0.00417524, -0.00018160, -0.0107005)
 """The sum of their sizes, and the first three."""
 
 
-def interrupted(training, step: int, monkeypatch) -> None:
-    """Train up to the gradient of a step."""
-    check = PretrainTrainer._check
-
-    def fail(self, value, what, at):
-        check(self, value, what, at)
-        if (what, at) == ("gradient", step):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(PretrainTrainer, "_check", fail)
-        train(training)
-
-
-def assert_same(one: dict, other: dict) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert value.numpy().tobytes() == other[name].numpy().tobytes(), name
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", first_fast(("bias", "olmoe", "word-hash", "word"), 2))
-def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path, monkeypatch):
+def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path):
     """Weights and log, with noise; it was stopped in the step after a checkpoint, and in the next one."""
     settings = KINDS[kind] | SAVED
     whole = train(training_of(tmp_path / "whole", **settings))
     cut = training_of(tmp_path / "cut", **settings)
     for step in (3, 4):
-        interrupted(cut, step, monkeypatch)
+        with interrupted(step - 1, "gradient"):
+            train(cut)
         assert last_checkpoint(cut.folder / "checkpoints").name == "checkpoint-2"
     resumed = train(cut)
     assert_same(whole.model.state_dict(), resumed.model.state_dict())
@@ -101,44 +78,14 @@ def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path, monkeypatch):
     assert logs[0] == logs[1] and logs[0].count('"loss"') == 3
 
 
-def test_the_speed_is_that_of_the_last_session(tmp_path, monkeypatch, capsys):
+def test_the_speed_is_that_of_the_last_session(tmp_path, capsys):
     """Broken by tokens of an earlier session in its time."""
     cut = training_of(tmp_path, **SAVED | {"save_steps": 3})
-    interrupted(cut, 4, monkeypatch)
+    with interrupted(3, "gradient"):
+        train(cut)
     session = train_together(cut)[1]["last_session"]
     assert f"{cut.folder.name}: training, continuing at step 3 of 5\n" in capsys.readouterr().err
     assert session["tokens_per_second"] * session["seconds"] == pytest.approx(2 * 2 * 2 * 12)
-
-
-def train_until(folder: Path, last: int) -> None:
-    """Train; SIGKILL in step `last`, after its gradient."""
-    check = PretrainTrainer._check
-
-    def die(self, value, what, step):
-        check(self, value, what, step)
-        if (what, step) == ("gradient", last):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    torch.set_num_threads(1)
-    PretrainTrainer._check = die
-    model = train(training_of(folder, **KINDS["bias"], **SAVED | {"save_steps": 1})).model
-    torch.save(model.state_dict(), folder / "weights.pt")
-
-
-@pytest.mark.slow
-def test_killed_twice_it_ends_in_the_same_bytes(tmp_path):
-    def run(name: str, last: int) -> int | None:
-        child = multiprocessing.get_context("fork").Process(target=train_until, args=(tmp_path / name, last))
-        child.start()
-        child.join(120)
-        return child.exitcode
-
-    assert run("whole", -1) == 0
-    assert [run("killed", last) for last in (2, 4)] == [-SIGKILL, -SIGKILL]
-    assert run("killed", -1) == 0
-    assert_same(*(torch.load(tmp_path / name / "weights.pt") for name in ("whole", "killed")))
-    whole, killed = ((tmp_path / name / "log.jsonl").read_text() for name in ("whole", "killed"))
-    assert whole == killed
 
 
 def test_a_training_that_was_done_but_not_written_ends_at_once(tmp_path):
@@ -290,16 +237,6 @@ def test_experts_are_computed_as_is_asked(tmp_path):
             torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
 
 
-def test_bfloat16_computes_in_it_and_keeps_float32_weights(tmp_path):
-    trained = {}
-    for dtype in ("float32", "bfloat16"):
-        trained[dtype] = train(training_of(tmp_path / dtype, dtype=dtype, routing_noise=1.0)).model
-        assert {own.dtype for own in trained[dtype].parameters()} == {torch.float32}
-    one, other = (model.lm_head.weight for model in trained.values())
-    assert not torch.equal(one, other)
-    torch.testing.assert_close(one, other, atol=2 * 4 * 3e-3, rtol=0, msg="four of Adam's steps each")
-
-
 class Seer(torch.nn.Module):
     """Each position is sure of the next token of the row where there is one; at the end of a row all are alike."""
 
@@ -342,18 +279,21 @@ def slowly(model, held_out, position):
     return [torch.nn.functional.cross_entropy(each, row[position]).item() for each in logits]
 
 
-def test_its_parts_are_those_of_passes_over_each_row_alone():
+@pytest.mark.parametrize("most, positions", [(128, range(1, 9)), (3, (1, 4, 8))])
+def test_its_parts_are_those_of_passes_over_each_row_alone(most, positions, monkeypatch):
+    """At all targets of a row, or at evenly spaced ones."""
+    monkeypatch.setattr(module, "POSITIONS", most)
     held_out = rows(3, 9, seed=5)
     model = made("expert")
     told = leak(model, held_out)
     losses = torch.tensor(
         [
-            [slowly(model, (held_out[r], held_out[(r + 1) % 3]), position) for position in range(1, 9)]
+            [slowly(model, (held_out[r], held_out[(r + 1) % 3]), position) for position in positions]
             for r in range(3)
         ]
     )
     whole, replaced, short = losses.mean((0, 1)).tolist()
-    assert (told["rows"], told["positions"]) == (3, 8)
+    assert (told["rows"], told["positions"]) == (3, len(positions))
     assert told["loss_with_later_tokens"] == pytest.approx(whole, abs=1e-5)
     assert told["loss_with_another_rows"] == pytest.approx(replaced, abs=1e-5)
     assert told["loss_without"] == pytest.approx(short, abs=1e-5)
@@ -362,21 +302,6 @@ def test_its_parts_are_those_of_passes_over_each_row_alone():
     for part in (told, told["later_tokens"], told["short_prefixes"]):
         low, high = part["ci95"]
         assert low <= part["difference"] <= high
-
-
-def test_long_rows_are_measured_at_evenly_spaced_targets(monkeypatch):
-    monkeypatch.setattr(module, "POSITIONS", 4)
-    held_out = rows(2, 20, seed=2)
-    model = made("expert")
-    told = leak(model, held_out)
-    losses = torch.tensor(
-        [
-            [slowly(model, (held_out[r], held_out[1 - r]), position) for position in (1, 7, 13, 19)]
-            for r in range(2)
-        ]
-    )
-    assert told["positions"] == 4
-    assert told["loss_with_another_rows"] == pytest.approx(losses[..., 1].mean().item(), abs=1e-5)
 
 
 def test_a_causal_model_has_none():

@@ -1,11 +1,9 @@
 """Reference sets. Broken by: a reference that the model got wrong, a pathway or token of another question, a set that
-is built twice, an answer lost to `kill -9`, a set of another model or prompt that is used.
+is built twice, a set of another model or prompt that is used.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.scoring import Budget
-from moe_lab.errors import ConfigError, RunHeldError
+from moe_lab.errors import ConfigError
 from moe_lab.methods.references import store as reference_files
 from moe_lab.methods.references.reference_set import load_or_build, references_left
 from moe_lab.methods.references.store import check_own
@@ -218,32 +216,3 @@ def test_a_prompt_for_every_choice_is_refused(config, tmp_path):
     text = replace(config, task=replace(config.task, answer="text"))
     with pytest.raises(ConfigError, match=r"prompt for every choice(.|\n)*task.answer=letters"):
         build(text, reference="winogrande")
-
-
-def _build_and_count(config: Config, log: Any) -> None:
-    original = reference_files.answered
-
-    def note(portion: Any, lm: Any) -> Any:
-        with log.open("a") as file:
-            file.write("x")
-        return original(portion, lm)
-
-    reference_files.answered = note
-    while True:
-        try:
-            build(config)
-            return
-        except RunHeldError:  # as runs.attempts does
-            time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_two_processes_build_one_set(config, tmp_path):
-    context = multiprocessing.get_context("fork")
-    children = [context.Process(target=_build_and_count, args=(config, tmp_path / "log")) for _ in range(2)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(60)
-        assert child.exitcode == 0
-    assert (tmp_path / "log").read_text() == "xxxx", "four portions, each asked once"

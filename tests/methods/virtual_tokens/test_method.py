@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe_lab.methods.virtual_tokens import training
+from moe_lab.models.source import TINY
 from tests.support.command import run_command
+from tests.support.ended import answers, block_of, samples_of
 from tests.support.runs import choices, write_jsonl
 
 METHODS = ("soft-prompt", "prefix-tuning")
@@ -25,23 +29,14 @@ def command(capsys, method, folder, *keys):
     return run_command(capsys, f"method={method}", f"output_dir={folder}", *keys)
 
 
-def block_of(ended) -> dict:
-    assert ended.code == 0, ended.err
-    return json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
-
-
-def answers(folder: Path, method: str) -> list:
-    [samples] = folder.glob(f"runs/*-{method}-*/samples_*.jsonl")
-    return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
-
-
 def models(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "models").iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_an_adapter_is_trained_and_scores(method, tmp_path, capsys):
+def test_an_adapter_is_trained_stored_in_pefts_format_and_scores(method, tmp_path, capsys):
+    """The answers are those of the stored adapter under peft."""
     ended = command(capsys, method, tmp_path, *SHORT)
     block = block_of(ended)[method.replace("-", "_")]
     assert block["virtual_tokens"] == 20
@@ -53,22 +48,10 @@ def test_an_adapter_is_trained_and_scores(method, tmp_path, capsys):
     assert not (folder / "checkpoints").exists()
     assert answers(tmp_path, method) != answers(tmp_path, "base")
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_the_stored_adapter_is_pefts_own_and_gives_the_same_answers(method, tmp_path, capsys):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from moe_lab.models.source import TINY
-
-    command(capsys, method, tmp_path, *SHORT)
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(TINY)
-    [folder] = tmp_path.glob("models/*/adapter")
-    wrapped = PeftModel.from_pretrained(model, folder).eval()
-    [file] = tmp_path.glob(f"runs/*-{method}-*/samples_*.jsonl")
-    for sample in map(json.loads, file.read_text().splitlines()):
+    wrapped = PeftModel.from_pretrained(model, folder / "adapter").eval()
+    for sample in samples_of(tmp_path, method):
         for asked, response in zip(sample["arguments"].values(), sample["resps"], strict=True):
             prompt = tokenizer(asked["arg_0"]).input_ids
             ids = tokenizer(asked["arg_0"] + asked["arg_1"]).input_ids

@@ -1,8 +1,8 @@
-"""`method=top-p` against full forward passes with experts that are chosen by hand, in float64.
+"""`method=top-k` and `method=top-p` against full forward passes with experts that are chosen by hand, in float64.
 
-Broken by: an expert too many or too few, weights of other experts, weights that are renormalized where the family does
-not, a token that takes more than k_max, padding that is counted as tokens, p=1 that is not the base model bit for bit,
-impossible values that are not refused before weights load.
+Broken by: another number of experts, an expert too many or too few, weights that are not the family's for this number,
+a token that takes more than k_max, padding that is counted as tokens, the model's own number or p=1 that is not the
+base model bit for bit, impossible values that are not refused before weights load.
 """
 
 from __future__ import annotations
@@ -13,20 +13,70 @@ from typing import Any
 import pytest
 import torch
 
-from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
-from moe_lab.methods.expert_counts import TopP
-from moe_lab.models.facts import ModelFacts
+from moe_lab.methods.expert_counts import TopK, TopP
 from moe_lab.routing import find_routers
-from tests.support import attention_kinds, rounding
+from tests.support import attention_kinds
 from tests.support.models import build, small_model
 from tests.support.opened_methods import answered, facts_of, opened
 from tests.support.roe_reference import in_float64
+from tests.support.routed_by_hand import (
+    FACTS,
+    FAMILIES,
+    PAIRS,
+    base_answers,
+    both_answers,
+    check_answers,
+    open_groups,
+    routed_pass,
+    weights_of,
+)
 
-FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek_v3")
-PAIRS = [("three pens", " and"), ("three pens", " 7"), ("a", " b")]
-STEPS = 3
-PROMPTS = [(prompt, {"max_gen_toks": STEPS, "until": []}) for prompt in ("three pens", "a", "one")]
+
+def top_k(**keys: Any) -> TopK:
+    return TopK(TopK.Config(**keys))
+
+
+def slow(model: Any, k: int) -> Any:
+    double = in_float64(model)
+    for router in find_routers(double):
+        assert router.module.top_k == 2
+        router.module.top_k = k
+    return double
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_model_with_another_top_k(family: str, k: int, tokenizer: Any) -> None:
+    model = small_model(family)
+    double = slow(model, k)
+
+    def log_probs(ids: list[int]) -> Any:
+        with torch.no_grad():
+            return double(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
+
+    with opened(top_k(k=k), model, tokenizer) as lm:
+        check_answers(lm, log_probs, model.config.eos_token_id)
+        assert lm.cost["chosen_experts"] == k * lm.cost["routing_decisions"]
+
+
+def test_the_identity_and_the_report_have_the_number() -> None:
+    assert top_k().identity(FACTS) == top_k(k=4).identity(FACTS) != top_k(k=3).identity(FACTS)
+    assert top_k().identity(replace(FACTS, experts=3))["k"] == 3, "twice, as far as there are so many"
+    counters = {"chosen_experts": 12, "routing_decisions": 4}
+    assert top_k(k=3).report(FACTS, counters, {}) == {
+        "untuned": True,
+        "top_k": {"k": 3, "experts_per_token": 3.0},
+    }
+
+
+def test_impossible_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="method.k=0"):
+        top_k(k=0)
+    with pytest.raises(ConfigError, match="method.k=7: a token of this model can have 1 to 6"):
+        top_k(k=7).check(FACTS)
+    with pytest.raises(ConfigError, match="1 to 4 experts of the 8"):  # two of four groups are open
+        top_k(k=5).check(facts_of(small_model("deepseek_v3")))
 
 
 def top_p(**keys: Any) -> TopP:
@@ -42,10 +92,8 @@ def order_of(router: Any, logits: Any) -> tuple[list[int], Any]:
         return logits.argsort(descending=True).tolist(), logits.softmax(-1)
     shares = logits.sigmoid() / logits.sigmoid().sum()
     scores = logits.sigmoid() + router.e_score_correction_bias
-    groups = scores.unflatten(0, (router.num_group, -1))
-    best = groups.topk(2).values.sum(-1).argsort(descending=True)[: router.topk_group].tolist()
-    order = scores.argsort(descending=True).tolist()
-    return [e for e in order if e // groups.shape[1] in best], shares
+    size, best = len(scores) // router.num_group, open_groups(router, scores)
+    return [e for e in scores.argsort(descending=True).tolist() if e // size in best], shares
 
 
 def chosen(router: Any, logits: Any, p: float, k_max: int) -> list[int]:
@@ -56,61 +104,28 @@ def chosen(router: Any, logits: Any, p: float, k_max: int) -> list[int]:
     return taken
 
 
-def weights_of(kind: str, router: Any, logits: Any, experts: list[int]) -> Any:
-    if kind == "gpt_oss":
-        return logits[experts].softmax(-1)
-    if kind == "deepseek_v3":
-        own = logits.sigmoid()[experts]
-        return own / own.sum() * router.routed_scaling_factor
-    own = logits.softmax(-1)[experts]
-    return own if kind == "olmoe" else own / own.sum()
-
-
-def log_probs(model64: Any, ids: list[int], p: float, k_max: int) -> tuple[Any, float]:
+def log_probs(model64: Any, ids: list[int], p: float, k_max: int) -> tuple[Any, int]:
     """(float64 [S, V] of one pass, the sum of the experts of all tokens and layers)"""
-    total, handles = 0, []
+    total = 0
 
-    def hook(module: Any, args: Any, output: Any) -> Any:
+    def route(layer: int, router: Any, output: Any) -> Any:
         nonlocal total
         logits_TE, weights_TK, _ = output
-        E = logits_TE.shape[-1]
-        weights, index = (
-            torch.zeros(len(ids), E, dtype=weights_TK.dtype),
-            torch.zeros(len(ids), E, dtype=torch.long),
-        )
+        weights, index = torch.zeros_like(logits_TE, dtype=weights_TK.dtype), logits_TE.argsort()
         for token, logits in enumerate(logits_TE):
-            experts = chosen(module, logits, p, k_max)
+            experts = chosen(router, logits, p, k_max)
             total += len(experts)
-            index[token] = torch.tensor(experts + [e for e in range(E) if e not in experts])
-            weights[token, : len(experts)] = weights_of(model64.config.model_type, module, logits, experts)
+            index[token] = torch.tensor(experts + [e for e in range(len(logits)) if e not in experts])
+            weights[token, : len(experts)] = weights_of(model64.config.model_type, router, logits, experts)
         return logits_TE, weights, index
 
-    handles = [router.module.register_forward_hook(hook) for router in find_routers(model64)]
-    with torch.no_grad():
-        found = model64(torch.tensor([ids]), use_cache=False).logits[0].double().log_softmax(-1)
-    for handle in handles:
-        handle.remove()
-    return found, total
+    return routed_pass(model64, ids, route).log_softmax(-1), total
 
 
 def check(method: Any, model: Any, tokenizer: Any, p: float, k_max: int) -> None:
     double = in_float64(model)
     with opened(method, model, tokenizer) as lm:
-        expected = []
-        for pair in PAIRS:
-            context, answer = map(list, lm.encode_pair(*pair))
-            probs = log_probs(double, context + answer, p, k_max)[0][len(context) - 1 : -1]
-            target = torch.tensor(answer)
-            greedy = bool((probs.argmax(-1) == target).all())
-            expected.append((float(probs.gather(1, target[:, None]).sum()), greedy))
-        found = answered(lm, "loglikelihood", PAIRS)
-        assert [value for value, _ in found] == rounding.approx([value for value, _ in expected], 4)
-        assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
-        for text, (prompt, _) in zip(answered(lm, "generate_until", PROMPTS), PROMPTS, strict=True):
-            ids = list(lm.tok_encode(prompt))
-            while len(ids) < len(lm.tok_encode(prompt)) + STEPS and ids[-1] != model.config.eos_token_id:
-                ids.append(int(log_probs(double, ids, p, k_max)[0][-1].argmax()))
-            assert text == lm.tok_decode(ids[len(lm.tok_encode(prompt)) :])
+        check_answers(lm, lambda ids: log_probs(double, ids, p, k_max)[0], model.config.eos_token_id)
 
 
 @pytest.mark.parametrize(
@@ -153,28 +168,18 @@ def test_the_mean_number_of_experts_is_that_of_the_tokens_that_were_read(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_p_of_1_with_the_models_own_number_is_the_base_model_bit_for_bit(family: str, tokenizer: Any) -> None:
+@pytest.mark.parametrize("method", [top_k(k=2), top_p(p=1.0, k_max=2)], ids=["top-k", "top-p"])
+def test_the_models_own_number_is_the_base_model_bit_for_bit(
+    method: Any, family: str, tokenizer: Any
+) -> None:
     model = small_model(family)
-    base = EngineLM(model, tokenizer, progress=False)
-    expected = [answered(base, "loglikelihood", PAIRS), answered(base, "generate_until", PROMPTS)]
-    with opened(top_p(p=1.0, k_max=2), model, tokenizer) as lm:
-        assert [answered(lm, "loglikelihood", PAIRS), answered(lm, "generate_until", PROMPTS)] == expected
+    expected = base_answers(model, tokenizer)
+    with opened(method, model, tokenizer) as lm:
+        assert both_answers(lm) == expected
         lm.set_ensemble(lm.ensemble)  # as a study does
         assert answered(lm, "loglikelihood", PAIRS) == expected[0]
         assert lm.cost["chosen_experts"] == 2 * lm.cost["routing_decisions"]
         assert lm.cost["routing_decisions"] == len(find_routers(model)) * lm.cost["tokens_in"]
-
-
-FACTS = ModelFacts(
-    name="x", path=None, revision=None, commit=None, family="olmoe", dtype="float32", moe_layers=4, experts=6, top_k=2,
-    max_length=512,
-)  # fmt: skip
-
-
-def test_the_grid_begins_with_the_base_model() -> None:
-    grid = top_p().grid(FACTS)
-    assert grid[0] == {"p": 1.0, "k_max": 2}
-    assert grid[1:] == [{"p": tenth / 10, "k_max": 6} for tenth in range(1, 10)]
 
 
 def test_the_identity_has_the_number_of_experts() -> None:
@@ -199,3 +204,10 @@ def test_impossible_values_are_refused(keys: dict[str, Any], says: str) -> None:
 def test_models_with_a_fixed_number_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot have another number"):
         top_p().check(facts_of(small_model("phimoe")))
+
+
+def test_the_grids_begin_with_the_base_model() -> None:
+    assert top_k().grid(FACTS) == [{"k": 2}, {"k": 1}, {"k": 3}, {"k": 4}]
+    first, *others = top_p().grid(FACTS)
+    assert first == {"p": 1.0, "k_max": 2}
+    assert others == [{"p": tenth / 10, "k_max": 6} for tenth in range(1, 10)]

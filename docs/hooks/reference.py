@@ -36,7 +36,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def reference() -> str:
     """The docstrings as Markdown, one section for each name."""
-    for library in ("torchao", "torch.utils._pytree"):  # notices about kernels that this machine does not need
+    for library in (
+        "torchao",
+        "torch.utils._pytree",
+    ):  # notices about kernels that this machine does not need
         logging.getLogger(library).setLevel(logging.ERROR)
     import moe_lab
 

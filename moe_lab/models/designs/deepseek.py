@@ -50,10 +50,11 @@ class DeepseekMoE(nn.Module):
         shared_size = (config.n_shared_experts or 0) * config.moe_intermediate_size
         self.shared_experts = Qwen2MoeMLP(config, intermediate_size=shared_size) if shared_size else None
 
-    def forward(self, hidden_BSH: Tensor) -> Tensor:
+    def forward(self, hidden_BSH: Tensor, *extra: Any) -> Tensor:
+        """`extra`: what the router of a design reads in addition to hidden states. Nothing with token choice."""
         hidden_TH = hidden_BSH.view(-1, hidden_BSH.shape[-1])
-        _, weights_TK, index_TK = self.gate(hidden_TH)
-        routed_BSH = self.experts(hidden_TH, index_TK, weights_TK).view_as(hidden_BSH)
+        _, weights, index = self.gate(hidden_TH, *extra)
+        routed_BSH = self.experts(hidden_TH, index, weights).view_as(hidden_BSH)
         return routed_BSH if self.shared_experts is None else routed_BSH + self.shared_experts(hidden_BSH)
 
 
@@ -92,10 +93,10 @@ class DeepseekPreTrainedModel(OlmoePreTrainedModel):
 class DeepseekModel(DeepseekPreTrainedModel, OlmoeModel):
     """The decoder. Its forward pass is OLMoE's, which is Llama's with router logits in the output."""
 
-    def __init__(self, config: DeepseekConfig):
+    def __init__(self, config: Any, layer_class: type[LlamaDecoderLayer] = DeepseekDecoderLayer):
         PreTrainedModel.__init__(self, config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        layers = [DeepseekDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)]
+        layers = [layer_class(config, layer) for layer in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
@@ -106,9 +107,11 @@ class DeepseekModel(DeepseekPreTrainedModel, OlmoeModel):
 class DeepseekForCausalLM(DeepseekPreTrainedModel, OlmoeForCausalLM):
     """The language model; its `aux_loss` with `output_router_logits` is OLMoE's."""
 
-    def __init__(self, config: DeepseekConfig):
+    decoder_class: ClassVar[type[PreTrainedModel]] = DeepseekModel
+
+    def __init__(self, config: Any):
         PreTrainedModel.__init__(self, config)
-        self.model = DeepseekModel(config)
+        self.model = self.decoder_class(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.router_aux_loss_coef = config.aux_loss_alpha

@@ -12,24 +12,24 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
 )
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaDecoderLayer,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-)
-from transformers.models.olmoe.modeling_olmoe import OlmoeAttention, OlmoeForCausalLM, OlmoeModel
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
+from transformers.models.olmoe.modeling_olmoe import OlmoeAttention
 from transformers.utils.output_capturing import OutputRecorder
 
 from moe_lab.models.designs.configuration import HASHED, UNITS, MoeDesignConfig
-from moe_lab.models.designs.deepseek import DeepseekMoE, DeepseekPreTrainedModel
+from moe_lab.models.designs.deepseek import (
+    DeepseekForCausalLM,
+    DeepseekModel,
+    DeepseekMoE,
+    DeepseekPreTrainedModel,
+)
 from moe_lab.models.designs.routers import (
     BiasedTopKRouter,
     DesignRouter,
@@ -51,13 +51,6 @@ class DesignMoE(DeepseekMoE):
         self.gate = _router(config, layer)
         if config.router == "expert":
             self.experts = ExpertChoiceExperts(config)
-
-    def forward(self, hidden_BSH: Tensor, *extra: Any) -> Tensor:
-        """`extra`: what the router reads in addition to hidden states. Nothing with token choice."""
-        hidden_TH = hidden_BSH.view(-1, hidden_BSH.shape[-1])
-        _, weights, index = self.gate(hidden_TH, *extra)
-        routed_BSH = self.experts(hidden_TH, index, weights).view_as(hidden_BSH)
-        return routed_BSH if self.shared_experts is None else routed_BSH + self.shared_experts(hidden_BSH)
 
 
 def _router(config: MoeDesignConfig, layer: int) -> DesignRouter:
@@ -129,20 +122,12 @@ class MoeDesignPreTrainedModel(DeepseekPreTrainedModel):
                 init.zeros_(module.selection_bias)
 
 
-class MoeDesignModel(MoeDesignPreTrainedModel, OlmoeModel):
+class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
     """The decoder. Its forward pass is OLMoE's; routers of units and expert choice get their extra inputs."""
 
     def __init__(self, config: MoeDesignConfig):
-        PreTrainedModel.__init__(self, config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        layer_class = DesignDecoderLayer if config.router == "token" else SequenceDecoderLayer
-        layers = [layer_class(config, layer) for layer in range(config.num_hidden_layers)]
-        self.layers = nn.ModuleList(layers)
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = LlamaRotaryEmbedding(config=config)
+        super().__init__(config, DesignDecoderLayer if config.router == "token" else SequenceDecoderLayer)
         self.units = UnitPlaces(config.vocab_size) if config.router in UNITS else None
-        self.gradient_checkpointing = False
-        self.post_init()
 
     def forward(
         self,
@@ -183,20 +168,15 @@ def _real(ids_BS: Tensor | None, attention_mask: Tensor | None) -> Tensor:
     return attention_mask[:, -ids_BS.shape[1] :].bool()
 
 
-class MoeDesignForCausalLM(MoeDesignPreTrainedModel, OlmoeForCausalLM):
+class MoeDesignForCausalLM(MoeDesignPreTrainedModel, DeepseekForCausalLM):
     """The language model of a design."""
 
+    decoder_class = MoeDesignModel
+
     def __init__(self, config: MoeDesignConfig):
-        PreTrainedModel.__init__(self, config)
-        self.model = MoeDesignModel(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.router_aux_loss_coef = config.aux_loss_alpha
-        self.num_experts = config.n_routed_experts
-        self.num_experts_per_tok = config.num_experts_per_tok
+        super().__init__(config)
         self._is_stateful = config.router in UNITS
         """No rolling back of a cache, as assisted generation needs it."""
-        self.post_init()
 
     @property
     def is_causal_router(self) -> bool:

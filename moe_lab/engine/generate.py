@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe_lab.engine.forward.batch import Group, Tokens, TokenTree, collate, group_by_prefix
+from moe_lab.engine.forward.batch import Group, Tokens, TokenTree, collate, group_by_prefix, in_runs
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import KVCache, Store
 from moe_lab.engine.pass_size import CACHE_SHARE, cache_memory, sequence_bytes
@@ -261,7 +261,10 @@ class Prefill:
         forward, prefix = self.forward, self.prefix
         shared = prefix.length if prefix else 0
         caches, reals, scores = [], [], []
-        for part in self._parts(states, shared):
+        limit = self.budget.tokens // (forward.ensemble.n if forward.ensemble.own_history else 1)
+        for part in in_runs(  # sequences of similar length, as many as fit one pass
+            states, lambda part, _: (len(part[0].ids) - shared) * (len(part) + 1) <= limit
+        ):
             trees = [TokenTree(s.ids, [[0]], shared, s.noise_key, s.sample_index) for s in part]
             width = max(map(len, trees))
             alone = len(part) == len(states)
@@ -285,15 +288,3 @@ class Prefill:
         """Slots for new tokens, if they are kept, and for the noisy samples of one of them."""
         kept = self.max_new_tokens if self.forward.ensemble.cache != "none" else 0
         return kept + self.forward.extra_slots
-
-    def _parts(self, states: list[GenerationState], shared: int) -> Iterator[list[GenerationState]]:
-        """Sequences of similar length, as many as fit one pass."""
-        ensemble = self.forward.ensemble
-        limit = self.budget.tokens // (ensemble.n if ensemble.own_history else 1)
-        part: list[GenerationState] = []
-        for state in states:
-            if part and (len(part[0].ids) - shared) * (len(part) + 1) > limit:
-                yield part
-                part = []
-            part.append(state)
-        yield part

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from moe_lab.engine.forward.batch import Group, TokenTree, collate, group_by_prefix
+from moe_lab.engine.forward.batch import Group, TokenTree, collate, group_by_prefix, in_runs
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import KVCache
@@ -68,6 +68,14 @@ class TokenScores:
             self._picked_P[here] = ensemble.score(logits_RnV, at, target).cpu()
             self._greedy_M[place_R] = ensemble.greedy(logits_RnV).cpu()
 
+    def after(self, ensemble: Ensemble, logits: Iterable[Tensor]) -> Self:
+        """The scores after all logit nodes, from logits [M, n, V] in any number of parts."""
+        done = 0
+        for logits_MnV in logits:
+            self.put(ensemble, torch.arange(done, done + len(logits_MnV)), logits_MnV)
+            done += len(logits_MnV)
+        return self
+
     def by_tree(self) -> list[TreeScores]:
         """The values of each tree."""
         scored = [sum(map(len, tree.continuations)) for tree in self.trees]
@@ -100,12 +108,7 @@ def read_scores(ensemble: Ensemble, trees: Sequence[TokenTree], logits: Iterable
 
     Raises RoutingError where they are NaN.
     """
-    scores = TokenScores(trees)
-    done = 0
-    for logits_MnV in logits:
-        scores.put(ensemble, torch.arange(done, done + len(logits_MnV)), logits_MnV)
-        done += len(logits_MnV)
-    return scores.summed()
+    return TokenScores(trees).after(ensemble, logits).summed()
 
 
 def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
@@ -223,7 +226,19 @@ def batches(
         i: group.shared + len(tree) + len(tree.logit_nodes) * forward.extra_slots
         for i, tree in tree_of.items()
     }
-    for indices in _alike(tree_of, forward.ensemble, budget, max(slots.values())):
+    ensemble, most_slots = forward.ensemble, max(slots.values())
+    sizes = {
+        i: budget.size(_tokens(tree, ensemble), len(tree.logit_nodes) * ensemble.n)
+        for i, tree in tree_of.items()
+    }
+
+    def fits(batch: list[int], i: int) -> bool:
+        size = len(batch) + 1
+        within = sizes[batch[0]] * size <= budget.tokens and most_slots * size <= budget.slots
+        return within and len(batch) != budget.sequences
+
+    # the longest come first: too little memory shows at once
+    for indices in in_runs(sorted(tree_of, key=lambda i: -sizes[i]), fits):
         size, capacity = len(indices), max(slots[i] for i in indices)
         yield Batch(
             indices,
@@ -243,30 +258,6 @@ def shared_prefix(forward: EnsembleForward, tokens: Sequence[int]) -> KVCache | 
 
 def _tree(request: ScoringRequest, group: Group) -> TokenTree:
     return TokenTree(request.context, request.continuations, cached=group.shared, noise_key=request.noise_key)
-
-
-def _alike(
-    trees: dict[int, TokenTree], ensemble: Ensemble, budget: Budget, slots: int
-) -> Iterator[list[int]]:
-    """Trees of similar size, as many as the budget allows. The longest come first: too little memory shows at once.
-
-    Args:
-        slots: those of a tree in the cache, at most.
-    """
-    sizes = {
-        i: budget.size(_tokens(tree, ensemble), len(tree.logit_nodes) * ensemble.n)
-        for i, tree in trees.items()
-    }
-    batch: list[int] = []
-    width = 0.0
-    for i in sorted(trees, key=lambda i: -sizes[i]):
-        width, size = max(width, sizes[i]), len(batch) + 1
-        fits = width * size <= budget.tokens and slots * size <= budget.slots
-        if batch and not (fits and len(batch) != budget.sequences):
-            yield batch
-            batch, width = [], sizes[i]
-        batch.append(i)
-    yield batch
 
 
 def _tokens(tree: TokenTree, ensemble: Ensemble) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from moe_lab.engine.forward.batch import TokenTree, group_by_prefix
+from moe_lab.engine.forward.batch import TokenTree, group_by_prefix, in_runs
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RecordingForward
 from moe_lab.engine.forward.kv_cache import JoinedKVLayer, KVCache, Store
@@ -66,18 +66,12 @@ class Chunk:
 def together(activations: dict[int, CachedActivations], noisy: int, budget: Budget) -> Iterator[list[int]]:
     """Requests whose samples, `noisy` for each logit position, fit one pass, or one request that needs several passes;
     longest first."""
-    batch: list[int] = []
-    size = 0.0
-    for i in sorted(activations, key=lambda i: -activations[i].kv_cache.length):
-        samples = len(activations[i].position_M) * noisy
-        own = budget.size(samples, samples)
-        if batch and (size + own > budget.tokens or len(batch) == budget.sequences):
-            yield batch
-            batch, size = [], 0.0
-        batch.append(i)
-        size += own
-    if batch:
-        yield batch
+
+    def fits(batch: list[int], i: int) -> bool:
+        samples = noisy * sum(len(activations[each].position_M) for each in (*batch, i))
+        return budget.size(samples, samples) <= budget.tokens and len(batch) != budget.sequences
+
+    return in_runs(sorted(activations, key=lambda i: -activations[i].kv_cache.length), fits)
 
 
 def passes(requests: Sequence[CachedActivations], noisy: int, budget: Budget) -> Iterator[list[Chunk]]:
@@ -156,11 +150,8 @@ class TwoPhaseScorer:
 
     def _activations(self, batch: Batch, budget: Budget) -> list[CachedActivations]:
         shared, device = batch.cache.length, self.clean.device
-        clean, done = TokenScores(batch.trees), 0
-        for logits_M1V in batch.passes(self.clean, budget):
-            clean.put(self.clean.ensemble, torch.arange(done, done + len(logits_M1V)), logits_M1V)
-            done += len(logits_M1V)
-        scores = clean.by_tree()
+        logits = batch.passes(self.clean, budget)
+        scores = TokenScores(batch.trees).after(self.clean.ensemble, logits).by_tree()
         sizes = [len(tree.logit_nodes) for tree in batch.trees]
         fork, final = (hidden_MD.split(sizes) for hidden_MD in self.clean.recorded())
         return [

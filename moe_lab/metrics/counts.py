@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe_lab.engine.forward.batch import Tokens, prefix_names, token_names
+from moe_lab.engine.forward.batch import Tokens, in_runs, prefix_names, token_names
 from moe_lab.engine.forward.forward import Observer
 from moe_lab.engine.hf import Request
 from moe_lab.errors import RoutingError
@@ -222,14 +222,8 @@ def _batches(by_group: list[np.ndarray]) -> Iterator[list[Part]]:
     """Batches of parts of similar length; a batch has at most `TOKENS_AT_ONCE` tokens, padding included."""
     step = TOKENS_AT_ONCE
     parts = [(g, names[i : i + step]) for g, names in enumerate(by_group) for i in range(0, len(names), step)]
-    batch: list[Part] = []
-    for part in sorted(parts, key=lambda part: -len(part[1])):
-        if batch and len(batch[0][1]) * (len(batch) + 1) > step:
-            yield batch
-            batch = []
-        batch.append(part)
-    if batch:
-        yield batch
+    longest_first = sorted(parts, key=lambda part: -len(part[1]))
+    return in_runs(longest_first, lambda batch, _: len(batch[0][1]) * (len(batch) + 1) <= step)
 
 
 def _joined(names: list[np.ndarray]) -> np.ndarray:

@@ -8,14 +8,14 @@ L = MoE layers, E = experts (of the layer with the most), K = experts per token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from moe_lab.engine.forward.batch import TokenTree, collate, prefix_names
+from moe_lab.engine.forward.batch import TokenTree, collate, in_runs, prefix_names
 from moe_lab.engine.forward.forward import Observer
 from moe_lab.engine.pass_size import in_step, pass_budget
 from moe_lab.metrics.counts import Counts, Read, Routes, count
@@ -41,7 +41,10 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
         with torch.no_grad(), routed(model, policy):
             budget = pass_budget(model)
             # each token has a row of logits
-            for numbers in _passes(rows, in_step(model, int(budget.tokens / budget.size(1, 1)))):
+            most = in_step(model, int(budget.tokens / budget.size(1, 1)))
+            for numbers in in_runs(
+                _longest_first(rows), lambda own, _: len(rows[own[0]]["input_ids"]) * (len(own) + 1) <= most
+            ):
                 trees = [TokenTree(rows[number]["input_ids"], []) for number in numbers]
                 tokens = collate(trees, 0, device)
                 policy.expect(tokens)
@@ -82,18 +85,6 @@ def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> tup
     ]
     E, by_layer = max(routes.experts.values()), routes.table().of(np.concatenate(names))
     return np.stack([np.bincount(index.reshape(-1), minlength=E) for index in by_layer]), len(by_layer[0])
-
-
-def _passes(rows: Sequence[TokenizedExample], tokens: int) -> Iterator[list[int]]:
-    """Row numbers of each pass of at most `tokens`, with padding, or of a single longer row; the longest rows first."""
-    numbers: list[int] = []
-    for number in _longest_first(rows):
-        if numbers and len(rows[numbers[0]]["input_ids"]) * (len(numbers) + 1) > tokens:
-            yield numbers
-            numbers = []
-        numbers.append(number)
-    if numbers:
-        yield numbers
 
 
 def _longest_first(rows: Sequence[TokenizedExample]) -> list[int]:

@@ -7,16 +7,19 @@ B = sequences, S = new tokens of each, T = cached slots, M = logit positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise, takewhile
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moe_lab.routing.noise import absorb
+
+T = TypeVar("T")
 
 
 def token_names(ids: Sequence[int], positions: Sequence[int] | range) -> np.ndarray:
@@ -85,6 +88,22 @@ def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
             alone += order[start:stop]
         start = stop
     return [*groups, Group(alone, 0)] if alone else groups
+
+
+def in_runs(items: Iterable[T], fits: Callable[[list[T], T], bool]) -> Iterator[list[T]]:
+    """The items in runs of neighbours: an item that does not fit after a run begins the next one.
+
+    Args:
+        fits: called with a run of at least one item, and the item after it.
+    """
+    run: list[T] = []
+    for item in items:
+        if run and not fits(run, item):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,15 @@ def _tokens(outcome: Any) -> tuple[int, int]:
         ):  # which answers ended early is not known: all have the same length, or one more
             lengths.append(-(-left // answers))
             left, answers = left - lengths[-1], answers - 1
-        parts.append((weight, asked.with_lengths(lengths)))
+        left_lengths = iter(lengths)
+        generated = {
+            settings: {
+                text: (prompt, tuple(next(left_lengths) for _ in most))
+                for text, (prompt, most) in prompts.items()
+            }
+            for settings, prompts in asked.generated.items()
+        }
+        parts.append((weight, replace(asked, generated=generated)))
     whole = replace(workload, asked=tuple(parts))
     return round(run.method.forward_tokens(whole, run.config, run.facts)), cost.tokens_in
 

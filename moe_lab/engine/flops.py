@@ -13,21 +13,19 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-
-def _formulas() -> dict[Any, Any]:
-    aten = torch.ops.aten
-    return {
-        # [T, D] x [E, D, O], tokens sorted by expert; or [D, T] x [T, O], one product for each part of T
-        aten._grouped_mm: lambda one, other, *args, **kwargs: 2 * one[0] * one[1] * other[-1],
-        aten._scaled_dot_product_flash_attention_for_cpu: (
-            lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
-        ),
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-            lambda gradient, query, key, value, *args, **kwargs: sdpa_backward_flop_count(
-                gradient, query, key, value
-            )
-        ),
-    }
+_aten = torch.ops.aten
+_FORMULAS: dict[Any, Any] = {
+    # [T, D] x [E, D, O], tokens sorted by expert; or [D, T] x [T, O], one product for each part of T
+    _aten._grouped_mm: lambda one, other, *args, **kwargs: 2 * one[0] * one[1] * other[-1],
+    _aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
+    ),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda gradient, query, key, value, *args, **kwargs: sdpa_backward_flop_count(
+            gradient, query, key, value
+        )
+    ),
+}
 
 
 class FlopCount(FlopCounterMode):
@@ -40,7 +38,7 @@ class FlopCount(FlopCounterMode):
     """
 
     def __init__(self) -> None:
-        super().__init__(display=False, custom_mapping=_formulas())
+        super().__init__(display=False, custom_mapping=_FORMULAS)
 
     @property
     def total(self) -> int:

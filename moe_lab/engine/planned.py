@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -40,17 +40,6 @@ class Asked:
             most = normalize_gen_kwargs(args[1], NEW_TOKENS)["max_gen_toks"]
             prompt = tuple(encoder.prompt(args[0], encoder.lm.max_length - most))
             self.generated.setdefault(repr(sorted(args[1].items())), {})[args[0]] = prompt, (most,) * repeats
-
-    def with_lengths(self, lengths: Iterable[int]) -> Asked:
-        """The same requests, and the number of new tokens of each generated answer."""
-        left = iter(lengths)
-        generated = {
-            settings: {
-                text: (prompt, tuple(next(left) for _ in most)) for text, (prompt, most) in prompts.items()
-            }
-            for settings, prompts in self.generated.items()
-        }
-        return Asked(self.scored, self.texts, generated)
 
     def first(self, count: int) -> Asked:
         """The first `count` contexts, texts and prompts of each generation setting."""

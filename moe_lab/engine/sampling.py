@@ -56,25 +56,22 @@ class GenerationState:
         return [*self.prompt, *self.generated]
 
 
-_BEAMS, _ASSISTED, _CACHE = (
-    "the engine decodes one sequence at a time, greedily or by sampling",
-    "the engine computes every token itself",
-    "the engine has a cache of its own",
-)
-_OUTPUT = "the engine has no such output"
-_RETURNED = "a task takes texts alone"
 RETURNED = ("return_dict_in_generate", "output_scores", "output_logits")
 """Fields that `generate` supports and tasks do not."""
 UNSUPPORTED = {
     **dict.fromkeys(
-        ("num_beams", "num_beam_groups", "constraints", "force_words_ids", "penalty_alpha"), _BEAMS
+        ("num_beams", "num_beam_groups", "constraints", "force_words_ids", "penalty_alpha"),
+        "the engine decodes one sequence at a time, greedily or by sampling",
     ),
     **dict.fromkeys(
-        ("use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit", "is_assistant"), _ASSISTED
+        ("use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit", "is_assistant"),
+        "the engine computes every token itself",
     ),
-    **dict.fromkeys(("cache_implementation", "cache_config", "max_cache_len"), _CACHE),
-    **dict.fromkeys(("output_attentions", "output_hidden_states"), _OUTPUT),
-    **dict.fromkeys(RETURNED, _RETURNED),
+    **dict.fromkeys(
+        ("cache_implementation", "cache_config", "max_cache_len"), "the engine has a cache of its own"
+    ),
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), "the engine has no such output"),
+    **dict.fromkeys(RETURNED, "a task takes texts alone"),
     "guidance_scale": "it would run the model without the engine for every token",
     "dola_layers": "it reads the logits of earlier layers",
     "token_healing": "it changes the prompt after the engine got it",

@@ -19,8 +19,6 @@ from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.errors import RoutingError
 
-NAN = "The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32."
-
 Scores = list[tuple[float, bool]]
 """Per continuation: its log-likelihood, and whether greedy decoding generates it."""
 OnScores = Callable[[int, Scores], None]
@@ -86,7 +84,7 @@ class TokenScores:
     def summed(self) -> list[Scores]:
         """The sums over each continuation's tokens, by tree. Raises RoutingError where they are NaN."""
         if self._picked_P.isnan().any():
-            raise RoutingError(NAN)
+            raise RoutingError("The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32.")
         picked = self._picked_P.tolist()
         greedy = (self._greedy_M[self._place_P] == self._target_P).tolist()
         scores: list[Scores] = []

@@ -208,9 +208,8 @@ def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[s
         }
         for name, task in tasks.items()
     }
-    if (
-        len(tasks) > 1
-    ):  # the documents of all tasks as one sample, for the metrics that are means in every task
+    # the documents of all tasks as one sample, for the metrics that are means in every task
+    if len(tasks) > 1:
         shared = set.intersection(*(set(values) for values in base.values()))
         means = [m for m in sorted(shared) if all(aggregation(task, m) is None for task in tasks.values())]
         by_task["all"] = {

@@ -65,9 +65,8 @@ def reset_peak_memory(device: torch.device | None) -> None:
     if (module := own_memory(device)) is not None:
         module.reset_peak_memory_stats(device)
         return
-    with suppress(
-        OSError, AttributeError
-    ):  # not glibc; else a new peak is below what earlier runs left resident
+    # not glibc; else a new peak is below what earlier runs left resident
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):  # not Linux, or not allowed: the peak is then that of the whole process
         Path("/proc/self/clear_refs").write_text("5")

@@ -167,21 +167,14 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
     return folder
 
 
-def tokenizer_folder(model: ModelConfig, *, offline: bool) -> Path:
-    """The folder of the tokenizer's files: the model's, or that of `model.tokenizer` at its own default revision."""
-    if model.tokenizer is None:
-        return model_folder(model, offline=offline)
-    return _small_folder(model.tokenizer, SMALL_FILES, "tokenizer", offline)
-
-
 def adapter_folder(model: ModelConfig, *, offline: bool) -> Path | None:
     """The folder of the adapter in `model.peft`, of the hub at its default revision; None without one."""
     if model.peft is None:
         return None
-    return _small_folder(model.peft, (ADAPTER, "adapter_model.safetensors"), "adapter", offline)
+    return small_folder(model.peft, (ADAPTER, "adapter_model.safetensors"), "adapter", offline)
 
 
-def _small_folder(source: str, patterns: tuple[str, ...], what: str, offline: bool) -> Path:
+def small_folder(source: str, patterns: tuple[str, ...], what: str, offline: bool) -> Path:
     """A local folder, or that of a repository's files at its default revision."""
     source = str(Path(source).expanduser())
     return Path(source) if _is_folder(source) else _fetched(source, patterns, what, offline)

@@ -15,7 +15,14 @@ from transformers import AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, reading
-from moe_lab.models.source import NO_CODE, model_source, reading_files, tokenizer_folder
+from moe_lab.models.source import (
+    NO_CODE,
+    SMALL_FILES,
+    model_folder,
+    model_source,
+    reading_files,
+    small_folder,
+)
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}"
@@ -31,7 +38,11 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     Raises ConfigError for `model.add_bos_token` with a tokenizer without that token.
     """
     source = model.tokenizer or model_source(model)
-    folder = tokenizer_folder(model, offline=offline)
+    folder = (
+        small_folder(model.tokenizer, SMALL_FILES, "tokenizer", offline)
+        if model.tokenizer
+        else model_folder(model, offline=offline)
+    )
     with reading_files(f"The tokenizer of {source} (model.tokenizer)"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
         if not tokenizer.encode("a", add_special_tokens=False):

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from inspect import unwrap
 from itertools import product
@@ -43,13 +43,8 @@ def decisive_versions() -> dict[str, str | None]:
     return {name: version for name, version in versions().items() if name in DECISIVE}
 
 
-@cache
-def _version(package: str) -> str | None:
-    """Read once: a package's metadata is a large file, and a plan of many runs asks for each of them."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+_version = cache(version)
+"""Read once: a package's metadata is a large file, and a plan of many runs asks for each of them."""
 
 
 # Run ids: the SHA-256 of all that determines a run's numbers, and of nothing else

@@ -60,10 +60,11 @@ Answers = dict[str, Any]
 """Responses by request key; lm-eval's tuples (log-likelihood, is greedy) are tuples."""
 
 
-class ResponseLog:
+class ResponseLog(Answers):
     """Answers by request key, stored in `path`. `header` identifies the run (`Run.answers_header`)."""
 
     def __init__(self, path: Path, header: Header):
+        super().__init__()
         self.path, self.header = path, header
         self.cost: dict[str, float] = {}
         """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
@@ -73,7 +74,6 @@ class ResponseLog:
         """`EngineLM.session_info` of the latest session that opened the model."""
         self.set_aside: Path | None = None
         """The new path of a log with another header that was in the place of this one."""
-        self._answers: Answers = {}
         with writing(path):
             lines = _whole_lines(path) if path.is_file() else []
             is_own = bool(lines) and lines[0].header == header
@@ -101,19 +101,6 @@ class ResponseLog:
                 for line in lines[1:]:
                     self._add(line)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._answers
-
-    def __getitem__(self, key: str) -> Any:
-        return self._answers[key]
-
-    def get(self, key: str) -> Any:
-        """The answer, or None."""
-        return self._answers.get(key)
-
-    def __len__(self) -> int:
-        return len(self._answers)
-
     def answer(self, key: str, response: Any, cost: dict[str, float]) -> None:
         """Store one answer and its cost. Raises ResultsError if it cannot be written."""
         self._append(Line(key=key, response=response, cost=cost or None))
@@ -140,7 +127,7 @@ class ResponseLog:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _add(self, line: Line) -> None:
-        self._answers |= _answers([line])
+        self.update(_answers([line]))
         self.environment = self.environment if line.environment is None else line.environment
         self.session_info = self.session_info if line.opened is None else line.opened
         for name, amount in (line.cost or {}).items():

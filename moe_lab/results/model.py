@@ -24,7 +24,6 @@ from moe_lab.results.stored_files import (
     leaves,
     misfit,
     parsed_once,
-    report_key,
 )
 
 Block = Mapping[str, Any]
@@ -284,8 +283,7 @@ class RunResult(Mapping[str, Any]):
     @property
     def report(self) -> Block:
         """What the run's method reports of itself; empty where it reports nothing."""
-        report: Block = self._block.get(report_key(self.method)) or {}
-        return report
+        return self._block.get(self.method.replace("-", "_")) or {}
 
     def reports(self, key: str) -> bool:
         """Whether a block that the run's method wrote has a true value for a key (`Method.report`)."""

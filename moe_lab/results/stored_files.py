@@ -266,11 +266,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def report_key(method: str) -> str:
-    """The key of a method's own block."""
-    return method.replace("-", "_")
-
-
 def leaves(results: Mapping[str, Any], samples: Any, name: str) -> list[str]:
     """A task itself; the tasks of a group, and of the groups in it."""
     children = results.get("group_subtasks", {}).get(name, [])

@@ -32,9 +32,7 @@ NOISE_BYTES = 33
 AT_ONCE_BYTES = 2**24
 """Noise of several layers is computed together up to this size."""
 
-_GOLDEN = (
-    -7046029254386353131
-)  # 0x9E3779B97F4A7C15, the odd integer nearest to 2**64 / golden ratio, as int64
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15: 2**64 / golden ratio, odd, as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
@@ -280,11 +278,7 @@ class GumbelTopK:
             source_NE = router.family.rule.logits(noisy_NE).to(logits_NE.dtype)
         weights_NK = router.weights(source_NE, index_NK)
         self._counter.add(index_NK, routing.index_TK)
-        return Routing(
-            routing.logits_TE,
-            routing.weights_TK.index_copy(0, chosen, weights_NK.to(routing.weights_TK.dtype)),
-            routing.index_TK.index_copy(0, chosen, index_NK),
-        )
+        return routing.changed(chosen, weights_NK, index_NK)
 
     def _noise_of(self, layer: int, n_experts: int) -> Tensor:
         """float32 [N, E]: noise times temperature.

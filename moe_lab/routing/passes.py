@@ -159,9 +159,8 @@ def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iter
         else:
             begins_BS = torch.zeros(B, S, dtype=torch.long)
             begins_BS[:, 0] = 1
-            if (
-                mask is None
-            ):  # as in transformers, a position that does not follow the one before begins a text
+            # as in transformers, a position that does not follow the one before begins a text
+            if mask is None:
                 begins_BS[:, 1:] = position_BS.diff(dim=1) != 1
             number_BS = begins_BS.flatten().cumsum(0).view(B, S) - 1
             begun += last

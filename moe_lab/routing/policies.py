@@ -107,22 +107,17 @@ class Override:
 
     Args:
         probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
-
-    Raises RoutingError in a pass before the first `expect`.
     """
 
     def __init__(self, probs: dict[int, Tensor]):
         self.probs = {layer: probs_NWE.detach().flatten(0, 1) for layer, probs_NWE in probs.items()}
-        self._expected = False
         self._places: Places | None = None
 
     def expect(self, places: Places | None) -> None:
         """Set the re-routed tokens of the next forward pass; None: no token."""
-        self._expected, self._places = True, places
+        self._places = places
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if not self._expected:
-            raise RoutingError("Override has no tokens: `expect` was not called. Call it before each pass.")
         if self._places is None or router.layer not in self.probs:
             return None
         device = routing.logits_TE.device
@@ -134,11 +129,7 @@ class Override:
         logits_PE = logits_of(mixed_PE, router, own_PE)
         index_PK = router.choose(router.scores(logits_PE), routing.index_TK.shape[-1])
         weights_PK = router.weights(logits_PE, index_PK)
-        return Routing(
-            routing.logits_TE,
-            routing.weights_TK.index_copy(0, chosen, weights_PK.to(routing.weights_TK.dtype)),
-            routing.index_TK.index_copy(0, chosen, index_PK),
-        )
+        return routing.changed(chosen, weights_PK, index_PK)
 
 
 def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
@@ -235,9 +226,8 @@ class Steered:
             moved_TE = rule.logits(_forced(rule.scores(router.module, logits_TE), sign_E))
         else:
             moved_TE = _forced(logits_TE, sign_E)
-        steered_TE = torch.where(
-            sign_E == 0, logits_TE, moved_TE.to(logits_TE.dtype)
-        )  # others keep their bits
+        # others keep their bits
+        steered_TE = torch.where(sign_E == 0, logits_TE, moved_TE.to(logits_TE.dtype))
         return Routing(steered_TE, router.weights(steered_TE, chosen_TK).to(weights_TK.dtype), chosen_TK)
 
 
@@ -306,8 +296,4 @@ class OtherExperts:
         width = max(index_NC.shape[-1], routing.index_TK.shape[-1])
         others = widened(router, Routing(own.logits_TE, weights_NC, index_NC), width)
         usual = widened(router, routing, width)
-        return Routing(
-            routing.logits_TE,
-            usual.weights_TK.index_copy(0, index_N, others.weights_TK),
-            usual.index_TK.index_copy(0, index_N, others.index_TK),
-        )
+        return usual.changed(index_N, others.weights_TK, others.index_TK)

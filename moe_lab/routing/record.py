@@ -84,9 +84,8 @@ class Record:
     def __call__(self, router: Router, routing: Routing) -> None:
         real_T = self._tokens[-1].real_T if self._tokens else torch.zeros(0)
         check_tokens(len(real_T), routing)
-        at_N = real_T.nonzero()[:, 0].to(
-            routing.index_TK.device
-        )  # a mask would make the host wait for the device
+        # a mask would make the host wait for the device
+        at_N = real_T.nonzero()[:, 0].to(routing.index_TK.device)
         kept = Routing(*(tensor.detach()[at_N] for tensor in routing))
         self._parts.setdefault(router.layer, []).append(kept)
 

@@ -28,6 +28,11 @@ class Routing(NamedTuple):
     weights_TK: Tensor
     index_TK: Tensor
 
+    def changed(self, at_N: Tensor, weights_NK: Tensor, index_NK: Tensor) -> Routing:
+        """The decision with other weights and experts for the tokens `at_N` (int64)."""
+        weights_TK = self.weights_TK.index_copy(0, at_N, weights_NK.to(self.weights_TK.dtype))
+        return Routing(self.logits_TE, weights_TK, self.index_TK.index_copy(0, at_N, index_NK))
+
 
 Decide = Callable[[Routing], Routing | None]
 """Called with a decision. Returns another one, or None for no change."""
@@ -131,7 +136,7 @@ def softmax(*, renormalize: bool | None = None, cast: bool = True) -> Rule:
     """
 
     def weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-        weights_TK = torch.softmax(logits_TE, dim=-1, dtype=torch.float32).gather(-1, index_TK)
+        weights_TK = _softmax_scores(router, logits_TE).gather(-1, index_TK)
         if router.norm_topk_prob if renormalize is None else renormalize:
             weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
         return weights_TK.to(logits_TE.dtype) if cast else weights_TK
@@ -195,10 +200,7 @@ def _top_k_of_groups(
 
 
 def _scaled_softmax(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-    return (
-        torch.softmax(logits_TE, dim=-1, dtype=torch.float32).gather(-1, index_TK)
-        * router.routed_scaling_factor
-    )
+    return _softmax_scores(router, logits_TE).gather(-1, index_TK) * router.routed_scaling_factor
 
 
 def _groups_by_best(router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:

@@ -220,9 +220,8 @@ class OwnHistory:
         sample_n = torch.arange(self.n, device=tokens.ids_BS.device)
         place_BnS = torch.arange(B * self.n * S, device=sample_n.device).view(B, self.n, S)
         index = place_BnS[:, 1:].reshape(-1)
-        if (
-            tokens.real_BS is not None
-        ):  # a mask makes the host wait for the device, which a step without padding avoids
+        # a mask makes the host wait for the device, which a step without padding avoids
+        if tokens.real_BS is not None:
             real_BS = tokens.real_BS.to(index.device)
             index = index[real_BS[:, None].expand_as(place_BnS[:, 1:]).reshape(-1)]
 

@@ -232,9 +232,8 @@ def token_bytes(model: PreTrainedModel) -> int:
     config, numbers = model.config.get_text_config(), 0
     for number in range(config.num_hidden_layers):
         layer = config.per_layer_config[number]
-        if getattr(
-            layer, "kv_lora_rank", None
-        ):  # latent attention: the latent vector, the key of the positions
+        # latent attention: the latent vector, the key of the positions
+        if getattr(layer, "kv_lora_rank", None):
             numbers += layer.kv_lora_rank + layer.qk_rope_head_dim
             continue
         heads = layer.num_attention_heads

@@ -184,9 +184,8 @@ class UnitPlaces(nn.Module):
             real_BS: bool; false: padding, after which every token begins a unit.
             last_kind_B1: int64, the kind of the token before them; None: there is none.
         """
-        if not self._is_set and bool(
-            (self.kind_V == UNSET).any()
-        ):  # looked up once: reading a tensor stops a GPU
+        # looked up once: reading a tensor stops a GPU
+        if not self._is_set and bool((self.kind_V == UNSET).any()):
             raise ValueError(
                 "This model routes words or sentences, and its tables of where they begin are not set. "
                 "Call model.set_units(unit_tables(tokenizer, model.config.router))."

@@ -207,17 +207,17 @@ def test_the_evaluated_model_goes_where_memory_is_short(
     from moe_lab.models.memory import ModelPool
 
     held: list[bool] = []
-    loaded = judging.Session._judge
+    loaded = judging._judge
 
-    def watched(self: judging.Session, judge: Any, missing: Any) -> None:
+    def watched(judge: Any, *rest: Any) -> None:
         opened = judge.open
         monkeypatch.setattr(judge, "open", lambda: held.append(pools[-1]._loaded is not None) or opened())
-        loaded(self, judge, missing)
+        loaded(judge, *rest)
 
     pools: list[ModelPool] = []
     make = ModelPool.__init__
     monkeypatch.setattr(ModelPool, "__init__", lambda self: (pools.append(self), make(self))[1])
-    monkeypatch.setattr(judging.Session, "_judge", watched)
+    monkeypatch.setattr(judging, "_judge", watched)
     keys = ("task.judges=[reward]", f"task.reward_model={reward_folder(tmp_path / 'reward')}")
     enough, _, _ = judged(*keys)
     monkeypatch.setattr("moe_lab.models.memory.free_memory", lambda device: 1000)

@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from pydantic import Field, TypeAdapter, ValidationError, create_model
 
 from moe_lab.config.terminal import one_line
 from moe_lab.errors import ResultsError
@@ -145,10 +144,10 @@ def tidy(folder: Path) -> None:
             set_aside(path, error.problem)
 
 
-# Types of the content of results files. They may have other keys, too
+# Types of the content of results files
 #
 # A results.json may come from another machine or version. Its readers index into it freely, so that pydantic checks it
-# once, as a whole.
+# once, as a whole. What other versions did not write is optional.
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 """The name of a model, a method, a task or a run."""
@@ -156,90 +155,56 @@ Limits = Annotated[list[float | None], Field(min_length=2, max_length=2)]
 """A 95% interval."""
 
 
-class Paired(TypedDict, total=False):
-    """A difference to another run."""
-
-    n: int | None
-    difference: float | None
-    ci95: Limits | None
-    p_mcnemar: float | None
-    p_randomization: float | None
-    to_right: int | None
-    to_wrong: int | None
+def _mapping(name: str, needed: dict[str, Any], optional: dict[str, Any]) -> Any:
+    """The type of a mapping with these keys. It may have others, too."""
+    fields: dict[str, Any] = {key: (kind, ...) for key, kind in needed.items()}
+    return create_model(name, **fields, **{key: (kind, None) for key, kind in optional.items()})
 
 
-class Compared(TypedDict):
-    """The scores of the run that a result is compared with."""
-
-    run_id: Name
-    results: NotRequired[dict[str, dict[str, Any]]]
-    paired: NotRequired[dict[str, dict[str, Paired]]]
+def _each(kind: Any) -> Any:
+    """The type of a mapping from names to values of a type."""
+    return dict[str, kind]  # type: ignore[valid-type]
 
 
-class Named(TypedDict):
-    """A model or a method."""
-
-    name: Name
-    commit: NotRequired[str | None]
-    config: NotRequired[dict[str, Any]]
-
-
-class Task(TypedDict):
-    """The tasks that were asked for, and those that were evaluated."""
-
-    name: Name | list[Name]
-    tasks: list[Name]
-    metric: NotRequired[str | None]
-
-
-class Tuning(TypedDict, total=False):
-    """The study whose values a run has."""
-
-    study: str | None
-    model: str
-
-
-class Judge(TypedDict):
-    """The verdicts of a judge."""
-
-    metrics: list[str]
-
-
-class Block(TypedDict):
-    """The block `moe_lab` of a results.json. It may lack what other versions did not write."""
-
-    run_id: Name
-    model: Named
-    method: Named
-    task: Task
-    versions: dict[str, Any]
-    samples: dict[str, list[int]]
-    overrides: NotRequired[list[str]]
-    seed: NotRequired[int | None]
-    intervals: NotRequired[dict[str, dict[str, Limits | None]]]
-    baseline: NotRequired[Compared | None]
-    paired: NotRequired[dict[str, dict[str, Paired]]]
-    compared: NotRequired[dict[str, Compared]]
-    cost: NotRequired[dict[str, Any]]
-    tuning: NotRequired[Tuning]
-    judges: NotRequired[dict[str, Judge]]
-
-
-class LmEvalResults(TypedDict):
-    """What lm-eval writes into a results file."""
-
-    results: dict[str, dict[str, Any]]
-    configs: NotRequired[dict[str, dict[str, Any]]]
-    config: NotRequired[dict[str, Any] | None]
-    groups: NotRequired[dict[str, Any]]
-    group_subtasks: NotRequired[dict[str, list[str]]]
-    higher_is_better: NotRequired[dict[str, dict[str, Any]]]
-
-
-class Results(LmEvalResults):
-    """A results.json of this package."""
-
-    moe_lab: Block
+_numbers = dict.fromkeys(("difference", "p_mcnemar", "p_randomization"), float | None)
+_counts = dict.fromkeys(("n", "to_right", "to_wrong"), int | None)
+_paired = _each(_each(_mapping("Paired", {}, {**_counts, **_numbers, "ci95": Limits | None})))
+_compared = _mapping("Compared", {"run_id": Name}, {"results": _each(_each(Any)), "paired": _paired})
+_named = _mapping("Named", {"name": Name}, {"commit": str | None, "config": _each(Any)})
+_block = _mapping(
+    "Block",
+    {
+        "run_id": Name,
+        "model": _named,
+        "method": _named,
+        "task": _mapping("Task", {"name": Name | list[Name], "tasks": list[Name]}, {"metric": str | None}),
+        "versions": _each(Any),
+        "samples": _each(list[int]),
+    },
+    {
+        "overrides": list[str],
+        "seed": int | None,
+        "intervals": _each(_each(Limits | None)),
+        "baseline": _compared | None,
+        "paired": _paired,
+        "compared": _each(_compared),
+        "cost": _each(Any),
+        "tuning": _mapping("Tuning", {}, {"study": str | None, "model": str}),
+        "judges": _each(_mapping("Judge", {"metrics": list[str]}, {})),
+    },
+)
+_needed = {"results": _each(_each(Any))}
+_optional = {
+    "configs": _each(_each(Any)),
+    "config": _each(Any) | None,
+    "groups": _each(Any),
+    "group_subtasks": _each(list[str]),
+    "higher_is_better": _each(_each(Any)),
+}
+LmEvalResults = _mapping("LmEvalResults", _needed, _optional)
+"""What lm-eval writes into a results file."""
+Results = _mapping("Results", _needed | {"moe_lab": _block}, _optional)
+"""A results.json of this package."""
 
 
 def misfit(value: Any, shape: Any) -> str | None:

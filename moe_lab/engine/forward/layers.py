@@ -51,11 +51,7 @@ def fork_layer(model: nn.Module, first_noisy: int) -> tuple[int, Router]:
     routers = find_routers(model)
     router = routers[min(first_noisy, len(routers) - 1)]
     layers = decoder_layers(model)
-    return next(i for i, layer in enumerate(layers) if _holds(layer, router)), router
-
-
-def _holds(layer: nn.Module, router: Router) -> bool:
-    return any(module is router.module for module in layer.modules())
+    return next(i for i, layer in enumerate(layers) if router.module in layer.modules()), router
 
 
 def layer_inputs(layer: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -121,7 +117,7 @@ def runs_on_kv_cache(model: Any) -> bool:
     kinds, _ = get_layer_types_and_kwargs(config)
     if len(kinds) != len(layers) or is_recurrent(model):
         return False
-    if not all(any(_holds(layer, router) for layer in layers) for router in find_routers(model)):
+    if not all(any(router.module in layer.modules() for layer in layers) for router in find_routers(model)):
         return False
     if getattr(config, "hidden_size_per_layer_input", None) or _counts_slots(config):
         return False
@@ -217,7 +213,9 @@ class LayerMasks:
 
     def of(self, window: AttentionWindow) -> Tensor:
         if window not in self._made:
-            self._made[window] = additive_mask(window.of(self.visible_BQK), self.dtype)
+            visible_BQK, lowest = window.of(self.visible_BQK), torch.finfo(self.dtype).min
+            zero = visible_BQK.new_zeros((), dtype=self.dtype)
+            self._made[window] = torch.where(visible_BQK, zero, lowest)[:, None]
         return self._made[window]
 
 
@@ -245,8 +243,3 @@ class WindowHooks:
         if self._masks is None:
             return None
         return (), layer_inputs(layer, args, kwargs) | {"attention_mask": self._masks.of(window)}
-
-
-def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """bool [B, Q, K] -> the mask that attention adds to its scores, [B, 1, Q, K], for sdpa and eager attention."""
-    return torch.where(visible, visible.new_zeros((), dtype=dtype), torch.finfo(dtype).min)[:, None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from transformers import DynamicCache
 
@@ -46,7 +47,18 @@ def step_tokens(position: int) -> Tokens:
     token = torch.randint(1, VOCAB, (1, 1))
     zero = torch.zeros(1, dtype=torch.long)
     at = torch.tensor([[position]])
-    return Tokens(token, at, None, zero, noise_key_B=token[0], sample_index_B=zero, most_logits=1)
+    return Tokens(
+        token,
+        at,
+        None,
+        zero,
+        noise_key_B=token[0],
+        sample_index_B=zero,
+        most_logits=1,
+        real_BS=torch.ones_like(token, dtype=torch.bool),
+        names_BS=lambda: np.zeros((1, 1), dtype=np.int64),
+        count=1,
+    )
 
 
 def steps(forward: EnsembleForward, cache: KVCache) -> Callable[[], None]:

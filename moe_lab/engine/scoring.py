@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,13 +29,9 @@ SCORED_BYTES = 2**28
 """Of logits in float32 that are scored at once: the softmax of a large vocabulary takes several times the memory."""
 
 
-class TreeScores(NamedTuple):
-    """The scores of one tree's tokens."""
-
-    picked_P: Tensor
-    """float32: the log-probability of each token to score, continuation by continuation."""
-    greedy_M: Tensor
-    """int64: the most probable token after each logit node."""
+TreeScores = tuple[Tensor, Tensor]
+"""Of one tree: float32 [P], the log-probability of each token to score, continuation by continuation; int64 [M], the
+most probable token after each logit node."""
 
 
 class TokenScores:
@@ -79,7 +75,7 @@ class TokenScores:
         scored = [sum(map(len, tree.continuations)) for tree in self.trees]
         nodes = [len(tree.logit_nodes) for tree in self.trees]
         parts = zip(self._picked_P.split(scored), self._greedy_M.split(nodes), strict=True)
-        return [TreeScores(picked.clone(), greedy.clone()) for picked, greedy in parts]
+        return [(picked.clone(), greedy.clone()) for picked, greedy in parts]
 
     def summed(self) -> list[Scores]:
         """The sums over each continuation's tokens, by tree. Raises RoutingError where they are NaN."""

@@ -316,7 +316,7 @@ class ReroutedForward(EnsembleForward):
         index, pathway, share = [], [], []
         B, S = tokens.ids_BS.shape
         positions = tokens.position_BS.tolist()
-        real = [[True] * S] * B if tokens.real_BS is None else tokens.real_BS.tolist()
+        real = tokens.real_BS.tolist()
         keys = zip(tokens.noise_key_B.tolist(), tokens.sample_index_B.tolist(), strict=True)
         for b, key in enumerate(keys):
             n, length = self._of[key]

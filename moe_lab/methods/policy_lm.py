@@ -57,7 +57,7 @@ class _Padding(Observer):
         self.policy = policy
 
     def expect(self, tokens: Tokens) -> None:
-        self.policy.expect(None if tokens.real_BS is None else tokens.real_BS.reshape(-1))
+        self.policy.expect(tokens.real_BS.reshape(-1))
 
 
 @contextmanager

@@ -102,7 +102,6 @@ class Routes(Observer):
 
     def expect(self, tokens: Tokens) -> None:
         self._keep_pass()
-        assert tokens.names_BS is not None
         self._names = tokens.names_BS().reshape(-1)
 
     def __call__(self, router: Router, routing: Routing) -> None:

@@ -65,7 +65,6 @@ class RandomRouting(Observer):
         return {"random": self.seed}
 
     def expect(self, tokens: Tokens) -> None:
-        assert tokens.names_BS is not None
         self._names_T = torch.from_numpy(tokens.names_BS().reshape(-1))
         self._position_T = tokens.position_BS.reshape(-1)
 

@@ -48,7 +48,6 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
                 trees = [TokenTree(rows[number]["input_ids"], []) for number in numbers]
                 tokens = collate(trees, 0, device)
                 policy.expect(tokens)
-                assert tokens.real_BS is not None
                 logits_BSV = model(
                     input_ids=tokens.ids_BS, attention_mask=tokens.real_BS.long(), use_cache=False
                 ).logits

@@ -158,7 +158,8 @@ Limits = Annotated[list[float | None], Field(min_length=2, max_length=2)]
 def _mapping(name: str, needed: dict[str, Any], optional: dict[str, Any]) -> Any:
     """The type of a mapping with these keys. It may have others, too."""
     fields: dict[str, Any] = {key: (kind, ...) for key, kind in needed.items()}
-    return create_model(name, **fields, **{key: (kind, None) for key, kind in optional.items()})
+    fields |= {key: (kind, None) for key, kind in optional.items()}
+    return create_model(name, **fields)
 
 
 def _each(kind: Any) -> Any:

@@ -270,7 +270,7 @@ class GumbelTopK:
         device = routing.logits_TE.device  # layers may be on several devices
         chosen = self._tokens.index.to(device)
         logits_NE = routing.logits_TE[chosen]
-        noise_NE = self._noise_of(router.layer, logits_NE.shape[-1]).to(device)
+        noise_NE = self._noise_of(self._tokens, router.layer, logits_NE.shape[-1]).to(device)
         noisy_NE = router.scores(logits_NE) + noise_NE
         index_NK = router.choose(noisy_NE, routing.index_TK.shape[-1])
         source_NE = logits_NE
@@ -280,14 +280,12 @@ class GumbelTopK:
         self._counter.add(index_NK, routing.index_TK)
         return routing.changed(chosen, weights_NK, index_NK)
 
-    def _noise_of(self, layer: int, n_experts: int) -> Tensor:
+    def _noise_of(self, t: NoisyTokens, layer: int, n_experts: int) -> Tensor:
         """float32 [N, E]: noise times temperature.
 
         Few tokens get the noise of all layers at once: a step of generation has few operations.
         """
         if layer not in self._noise:
-            t = self._tokens
-            assert t is not None
             size = NOISE_BYTES * max(1, len(t.index)) * n_experts
             at = self._noisy_layers.index(layer)
             layers = self._noisy_layers[at : at + max(1, AT_ONCE_BYTES // size)]

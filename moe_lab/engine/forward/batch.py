@@ -122,12 +122,12 @@ class Tokens:
     sample_index_B: Tensor
     most_logits: int
     """Logit positions of the sequence that has most of them."""
-    real_BS: Tensor | None = None
-    """bool: True for tokens, False for padding; None: no padding."""
-    names_BS: Callable[[], np.ndarray] | None = None
+    real_BS: Tensor
+    """bool: True for tokens, False for padding."""
+    names_BS: Callable[[], np.ndarray]
     """Returns int64 [B, S]: `prefix_names` of each token, 0 for padding. For observers."""
-    count: int | None = None
-    """Tokens, padding excluded; None: all."""
+    count: int
+    """Tokens, padding excluded."""
     noise: bool = True
     """False: a prefix, which all routing samples read without noise; it has no logit positions."""
 

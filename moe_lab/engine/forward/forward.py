@@ -150,8 +150,7 @@ class EnsembleForward:
             use_cache=True,
         ).logits
         cache.keep(cached + tokens.ids_BS.shape[1])
-        self.tokens_in += tokens.ids_BS.numel() if tokens.count is None else tokens.count
-        self.tokens_in += len(places.noisy.index) if places else 0
+        self.tokens_in += tokens.count + (len(places.noisy.index) if places else 0)
         count = len(tokens.logit_positions_M)
         return logits[0, : count * self.ensemble.n].view(count, self.ensemble.n, logits.shape[-1])
 

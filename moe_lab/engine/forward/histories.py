@@ -219,11 +219,8 @@ class OwnHistory:
         B, S = tokens.ids_BS.shape
         sample_n = torch.arange(self.n, device=tokens.ids_BS.device)
         place_BnS = torch.arange(B * self.n * S, device=sample_n.device).view(B, self.n, S)
-        index = place_BnS[:, 1:].reshape(-1)
-        # a mask makes the host wait for the device, which a step without padding avoids
-        if tokens.real_BS is not None:
-            real_BS = tokens.real_BS.to(index.device)
-            index = index[real_BS[:, None].expand_as(place_BnS[:, 1:]).reshape(-1)]
+        place_BmS = place_BnS[:, 1:]
+        index = place_BmS[tokens.real_BS.to(place_BmS.device)[:, None].expand_as(place_BmS)]
 
         def spread(values: Tensor) -> Tensor:
             return values.expand_as(place_BnS).reshape(-1)[index]

@@ -5,6 +5,7 @@ Broken by: a value read from the device within a pass, or a hook that stays on t
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +46,9 @@ def step_logits(model, compiled):
                 noise_key_B=torch.tensor([4, 2]),
                 sample_index_B=torch.zeros(2, dtype=torch.long),
                 most_logits=1,
+                real_BS=torch.ones(2, 1, dtype=torch.bool),
+                names_BS=lambda: np.zeros((2, 1), dtype=np.int64),
+                count=2,
             )
             found.append(forward(tokens, cache))
     return torch.stack(found), len(graphs), ensemble.routing.decisions

@@ -225,15 +225,8 @@ class SuffixReplay:
         `remix` routes the re-routed tokens. Other tokens are routed as usual, and attend to the changed keys and
         values. The logits are differentiable in the probabilities of `remix` if these require gradients. None: the
         plain model.
-
-        Raises ValueError for a `remix` of layers before `first_moe`.
         """
         batch = suffixes if isinstance(suffixes, SuffixBatch) else self.batch(suffixes)
-        first_moe = self.forward.first_moe
-        if remix and min(remix.probs) < first_moe:
-            raise ValueError(
-                f"MoE layer {min(remix.probs)} is re-routed, but activations are kept from {first_moe} on."
-            )
         needs_grad = bool(remix and remix.needs_grad)
         with (
             torch.set_grad_enabled(needs_grad),
@@ -314,9 +307,8 @@ class ReroutedForward(EnsembleForward):
     def _places(self, tokens: Tokens) -> Places | None:
         """The re-routed tokens of a pass."""
         index, pathway, share = [], [], []
-        B, S = tokens.ids_BS.shape
-        positions = tokens.position_BS.tolist()
-        real = tokens.real_BS.tolist()
+        S = tokens.ids_BS.shape[1]
+        positions, real = tokens.position_BS.tolist(), tokens.real_BS.tolist()
         keys = zip(tokens.noise_key_B.tolist(), tokens.sample_index_B.tolist(), strict=True)
         for b, key in enumerate(keys):
             n, length = self._of[key]

@@ -22,7 +22,7 @@ from moe_lab.routing import document_key, family_of_type, find_routers, record, 
 from moe_lab.routing.policies import Override, Remix
 from moe_lab.routing.rules import LOGITS
 from tests.support import rounding
-from tests.support.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts, whole_logits
+from tests.support.brute_prompt_tail import FAMILIES, prompts, routed_logits, whole_logits
 from tests.support.families import ZOO
 from tests.support.models import small_model
 from tests.support.tiers import by_family, first_fast
@@ -284,32 +284,15 @@ def share_of(position, length, span, persistence):
 
 def brute_logits(model, ids, length, probs, span, persistence):
     """After the last of these tokens, in one pass over all of them."""
-    renormalizes = model.config.model_type in RENORMALIZED or getattr(model.config, "norm_topk_prob", False)
-    handles = []
-    for router in find_routers(model):
-        if router.layer not in probs:
-            continue
 
-        def hook(module, args, output, layer=router.layer):
-            logits_TE, weights_TK, index_TK = output
-            weights, index = weights_TK.clone(), index_TK.clone()
-            for t in range(len(ids)):
-                found = share_of(t, length, span, persistence)
-                if found:
-                    w, share = found
-                    mixed_E = share * probs[layer][w] + (1 - share) * logits_TE[t].float().softmax(-1)
-                    chosen = mixed_E.topk(index_TK.shape[-1])
-                    own = chosen.values / (chosen.values.sum() if renormalizes else 1)
-                    weights[t], index[t] = own.to(weights.dtype), chosen.indices
-            return logits_TE, weights, index
+    def decide(layer, t, logits_E):
+        if found := share_of(t, length, span, persistence):
+            w, share = found
+            return share * probs[layer][w] + (1 - share) * logits_E.float().softmax(-1), None
+        return None
 
-        handles.append(router.module.register_forward_hook(hook))
-    try:
-        with torch.no_grad():
-            return model(torch.tensor([ids]), use_cache=False).logits[0, -1]
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad():
+        return routed_logits(model, ids, probs, decide)[-1]
 
 
 @pytest.mark.parametrize("persistence", PERSISTENCE)

@@ -5,7 +5,6 @@ Contexts are shorter and longer than windows and chunks; batches hold unlike len
 
 from __future__ import annotations
 
-import copy
 from functools import cache, partial
 
 import pytest
@@ -13,11 +12,11 @@ import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.routing import GumbelTopK, document_key, find_routers, gumbel
+from moe_lab.routing import GumbelTopK, find_routers
 from moe_lab.routing.families import family_of_type
 from moe_lab.routing.rules import LOGITS
-from tests.support import slow_routing
-from tests.support.families import ONE_WAY, ZOO
+from tests.support import roe_reference as reference
+from tests.support.families import ZOO
 from tests.support.models import make_tokenizer, small_model
 from tests.support.tiers import FAST, by_family
 
@@ -102,45 +101,7 @@ def test_base_is_the_untouched_model(model_type, batch_size):
 
 @cache
 def exact(model_type):
-    """The model in float64, its experts computed in transformers' plain loop, where the family can do these."""
-    model = copy.deepcopy(small_model(model_type))
-    if model_type != "inkling2_text":  # mixes float32 into everything
-        model = model.double()
-    if model_type not in ONE_WAY:
-        model.set_experts_implementation("eager")
-    return model
-
-
-def reference_log_probs(model_type, prompt, ids, cache_kind):
-    """float [V]: the log of the mean distribution of the samples after `ids`, each a separate pass without a cache."""
-    noisy = range(len(ids) - 1 if cache_kind == "clean" else 0, len(ids))
-    ensemble, _ = ensemble_of(model_type, cache_kind)
-    positions = [range(0), *[noisy] * (ensemble.n - 1)]  # none in row 0
-    rows = [sample_probs(model_type, tuple(prompt), tuple(ids), *row) for row in enumerate(positions)]
-    return torch.stack(rows).mean(0).log()
-
-
-@cache
-def sample_probs(model_type, prompt, ids, row, noisy):
-    """float64 [V]: the distribution of a sample after `ids`, with noise at the positions `noisy`."""
-    model, spec = exact(model_type), slow_routing.SPECS[model_type]
-    _, temperatures = ensemble_of(model_type, "clean")
-    handles = []
-    for layer, temperature in enumerate(temperatures):
-        if noisy and temperature:
-            noise = gumbel(0, document_key(prompt), 0, row, layer, noisy, experts_of(model_type)).double()
-            handles += slow_routing.install(model, layer, spec, noisy, noise, temperature)
-    with torch.inference_mode():
-        probs = model(torch.tensor([ids]), use_cache=False).logits[0, -1].double().softmax(-1)
-    for handle in handles:
-        handle.remove()
-    return probs
-
-
-@cache
-def experts_of(model_type):
-    config = small_model(model_type).config
-    return family_of_type(model_type).num_experts(config) + getattr(config, "zero_expert_num", 0)
+    return reference.in_float64(small_model(model_type))
 
 
 def ensemble_of(model_type, cache_kind):
@@ -158,11 +119,12 @@ def ensemble_of(model_type, cache_kind):
     "cache_kind, model_type", settings_of_families(["clean", "standard"], ["none"], RECURRENT)
 )
 def test_roe_is_the_slow_reference(model_type, cache_kind):
-    ensemble, _ = ensemble_of(model_type, cache_kind)
+    ensemble, temperatures = ensemble_of(model_type, cache_kind)
     lm = EngineLM(small_model(model_type), TOKENIZER, ensemble=ensemble, progress=False)
 
     def log_probs_after(prompt, ids):
-        return reference_log_probs(model_type, prompt, ids, cache_kind)
+        given = (prompt, ids, ensemble.n, temperatures)
+        return reference.next_token_probs(exact(model_type), *given, cache=cache_kind).log()
 
     found = answers(lm, "loglikelihood", pairs(SHORT_AND_LONG))
     for (value, _), i in zip(found, SHORT_AND_LONG, strict=True):

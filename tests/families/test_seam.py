@@ -154,15 +154,9 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
         noisy = policy(router, routing)
         noise = gumbel(3, 77, 0, 1, router.layer, positions, routing.logits_TE.shape[-1])
         for token in positions:
+            given = (routing.logits_TE[token].tolist(), noise[token].tolist(), temperature)
             chosen, weights = slow_routing.route(
-                spec,
-                model.config,
-                module,
-                block,
-                routing.logits_TE[token].tolist(),
-                noise[token].tolist(),
-                temperature,
-                routing.index_TK.shape[-1],
+                spec, model.config, module, block, *given, routing.index_TK.shape[-1]
             )
             found = dict(zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True))
             assert found == rounding.approx(dict(zip(chosen, weights, strict=True)))
@@ -216,10 +210,9 @@ def test_a_changed_routing_reaches_the_output(model_type):
     """Swapping experts by hand at one layer equals what the slow reference's own hooks do there."""
     model = small_model(model_type)
     layer = len(find_routers(model)) - 1
-    noise = gumbel(0, 77, 0, 1, layer, range(IDS.shape[1]), experts_of(model)).double()
-    handles = slow_routing.install(
-        model, layer, slow_routing.SPECS[model_type], range(IDS.shape[1]), noise, 1.0
-    )
+    tokens = range(IDS.shape[1])
+    draw = lambda experts: gumbel(0, 77, 0, 1, layer, tokens, experts).double()  # noqa: E731
+    handles = slow_routing.install(model, layer, tokens, draw, 1.0)
     with torch.inference_mode():
         expected = model(IDS[:1]).logits
     for handle in handles:
@@ -231,9 +224,3 @@ def test_a_changed_routing_reaches_the_output(model_type):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     with torch.inference_mode():
         assert not torch.allclose(model(IDS[:1]).logits, found, atol=1e-3)
-
-
-def experts_of(model):
-    with record(model) as routes:
-        logits(model)
-    return routes.logits[0].shape[-1]

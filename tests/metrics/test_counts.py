@@ -23,8 +23,7 @@ from moe_lab.metrics.counts import PHASES, Counts, Routes, count
 from moe_lab.metrics.registry import collaboration, load_balance
 from moe_lab.results.logs import request_key
 from moe_lab.routing import record
-from tests.support.attention_kinds import KV_CACHE
-from tests.support.models import build, small_model
+from tests.support.models import kv_cache_model, small_model
 from tests.support.tiers import by_family
 
 FAMILIES = ["olmoe", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "gemma4_text", "llama4_text"]
@@ -54,13 +53,6 @@ DOCUMENTS: list[list[Asked]] = [
     generated("On"),
     [("loglikelihood_rolling", Request(("A text of its own.",)))],
 ]
-
-
-def rows_model(family: str) -> Any:
-    """A model of the family that runs as rows."""
-    if family in ("gemma4_text", "llama4_text"):
-        return build(family, KV_CACHE[family])
-    return small_model(family)
 
 
 def seen(model: Any, tokenizer: Any, documents: list[list[Asked]], batch_size: int | str = "auto") -> Routes:
@@ -147,7 +139,7 @@ def tokens_of(model: Any, lm: EngineLM, kind: str, request: Request) -> tuple[tu
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_counts_are_those_of_documents_read_alone(family: str, tokenizer: Any) -> None:
-    model = rows_model(family)
+    model = kv_cache_model(family)
     counts = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
     slow = brute(model, EngineLM(model, tokenizer, progress=False), DOCUMENTS)
     pairs_PLEE = counts.pairs_GPLEE.sum(axis=0)
@@ -190,7 +182,7 @@ def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer: Any) ->
 
 
 def test_top_1_collaborates_with_nobody(tokenizer: Any) -> None:
-    counts = counted(seen(rows_model("llama4_text"), tokenizer, DOCUMENTS), DOCUMENTS)
+    counts = counted(seen(kv_cache_model("llama4_text"), tokenizer, DOCUMENTS), DOCUMENTS)
     pairs = counts.pairs_GPLEE.sum(axis=(0, 1)).astype(float)
     assert collaboration(pairs, counts.experts).tolist() == [0.0] * len(counts.experts)
 

@@ -20,52 +20,22 @@ from moe_lab.models.facts import loading_options, model_facts
 from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
 from moe_lab.routing import record
-from tests.support.families import VOCAB
-from tests.support.models import make_model, make_tokenizer
+from tests.support.families import COMMON, VOCAB, ZOO
+from tests.support.models import build, make_model, save_model
 from tests.support.slow_quantizers import FP8_BLOCK, fp8, mxfp4
 
 IDS = torch.arange(2 * 9).reshape(2, 9) * 7 % VOCAB
-
-
-def make_gpt_oss():
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.GptOssConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=4,
-        max_position_embeddings=128,
-        bos_token_id=256,
-        eos_token_id=256,
-        pad_token_id=256,
-        rope_parameters={"rope_type": "default", "rope_theta": 150000.0},
-    )
-    model = transformers.GptOssForCausalLM(config).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3)
-    return model
 
 
 @pytest.fixture(scope="module")
 def mxfp4_checkpoint(tmp_path_factory):
     """(folder with published names and MXFP4 experts, the model with the same weights)."""
     folder = tmp_path_factory.mktemp("mxfp4")
-    model = make_gpt_oss()
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    model = build("gpt_oss", COMMON | ZOO["gpt_oss"] | {"hidden_size": 64, "intermediate_size": 32})
+    save_model(model, folder)
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts_EIO = tensors.pop(name)
-        quantized = [mxfp4(expert.t()) for expert in experts_EIO]
+        quantized = [mxfp4(*expert_IO.t().shape) for expert_IO in tensors.pop(name)]
         tensors[f"{name}_blocks"], tensors[f"{name}_scales"], read = (
             torch.stack(part) for part in zip(*quantized, strict=True)
         )
@@ -91,7 +61,7 @@ def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
     expected.set_experts_implementation("eager")
     with torch.no_grad(), record(loaded) as routes:
         assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
-    assert [len(index) for index in routes.indices] == [IDS.numel()] * 2
+    assert [len(index) for index in routes.indices] == [IDS.numel()] * 4
     assert not hasattr(loaded.config, "quantization_config"), "a saved copy would be read as quantized"
 
 
@@ -107,12 +77,11 @@ def test_mxfp4_in_bfloat16(mxfp4_checkpoint):
 
 def test_fp8_is_dequantized_and_routed(tmp_path):
     expected = make_model("qwen3_moe", hidden_size=48, intermediate_size=32, moe_intermediate_size=32)
-    expected.save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
+    save_model(expected, tmp_path)
     stored, plain = {}, load_file(tmp_path / "model.safetensors")
     for name, weight in plain.items():
         if name.endswith("_proj.weight"):
-            stored[name], stored[f"{name}_scale_inv"], plain[name] = fp8(weight)
+            stored[name], stored[f"{name}_scale_inv"], plain[name] = fp8(*weight.shape)
         else:
             stored[name] = weight
     save_file(plain, tmp_path / "model.safetensors", metadata={"format": "pt"})

@@ -19,9 +19,9 @@ from moe_lab.routing import GumbelTopK, Routing, find_routers, routed, supported
 from moe_lab.routing.families import FAMILIES
 from moe_lab.routing.hook import is_left_out, leaving_out
 from moe_lab.routing.noise import NoisyTokens
-from tests.support import attention_kinds, roe_reference, rounding
+from tests.support import roe_reference, rounding
 from tests.support.families import VOCAB
-from tests.support.models import build, left_padded, make_model, small_model
+from tests.support.models import left_padded, make_model, small_model
 
 IDS = torch.arange(2 * 9).reshape(2, 9) * 7 % VOCAB
 
@@ -249,7 +249,7 @@ def test_a_policy_that_changes_nothing_changes_no_ensemble(tokenizer):
 
 
 def test_recurrent_models_nest(tokenizer):
-    model = build("qwen3_next", attention_kinds.RECURRENT["qwen3_next"])
+    model = small_model("qwen3_next")
     roe = RoE(model, tokenizer, n=2, temperature=0.9)
     plain = roe.loglikelihood("hello", "a")
 

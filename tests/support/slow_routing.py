@@ -112,8 +112,18 @@ def routers_of(model) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
     return found
 
 
-def route(spec, config, router, block, logits: list[float], noise: list[float], temperature: float, k: int):
-    """(chosen experts, their weights) of one token."""
+def route(
+    spec,
+    config,
+    router,
+    block,
+    logits: list[float],
+    noise: list[float],
+    temperature: float,
+    k: int,
+    perturbed=False,
+):
+    """(chosen experts, their weights) of one token; `perturbed`: weights of the noisy logits."""
     if spec.logits_are_probabilities:
         logits = [math.log(value) for value in logits]
     scores = _scores(spec, logits)
@@ -126,6 +136,8 @@ def route(spec, config, router, block, logits: list[float], noise: list[float], 
     noisy = [value + temperature * g for value, g in zip(base, noise, strict=True)]
     open_experts = _open(spec, config, noisy)
     chosen = sorted(open_experts, key=lambda e: -noisy[e])[:k]
+    if perturbed:
+        logits, scores = noisy, _scores(spec, noisy)
     return chosen, _weights(spec, config, router, logits, scores, chosen)
 
 
@@ -179,24 +191,19 @@ def _sparse_mixer(logits, chosen, jitter):
     return weights
 
 
-def install(model, layer: int, spec, positions, noise, temperature: float) -> list:
-    """Route tokens `positions` of the next pass of one sequence with noise [positions, experts] at MoE layer `layer`."""
+def install(model, layer: int, positions, draw, temperature: float, perturbed=False) -> list:
+    """Route tokens `positions` of the next pass of one sequence with noise at MoE layer `layer`.
+
+    `draw` gives noise [positions, experts] for a number of experts.
+    """
     router, block = routers_of(model)[layer]
-    config = model.config
+    config, spec = model.config, SPECS[model.config.model_type]
 
     def again(logits, weights, index):
         weights, index = weights.clone(), index.clone()
-        for position, own in zip(positions, noise, strict=True):
-            chosen, new = route(
-                spec,
-                config,
-                router,
-                block,
-                logits[position].tolist(),
-                own.tolist(),
-                temperature,
-                index.shape[-1],
-            )
+        for position, own in zip(positions, draw(logits.shape[-1]), strict=True):
+            token = (logits[position].tolist(), own.tolist(), temperature, index.shape[-1], perturbed)
+            chosen, new = route(spec, config, router, block, *token)
             index[position] = torch.tensor(chosen)
             weights[position] = torch.tensor(new, dtype=weights.dtype)
         return weights, index

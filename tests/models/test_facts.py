@@ -17,11 +17,10 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.models.checks import prove_seam
 from moe_lab.models.facts import loading_options, model_facts
-from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
 from moe_lab.routing import record
 from tests.support.families import COMMON, VOCAB, ZOO
-from tests.support.models import build, make_model, save_model
+from tests.support.models import build, load_folder, make_model, save_model
 from tests.support.slow_quantizers import FP8_BLOCK, fp8, mxfp4
 
 IDS = torch.arange(2 * 9).reshape(2, 9) * 7 % VOCAB
@@ -53,7 +52,7 @@ def quantize(folder, **says):
 
 def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
     folder, expected = mxfp4_checkpoint
-    loaded = load_model(ModelConfig(path=str(folder)), dtype="float32", device="cpu", offline=True).model
+    loaded = load_folder(folder, dtype="float32").model
     for name, parameter in expected.named_parameters():
         found = loaded.get_parameter(name)
         assert found.dtype == torch.float32 and torch.equal(found, parameter), name
@@ -67,7 +66,7 @@ def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
 
 def test_mxfp4_in_bfloat16(mxfp4_checkpoint):
     folder, expected = mxfp4_checkpoint
-    loaded = load_model(ModelConfig(path=str(folder)), dtype="bfloat16", device="cpu", offline=True).model
+    loaded = load_folder(folder, dtype="bfloat16").model
     for name, parameter in expected.named_parameters():
         found = loaded.get_parameter(name)
         assert found.dtype == torch.bfloat16
@@ -85,12 +84,12 @@ def test_fp8_is_dequantized_and_routed(tmp_path):
         else:
             stored[name] = weight
     save_file(plain, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    expected = load_model(ModelConfig(path=str(tmp_path)), dtype="float32", device="cpu", offline=True).model
+    expected = load_folder(tmp_path, dtype="float32").model
     save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
     quantize(
         tmp_path, quant_method="fp8", weight_block_size=[FP8_BLOCK, FP8_BLOCK], activation_scheme="dynamic"
     )
-    loaded = load_model(ModelConfig(path=str(tmp_path)), dtype="float32", device="cpu", offline=True).model
+    loaded = load_folder(tmp_path, dtype="float32").model
     with torch.no_grad(), record(loaded) as routes:
         assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
     assert len(routes.indices) == 4

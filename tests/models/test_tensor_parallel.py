@@ -12,7 +12,7 @@ import torch
 
 from tests.support import rounding
 from tests.support.families import ZOO
-from tests.support.models import make_tokenizer, small_config, small_model
+from tests.support.models import save_model, small_config, small_model
 from tests.support.ranks import fork_ranks
 from tests.support.roe_answers import roe_answers
 from tests.support.tensor_parallel_rank import measure_all
@@ -41,8 +41,7 @@ def families():
 def ranks(tmp_path, families):
     """Results of either process, by family."""
     for family in families:
-        small_model(family).save_pretrained(tmp_path / family)
-        make_tokenizer().save_pretrained(tmp_path / family)
+        save_model(small_model(family), tmp_path / family)
     log = tmp_path / "ranks.log"
     codes = fork_ranks(measure_all, tmp_path, [tmp_path / family for family in families], log=log)
     assert codes == [0, 0], log.read_text()

@@ -137,6 +137,19 @@ def save_model(model: Any, folder: Path, tokenizer: Any = None) -> Path:
     return folder
 
 
+def change_json(file: Path, **values: Any) -> None:
+    """Set some keys of a file of JSON."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def load_folder(folder: Path, dtype: str = "auto", device: str = "cpu", **model: Any) -> Any:
+    """What `load_model` makes of a folder, offline; `model` are keys of ModelConfig."""
+    from moe_lab.config.schema import ModelConfig
+    from moe_lab.models.load import load_model
+
+    return load_model(ModelConfig(path=str(folder), **model), dtype=dtype, device=device, offline=True)
+
+
 def left_padded(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
     """`input_ids` and `attention_mask` of texts, padded on the left."""
     tokenizer.padding_side = "left"

@@ -9,15 +9,13 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from moe_lab.config.schema import ModelConfig
-from moe_lab.models.load import load_model
+from tests.support.models import load_folder
 from tests.support.roe_answers import roe_answers
 
 
 def measured(folder: Path) -> dict:
     """This rank's results for one model."""
-    model = ModelConfig(path=str(folder), tp_plan="auto")
-    loaded = load_model(model, dtype="float32", device="cpu", offline=True).model
+    loaded = load_folder(folder, "float32", tp_plan="auto").model
     local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in loaded.parameters())
     with torch.no_grad():
         logits = loaded(torch.arange(12)[None]).logits

@@ -14,10 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 
-from moe_lab.config.schema import ModelConfig
-from moe_lab.models.load import load_model
 from tests.support.designs import BACKBONES, COMMON, design
-from tests.support.models import build, make_tokenizer
+from tests.support.models import build, load_folder, save_model
 
 IDS = torch.randint(0, 256, (2, 14), generator=torch.Generator().manual_seed(5))
 ROUTERS = ("token", "word", "sentence", "word-hash", "expert")
@@ -124,11 +122,8 @@ def test_generation_from_padded_prompts_is_that_of_whole_passes(router, backbone
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @routers
 def test_every_parameter_learns(router, dtype):
-    model = (
-        design(router, n_shared_experts=1, selection_bias=router not in ("expert", "word-hash"))
-        .to(dtype)
-        .train()
-    )
+    biased = router not in ("expert", "word-hash")
+    model = design(router, n_shared_experts=1, selection_bias=biased).to(dtype).train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     mask = torch.ones_like(IDS)
     mask[1, 9:] = 0
@@ -205,9 +200,7 @@ def test_a_model_comes_back_without_its_tokenizer(router, backbone, tmp_path):
 @routers
 def test_it_is_loaded_like_any_other_model(router, tmp_path):
     model = design(router, **BACKBONES["deepseek"])
-    model.save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
-    loaded = load_model(ModelConfig(path=str(tmp_path)), dtype="auto", device="cpu", offline=True)
+    loaded = load_folder(save_model(model, tmp_path))
     torch.testing.assert_close(logits_of(loaded.model, IDS), logits_of(model, IDS), rtol=1e-4, atol=1e-5)
 
 

@@ -31,18 +31,15 @@ CASES = [
 ]
 
 
-def blocks_of(model, **inputs):
-    """(block, its input, its output) of each layer in one pass."""
+def seen_by(model, part, *args, **inputs):
+    """(module, its input, its output) of a part of each MoE layer in one pass: "mlp" or "mlp.gate"."""
     seen = []
-    hooks = [
-        layer.mlp.register_forward_hook(lambda block, args, out: seen.append((block, args[0], out)))
-        for layer in model.model.layers
-        if hasattr(layer.mlp, "gate")
-    ]
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "gate"):
+            module = layer.get_submodule(part)
+            module.register_forward_hook(lambda module, given, out: seen.append((module, given[0], out)))
     with torch.no_grad():
-        model(**inputs)
-    for hook in hooks:
-        hook.remove()
+        model(*args, **inputs)
     return seen
 
 
@@ -55,7 +52,7 @@ def test_every_block_is_the_slow_one(case, backbone, side):
     for row, length in enumerate(LENGTHS):
         mask[row, slice(13 - length, None) if side == "left" else slice(length)] = 1
     padded = torch.where(mask.bool(), IDS, 7)
-    seen = blocks_of(model, input_ids=padded, attention_mask=mask)
+    seen = seen_by(model, "mlp", padded, attention_mask=mask)
     assert len(seen) == (3 if backbone == "olmoe" else 2)
     for block, hidden, out in seen:
         for row in range(3):
@@ -110,11 +107,7 @@ def test_gradient_flows_through_a_units_decision_to_its_first_token():
 def test_a_hashed_word_takes_the_experts_of_its_first_token_whatever_the_text_says():
     """Broken by: experts that depend on hidden states, layers with the same experts, weights that are not equal."""
     model = design("word-hash", num_experts_per_tok=2)
-    seen = []
-    for layer in model.model.layers:
-        layer.mlp.gate.register_forward_hook(lambda module, args, output: seen.append(output))
-    with torch.no_grad():
-        model(IDS)
+    seen = [output for _, _, output in seen_by(model, "mlp.gate", IDS)]
     firsts = []
     for row in IDS.tolist():
         firsts += [row[start] for start in unit_starts(arbitrary_units(), row)]
@@ -147,16 +140,7 @@ CHOICE_IDS = torch.randint(0, VOCAB, (2, 12), generator=torch.Generator().manual
 
 def choices(model, ids, mask=None):
     """(weights, indices among all tokens), each [E, places], of each layer."""
-    seen = []
-    hooks = [
-        layer.mlp.gate.register_forward_hook(lambda *seen_: seen.append(seen_[2][1:]))
-        for layer in model.model.layers
-    ]
-    with torch.no_grad():
-        model(ids, attention_mask=mask)
-    for hook in hooks:
-        hook.remove()
-    return seen
+    return [output[1:] for _, _, output in seen_by(model, "mlp.gate", ids, attention_mask=mask)]
 
 
 @pytest.mark.parametrize(
@@ -173,11 +157,8 @@ def test_every_expert_takes_its_capacity_of_distinct_tokens_of_each_sequence(fac
 
 
 def test_a_capacity_is_not_raised_by_rounding():
-    gate = (
-        design("expert", capacity_factor=1.1, n_routed_experts=10, num_experts_per_tok=1)
-        .model.layers[0]
-        .mlp.gate
-    )
+    model = design("expert", capacity_factor=1.1, n_routed_experts=10, num_experts_per_tok=1)
+    gate = model.model.layers[0].mlp.gate
     assert 1.1 / 10 * 100 > 11 and gate.capacity(100) == 11
     real = torch.ones(1, 100, dtype=torch.bool)
     assert gate._taken(real, 12).sum() == 11

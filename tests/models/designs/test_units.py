@@ -31,12 +31,10 @@ def byte_level(pattern: str | None, merges: int = 150) -> PreTrainedTokenizerFas
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     bpe = Tokenizer(models.BPE())
-    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
-    bpe.pre_tokenizer = (
-        bytes_only
-        if pattern is None
-        else pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_only])
-    )
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    if pattern is not None:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        bpe.pre_tokenizer = pre_tokenizers.Sequence([split, bpe.pre_tokenizer])
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=257 + merges,

@@ -163,6 +163,7 @@ import sys
 import torch
 import transformers.modeling_utils
 from moe_lab.config.schema import ModelConfig
+from moe_lab.models.load import load_model
 from moe_lab.models.memory import memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
 
 cpu = torch.device("cpu")

@@ -58,6 +58,13 @@ SCIQ = {
     "correct_answer": "water",
     "support": "",
 }
+PIQA = {"goal": "Boil water.", "sol1": "Freeze it.", "sol2": "Heat it.", "label": 1}
+WINOGRANDE = {
+    "sentence": "Sandra thanked Sam because _ had helped.",
+    "option1": "Sandra",
+    "option2": "Sam",
+    "answer": "2",
+}
 WIC = {"word": "place", "sentence1": "My place.", "sentence2": "A place.", "idx": 0, "label": 1}
 WIC |= {"start1": 3, "end1": 8, "start2": 2, "end2": 7}
 COPA = {

@@ -42,8 +42,8 @@ def peak(ensemble: Ensemble, prompt: int, new: int) -> tuple[int, torch.nn.Modul
 )
 def test_a_new_token_takes_its_keys_and_values(ensemble: Ensemble, times: int) -> None:
     """Those of every sample where each has its own. What a step reads is added, which is less than half of it here."""
-    (less, model), (more, _) = peak(ensemble, 8, 1000), peak(ensemble, 8, 2000)
-    slots = 1000 * times * footprint_of(model).slot
+    (less, model), (more, _) = peak(ensemble, 8, 250), peak(ensemble, 8, 500)
+    slots = 250 * times * footprint_of(model).slot
     assert slots <= more - less < 1.5 * slots
 
 

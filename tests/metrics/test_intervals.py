@@ -25,6 +25,7 @@ from moe_lab.metrics.intervals import (
 from moe_lab.metrics.registry import collaboration, load_balance
 from moe_lab.metrics.stored import read_arrays, without_arrays, write_arrays
 from moe_lab.results.measured import Value
+from tests.support.tiers import first_fast
 
 
 def test_documents_of_one_size_have_the_interval_of_a_mean() -> None:
@@ -123,7 +124,7 @@ def documents(random: np.random.Generator, count: int) -> np.ndarray:
     return np.einsum("nte,ntf->nef", taken, taken)[:, None]
 
 
-@pytest.mark.parametrize("n", [100, 500])
+@pytest.mark.parametrize("n", first_fast([100, 500]))
 @pytest.mark.parametrize("metric", [load_balance, collaboration])
 def test_intervals_cover_the_value_of_all_documents(n: int, metric: Callable[..., np.ndarray]) -> None:
     """In 400 samples of documents: with 95% coverage, fewer than 364 (91%) or more than 396 have odds below 1 in 1,000.

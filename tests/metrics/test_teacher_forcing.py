@@ -27,7 +27,7 @@ from moe_lab.metrics.training_metrics import measure
 from moe_lab.routing import record, routed
 from tests.support.interventions import by_hand, some_rows
 from tests.support.models import small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import by_family, first_fast
 
 FAMILIES = ["olmoe", "mixtral", "gpt_oss", "deepseek_v3", "qwen2_moe", "jamba"]
 
@@ -55,7 +55,7 @@ def one_by_one(model: Any, rows: list[dict[str, list[int]]], policy: Any) -> lis
 
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
-@pytest.mark.parametrize("pass_tokens", [1, 40])
+@pytest.mark.parametrize("pass_tokens", first_fast([40, 1]))
 def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_size, "CPU_TOKENS", pass_tokens)
     model = small_model(family)

@@ -21,6 +21,7 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.engine.two_phase import CHUNK_SAMPLES, passes, together
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
+from tests.support.ensembles import answered
 from tests.support.models import make_model
 
 POSITIONS = (5, 2, 100)
@@ -85,9 +86,7 @@ def ensembles_for(model, n=5):
 
 
 def ask(lm, kind):
-    answers = {}
-    lm.answer(kind, requests_of(kind), answers.__setitem__)
-    return [answers[i] for i in range(len(requests_of(kind)))]
+    return answered(lm, kind, requests_of(kind))
 
 
 def direct(model, tokenizer, ensemble, **options):

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.lm import EngineLM
 from moe_lab.routing import GumbelTopK, find_routers
 from moe_lab.routing.families import family_of_type
 from moe_lab.routing.rules import LOGITS
 from tests.support import roe_reference as reference
+from tests.support.ensembles import answered
 from tests.support.families import ZOO
 from tests.support.models import make_tokenizer, small_model
 from tests.support.tiers import FAST, by_family
@@ -28,25 +29,11 @@ PAIRS = [
     ("what lies before it is longer than", " is"),
     ("x", "y"),
 ]
-ALL, SHORT_AND_LONG = range(5), [0, 3]
-"""Which of them; of the two, one is longer than all windows."""
+SHORT_AND_LONG = [0, 3]
+"""Two of them: one is longer than all windows."""
 PROMPTS = ["what", "a prompt longer than the window"]
 NEW = 3
-
-
-def pairs(which=ALL):
-    return [Request(PAIRS[i]) for i in which]
-
-
-def prompts():
-    options = {"until": [], "max_gen_toks": NEW, "do_sample": False}
-    return [Request((prompt, options)) for prompt in PROMPTS]
-
-
-def answers(lm, kind, requests):
-    found = {}
-    lm.answer(kind, requests, found.__setitem__)
-    return [found[i] for i in range(len(requests))]
+ASKED = [(prompt, {"until": [], "max_gen_toks": NEW, "do_sample": False}) for prompt in PROMPTS]
 
 
 @cache
@@ -85,14 +72,14 @@ def settings_of_families(everywhere, others, families=()):
 def test_base_is_the_untouched_model(model_type, batch_size):
     lm = EngineLM(small_model(model_type), TOKENIZER, batch_size=batch_size, progress=False)
     for (value, greedy), (context, continuation) in zip(
-        answers(lm, "loglikelihood", pairs()), PAIRS, strict=True
+        answered(lm, "loglikelihood", PAIRS), PAIRS, strict=True
     ):
         ids, target = TOKENIZER.encode(context + continuation), TOKENIZER.encode(continuation)
         log_probs = plain_log_probs(model_type, tuple(ids))[-len(target) - 1 : -1]
         expected = log_probs.gather(1, torch.tensor(target)[:, None]).sum()
         assert value == pytest.approx(float(expected), abs=1e-5 * len(target))
         assert greedy == bool((log_probs.argmax(-1) == torch.tensor(target)).all())
-    for text, prompt in zip(answers(lm, "generate_until", prompts()), PROMPTS, strict=True):
+    for text, prompt in zip(answered(lm, "generate_until", ASKED), PROMPTS, strict=True):
         ids = TOKENIZER.encode(prompt)
         expected, gap = greedy_by(lambda ids: plain_log_probs(model_type, tuple(ids))[-1], ids)
         assert gap > 1e-4, "choose other prompts: this one is a tie"
@@ -126,7 +113,7 @@ def test_roe_is_the_slow_reference(model_type, cache_kind):
         given = (prompt, ids, ensemble.n, temperatures)
         return reference.next_token_probs(exact(model_type), *given, cache=cache_kind).log()
 
-    found = answers(lm, "loglikelihood", pairs(SHORT_AND_LONG))
+    found = answered(lm, "loglikelihood", [PAIRS[i] for i in SHORT_AND_LONG])
     for (value, _), i in zip(found, SHORT_AND_LONG, strict=True):
         context, continuation = PAIRS[i]
         prompt, target = TOKENIZER.encode(context), TOKENIZER.encode(continuation)
@@ -134,7 +121,7 @@ def test_roe_is_the_slow_reference(model_type, cache_kind):
             float(log_probs_after(prompt, [*prompt, *target[:t]])[token]) for t, token in enumerate(target)
         )
         assert value == pytest.approx(expected, abs=1e-4)
-    for text, prompt in zip(answers(lm, "generate_until", prompts()), PROMPTS, strict=True):
+    for text, prompt in zip(answered(lm, "generate_until", ASKED), PROMPTS, strict=True):
         ids = TOKENIZER.encode(prompt)
         expected, gap = greedy_by(partial(log_probs_after, ids), ids)
         assert gap > 1e-4, "choose other prompts: this one is a tie"

@@ -13,10 +13,10 @@ import torch
 
 from moe_lab.engine.forward.batch import prefix_names
 from moe_lab.engine.forward.forward import Observer, observed
-from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.metrics.interventions import Masked, RandomRouting, random_experts
 from moe_lab.routing import record, routed
+from tests.support.ensembles import answered
 from tests.support.interventions import by_hand, without_experts
 from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family
@@ -33,14 +33,8 @@ PAIRS = [
 
 def scores(model: Any, tokenizer: Any, observer: Observer | None = None) -> list[float]:
     lm = EngineLM(model, tokenizer, progress=False)
-    found: dict[int, Any] = {}
-    requests = [Request(pair) for pair in PAIRS]
-    if observer is None:
-        lm.answer("loglikelihood", requests, found.__setitem__)
-    else:
-        with observed(lm, observer):
-            lm.answer("loglikelihood", requests, found.__setitem__)
-    return [found[i][0] for i in range(len(PAIRS))]
+    with observed(lm, observer or Observer()):
+        return [value for value, _ in answered(lm, "loglikelihood", PAIRS)]
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))

@@ -8,11 +8,20 @@ from moe_lab.engine.engine import KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.layers import runs_on_kv_cache
+from moe_lab.engine.hf import Request
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Budget, ScoringRequest
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import rounding
+
+
+def answered(lm, kind, requests):
+    """The answers of an LM to requests, or to the arguments of some."""
+    found = {}
+    requests = [each if isinstance(each, Request) else Request(each) for each in requests]
+    lm.answer(kind, requests, found.__setitem__)
+    return [found[i] for i in range(len(requests))]
 
 
 def prompts_for(rng, count):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.lm import EngineLM
 from moe_lab.routing import GumbelTopK, find_routers
+from tests.support.ensembles import answered
 from tests.support.models import make_tokenizer
 
 PAIRS = [("ab", "cd"), ("what lies before", " or it is longer")]
@@ -15,14 +16,7 @@ def roe_answers(model):
     layers = len(find_routers(model))
     ensemble = Ensemble(n=3, routing=GumbelTopK([0.5] * layers, seed=1), first_noisy=0)
     lm = EngineLM(model, make_tokenizer(), ensemble=ensemble, progress=False)
-    found = {}
-    lm.answer(
-        "loglikelihood", [Request(pair) for pair in PAIRS], lambda i, value: found.update({i: value[0]})
-    )
     options = {"until": [], "max_gen_toks": 2, "do_sample": False}
-    lm.answer(
-        "generate_until",
-        [Request((prompt, options)) for prompt in PROMPTS],
-        lambda i, text: found.update({-1 - i: text}),
-    )
-    return found
+    found = [value for value, _ in answered(lm, "loglikelihood", PAIRS)]
+    found += answered(lm, "generate_until", [(prompt, options) for prompt in PROMPTS])
+    return dict(enumerate(found))

@@ -20,7 +20,7 @@ from moe_lab.engine.forward.batch import TokenTree, collate
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.layers import runs_on_kv_cache
-from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import Budget
 from moe_lab.routing import GumbelTopK, document_key, find_routers
@@ -30,6 +30,7 @@ from tests.support.ensembles import (
     HISTORIES,
     SEED,
     N,
+    answered,
     answers_of,
     assert_scores,
     engine_of,
@@ -247,18 +248,15 @@ def test_no_cache_reads_everything_again_for_every_token(olmoe):
 def test_reuse_changes_nothing_where_samples_have_their_own_history(olmoe, tokenizer, history):
     options = {"max_gen_toks": 5, "until": []}
     requests = {
-        "loglikelihood": [Request(("some context", " more"))],
-        "generate_until": [Request((prompt, options)) for prompt in ("abc", "a", "some longer prompt")],
+        "loglikelihood": [("some context", " more")],
+        "generate_until": [(prompt, options) for prompt in ("abc", "a", "some longer prompt")],
     }
     for kind, asked in requests.items():
         found = []
         for reuse in (False, True, True):
             lm = EngineLM(olmoe, tokenizer, ensemble=ensemble_for(olmoe, history), reuse=reuse)
-            answers = {}
-            lm.answer(kind, asked, answers.__setitem__)
-            lm.answer(kind, asked, answers.__setitem__)
-            found.append(answers)
-        assert found[0] == found[1] == found[2]
+            found += [answered(lm, kind, asked) for _ in range(2)]
+        assert found == [found[0]] * 6
 
 
 @pytest.mark.parametrize("history", HISTORIES[:2])

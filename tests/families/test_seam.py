@@ -13,7 +13,6 @@ from moe_lab.errors import ConfigError
 from moe_lab.models.source import set_experts_per_token
 from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
-from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.rules import LOGITS
 from tests.support import rounding, slow_routing
 from tests.support.families import ONE_WAY, VOCAB, ZOO
@@ -29,11 +28,6 @@ families = pytest.mark.parametrize("model_type", by_family(sorted(ZOO)))
 def logits(model):
     with torch.inference_mode():
         return model(IDS).logits
-
-
-def all_noisy(tokens):
-    n = torch.arange(tokens)
-    return NoisyTokens(n, torch.full_like(n, 77), torch.zeros_like(n), torch.full_like(n, 1), n)
 
 
 class Fired:
@@ -94,7 +88,7 @@ def test_policies_that_change_nothing_change_no_bit(model_type):
         with record(model):
             assert torch.equal(logits(model), clean)
         policy = GumbelTopK([0.0] * len(fired.layers), seed=0)
-        policy.expect(all_noisy(IDS.numel()))
+        policy.expect(slow_routing.noisy_tokens(IDS.numel()))
         with routed(model, policy):
             assert torch.equal(logits(model), clean)
         with routed(model, lambda router, routing: Routing(*(tensor.clone() for tensor in routing))):
@@ -122,7 +116,7 @@ def test_weights_and_choice_are_the_routers_own(model_type):
 def test_in_bfloat16_weights_are_the_routers_own_and_noise_acts(model_type):
     model = copy.deepcopy(small_model(model_type)).to(torch.bfloat16)
     policy = GumbelTopK([0.5] * len(find_routers(model)), seed=3)
-    policy.expect(all_noisy(IDS.numel()))
+    policy.expect(slow_routing.noisy_tokens(IDS.numel()))
 
     def check(router, routing):
         weights = router.weights(routing.logits_TE, routing.index_TK).to(routing.weights_TK.dtype)
@@ -145,7 +139,7 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
     temperature = 1.0 if family.rule.noise == LOGITS else 0.1
     spec, positions = slow_routing.SPECS[model_type], list(range(IDS.numel()))
     policy = GumbelTopK([temperature] * len(find_routers(model)), seed=3)
-    policy.expect(all_noisy(IDS.numel()))
+    policy.expect(slow_routing.noisy_tokens(IDS.numel()))
     changed = []
 
     def check(router, routing):
@@ -173,7 +167,7 @@ def test_perturbed_weights_tend_to_the_clean_ones_with_the_temperature(model_typ
         return  # refused by method=roe
     model = small_model(model_type)
     policy = GumbelTopK([1e-12] * len(find_routers(model)), seed=3, perturbed_weights=True)
-    policy.expect(all_noisy(IDS.numel()))
+    policy.expect(slow_routing.noisy_tokens(IDS.numel()))
 
     def check(router, routing):
         noisy = policy(router, routing)
@@ -218,7 +212,7 @@ def test_a_changed_routing_reaches_the_output(model_type):
     for handle in handles:
         handle.remove()
     policy = GumbelTopK([0.0] * layer + [1.0], seed=0)
-    policy.expect(all_noisy(IDS.shape[1]))
+    policy.expect(slow_routing.noisy_tokens(IDS.shape[1]))
     with torch.inference_mode(), routed(model, policy):
         found = model(IDS[:1]).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -20,6 +20,7 @@ from moe_lab.routing import GumbelTopK, Routing, family_of, find_routers, routed
 from moe_lab.routing import noise as noise_module
 from moe_lab.routing.noise import NoisyTokens, document_key, gumbel, gumbel_for_tokens
 from tests.support.models import make_model
+from tests.support.slow_routing import noisy_tokens
 
 MASK = 2**64 - 1
 
@@ -165,8 +166,7 @@ def route(policy, router, logits_E, count):
     logits_TE = logits_E.expand(count, -1)
     index_TK = logits_TE.topk(2, dim=-1).indices
     weights_TK = router.weights(logits_TE, index_TK)
-    token = torch.arange(count)
-    policy.expect(NoisyTokens(token, token * 0 + 5, token * 0, token * 0 + 1, token))
+    policy.expect(noisy_tokens(count, document=5))
     return policy(router, Routing(logits_TE, weights_TK, index_TK))
 
 
@@ -216,12 +216,10 @@ def test_half_precision_logits_get_noise_in_float32():
     # In float16 a uniform number near 1 rounds to 1 and the noise to infinity; 60,000 draws would show it.
     router = find_routers(make_model("olmoe"))[0]
     logits_TE = torch.zeros(60_000, 8, dtype=torch.float16)
-    token = torch.arange(60_000)
     policy = GumbelTopK([1.0], seed=0)
-    policy.expect(NoisyTokens(token, token * 0, token * 0, token * 0 + 1, token))
-    routing = policy(
-        router, Routing(logits_TE, torch.zeros(60_000, 2, dtype=torch.float16), torch.zeros(60_000, 2).long())
-    )
+    policy.expect(noisy_tokens(60_000, document=0))
+    weights_TK = torch.zeros(60_000, 2, dtype=torch.float16)
+    routing = policy(router, Routing(logits_TE, weights_TK, weights_TK.long()))
     counts = torch.bincount(routing.index_TK.flatten(), minlength=8).double()
     # All 8 experts are alike: each is in 2/8 of the draws, within 6 standard errors (odds 2e-9 each).
     assert ((counts / 60_000 - 0.25).abs() < 6 * (0.25 * 0.75 / 60_000) ** 0.5).all()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from moe_lab.routing.noise import NoisyTokens
+
 _ROUTER = re.compile(r"(Top[kK]Router|TokenChoiceRouter|TextRouter|V1Gate|TopKGating|Llama4Router|DbrxFFN)$")
 
 
@@ -101,6 +103,12 @@ SPECS = {
     "qwen4_exp_text": _NORM_KEY,
     "solar_open": _DEEPSEEK_V3,
 }
+
+
+def noisy_tokens(count: int, row: int = 1, document: int = 77) -> NoisyTokens:
+    """All tokens of a pass of one sequence, as those of one routing sample."""
+    n = torch.arange(count)
+    return NoisyTokens(n, torch.full_like(n, document), torch.zeros_like(n), torch.full_like(n, row), n)
 
 
 def routers_of(model) -> list[tuple[torch.nn.Module, torch.nn.Module]]:

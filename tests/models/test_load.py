@@ -27,9 +27,9 @@ from moe_lab.models.transformers_internals import SEQUENTIAL, reading_once
 from moe_lab.routing import find_routers
 from moe_lab.runs.evaluation.run_lm_eval import environment
 from tests.support import rounding
+from tests.support.ensembles import roe_answers
 from tests.support.families import ONE_WAY, ZOO
 from tests.support.models import FAMILIES, load_folder, make_model, make_tokenizer, save_model, small_model
-from tests.support.roe_answers import roe_answers
 from tests.support.tiers import by_family
 
 

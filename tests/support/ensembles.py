@@ -9,11 +9,13 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.hf import Request
+from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Budget, ScoringRequest
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import rounding
+from tests.support.models import make_tokenizer
 
 
 def answered(lm, kind, requests):
@@ -22,6 +24,17 @@ def answered(lm, kind, requests):
     requests = [each if isinstance(each, Request) else Request(each) for each in requests]
     lm.answer(kind, requests, found.__setitem__)
     return [found[i] for i in range(len(requests))]
+
+
+def roe_answers(model):
+    """RoE's answers of a loaded model to a few requests, by number."""
+    ensemble = Ensemble(n=3, routing=GumbelTopK([0.5] * len(find_routers(model)), seed=1), first_noisy=0)
+    lm = EngineLM(model, make_tokenizer(), ensemble=ensemble, progress=False)
+    options = {"until": [], "max_gen_toks": 2, "do_sample": False}
+    pairs = [("ab", "cd"), ("what lies before", " or it is longer")]
+    found = [value for value, _ in answered(lm, "loglikelihood", pairs)]
+    found += answered(lm, "generate_until", [("a prompt that is longer", options)])
+    return dict(enumerate(found))
 
 
 def prompts_for(rng, count):

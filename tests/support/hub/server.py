@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.support.hub.repositories import Repository, entry_of, etag, large, sibling_of, tree_of
+from tests.support.hub.repositories import Repository, entry_of, etag, large, tree_of
 from tests.support.hub.uploads import Uploads
 
 TOKEN = "hf_loopbackSecret"
@@ -171,7 +171,7 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
                 "paths", []
             )
             return self._json([entry_of(path, files) for path in wanted if entry_of(path, files)])
-        siblings = [sibling_of(path, data, "blobs" in self.query) for path, data in files.items()]
+        siblings = [{"rfilename": path} for path in files]
         about = {"_id": "0", "id": repository.id, "sha": commit, "private": False, "siblings": siblings}
         self._json(about | {"gated": "manual" if repository.gated else False, "tags": [], "downloads": 0})
 

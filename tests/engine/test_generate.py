@@ -13,12 +13,10 @@ from moe_lab.engine import pass_size
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import token_bytes
-from moe_lab.engine.generate import generate
 from moe_lab.engine.pass_size import sequence_bytes
-from moe_lab.engine.sampling import Decoding, GenerationState, StoppingCriteria, generation_config
+from moe_lab.engine.sampling import GenerationState, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError, RoutingError
-from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.routing import GumbelTopK
 from tests.support.ensembles import answers_of, greedy_by_transformers, prompts_for
 from tests.support.models import make_model
@@ -32,37 +30,6 @@ def test_greedy_tokens_are_those_of_transformers(moe_model, budget):
     assert answers_of(moe_model, prompts, budget, 9) == [
         greedy_by_transformers(moe_model, p, 9) for p in prompts
     ]
-
-
-def test_roe_on_weights_first_experts_is_the_same():
-    prompts = prompts_for(random.Random(7), 3)
-    found = []
-    for experts in ("grouped_mm", WEIGHTS_FIRST):
-        model = make_model("olmoe")
-        model.set_experts_implementation(experts)
-        ensemble = Ensemble(8, GumbelTopK([0.0, 0.6, 0.6, 0.6], 0), first_noisy=1)
-        found.append(answers_of(model, prompts, Budget(4000), 6, ensemble))
-    assert found[0] == found[1]
-
-
-def test_the_cache_keeps_the_clean_samples_only(olmoe):
-    caches, lengths = [], []
-
-    def choose(log_probs, answers):
-        lengths.append([layer.length for layer in caches[0].layers])
-        return log_probs.argmax(-1).tolist()
-
-    with EnsembleForward(olmoe, Ensemble(8, GumbelTopK([0.0, 0.5, 0.5, 0.0], 0), 1)) as forward:
-        new_cache = forward.new_cache
-        forward.new_cache = lambda capacity=0: caches.append(new_cache(capacity)) or caches[-1]
-        generate(
-            forward,
-            [GenerationState(0, [1, 2, 3, 4], 9)],
-            Budget(100),
-            Decoding(choose, lambda g: False, 3),
-            lambda a: None,
-        )
-    assert lengths == [[4] * 4, [5] * 4, [6] * 4]
 
 
 def test_stop_strings_and_end_tokens(olmoe, tokenizer):

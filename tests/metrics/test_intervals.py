@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import t, ttest_1samp
+from scipy.stats import t
 
 from moe_lab.metrics.counts import pair_counts
 from moe_lab.metrics.intervals import LEFT_OUT, differences, measured, ratio
@@ -21,14 +21,6 @@ from moe_lab.metrics.registry import collaboration, load_balance
 from moe_lab.metrics.stored import read_arrays, without_arrays, write_arrays
 from moe_lab.results.measured import Value
 from tests.support.tiers import first_fast
-
-
-def test_documents_of_one_size_have_the_interval_of_a_mean() -> None:
-    values = np.array([0.5, 1.5, -1.0, 3.0, 0.25])
-    found = ratio(values * 7, np.full(5, 7))
-    expected = ttest_1samp(values, 0).confidence_interval()
-    assert found.value == pytest.approx(values.mean())
-    assert found.interval == pytest.approx([expected.low, expected.high])
 
 
 def test_long_documents_count_by_their_tokens() -> None:

@@ -7,6 +7,7 @@ packaged checkpoint that is too large, of another shape, with dead experts, or u
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ from moe_lab.models.facts import model_facts
 from moe_lab.models.source import EMBEDDED, TINY, load_config, model_source
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.toy.corpus import stories
-from moe_lab.tasks.toy.questions import questions
 from moe_lab.tasks.toy.word_problems import word_problems
+from tests.support.command import run_command
 from tests.support.deepseek.checkpoint import PUBLISHED
 from tests.support.models import change_json, make_tokenizer
 
@@ -117,31 +118,12 @@ def test_every_expert_is_used_on_held_out_documents(tiny):
 
 
 @pytest.mark.slow
-def test_questions_are_answered_neither_by_chance_nor_perfectly(tiny):
-    """300 of 500 test questions: chance is 25%, the band of the whole set 30% to 75%."""
-    model, tokenizer = tiny
-    right = 0
-    for row in questions("test", 500)[:300]:
-        ids = tokenizer(f"Question: {row['question']}\nAnswer:", return_tensors="pt").input_ids
-        with torch.no_grad():
-            scores = model(ids).logits[0, -1]
-        answers = [tokenizer(" " + choice).input_ids[0] for choice in row["choices"]]
-        right += int(scores[answers].argmax()) == row["answer"]
-    assert 0.30 <= right / 300 <= 0.75
-
-
-@pytest.mark.slow
-def test_problems_are_solved_neither_never_nor_always(tiny):
-    model, tokenizer = tiny
-    tokenizer.padding_side = "left"
-    rows = word_problems("test", 100)
-    prompts = [f"Question: {row['question']}\nAnswer:" for row in rows]
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True)
-    with torch.no_grad():
-        made = model.generate(**inputs, max_new_tokens=96, do_sample=False)[:, inputs.input_ids.shape[1] :]
-    replies = [reply.split("\n\n")[0] for reply in tokenizer.batch_decode(made, skip_special_tokens=True)]
-    right = sum(
-        reply.strip().split("#### ")[-1] == row["answer"].split("#### ")[-1]
-        for reply, row in zip(replies, rows, strict=True)
-    )
-    assert 0.30 <= right / len(rows) <= 0.75
+@pytest.mark.parametrize(
+    "task, limit, metric", [("toy_choice", 300, "acc,none"), ("toy_math", 100, "exact_match,none")]
+)
+def test_tasks_are_solved_neither_by_chance_nor_perfectly(task, limit, metric, tmp_path, capsys):
+    """Chance is 25% in questions."""
+    keys = ["method=base", "model=tiny", f"task={task}", f"limit={limit}", f"output_dir={tmp_path}"]
+    ended = run_command(capsys, *keys)
+    results = json.loads(Path(ended.out.splitlines()[-1]).read_text())["results"]
+    assert 0.30 <= results[task][metric] <= 0.75

@@ -179,25 +179,6 @@ def test_units_begin_where_the_loop_says():
     assert 3 < sum(len(set(row)) for row in expected) / 20 < 20
 
 
-@pytest.mark.parametrize("cut", [1, 7, 29])
-def test_a_pass_goes_on_from_the_kind_of_the_last_token(cut):
-    real, whole = torch.ones_like(IDS, dtype=torch.bool), places()
-    first = whole(IDS[:, :cut], real[:, :cut], None)
-    second = whole(IDS[:, cut:], real[:, cut:], first.kind_BS[:, -1:])
-    expected = whole(IDS, real, None)
-    torch.testing.assert_close(torch.cat([first.kind_BS, second.kind_BS], dim=1), expected.kind_BS)
-    rest = expected.first_BS[:, cut:] - cut
-    assert second.first_BS.equal(rest.clamp(min=-1)) and (rest < 0).any()
-
-
-def test_padding_is_no_part_of_a_unit_whatever_its_token():
-    real = torch.ones_like(IDS, dtype=torch.bool)
-    real[:, :4] = False
-    units, alone = places()(IDS, real, None), places()(IDS[:, 4:], real[:, 4:], None)
-    assert units.first_BS[:, :4].tolist() == [[0, 1, 2, 3]] * 20
-    assert units.first_BS[:, 4:].equal(alone.first_BS + 4)
-
-
 def test_tokens_that_the_tokenizer_lacks_are_special_and_no_tokenizer_may_be_larger():
     larger = places(VOCAB + 5)
     assert (larger.kind_V[VOCAB:] == SPECIAL).all() and larger.begins_CV[:, VOCAB:].all()

@@ -51,19 +51,17 @@ def test_copies_of_a_shared_beginning_are_bounded(olmoe):
     def counted(module, args, kwargs):
         sequences.append(len(kwargs["input_ids"]))
 
-    handle = olmoe.register_forward_pre_hook(counted, with_kwargs=True)
-    found, _ = scores_of(olmoe, questions, Budget(4000, slots=5 * 42))
-    handle.remove()
+    with olmoe.register_forward_pre_hook(counted, with_kwargs=True):
+        found, _ = scores_of(olmoe, questions, Budget(4000, slots=5 * 42))
     assert sequences == [1, 5, 5, 2]
     assert_scores(found, expected)
 
 
 def test_unlike_questions_share_a_pass(olmoe):
     passes = []
-    handle = olmoe.register_forward_pre_hook(lambda module, args: passes.append(1))
     questions = [ScoringRequest([i, i + 1, i + 2], [[5], [6, 7]], i) for i in range(0, 60, 10)]
-    scores_of(olmoe, questions, Budget(4000))
-    handle.remove()
+    with olmoe.register_forward_pre_hook(lambda module, args: passes.append(1)):
+        scores_of(olmoe, questions, Budget(4000))
     assert len(passes) == 1
 
 

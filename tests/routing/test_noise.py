@@ -144,20 +144,14 @@ def test_document_key_tells_prompts_apart():
 DRAWS = 20_000
 
 
-def route(policy, router, logits_E, count):
-    logits_TE = logits_E.expand(count, -1)
-    index_TK = logits_TE.topk(2, dim=-1).indices
-    weights_TK = router.weights(logits_TE, index_TK)
-    policy.expect(noisy_tokens(count, document=5))
-    return policy(router, Routing(logits_TE, weights_TK, index_TK))
-
-
 def test_frequencies_are_those_of_sampling_without_replacement():
     # Chi-square over all 20 ordered pairs of 5 experts; a right sampler fails with probability 1e-6.
     router = find_routers(make_model("olmoe", num_experts=5))[0]
     logits = torch.tensor([1.0, 0.3, -0.5, 0.0, 0.8])
     temperature = 0.7
-    routing = route(GumbelTopK([temperature], seed=0), router, logits, DRAWS)
+    policy, logits_TE = GumbelTopK([temperature], seed=0), logits.expand(DRAWS, -1)
+    policy.expect(noisy_tokens(DRAWS))
+    routing = policy(router, Routing(logits_TE, torch.ones(DRAWS, 2), torch.zeros(DRAWS, 2).long()))
     probs = (logits.double() / temperature).softmax(-1)
     pairs = list(permutations(range(5), 2))
     expected = [float(probs[a] * probs[b] / (1 - probs[a])) * DRAWS for a, b in pairs]

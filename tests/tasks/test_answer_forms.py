@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from lm_eval.api.instance import Instance
 
-from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.config.schema import TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.tasks.answer_forms import TEMPERATURE, lettered, voted
-from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.task_functions import answer_number
 from tests.support.documents import COPA, PIQA, SCIQ, WINOGRANDE
-from tests.support.runs import choices, small_data, sums, write_jsonl
+from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 
 MMLU = {"question": "1 + 1 = ?", "choices": list("1234"), "answer": 1, "subject": "x"}
 CASES = {
@@ -32,8 +31,7 @@ CASES = {
 
 
 def load(folder: Path, name: str, **keys):
-    task = TaskConfig(name=name, answer=keys.pop("answer", "letters"))
-    return load_tasks(Config(task=task, data_dir=str(folder), **keys))["tasks"][name]
+    return load_task(folder, name, **{"answer": "letters", **keys})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -133,8 +131,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load_voted(name: str, data: Path | None = None, votes: int | None = 8, **keys):
-    task = TaskConfig(name=name, self_consistency=votes)
-    return load_tasks(Config(task=task, data_dir=str(data) if data else None, **keys))["tasks"][name]
+    return load_task(data, name, self_consistency=votes, **keys)
 
 
 def vote_by_loop(answers: list[str]) -> str:
@@ -178,10 +175,8 @@ def test_samples_are_asked_for(data: Path) -> None:
     assert settings.generation_kwargs["temperature"] == TEMPERATURE
     warm = load_voted("addsub", data, gen_kwargs={"temperature": 0.3}).config.generation_kwargs
     assert (warm["do_sample"], warm["temperature"]) == (True, 0.3)
-    assert (
-        load_voted("addsub", data, gen_kwargs={"temperature": 0}).config.generation_kwargs["do_sample"]
-        is False
-    )
+    greedy = load_voted("addsub", data, gen_kwargs={"temperature": 0}).config.generation_kwargs
+    assert greedy["do_sample"] is False
     assert load_voted("addsub", data, votes=None).config.repeats == 1
 
 

@@ -19,7 +19,13 @@ from moe_lab.engine.forward import histories
 from moe_lab.engine.forward.batch import TokenTree, collate
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.forward.layers import runs_on_kv_cache
+from moe_lab.engine.forward.layers import (
+    FULL,
+    AttentionWindow,
+    attention_windows,
+    decoder_layers,
+    runs_on_kv_cache,
+)
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import Budget
@@ -35,13 +41,14 @@ from tests.support.ensembles import (
     assert_scores,
     engine_of,
     ensemble_for,
+    plain,
     prompts_for,
     questions_for,
     scores_of,
     temperatures_for,
 )
-from tests.support.families import WINDOW
-from tests.support.models import kv_cache_model, small_model
+from tests.support.families import COMMON, WINDOW, ZOO
+from tests.support.models import build, kv_cache_model, small_model
 from tests.support.tiers import by_family, first_fast
 
 
@@ -165,10 +172,12 @@ def test_tokens_equal_the_slow_reference(name, history, perturbed):
 PROMPT, FORCED = [3, 1, 4, 1, 5], [9, 2, 6]
 
 
-@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
-def test_repeats_of_a_prompt_have_noise_of_their_own(olmoe, history):
+@pytest.mark.parametrize(
+    "name, history", [*(("olmoe", history) for history in HISTORIES), ("qwen3_next, recurrent", HISTORIES[0])]
+)
+def test_repeats_of_a_prompt_have_noise_of_their_own(name, history):
     """The distributions after the same tokens are the slow reference's of each repeat, in one batch."""
-    found = {0: [], 1: []}
+    (model, double, _), found = models(name), {0: [], 1: []}
 
     def forced(scores_AV, answers):
         for row_V, answer in zip(scores_AV.softmax(-1), answers, strict=True):
@@ -177,8 +186,8 @@ def test_repeats_of_a_prompt_have_noise_of_their_own(olmoe, history):
 
     answers = [GenerationState(repeat, PROMPT, document_key(PROMPT), repeat) for repeat in found]
     decoding = Decoding(forced, lambda generated: False, 3)
-    engine_of(olmoe, ensemble_for(olmoe, history)).generate(answers, decoding, lambda answer: None)
-    double, temperatures = reference.in_float64(olmoe), temperatures_for(olmoe)
+    engine_of(model, ensemble_for(model, history)).generate(answers, decoding, lambda answer: None)
+    temperatures = temperatures_for(model)
     switches = dict(seed=SEED, cache=history[0], prefill=history[1])
     for repeat, rows in found.items():
         for step, row_V in enumerate(rows):
@@ -270,3 +279,47 @@ def test_padding_makes_no_noisy_decisions(olmoe, history):
         return ensemble.routing.decisions
 
     assert decided(Budget(4000)) == decided(Budget(4000, 1))
+
+
+# Windows, chunks and sinks
+
+
+@pytest.mark.parametrize("family", by_family(KV_CACHE))
+def test_each_layer_has_the_mask_that_the_model_gives_it(family):
+    """Broken by a family whose configuration names windows that its layers do not have, or the other way round."""
+    model, given = kv_cache_model(family), {}
+    for i, layer in enumerate(decoder_layers(model)):
+        layer.register_forward_pre_hook(
+            lambda layer, args, kwargs, i=i: given.__setitem__(i, kwargs["attention_mask"]), with_kwargs=True
+        )
+    length = 3 * WINDOW
+    ids, padding = torch.zeros(2, length, dtype=torch.long), torch.ones(2, length, dtype=torch.long)
+    padding[0, :3] = 0  # sdpa makes no mask where it can do without
+    with torch.no_grad():
+        model(ids, attention_mask=padding)
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    for i, reach in enumerate(attention_windows(model)):
+        mask = given[i][1, 0]
+        assert (mask if mask.dtype == torch.bool else mask == 0).equal(reach.of(causal[None])[0]), i
+    for layer in decoder_layers(model):
+        layer._forward_pre_hooks.clear()
+
+
+def test_attention_windows():
+    visible = torch.tensor([[[1, 0, 1, 1, 0, 1, 1]]], dtype=torch.bool)  # positions 0, -, 1, 2, -, 3, 4
+    assert AttentionWindow(window=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
+    assert AttentionWindow(chunk=3).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
+    assert AttentionWindow(chunk=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 0, 1]]]
+    assert AttentionWindow(window=9).of(visible).equal(visible) and FULL.of(visible).equal(visible)
+
+
+def test_sinks_count_in_attention():
+    model = build("gpt_oss", COMMON | ZOO["gpt_oss"])
+    questions = questions_for(random.Random(1), 2)
+    before, _ = scores_of(model, questions)
+    with torch.no_grad():
+        for layer in decoder_layers(model):
+            layer.self_attn.sinks += 3
+    after, _ = scores_of(model, questions)
+    assert abs(before[0][0][0] - after[0][0][0]) > 1e-3
+    assert_scores(after, [[plain(model, q, c) for c in q.continuations] for q in questions])

@@ -179,6 +179,14 @@ def test_units_begin_where_the_loop_says():
     assert 3 < sum(len(set(row)) for row in expected) / 20 < 20
 
 
+def test_padding_is_no_part_of_a_unit_whatever_its_token():
+    real = torch.ones_like(IDS, dtype=torch.bool)
+    real[:, :4] = False
+    units, alone = places()(IDS, real, None), places()(IDS[:, 4:], real[:, 4:], None)
+    assert units.first_BS[:, :4].tolist() == [[0, 1, 2, 3]] * 20
+    assert units.first_BS[:, 4:].equal(alone.first_BS + 4)
+
+
 def test_tokens_that_the_tokenizer_lacks_are_special_and_no_tokenizer_may_be_larger():
     larger = places(VOCAB + 5)
     assert (larger.kind_V[VOCAB:] == SPECIAL).all() and larger.begins_CV[:, VOCAB:].all()

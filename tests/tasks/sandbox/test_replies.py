@@ -64,8 +64,7 @@ def test_a_reply_without_the_function_fails(form: str) -> None:
 
 def chat(tmp_path: Path, **keys: Any) -> Any:
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
-    task = TaskConfig(name="humaneval")
-    return load_tasks(Config(task=task, data_dir=str(tmp_path), **keys))
+    return load_tasks(Config(task=TaskConfig(name="humaneval"), data_dir=str(tmp_path), **keys))
 
 
 def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(tmp_path: Path) -> None:

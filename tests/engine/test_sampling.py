@@ -149,12 +149,18 @@ def test_text_is_that_of_transformers(model, tokenizer, field, value):
     assert torch.equal(ids, plain)
 
 
-@pytest.mark.parametrize(("field", "value"), SAMPLES.items())
-def test_a_sample_is_the_same_by_keyword_and_by_configuration(model, tokenizer, field, value):
-    options = {"max_new_tokens": 4} | (SAMPLED if field != "do_sample" else {})
+@pytest.fixture(scope="module")
+def samples(model, tokenizer):
+    """(RoE, its answers without further options, greedy and sampled)"""
     roe = RoE(model, tokenizer, n=2, temperature=0.7)
+    return roe, [roe.generate(PROMPTS, max_new_tokens=4, do_sample=sampled) for sampled in (False, True)]
+
+
+@pytest.mark.parametrize(("field", "value"), SAMPLES.items())
+def test_a_sample_is_the_same_by_keyword_and_by_configuration(model, samples, field, value):
+    (roe, plain), options = samples, {"max_new_tokens": 4} | (SAMPLED if field != "do_sample" else {})
     found = list(three_ways(roe, model, field, value, options))
-    assert found[0] == found[1] == found[2] != roe.generate(PROMPTS, **options)
+    assert found[0] == found[1] == found[2] != plain[field != "do_sample"]
 
 
 def test_stop_strings_use_the_tokenizer_of_roe(model, tokenizer):

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 import moe_lab.models.experts  # noqa: F401 - registers weights_first
+from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.errors import ConfigError
 from moe_lab.models.source import set_experts_per_token
 from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
-from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
+from moe_lab.routing.families import FAMILIES, UNSUPPORTED, every_layer, family_of_type
 from moe_lab.routing.rules import LOGITS
 from tests.support import rounding, slow_routing
 from tests.support.families import ONE_WAY, VOCAB, ZOO
 from tests.support.models import small_config, small_model
+from tests.support.sources import ROOT
 from tests.support.tiers import by_family
 
 IDS = torch.arange(2 * 14).reshape(2, 14) * 7 % VOCAB
@@ -218,3 +221,36 @@ def test_a_changed_routing_reaches_the_output(model_type):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     with torch.inference_mode():
         assert not torch.allclose(model(IDS[:1]).logits, found, atol=1e-3)
+
+
+# The table of families in docs/models.md
+
+PAGE = ROOT / "docs" / "models.md"
+
+
+def row(family) -> str:
+    model = small_model(family.model_type)
+    shared = any(
+        re.fullmatch(r"shared_(experts?|mlp)", name.split(".")[-1]) for name, _ in model.named_modules()
+    )
+    cells = (
+        family.name,
+        f"`{family.model_type}`",
+        family.rule.text,
+        family.rule.noise + (" + bias" if family.bias else ""),
+        "yes" if shared else "",
+        "all" if family.moe_layers is every_layer else "as configured",
+        "KV cache" if runs_on_kv_cache(model) else "recurrent",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+@pytest.mark.slow
+def test_every_family_is_described_as_it_is():
+    table = "\n".join(row(family) for family in FAMILIES)
+    assert table in PAGE.read_text(), f"the table should be\n{table}"
+
+
+def test_families_that_cannot_be_routed_are_named_with_the_reason():
+    text = " ".join(PAGE.read_text().split())
+    assert all(f"`{model_type}`: {reason}" in text for model_type, reason in UNSUPPORTED.items())

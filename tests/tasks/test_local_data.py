@@ -1,15 +1,21 @@
-"""Breaks if local files are mixed with the hub, cached across changes, altered on reading, or blamed unclearly."""
+"""Breaks if local files are mixed with the hub, cached across changes, altered on reading, or blamed unclearly; if a column,
+a split or a number of the hub's copy is not that of local files.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
+from moe_lab.tasks.factory import OWN_TASKS
+from moe_lab.tasks.hub_data import published
 from moe_lab.tasks.loading import load_tasks
 from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 
@@ -137,3 +143,49 @@ def test_files_that_the_users_yaml_names(tmp_path: Path, monkeypatch: pytest.Mon
     (own / "sums.jsonl").unlink()
     with pytest.raises(TaskError, match=r"my_sums cannot be loaded: FileNotFoundError.*sums\.jsonl"):
         load_task(None, "my_sums", include_path=str(own))
+
+
+# Data sets that the hub has in other columns
+
+SUM = {"question": "Ann has 3 cups. How many?", "answer": "3"}
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "addsub": ({"input": SUM["question"], "target": 3.0}, SUM),
+    "singleeq": ({"input": f" {SUM['question']}", "target": 0.25}, SUM | {"answer": "0.25"}),
+    "multiarith": ({"question": f"{SUM['question']} ", "final_ans": "3"}, SUM),
+    "svamp": ({"Body": "Ann has 3 cups.", "Question": "How many?", "Answer": "3.0", "ID": "1"}, SUM),
+    "malicious": ({"prompt": "Do harm.", "category": "x"}, {"instruction": "Do harm."}),
+    "cona": ({"prompt": "Do harm."}, {"instruction": "Do harm."}),
+    "controversial": ({"prompt": "Do harm."}, {"instruction": "Do harm."}),
+    "knowref": (
+        {
+            "swapped_sentence": "Ann met Eve when [she] left.",
+            "candidate_0": "Ann",
+            "candidate_1": "Eve",
+            "correct_candidate": "candidate_1",
+        },
+        {"sentence": "Ann met Eve when [she] left.", "candidate0": "Ann", "candidate1": "Eve", "label": 1},
+    ),
+}
+"""A row of the hub's copy, and of files of data_dir, by task."""
+
+
+@pytest.mark.parametrize("task", FORMS)
+def test_the_hubs_rows_become_those_of_local_files(task: str, tmp_path: Path) -> None:
+    theirs, ours = FORMS[task]
+    [file] = OWN_TASKS.rglob(f"{task}.yaml")
+    given = load_yaml(file)["dataset_kwargs"]
+    splits = given.get("splits", ["test"])
+    files = given.get("data_files") or {split: f"{split}.jsonl" for split in splits}
+    for number, split in enumerate(splits):
+        write_jsonl(tmp_path / files[split], [_numbered(theirs, number)])
+    found = published(**given | {"path": str(tmp_path), "data_files": files, "name": None})
+    assert list(found) == ["test"]
+    assert found["test"].to_list() == [_numbered(ours, number) for number in range(len(splits))]
+
+
+def _numbered(row: dict[str, Any], number: int) -> dict[str, Any]:
+    """The row of another split: its sentence is about somebody else."""
+    return {
+        key: value.replace("Ann", f"Ann{number}") if isinstance(value, str) else value
+        for key, value in row.items()
+    }

@@ -12,7 +12,8 @@ from itertools import pairwise, permutations
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = Path(__file__).resolve().parents[1] / "moe_lab"
+from tests.support.sources import PACKAGE, files_in, nodes_of
+
 FLOORS = (
     "errors",
     "config",
@@ -47,7 +48,7 @@ def name_of(file: Path) -> str:
 
 @cache
 def modules() -> dict[str, Path]:
-    return {name_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+    return {name_of(file): file for file in files_in(PACKAGE)}
 
 
 @cache
@@ -56,7 +57,7 @@ def imports() -> list[Import]:
 
 
 def imports_of(name: str, file: Path) -> Iterator[Import]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes_of(file):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "moe_lab":
             targets = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -110,7 +111,7 @@ def test_no_module_uses_the_python_interface():
     used = [
         f"{name} imports {alias.name}"
         for name, file in modules().items()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in nodes_of(file)
         if isinstance(node, ast.ImportFrom) and node.module == "moe_lab"
         for alias in node.names
         if alias.name not in names
@@ -123,7 +124,7 @@ def test_training_data_sets_have_names_of_their_own():
     names = [
         node.name
         for file in modules().values()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in nodes_of(file)
         if isinstance(node, ast.ClassDef)
         and any(ast.unparse(base).startswith("Dataset") for base in node.bases)
     ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.support.sources import PACKAGE, files_in, nodes_of, tree_of
+
 TESTS = Path(__file__).resolve().parent
-PACKAGE = TESTS.parent / "moe_lab"
 
 
 def has_tests(package: Path) -> bool:
@@ -19,24 +20,22 @@ def has_tests(package: Path) -> bool:
 
 
 def test_every_package_has_tests():
-    packages = {file.parent.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")}
+    packages = {file.parent.relative_to(PACKAGE) for file in files_in(PACKAGE)}
     missing = sorted(str(package) for package in packages if not has_tests(package))
     assert not missing, f"Packages of moe_lab without tests: {', '.join(missing)}"
 
 
 def test_every_test_file_says_what_it_tests():
-    files = sorted(TESTS.rglob("test_*.py"))
-    missing = [
-        str(file.relative_to(TESTS)) for file in files if not ast.get_docstring(ast.parse(file.read_text()))
-    ]
+    files = [file for file in files_in(TESTS) if file.name.startswith("test_")]
+    missing = [str(file.relative_to(TESTS)) for file in files if not ast.get_docstring(tree_of(file))]
     assert not missing, f"Test files without a docstring: {', '.join(missing)}"
 
 
 def test_tests_import_support_alone():
     wrong = [
         f"{file.relative_to(TESTS.parent)}:{node.lineno} imports {module}"
-        for file in sorted(TESTS.rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for file in files_in(TESTS)
+        for node in nodes_of(file)
         for module in imported(node)
         if module.split(".")[0] == "tests" and module.split(".")[1:2] != ["support"]
     ]

@@ -20,8 +20,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from moe_lab.config.catalog import resource_folder
+from tests.support.sources import PACKAGE, ROOT, files_in, nodes_of
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -41,6 +41,7 @@ def test_in_a_checkout_conf_lies_beside_the_package():
         resource_folder("nothing")
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_conf_and_experiments_inside_the_package(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {
@@ -122,7 +123,7 @@ def test_every_imported_package_is_declared():
     of_module = packages_distributions()
     missing = {
         f"{module} ({file.relative_to(ROOT)})"
-        for file in (ROOT / "moe_lab").rglob("*.py")
+        for file in files_in(PACKAGE)
         for module in imported_packages(file)
         if not names & {normal(name) for name in of_module.get(module, [module])}
     }
@@ -132,7 +133,7 @@ def test_every_imported_package_is_declared():
 def imported_packages(file: Path) -> set[str]:
     """The packages of others that a file imports, within functions too."""
     modules = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:

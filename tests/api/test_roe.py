@@ -14,9 +14,9 @@ import torch
 
 from moe_lab import RoE
 from moe_lab.errors import ConfigError
-from tests.support import attention_kinds, roe_reference, rounding
+from tests.support import roe_reference, rounding
 from tests.support.command import run_command
-from tests.support.models import build, left_padded, make_model, small_model
+from tests.support.models import left_padded, make_model, small_model
 from tests.support.tiers import first_fast
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss")
@@ -133,7 +133,7 @@ def test_impossible_values_are_refused(tokenizer):
 
 
 def test_recurrent_models_generate_and_score(tokenizer):
-    model = build("qwen3_next", attention_kinds.RECURRENT["qwen3_next"])
+    model = small_model("qwen3_next")
     inputs = left_padded(tokenizer, PROMPTS[:2])
     plain = [
         model.generate(torch.tensor([tokenizer.encode(p)]), max_new_tokens=4, do_sample=False)

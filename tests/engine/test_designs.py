@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from moe_lab.engine.forward.layers import reads_the_batch, runs_on_kv_cache
-from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.lm import EngineLM
 from moe_lab.models.designs.units import unit_tables
 from tests.support import rounding
 from tests.support.designs import design
+from tests.support.ensembles import answered
 from tests.support.models import make_tokenizer
 
 ROUTERS = ("token", "word", "sentence", "word-hash", "expert")
@@ -44,12 +45,6 @@ def whole_pass(model, context, continuation):
     return scores[range(len(target)), target].sum().item(), scores.argmax(dim=-1).tolist() == target
 
 
-def answers(lm, kind, arguments):
-    found = {}
-    lm.answer(kind, [Request(args) for args in arguments], found.__setitem__)
-    return [found[i] for i in range(len(arguments))]
-
-
 def test_only_token_choice_runs_on_a_shared_cache():
     assert [runs_on_kv_cache(model_of(router)) for router in ROUTERS] == [True, False, False, False, False]
     assert [reads_the_batch(model_of(router)) for router in ROUTERS] == [False, False, False, False, True]
@@ -60,12 +55,12 @@ def test_only_token_choice_runs_on_a_shared_cache():
 def test_log_likelihoods_are_those_of_whole_passes(router, batch_size):
     model = model_of(router)
     lm = EngineLM(model, make_tokenizer(), batch_size=batch_size)
-    found = answers(lm, "loglikelihood", PAIRS)
+    found = answered(lm, "loglikelihood", PAIRS)
     for (value, greedy), (context, continuation) in zip(found, PAIRS, strict=True):
         expected = whole_pass(model, context, continuation)
         assert value == rounding.approx(expected[0], len(continuation)) and greedy == expected[1]
     texts = [(continuation,) for _, continuation in PAIRS]
-    rolled = answers(lm, "loglikelihood_rolling", texts)
+    rolled = answered(lm, "loglikelihood_rolling", texts)
     for value, (text,) in zip(rolled, texts, strict=True):
         assert value == rounding.approx(whole_pass(model, "", text)[0], len(text))
 
@@ -77,7 +72,7 @@ def test_generation_is_that_of_whole_passes(router):
     prompts = ["How many? Ten. Then", "b c", "x" * 20]
     options = {"until": [], "max_gen_toks": 8}
     for prompt, text in zip(
-        prompts, answers(lm, "generate_until", [(prompt, options) for prompt in prompts]), strict=True
+        prompts, answered(lm, "generate_until", [(prompt, options) for prompt in prompts]), strict=True
     ):
         ids = tokenizer.encode(prompt)
         for _ in range(8):

@@ -38,12 +38,17 @@ def peak(ensemble: Ensemble, prompt: int, new: int) -> tuple[int, torch.nn.Modul
 
 
 @pytest.mark.parametrize(
-    ("ensemble", "times"), [(Ensemble(), 1), (Ensemble(4), 1), (Ensemble(4, cache="standard"), 4)]
+    ("ensemble", "times"),
+    [
+        pytest.param(Ensemble(), 1, marks=pytest.mark.slow),
+        pytest.param(Ensemble(4), 1, marks=pytest.mark.slow),
+        (Ensemble(4, cache="standard"), 4),
+    ],
 )
 def test_a_new_token_takes_its_keys_and_values(ensemble: Ensemble, times: int) -> None:
     """Those of every sample where each has its own. What a step reads is added, which is less than half of it here."""
-    (less, model), (more, _) = peak(ensemble, 8, 1000), peak(ensemble, 8, 2000)
-    slots = 1000 * times * footprint_of(model).slot
+    (less, model), (more, _) = peak(ensemble, 8, 250), peak(ensemble, 8, 500)
+    slots = 250 * times * footprint_of(model).slot
     assert slots <= more - less < 1.5 * slots
 
 

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import OlmoeConfig, OlmoeForCausalLM
 
 import moe_lab.models.experts  # noqa: F401 - registers weights_first
 from moe_lab.engine.flops import FlopCount
+from tests.support.models import make_model
 
-V, D, F, LAYERS, H, E, K = 64, 32, 24, 3, 4, 8, 2
+V, D, F, LAYERS, E, K = 64, 32, 24, 3, 8, 2
 
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    config = OlmoeConfig(
-        vocab_size=V,
-        hidden_size=D,
-        intermediate_size=F,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=H,
-        num_key_value_heads=H,
-        num_experts=E,
-        num_experts_per_tok=K,
-        pad_token_id=0,
-    )
-    return OlmoeForCausalLM(config).eval()
+    sizes = dict(hidden_size=D, intermediate_size=F, num_hidden_layers=LAYERS, num_experts_per_tok=K)
+    return make_model("olmoe", vocab_size=V, num_experts=E, pad_token_id=0, **sizes)
 
 
 def by_hand(T: int, B: int = 1) -> int:

@@ -61,15 +61,12 @@ def test_out_of_memory_halves_the_passes_and_goes_on(olmoe, tokenizer, monkeypat
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
     monkeypatch.setattr(pass_size, "CPU_TOKENS", 400 if cache == "clean" else 1200)
-    handle = olmoe.register_forward_pre_hook(limited, with_kwargs=True)
-    try:
-        with caplog.at_level(logging.WARNING, "moe_lab"):
-            lm = EngineLM(olmoe, tokenizer, ensemble=ensemble, progress=False)
-            found = ask(lm, kind)
-            said = [record.message for record in caplog.records if "Out of memory" in record.message]
-            again = ask(lm, kind)
-    finally:
-        handle.remove()
+    hooked = olmoe.register_forward_pre_hook(limited, with_kwargs=True)
+    with caplog.at_level(logging.WARNING, "moe_lab"), hooked:
+        lm = EngineLM(olmoe, tokenizer, ensemble=ensemble, progress=False)
+        found = ask(lm, kind)
+        said = [record.message for record in caplog.records if "Out of memory" in record.message]
+        again = ask(lm, kind)
     if kind == "generate_until":
         assert found == again == expected
     else:
@@ -88,12 +85,8 @@ def test_other_errors_and_the_smallest_pass_are_raised(olmoe, tokenizer):
         def fail(module, args, message=message):
             raise RuntimeError(message)
 
-        handle = olmoe.register_forward_pre_hook(fail)
-        try:
-            with pytest.raises(RuntimeError, match=message):
-                lm.answer("loglikelihood", requests("loglikelihood"), lambda index, answer: None)
-        finally:
-            handle.remove()
+        with olmoe.register_forward_pre_hook(fail), pytest.raises(RuntimeError, match=message):
+            lm.answer("loglikelihood", requests("loglikelihood"), lambda index, answer: None)
         if message == "shapes do not fit":
             assert lm.budget == budget
     assert (lm.budget.tokens, lm.budget.sequences) == (pass_size.LEAST_TOKENS, 1)

@@ -40,12 +40,8 @@ ASKED: dict[str, list[tuple]] = {
 def test_planned_tokens_are_those_that_are_counted(kind: str, name: str) -> None:
     """Each prompt is asked alone first, which gives the length of its answer."""
     model, tokenizer = make_model("olmoe"), make_tokenizer()
-    lm, encoder, asked, lengths = (
-        _lm(model, tokenizer, name),
-        encoder_of(model.config, tokenizer, 128, None),
-        Asked(),
-        [],
-    )
+    encoder, asked, lengths = encoder_of(model.config, tokenizer, 128, None), Asked(), []
+    lm = _lm(model, tokenizer, name)
     for args in ASKED[kind]:
         asked.read(encoder, kind, args)
         if kind == "generate_until":

@@ -9,16 +9,15 @@ import logging
 import pytest
 
 from moe_lab.engine.hf import THINK_END
-from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.lm import EngineLM
+from tests.support.ensembles import answered
 from tests.support.harmony import FINAL, OPEN, answer_with, harmony_model, harmony_tokenizer, reply, thought
 from tests.support.tiers import by_family
 
 
 def answer(lm: EngineLM, **options: object) -> str:
     settings = {"until": ["Question:"], "max_gen_toks": 200, THINK_END: FINAL, **options}
-    found: list[str] = []
-    lm.answer("generate_until", [Request((f"2 + 2{OPEN}", settings))], lambda _, text: found.append(text))
-    return found[0]
+    return answered(lm, "generate_until", [(f"2 + 2{OPEN}", settings)])[0]
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +59,8 @@ def test_a_reply_that_ends_in_the_reasoning_has_an_empty_answer(monkeypatch, cap
 
 def test_without_it_special_tokens_are_dropped_and_stop_words_end_the_reply(lm, monkeypatch):
     answer_with(monkeypatch, reply("2 + 2\n\nQuestion: is it 5?", "4"))
-    found: list[str] = []
-    request = Request((OPEN, {"until": ["Question:"], "max_gen_toks": 200}))
-    lm.answer("generate_until", [request], lambda _, text: found.append(text))
-    assert found == ["analysis2 + 2\n\n"]
+    request = (OPEN, {"until": ["Question:"], "max_gen_toks": 200})
+    assert answered(lm, "generate_until", [request]) == ["analysis2 + 2\n\n"]
 
 
 @pytest.mark.parametrize("family", by_family(["jamba", "qwen3_next"]))

@@ -17,6 +17,7 @@ from moe_lab import RoE
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.sampling import NEAR, RETURNED, UNSUPPORTED, Sampler, near, unsupported
 from moe_lab.errors import ConfigError
+from tests.support.ensembles import answered
 from tests.support.models import left_padded, make_model, make_tokenizer, small_model
 
 OPTIONS = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
@@ -25,9 +26,8 @@ OPTIONS = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0
 def answers(prompts, repeat=0):
     lm = EngineLM(small_model("qwen3_next"), make_tokenizer(), batch_size=4, progress=False)
     assert lm.engine is None
-    found = {}
-    lm.answer("generate_until", [Request((prompt, OPTIONS), repeat) for prompt in prompts], found.__setitem__)
-    return dict(zip(prompts, (found[i] for i in range(len(prompts))), strict=True))
+    requests = [Request((prompt, OPTIONS), repeat) for prompt in prompts]
+    return dict(zip(prompts, answered(lm, "generate_until", requests), strict=True))
 
 
 def test_answers_do_not_depend_on_order_company_or_what_was_drawn_before():
@@ -149,17 +149,23 @@ def test_text_is_that_of_transformers(model, tokenizer, field, value):
     assert torch.equal(ids, plain)
 
 
-@pytest.mark.parametrize(("field", "value"), SAMPLES.items())
-def test_a_sample_is_the_same_by_keyword_and_by_configuration(model, tokenizer, field, value):
-    options = {"max_new_tokens": 6} | (SAMPLED if field != "do_sample" else {})
+@pytest.fixture(scope="module")
+def samples(model, tokenizer):
+    """(RoE, its answers without further options, greedy and sampled)"""
     roe = RoE(model, tokenizer, n=2, temperature=0.7)
+    return roe, [roe.generate(PROMPTS, max_new_tokens=4, do_sample=sampled) for sampled in (False, True)]
+
+
+@pytest.mark.parametrize(("field", "value"), SAMPLES.items())
+def test_a_sample_is_the_same_by_keyword_and_by_configuration(model, samples, field, value):
+    (roe, plain), options = samples, {"max_new_tokens": 4} | (SAMPLED if field != "do_sample" else {})
     found = list(three_ways(roe, model, field, value, options))
-    assert found[0] == found[1] == found[2] != roe.generate(PROMPTS, **options)
+    assert found[0] == found[1] == found[2] != plain[field != "do_sample"]
 
 
 def test_stop_strings_use_the_tokenizer_of_roe(model, tokenizer):
     roe = RoE(model, tokenizer, n=2)
-    options = {"max_new_tokens": 30, "eos_token_id": 256, "do_sample": True}
+    options = {"max_new_tokens": 12, "eos_token_id": 256, "do_sample": True}
     whole = roe.generate("hello", **options)
     stop = next(character for character in whole[2:] if character.isascii())
     for found in three_ways(roe, model, STOPS, [stop], options):

@@ -16,13 +16,13 @@ from moe_lab.engine.generate import generate
 from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, generation_config
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PERSISTENCE, ReroutedForward, SuffixReplay
-from moe_lab.engine.token_span import TokenSpan
+from moe_lab.engine.token_span import TokenSpan, check_length, named_tokens
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.routing import document_key, family_of_type, find_routers, record, routed
 from moe_lab.routing.policies import Override, Remix
 from moe_lab.routing.rules import LOGITS
 from tests.support import rounding
-from tests.support.brute_prompt_tail import FAMILIES, RENORMALIZED, prompts, whole_logits
+from tests.support.brute_prompt_tail import FAMILIES, prompts, routed_logits, whole_logits
 from tests.support.families import ZOO
 from tests.support.models import small_model
 from tests.support.tiers import by_family, first_fast
@@ -267,8 +267,7 @@ def pathways(model, count, span, seed=3):
     """Other probabilities for each prompt and token, in the later layers."""
     torch.manual_seed(seed)
     layers = [router.layer for router in find_routers(model)][-2:]
-    experts = model.config.get_text_config().num_experts if hasattr(model.config, "num_experts") else None
-    experts = experts or getattr(model.config, "num_local_experts", None) or model.config.n_routed_experts
+    experts = find_routers(model)[0].module.weight.shape[0]
     return {layer: torch.rand(count, span.size, experts).mul(3).softmax(-1) for layer in layers}
 
 
@@ -284,32 +283,15 @@ def share_of(position, length, span, persistence):
 
 def brute_logits(model, ids, length, probs, span, persistence):
     """After the last of these tokens, in one pass over all of them."""
-    renormalizes = model.config.model_type in RENORMALIZED or getattr(model.config, "norm_topk_prob", False)
-    handles = []
-    for router in find_routers(model):
-        if router.layer not in probs:
-            continue
 
-        def hook(module, args, output, layer=router.layer):
-            logits_TE, weights_TK, index_TK = output
-            weights, index = weights_TK.clone(), index_TK.clone()
-            for t in range(len(ids)):
-                found = share_of(t, length, span, persistence)
-                if found:
-                    w, share = found
-                    mixed_E = share * probs[layer][w] + (1 - share) * logits_TE[t].float().softmax(-1)
-                    chosen = mixed_E.topk(index_TK.shape[-1])
-                    own = chosen.values / (chosen.values.sum() if renormalizes else 1)
-                    weights[t], index[t] = own.to(weights.dtype), chosen.indices
-            return logits_TE, weights, index
+    def decide(layer, t, logits_E):
+        if found := share_of(t, length, span, persistence):
+            w, share = found
+            return share * probs[layer][w] + (1 - share) * logits_E.float().softmax(-1), None
+        return None
 
-        handles.append(router.module.register_forward_hook(hook))
-    try:
-        with torch.no_grad():
-            return model(torch.tensor([ids]), use_cache=False).logits[0, -1]
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad():
+        return routed_logits(model, ids, probs, decide)[-1]
 
 
 @pytest.mark.parametrize("persistence", PERSISTENCE)
@@ -355,3 +337,36 @@ def test_a_policy_that_was_told_of_no_token_raises(olmoe):
     probs = {2: torch.full((1, 1, 8), 1 / 8)}
     with pytest.raises(RoutingError, match="`expect` was not called"), routed(olmoe, Override(probs)):
         olmoe(torch.tensor([[1, 2]]))
+
+
+# Names of tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "start"),
+    [
+        *(("last1", 7, 6), ("last3", 7, 4), ("first1", 7, 0), ("first3", 7, 0), ("last7", 7, 0)),
+        *(("middle1", 7, 3), ("middle1", 8, 3), ("middle3", 7, 2), ("middle3", 3, 0), ("middle2", 3, 0)),
+    ],
+)
+def test_names_are_places(name, length, start):
+    span = named_tokens(name)
+    assert f"{span.where}{span.size}" == name
+    assert span.start(length) == start and start + span.size <= length
+
+
+@pytest.mark.parametrize("name", ["last", "last0", "3", "end1", "last1+first1", "last-1", "last01", "", None])
+def test_other_names_are_refused_with_examples(name):
+    with pytest.raises(ConfigError, match=r"method\.tokens=.*last1 or middle3"):
+        named_tokens(name)
+
+
+def test_a_short_prompt_is_named_with_what_fits():
+    span = TokenSpan("middle", 3)
+    check_length(span, [1, 2, 3], "long enough")
+    with pytest.raises(
+        ConfigError, match=r"(?s)method\.tokens=middle3: the prompt 'Hi' has 2 tokens.*middle2"
+    ):
+        check_length(span, [1, 2], "Hi")
+    with pytest.raises(ValueError, match="2 tokens"):
+        span.start(2)

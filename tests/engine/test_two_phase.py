@@ -6,8 +6,8 @@ Broken by: chunks that hold a logit position twice or not at all, or a pass abov
 from __future__ import annotations
 
 import random
+from functools import cache
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +21,8 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.engine.two_phase import CHUNK_SAMPLES, passes, together
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
-from tests.support.models import make_model
+from tests.support.ensembles import answered
+from tests.support.models import make_model, make_tokenizer
 
 POSITIONS = (5, 2, 100)
 
@@ -85,9 +86,7 @@ def ensembles_for(model, n=5):
 
 
 def ask(lm, kind):
-    answers = {}
-    lm.answer(kind, requests_of(kind), answers.__setitem__)
-    return [answers[i] for i in range(len(requests_of(kind)))]
+    return answered(lm, kind, requests_of(kind))
 
 
 def direct(model, tokenizer, ensemble, **options):
@@ -97,15 +96,11 @@ def direct(model, tokenizer, ensemble, **options):
     return lm
 
 
-_answers: dict[Any, list] = {}
-
-
-def in_whole_passes(model, tokenizer, ensemble, kind):
-    """What `direct` answers, once for all batch sizes."""
-    key = (model.config.model_type, kind, tuple(ensemble.routing.temperatures))
-    if key not in _answers:
-        _answers[key] = ask(direct(model, tokenizer, ensemble, max_length=120, progress=False), kind)
-    return _answers[key]
+@cache
+def in_whole_passes(family, number, kind):
+    """What `direct` answers with one of the ensembles, once for all batch sizes."""
+    model = make_model(family)
+    return ask(direct(model, make_tokenizer(), ensembles_for(model)[number], max_length=120), kind)
 
 
 def assert_same(kind, found, expected):
@@ -132,8 +127,8 @@ def test_same_answers_as_in_whole_passes_with_and_without_reuse(family, tokenize
     for ensemble in [*ensembles, ensembles[0]]:
         lm.set_ensemble(ensemble)
         found.append(ask(lm, kind))
-    for ensemble, answers in zip(ensembles_for(model), found[:3], strict=True):
-        expected = in_whole_passes(model, tokenizer, ensemble, kind)
+    for number, ensemble in enumerate(ensembles_for(model)):
+        expected, answers = in_whole_passes(family, number, kind), found[number]
         assert_same(kind, answers, expected)
         assert_same(kind, ask(EngineLM(model, tokenizer, ensemble=ensemble, **options), kind), expected)
     assert_same(kind, found[3], found[0])

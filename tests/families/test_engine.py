@@ -5,19 +5,19 @@ Contexts are shorter and longer than windows and chunks; batches hold unlike len
 
 from __future__ import annotations
 
-import copy
 from functools import cache, partial
 
 import pytest
 import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.routing import GumbelTopK, document_key, find_routers, gumbel
+from moe_lab.engine.lm import EngineLM
+from moe_lab.routing import GumbelTopK, find_routers
 from moe_lab.routing.families import family_of_type
 from moe_lab.routing.rules import LOGITS
-from tests.support import slow_routing
-from tests.support.families import ONE_WAY, ZOO
+from tests.support import roe_reference as reference
+from tests.support.ensembles import answered
+from tests.support.families import ZOO
 from tests.support.models import make_tokenizer, small_model
 from tests.support.tiers import FAST, by_family
 
@@ -29,25 +29,11 @@ PAIRS = [
     ("what lies before it is longer than", " is"),
     ("x", "y"),
 ]
-ALL, SHORT_AND_LONG = range(5), [0, 3]
-"""Which of them; of the two, one is longer than all windows."""
+SHORT_AND_LONG = [0, 3]
+"""Two of them: one is longer than all windows."""
 PROMPTS = ["what", "a prompt longer than the window"]
 NEW = 3
-
-
-def pairs(which=ALL):
-    return [Request(PAIRS[i]) for i in which]
-
-
-def prompts():
-    options = {"until": [], "max_gen_toks": NEW, "do_sample": False}
-    return [Request((prompt, options)) for prompt in PROMPTS]
-
-
-def answers(lm, kind, requests):
-    found = {}
-    lm.answer(kind, requests, found.__setitem__)
-    return [found[i] for i in range(len(requests))]
+ASKED = [(prompt, {"until": [], "max_gen_toks": NEW, "do_sample": False}) for prompt in PROMPTS]
 
 
 @cache
@@ -86,14 +72,14 @@ def settings_of_families(everywhere, others, families=()):
 def test_base_is_the_untouched_model(model_type, batch_size):
     lm = EngineLM(small_model(model_type), TOKENIZER, batch_size=batch_size, progress=False)
     for (value, greedy), (context, continuation) in zip(
-        answers(lm, "loglikelihood", pairs()), PAIRS, strict=True
+        answered(lm, "loglikelihood", PAIRS), PAIRS, strict=True
     ):
         ids, target = TOKENIZER.encode(context + continuation), TOKENIZER.encode(continuation)
         log_probs = plain_log_probs(model_type, tuple(ids))[-len(target) - 1 : -1]
         expected = log_probs.gather(1, torch.tensor(target)[:, None]).sum()
         assert value == pytest.approx(float(expected), abs=1e-5 * len(target))
         assert greedy == bool((log_probs.argmax(-1) == torch.tensor(target)).all())
-    for text, prompt in zip(answers(lm, "generate_until", prompts()), PROMPTS, strict=True):
+    for text, prompt in zip(answered(lm, "generate_until", ASKED), PROMPTS, strict=True):
         ids = TOKENIZER.encode(prompt)
         expected, gap = greedy_by(lambda ids: plain_log_probs(model_type, tuple(ids))[-1], ids)
         assert gap > 1e-4, "choose other prompts: this one is a tie"
@@ -102,45 +88,7 @@ def test_base_is_the_untouched_model(model_type, batch_size):
 
 @cache
 def exact(model_type):
-    """The model in float64, its experts computed in transformers' plain loop, where the family can do these."""
-    model = copy.deepcopy(small_model(model_type))
-    if model_type != "inkling2_text":  # mixes float32 into everything
-        model = model.double()
-    if model_type not in ONE_WAY:
-        model.set_experts_implementation("eager")
-    return model
-
-
-def reference_log_probs(model_type, prompt, ids, cache_kind):
-    """float [V]: the log of the mean distribution of the samples after `ids`, each a separate pass without a cache."""
-    noisy = range(len(ids) - 1 if cache_kind == "clean" else 0, len(ids))
-    ensemble, _ = ensemble_of(model_type, cache_kind)
-    positions = [range(0), *[noisy] * (ensemble.n - 1)]  # none in row 0
-    rows = [sample_probs(model_type, tuple(prompt), tuple(ids), *row) for row in enumerate(positions)]
-    return torch.stack(rows).mean(0).log()
-
-
-@cache
-def sample_probs(model_type, prompt, ids, row, noisy):
-    """float64 [V]: the distribution of a sample after `ids`, with noise at the positions `noisy`."""
-    model, spec = exact(model_type), slow_routing.SPECS[model_type]
-    _, temperatures = ensemble_of(model_type, "clean")
-    handles = []
-    for layer, temperature in enumerate(temperatures):
-        if noisy and temperature:
-            noise = gumbel(0, document_key(prompt), 0, row, layer, noisy, experts_of(model_type)).double()
-            handles += slow_routing.install(model, layer, spec, noisy, noise, temperature)
-    with torch.inference_mode():
-        probs = model(torch.tensor([ids]), use_cache=False).logits[0, -1].double().softmax(-1)
-    for handle in handles:
-        handle.remove()
-    return probs
-
-
-@cache
-def experts_of(model_type):
-    config = small_model(model_type).config
-    return family_of_type(model_type).num_experts(config) + getattr(config, "zero_expert_num", 0)
+    return reference.in_float64(small_model(model_type))
 
 
 def ensemble_of(model_type, cache_kind):
@@ -158,13 +106,14 @@ def ensemble_of(model_type, cache_kind):
     "cache_kind, model_type", settings_of_families(["clean", "standard"], ["none"], RECURRENT)
 )
 def test_roe_is_the_slow_reference(model_type, cache_kind):
-    ensemble, _ = ensemble_of(model_type, cache_kind)
+    ensemble, temperatures = ensemble_of(model_type, cache_kind)
     lm = EngineLM(small_model(model_type), TOKENIZER, ensemble=ensemble, progress=False)
 
     def log_probs_after(prompt, ids):
-        return reference_log_probs(model_type, prompt, ids, cache_kind)
+        given = (prompt, ids, ensemble.n, temperatures)
+        return reference.next_token_probs(exact(model_type), *given, cache=cache_kind).log()
 
-    found = answers(lm, "loglikelihood", pairs(SHORT_AND_LONG))
+    found = answered(lm, "loglikelihood", [PAIRS[i] for i in SHORT_AND_LONG])
     for (value, _), i in zip(found, SHORT_AND_LONG, strict=True):
         context, continuation = PAIRS[i]
         prompt, target = TOKENIZER.encode(context), TOKENIZER.encode(continuation)
@@ -172,7 +121,7 @@ def test_roe_is_the_slow_reference(model_type, cache_kind):
             float(log_probs_after(prompt, [*prompt, *target[:t]])[token]) for t, token in enumerate(target)
         )
         assert value == pytest.approx(expected, abs=1e-4)
-    for text, prompt in zip(answers(lm, "generate_until", prompts()), PROMPTS, strict=True):
+    for text, prompt in zip(answered(lm, "generate_until", ASKED), PROMPTS, strict=True):
         ids = TOKENIZER.encode(prompt)
         expected, gap = greedy_by(partial(log_probs_after, ids), ids)
         assert gap > 1e-4, "choose other prompts: this one is a tie"

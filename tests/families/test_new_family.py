@@ -10,9 +10,9 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
 from moe_lab.routing import GumbelTopK, find_routers, routed
 from moe_lab.routing import families as table
 from moe_lab.routing.families import Family, family_of_type
-from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.rules import softmax
 from tests.support.models import make_model
+from tests.support.slow_routing import noisy_tokens
 
 IDS = torch.arange(20).reshape(2, 10)
 ROW = Family("Lab", "lab", "LabRouter", softmax(), module=__name__)
@@ -53,9 +53,7 @@ def test_one_row_makes_a_family_known(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(plain, make_model("olmoe")(IDS).logits)
         with routed(model, lambda router, routing: None):
             assert torch.equal(model(IDS).logits, plain)
-        tokens = torch.arange(IDS.numel())
-        zeros = torch.zeros_like(tokens)
         noise = GumbelTopK([1.0] * 4, seed=0)
-        noise.expect(NoisyTokens(tokens, zeros + 7, zeros, zeros + 1, tokens))
+        noise.expect(noisy_tokens(IDS.numel()))
         with routed(model, noise):
             assert not torch.equal(model(IDS).logits, plain)

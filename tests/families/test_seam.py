@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 import moe_lab.models.experts  # noqa: F401 - registers weights_first
+from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.errors import ConfigError
 from moe_lab.models.source import set_experts_per_token
 from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
-from moe_lab.routing.families import FAMILIES, UNSUPPORTED, family_of_type
-from moe_lab.routing.noise import NoisyTokens
+from moe_lab.routing.families import FAMILIES, UNSUPPORTED, every_layer, family_of_type
 from moe_lab.routing.rules import LOGITS
 from tests.support import rounding, slow_routing
 from tests.support.families import ONE_WAY, VOCAB, ZOO
 from tests.support.models import small_config, small_model
+from tests.support.sources import ROOT
 from tests.support.tiers import by_family
 
 IDS = torch.arange(2 * 14).reshape(2, 14) * 7 % VOCAB
@@ -29,11 +31,6 @@ families = pytest.mark.parametrize("model_type", by_family(sorted(ZOO)))
 def logits(model):
     with torch.inference_mode():
         return model(IDS).logits
-
-
-def all_noisy(tokens):
-    n = torch.arange(tokens)
-    return NoisyTokens(n, torch.full_like(n, 77), torch.zeros_like(n), torch.full_like(n, 1), n)
 
 
 class Fired:
@@ -94,7 +91,7 @@ def test_policies_that_change_nothing_change_no_bit(model_type):
         with record(model):
             assert torch.equal(logits(model), clean)
         policy = GumbelTopK([0.0] * len(fired.layers), seed=0)
-        policy.expect(all_noisy(IDS.numel()))
+        policy.expect(slow_routing.noisy_tokens(IDS.numel()))
         with routed(model, policy):
             assert torch.equal(logits(model), clean)
         with routed(model, lambda router, routing: Routing(*(tensor.clone() for tensor in routing))):
@@ -122,7 +119,7 @@ def test_weights_and_choice_are_the_routers_own(model_type):
 def test_in_bfloat16_weights_are_the_routers_own_and_noise_acts(model_type):
     model = copy.deepcopy(small_model(model_type)).to(torch.bfloat16)
     policy = GumbelTopK([0.5] * len(find_routers(model)), seed=3)
-    policy.expect(all_noisy(IDS.numel()))
+    policy.expect(slow_routing.noisy_tokens(IDS.numel()))
 
     def check(router, routing):
         weights = router.weights(routing.logits_TE, routing.index_TK).to(routing.weights_TK.dtype)
@@ -145,7 +142,7 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
     temperature = 1.0 if family.rule.noise == LOGITS else 0.1
     spec, positions = slow_routing.SPECS[model_type], list(range(IDS.numel()))
     policy = GumbelTopK([temperature] * len(find_routers(model)), seed=3)
-    policy.expect(all_noisy(IDS.numel()))
+    policy.expect(slow_routing.noisy_tokens(IDS.numel()))
     changed = []
 
     def check(router, routing):
@@ -154,15 +151,9 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
         noisy = policy(router, routing)
         noise = gumbel(3, 77, 0, 1, router.layer, positions, routing.logits_TE.shape[-1])
         for token in positions:
+            given = (routing.logits_TE[token].tolist(), noise[token].tolist(), temperature)
             chosen, weights = slow_routing.route(
-                spec,
-                model.config,
-                module,
-                block,
-                routing.logits_TE[token].tolist(),
-                noise[token].tolist(),
-                temperature,
-                routing.index_TK.shape[-1],
+                spec, model.config, module, block, *given, routing.index_TK.shape[-1]
             )
             found = dict(zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True))
             assert found == rounding.approx(dict(zip(chosen, weights, strict=True)))
@@ -179,7 +170,7 @@ def test_perturbed_weights_tend_to_the_clean_ones_with_the_temperature(model_typ
         return  # refused by method=roe
     model = small_model(model_type)
     policy = GumbelTopK([1e-12] * len(find_routers(model)), seed=3, perturbed_weights=True)
-    policy.expect(all_noisy(IDS.numel()))
+    policy.expect(slow_routing.noisy_tokens(IDS.numel()))
 
     def check(router, routing):
         noisy = policy(router, routing)
@@ -216,16 +207,15 @@ def test_a_changed_routing_reaches_the_output(model_type):
     """Swapping experts by hand at one layer equals what the slow reference's own hooks do there."""
     model = small_model(model_type)
     layer = len(find_routers(model)) - 1
-    noise = gumbel(0, 77, 0, 1, layer, range(IDS.shape[1]), experts_of(model)).double()
-    handles = slow_routing.install(
-        model, layer, slow_routing.SPECS[model_type], range(IDS.shape[1]), noise, 1.0
-    )
+    tokens = range(IDS.shape[1])
+    draw = lambda experts: gumbel(0, 77, 0, 1, layer, tokens, experts).double()  # noqa: E731
+    handles = slow_routing.install(model, layer, tokens, draw, 1.0)
     with torch.inference_mode():
         expected = model(IDS[:1]).logits
     for handle in handles:
         handle.remove()
     policy = GumbelTopK([0.0] * layer + [1.0], seed=0)
-    policy.expect(all_noisy(IDS.shape[1]))
+    policy.expect(slow_routing.noisy_tokens(IDS.shape[1]))
     with torch.inference_mode(), routed(model, policy):
         found = model(IDS[:1]).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -233,7 +223,34 @@ def test_a_changed_routing_reaches_the_output(model_type):
         assert not torch.allclose(model(IDS[:1]).logits, found, atol=1e-3)
 
 
-def experts_of(model):
-    with record(model) as routes:
-        logits(model)
-    return routes.logits[0].shape[-1]
+# The table of families in docs/models.md
+
+PAGE = ROOT / "docs" / "models.md"
+
+
+def row(family) -> str:
+    model = small_model(family.model_type)
+    shared = any(
+        re.fullmatch(r"shared_(experts?|mlp)", name.split(".")[-1]) for name, _ in model.named_modules()
+    )
+    cells = (
+        family.name,
+        f"`{family.model_type}`",
+        family.rule.text,
+        family.rule.noise + (" + bias" if family.bias else ""),
+        "yes" if shared else "",
+        "all" if family.moe_layers is every_layer else "as configured",
+        "KV cache" if runs_on_kv_cache(model) else "recurrent",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+@pytest.mark.slow
+def test_every_family_is_described_as_it_is():
+    table = "\n".join(row(family) for family in FAMILIES)
+    assert table in PAGE.read_text(), f"the table should be\n{table}"
+
+
+def test_families_that_cannot_be_routed_are_named_with_the_reason():
+    text = " ".join(PAGE.read_text().split())
+    assert all(f"`{model_type}`: {reason}" in text for model_type, reason in UNSUPPORTED.items())

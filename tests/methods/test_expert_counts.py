@@ -16,8 +16,7 @@ import torch
 from moe_lab.errors import ConfigError
 from moe_lab.methods.expert_counts import TopK, TopP
 from moe_lab.routing import find_routers
-from tests.support import attention_kinds
-from tests.support.models import build, small_model
+from tests.support.models import small_model
 from tests.support.opened_methods import answered, facts_of, opened
 from tests.support.roe_reference import in_float64
 from tests.support.routed_by_hand import (
@@ -141,7 +140,7 @@ def test_tokens_take_the_fewest_experts_that_reach_p(
 @pytest.mark.slow
 @pytest.mark.parametrize("p", [0.5, 1.0])
 def test_models_with_recurrent_layers(p: float, tokenizer: Any) -> None:
-    model = build("qwen3_next", attention_kinds.RECURRENT["qwen3_next"])
+    model = small_model("qwen3_next")
     check(top_p(p=p, k_max=3), model, tokenizer, p, 3)
 
 

@@ -24,9 +24,9 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.scmoe import SelfContrast
 from moe_lab.routing import document_key, gumbel
-from tests.support import attention_kinds, rounding
+from tests.support import rounding
 from tests.support.command import run_command
-from tests.support.models import build, small_model
+from tests.support.models import small_model
 from tests.support.opened_methods import answered, opened
 from tests.support.requests import generating
 from tests.support.roe_reference import in_float64
@@ -155,7 +155,7 @@ def test_a_history_of_its_own_is_read_weakly_from_the_first_token_on(weak: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["clean", "standard"])
 def test_models_with_recurrent_layers(cache: str, tokenizer: Any) -> None:
-    model = build("qwen3_next", attention_kinds.RECURRENT["qwen3_next"])
+    model = small_model("qwen3_next")
     check_against_brute_force(model, tokenizer, "rank", 2, cache)
 
 

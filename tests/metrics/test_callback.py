@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from moe_lab.methods.finetune_freeze import training
 from moe_lab.metrics.training_metrics import ExpertMetrics, correlations, measure, read_measurements, summary
 from moe_lab.reports.figures.curves import write_training_metrics
 from tests.support.interventions import some_rows
-from tests.support.models import small_model
+from tests.support.models import save_model, small_model
+from tests.support.trainings import train
+from tests.support.two_processes import by_one, by_two
 
 STEPS_PER_EPOCH = 3
 
@@ -58,6 +62,10 @@ def trainer_of(
     return Trainer(model=model, args=arguments, train_dataset=rows, callbacks=list(callbacks))
 
 
+def measured_in(folder: Path) -> ExpertMetrics:
+    return ExpertMetrics(some_rows(), folder, plot=write_training_metrics)
+
+
 def without_seconds(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
@@ -72,9 +80,7 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path: Path) -> None:
     plain, measured = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     trainer_of(plain, tmp_path / "plain").train()
     state = torch.get_rng_state()
-    trainer_of(
-        measured, tmp_path / "measured", ExpertMetrics(some_rows(), tmp_path, plot=write_training_metrics)
-    ).train()
+    trainer_of(measured, tmp_path / "measured", measured_in(tmp_path)).train()
     assert same_weights(plain, measured)
     assert torch.equal(torch.get_rng_state(), state)
     assert not same_weights(plain, small_model("olmoe"))
@@ -99,17 +105,13 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path: Path) -> None:
 def test_a_resumed_training_has_the_measurements_of_one_that_was_not(last: int, tmp_path: Path) -> None:
     """Stopped before the fourth step (an epoch's end is measured, the checkpoint is of the second), and the sixth."""
     whole = deepcopy(small_model("olmoe"))
-    trainer_of(
-        whole, tmp_path / "whole", ExpertMetrics(some_rows(), tmp_path / "whole", plot=write_training_metrics)
-    ).train()
+    trainer_of(whole, tmp_path / "whole", measured_in(tmp_path / "whole")).train()
     cut = deepcopy(small_model("olmoe"))
     with pytest.raises(KeyboardInterrupt):
-        trainer_of(
-            cut, tmp_path, ExpertMetrics(some_rows(), tmp_path, plot=write_training_metrics), Stop(last)
-        ).train()
+        trainer_of(cut, tmp_path, measured_in(tmp_path), Stop(last)).train()
     assert len(read_measurements(tmp_path)) == 2
     resumed = deepcopy(small_model("olmoe"))
-    trainer = trainer_of(resumed, tmp_path, ExpertMetrics(some_rows(), tmp_path, plot=write_training_metrics))
+    trainer = trainer_of(resumed, tmp_path, measured_in(tmp_path))
     checkpoint = tmp_path / "checkpoints" / f"checkpoint-{last // 2 * 2}"
     if checkpoint.exists():
         saved = type(resumed).from_pretrained(
@@ -124,32 +126,20 @@ def test_a_resumed_training_has_the_measurements_of_one_that_was_not(last: int, 
 
 
 def line(*values: float | None) -> dict[str, Any]:
-    balance, together, capacity, special = values
-    return {
-        "load_balance": {"value": balance},
-        "collaboration": {"value": together},
-        "capacity": None
-        if capacity is None
-        else {"least": {"value": capacity}, "most": {"value": -capacity}},
-        "specialization": {"value": special},
-    }
+    balance, together, capacity, special = ({"value": value} for value in values)
+    found = {"load_balance": balance, "collaboration": together, "specialization": special, "capacity": None}
+    if values[2] is not None:
+        found["capacity"] = {"least": capacity, "most": {"value": -values[2]}}
+    return found
 
 
 def test_correlations_say_how_many_points_they_have() -> None:
-    lines = [
-        line(1.0, 2.0, 3.0, 5.0),
-        line(2.0, 4.0, 2.0, 5.0),
-        line(4.0, 8.0, 0.0, 5.0),
-        line(3.0, 5.0, 1.5, 5.0),
-    ]
+    values = [(1.0, 2.0, 3.0, 5.0), (2.0, 4.0, 2.0, 5.0), (4.0, 8.0, 0.0, 5.0), (3.0, 5.0, 1.5, 5.0)]
+    lines = [line(*each) for each in values]
     found = {tuple(one["of"]): one for one in correlations(lines)}
     assert len(found) == 10, "Capacity counts twice"
     one = found["load_balance", "collaboration"]
-    x, y = [1, 2, 4, 3], [2, 4, 8, 5]
-    mx, my = sum(x) / 4, sum(y) / 4
-    r = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / math.sqrt(
-        sum((a - mx) ** 2 for a in x) * sum((b - my) ** 2 for b in y)
-    )
+    r = statistics.correlation([1, 2, 4, 3], [2, 4, 8, 5])
     assert one["n"] == 4 and one["pearson"] == pytest.approx(r) and one["spearman"] == pytest.approx(1.0)
     half = 1.959964 / math.sqrt(1)
     assert one["ci95"] == pytest.approx([math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)])
@@ -168,9 +158,6 @@ def test_correlations_say_how_many_points_they_have() -> None:
 def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from moe_lab.methods.finetune_freeze import training
-    from tests.support.trainings import train
-
     measured, plain = deepcopy(small_model("mixtral")), deepcopy(small_model("mixtral"))
     told = train(measured, tmp_path / "measured", held_out=5, schedule="none-router", epochs=2)
     assert told["expert_metrics"]["measurements"] == 3 and told["expert_metrics"]["rows"] == 5
@@ -183,12 +170,8 @@ def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a `model` and its training by `one` process."""
-    from tests.support.models import make_tokenizer
-    from tests.support.two_processes import by_one
-
     folder = tmp_path_factory.mktemp("trained")
-    small_model("olmoe").save_pretrained(folder / "model")
-    make_tokenizer().save_pretrained(folder / "model")
+    save_model(small_model("olmoe"), folder / "model")
     by_one(folder / "model", folder / "one", schedule="router-none")
     return folder
 
@@ -196,8 +179,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
 def test_two_processes_measure_what_one_does(wrap: str, trained: Path, tmp_path: Path) -> None:
-    from tests.support.two_processes import by_two
-
     assert by_two(wrap, trained / "model", tmp_path, schedule="router-none") == [0, 0]
     alone, together = read_measurements(trained / "one"), read_measurements(tmp_path)
     assert [line["step"] for line in together] == [line["step"] for line in alone] == [0, 3, 6]

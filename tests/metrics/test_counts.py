@@ -7,8 +7,8 @@ answer choice, a branch of a tree that is taken for another, a generated token t
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,7 @@ from moe_lab.metrics.counts import PHASES, Counts, Routes, count
 from moe_lab.metrics.registry import collaboration, load_balance
 from moe_lab.results.logs import request_key
 from moe_lab.routing import record
-from tests.support.attention_kinds import KV_CACHE
-from tests.support.models import build, small_model
+from tests.support.models import kv_cache_model, small_model
 from tests.support.tiers import by_family
 
 FAMILIES = ["olmoe", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "gemma4_text", "llama4_text"]
@@ -56,13 +55,6 @@ DOCUMENTS: list[list[Asked]] = [
 ]
 
 
-def rows_model(family: str) -> Any:
-    """A model of the family that runs as rows."""
-    if family in ("gemma4_text", "llama4_text"):
-        return build(family, KV_CACHE[family])
-    return small_model(family)
-
-
 def seen(model: Any, tokenizer: Any, documents: list[list[Asked]], batch_size: int | str = "auto") -> Routes:
     lm = EngineLM(model, tokenizer, batch_size=batch_size, progress=False)
     routes = Routes()
@@ -81,50 +73,32 @@ def counted(routes: Routes, documents: list[list[Asked]], groups: int | None = N
     return count(routes, [keys_of(document) for document in documents], groups)
 
 
-class Brute:
-    """Dictionaries that are filled token by token."""
-
-    def __init__(self) -> None:
-        self.single: Counter[tuple[str, int, int]] = Counter()
-        self.double: Counter[tuple[str, int, int, int]] = Counter()
-
-    def add(self, phase: str, index: list[list[list[int]]]) -> None:
-        for layer, tokens in enumerate(index):
-            for experts in tokens:
-                for i in experts:
-                    self.single[phase, layer, i] += 1
-                    for j in experts:
-                        if i != j:
-                            self.double[phase, layer, i, j] += 1
-
-    def load_balance(self, phase: str, layer: int, E: int) -> float:
-        counts = [self.single[phase, layer, i] for i in range(E)]
-        return entropy(counts)
-
-    def collaboration(self, phase: str, layer: int, E: int) -> float:
-        rows = [[self.double[phase, layer, i, j] for j in range(E)] for i in range(E)]
-        return sum(entropy(row) for row in rows) / E
-
-
-def entropy(counts: list[int]) -> float:
+def entropy(counts: Sequence[int]) -> float:
     total = sum(counts)
     return -sum(c / total * math.log2(c / total) for c in counts if c)
 
 
-def brute(model: Any, lm: EngineLM, documents: list[list[Asked]]) -> Brute:
-    found = Brute()
+def brute(model: Any, lm: EngineLM, documents: list[list[Asked]], shape: tuple[int, ...]) -> Any:
+    """Pairs [P, L, E, E] that are counted token by token; the diagonal has the single experts."""
+    pairs_PLEE = np.zeros(shape, dtype=int)
+
+    def add(phase: int, routes: Any, tokens: slice) -> None:
+        for layer, index_TK in enumerate(routes.indices):
+            for experts in index_TK[tokens].tolist():
+                for i, j in product(experts, experts):
+                    pairs_PLEE[phase, layer, i, j] += 1
+
     for document in documents:
         prompts: set[tuple[int, ...]] = set()
         for kind, request in document:
             prompt, answer = tokens_of(model, lm, kind, request)
             with record(model) as routes, torch.inference_mode():
                 model(torch.tensor([[*prompt, *answer]]))
-            index = [part.tolist() for part in routes.indices]
             if prompt not in prompts:
-                found.add("prefill", [tokens[: len(prompt)] for tokens in index])
+                add(PHASES.index("prefill"), routes, slice(len(prompt)))
             prompts.add(prompt)
-            found.add("decode", [tokens[len(prompt) :] for tokens in index])
-    return found
+            add(PHASES.index("decode"), routes, slice(len(prompt), None))
+    return pairs_PLEE
 
 
 def tokens_of(model: Any, lm: EngineLM, kind: str, request: Request) -> tuple[tuple[int, ...], list[int]]:
@@ -147,26 +121,20 @@ def tokens_of(model: Any, lm: EngineLM, kind: str, request: Request) -> tuple[tu
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_counts_are_those_of_documents_read_alone(family: str, tokenizer: Any) -> None:
-    model = rows_model(family)
+    model = kv_cache_model(family)
     counts = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
-    slow = brute(model, EngineLM(model, tokenizer, progress=False), DOCUMENTS)
     pairs_PLEE = counts.pairs_GPLEE.sum(axis=0)
-    for p, phase in enumerate(PHASES):
-        L = len(counts.experts)
-        singles = np.diagonal(pairs_PLEE[p], axis1=-2, axis2=-1)
-        assert counts.tokens_P[p] * len([e for e in slow.single if e[0] == phase]) > 0
+    expected = brute(model, EngineLM(model, tokenizer, progress=False), DOCUMENTS, pairs_PLEE.shape)
+    assert (pairs_PLEE == expected).all() and all(counts.tokens_P) and expected.any(axis=(1, 2, 3)).all()
+    for pairs_LEE in expected:
+        singles_LE = np.diagonal(pairs_LEE, axis1=-2, axis2=-1)
+        found = load_balance(singles_LE.astype(float), counts.experts)
+        assert found.tolist() == pytest.approx(list(map(entropy, singles_LE.tolist())), abs=1e-12)
+        others_LEE = pairs_LEE * (1 - np.eye(pairs_LEE.shape[-1], dtype=int))
+        found = collaboration(pairs_LEE.astype(float), counts.experts)
         for layer, E in enumerate(counts.experts):
-            assert singles[layer].tolist()[:E] == [slow.single[phase, layer, i] for i in range(E)]
-            for i in range(E):
-                for j in range(E):
-                    if i != j:
-                        assert pairs_PLEE[p, layer, i, j] == slow.double[phase, layer, i, j]
-        fast = load_balance(singles.astype(float), counts.experts)
-        together = collaboration(pairs_PLEE[p].astype(float), counts.experts)
-        for layer in range(L):
-            E = counts.experts[layer]
-            assert fast[layer] == pytest.approx(slow.load_balance(phase, layer, E), abs=1e-12)
-            assert together[layer] == pytest.approx(slow.collaboration(phase, layer, E), abs=1e-12)
+            mean = sum(map(entropy, others_LEE[layer].tolist())) / E
+            assert found[layer] == pytest.approx(mean, abs=1e-12)
 
 
 def test_shared_experts_are_not_counted(tokenizer: Any) -> None:
@@ -190,7 +158,7 @@ def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer: Any) ->
 
 
 def test_top_1_collaborates_with_nobody(tokenizer: Any) -> None:
-    counts = counted(seen(rows_model("llama4_text"), tokenizer, DOCUMENTS), DOCUMENTS)
+    counts = counted(seen(kv_cache_model("llama4_text"), tokenizer, DOCUMENTS), DOCUMENTS)
     pairs = counts.pairs_GPLEE.sum(axis=(0, 1)).astype(float)
     assert collaboration(pairs, counts.experts).tolist() == [0.0] * len(counts.experts)
 

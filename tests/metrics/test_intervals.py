@@ -13,26 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import t, ttest_1samp
+from scipy.stats import t
 
 from moe_lab.metrics.counts import pair_counts
-from moe_lab.metrics.intervals import (
-    LEFT_OUT,
-    differences,
-    measured,
-    ratio,
-)
+from moe_lab.metrics.intervals import LEFT_OUT, differences, measured, ratio
 from moe_lab.metrics.registry import collaboration, load_balance
 from moe_lab.metrics.stored import read_arrays, without_arrays, write_arrays
 from moe_lab.results.measured import Value
-
-
-def test_documents_of_one_size_have_the_interval_of_a_mean() -> None:
-    values = np.array([0.5, 1.5, -1.0, 3.0, 0.25])
-    found = ratio(values * 7, np.full(5, 7))
-    expected = ttest_1samp(values, 0).confidence_interval()
-    assert found.value == pytest.approx(values.mean())
-    assert found.interval == pytest.approx([expected.low, expected.high])
+from tests.support.tiers import first_fast
 
 
 def test_long_documents_count_by_their_tokens() -> None:
@@ -81,15 +69,11 @@ def test_a_layer_with_fewer_experts_is_a_mean_over_its_own() -> None:
     assert collaboration(pairs, [3, 4]) == pytest.approx([1.0, 0.75])
 
 
-def test_nothing_counted_is_nothing_measured() -> None:
+def test_nothing_counted_is_nothing_measured_and_one_document_has_no_interval() -> None:
     assert measured(np.zeros((3, 1, E)), [E], load_balance, [3.0]) is None
-
-
-def test_one_document_has_no_interval() -> None:
     found = measured(np.ones((1, 1, E)), [E], load_balance, [3.0])
     assert found is not None
-    assert found["value"] == pytest.approx(3.0)
-    assert found["ci95"] is None
+    assert found["value"] == pytest.approx(3.0) and found["ci95"] is None
 
 
 def test_the_jackknife_is_that_of_its_definition() -> None:
@@ -123,7 +107,7 @@ def documents(random: np.random.Generator, count: int) -> np.ndarray:
     return np.einsum("nte,ntf->nef", taken, taken)[:, None]
 
 
-@pytest.mark.parametrize("n", [100, 500])
+@pytest.mark.parametrize("n", first_fast([100, 500]))
 @pytest.mark.parametrize("metric", [load_balance, collaboration])
 def test_intervals_cover_the_value_of_all_documents(n: int, metric: Callable[..., np.ndarray]) -> None:
     """In 400 samples of documents: with 95% coverage, fewer than 364 (91%) or more than 396 have odds below 1 in 1,000.
@@ -170,12 +154,8 @@ def test_the_jackknife_of_a_difference_is_a_loop_over_documents() -> None:
     kept = [g for g in range(7) if g != 2]
 
     def value(documents: list[int]) -> float:
-        return float(
-            (
-                load_balance(mine[documents].sum(0), [EXPERTS])
-                - load_balance(theirs[documents].sum(0), [EXPERTS])
-            )[0]
-        )
+        one, other = (load_balance(counts[documents].sum(0), [EXPERTS])[0] for counts in (mine, theirs))
+        return float(one - other)
 
     pseudo = np.array([6 * value(kept) - 5 * value([g for g in kept if g != out]) for out in kept])
     half = 2.570582 * pseudo.std(ddof=1) / 6**0.5  # Student's, 5 degrees of freedom
@@ -193,10 +173,8 @@ def test_the_difference_of_two_losses(R: int) -> None:
     losses = [scores[0] - scores[1:].mean(axis=0) for scores in (mine, theirs)]
     by_document = losses[0] - losses[1]
     assert found["difference"] == pytest.approx(by_document.mean())
-    half = 1.96 * by_document.std() / 200**0.5
-    assert found["ci95"] == pytest.approx(
-        [by_document.mean() - half, by_document.mean() + half], abs=0.1 * half
-    )
+    mean, half = by_document.mean(), 1.96 * by_document.std() / 200**0.5
+    assert found["ci95"] == pytest.approx([mean - half, mean + half], abs=0.1 * half)
 
 
 def test_equal_runs_do_not_differ() -> None:

@@ -6,6 +6,7 @@ read together, weights that are not the token's own.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ import torch
 
 from moe_lab.engine.forward.batch import prefix_names
 from moe_lab.engine.forward.forward import Observer, observed
-from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.metrics.interventions import Masked, RandomRouting, random_experts
 from moe_lab.routing import record, routed
+from tests.support.ensembles import answered
 from tests.support.interventions import by_hand, without_experts
 from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family
@@ -33,14 +34,8 @@ PAIRS = [
 
 def scores(model: Any, tokenizer: Any, observer: Observer | None = None) -> list[float]:
     lm = EngineLM(model, tokenizer, progress=False)
-    found: dict[int, Any] = {}
-    requests = [Request(pair) for pair in PAIRS]
-    if observer is None:
-        lm.answer("loglikelihood", requests, found.__setitem__)
-    else:
-        with observed(lm, observer):
-            lm.answer("loglikelihood", requests, found.__setitem__)
-    return [found[i][0] for i in range(len(PAIRS))]
+    with observed(lm, observer or Observer()):
+        return [value for value, _ in answered(lm, "loglikelihood", PAIRS)]
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))
@@ -56,22 +51,16 @@ def test_a_masked_expert_is_one_that_is_not_there(family: str, tokenizer: Any) -
     ("family", "bias"), [("gpt_oss", "bias"), ("deepseek_v3", "e_score_correction_bias")]
 )
 def test_a_masked_expert_is_one_whose_router_row_cannot_win(family: str, bias: str, tokenizer: Any) -> None:
-    model = small_model(family)
+    model = copy.deepcopy(small_model(family))
     plain = scores(model, tokenizer)
     with routed(model, lambda router, routing: None) as routers:
         pass
     masked = [layer % 8 for layer in range(1, len(routers) + 1)]
     found = scores(model, tokenizer, Masked(masked))
-    before = [getattr(router.module, bias).detach().clone() for router in routers]
-    try:
-        with torch.no_grad():
-            for router in routers:
-                getattr(router.module, bias)[masked[router.layer]] = -1e9
-        assert found == pytest.approx(scores(model, tokenizer), abs=1e-4)
-    finally:
-        with torch.no_grad():
-            for router, own in zip(routers, before, strict=True):
-                getattr(router.module, bias).copy_(own)
+    with torch.no_grad():
+        for router in routers:
+            getattr(router.module, bias)[masked[router.layer]] = -1e9
+    assert found == pytest.approx(scores(model, tokenizer), abs=1e-4)
     assert found != pytest.approx(plain, abs=1e-2)
 
 

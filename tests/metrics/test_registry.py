@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,7 @@ from moe_lab.runs.prepare import prepare
 from tests.support.interventions import some_rows
 from tests.support.models import small_model
 from tests.support.runs import config, small_data
-from tests.support.tiers import first_fast
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.sources import PACKAGE, ROOT, files_in, nodes_of
 
 
 def used_experts(selections: np.ndarray, experts: Sequence[int]) -> np.ndarray:
@@ -94,23 +93,20 @@ def test_a_metric_of_the_registry_is_measured_while_a_model_is_trained(throw_awa
     assert row["redrawn"] == values["redrawn"].value and "used_experts_high" in row
 
 
-@pytest.mark.parametrize("name", first_fast(["specialization", "load_balance", "collaboration"]))
+@pytest.mark.parametrize("name", ["specialization", "load_balance", "collaboration"])
 def test_a_metric_is_named_in_the_registry_alone(name: str) -> None:
-    files = {
-        file.relative_to(ROOT).as_posix()
-        for file in (ROOT / "moe_lab").rglob("*.py")
-        if name in names_in(ast.parse(file.read_text(encoding="utf-8")))
-    }
+    files = {file.relative_to(ROOT).as_posix() for file in files_in(PACKAGE) if name in names_in(file)}
     assert files == {"moe_lab/metrics/registry.py"}
     documented = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     assert "`moe_lab/metrics/registry.py`" in documented and f"`{name}.py`" not in documented
 
 
-def names_in(tree: ast.AST) -> set[str]:
+@cache
+def names_in(file: Path) -> set[str]:
     """Names and strings of a module, docstrings aside."""
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docs = {id(node.value) for node in nodes_of(file) if isinstance(node, ast.Expr)}
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(file):
         if isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.Attribute):

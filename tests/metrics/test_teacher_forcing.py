@@ -6,6 +6,7 @@ tokens than those that are read.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from moe_lab.metrics.training_metrics import measure
 from moe_lab.routing import record, routed
 from tests.support.interventions import by_hand, some_rows
 from tests.support.models import small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import by_family, first_fast
 
 FAMILIES = ["olmoe", "mixtral", "gpt_oss", "deepseek_v3", "qwen2_moe", "jamba"]
 
@@ -55,7 +56,7 @@ def one_by_one(model: Any, rows: list[dict[str, list[int]]], policy: Any) -> lis
 
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
-@pytest.mark.parametrize("pass_tokens", [1, 40])
+@pytest.mark.parametrize("pass_tokens", first_fast([40, 1]))
 def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_size, "CPU_TOKENS", pass_tokens)
     model = small_model(family)
@@ -72,43 +73,26 @@ def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch:
 
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
-def test_pairs_are_those_of_rows_read_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_counted_as_of_rows_read_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs at all tokens, and selections at the labelled ones."""
     monkeypatch.setattr(pass_size, "CPU_TOKENS", 40)
-    model, rows = small_model(family), some_rows()
-    routes = Routes()
+    model, rows, routes = small_model(family), some_rows(), Routes()
     right_tokens(model, rows, routes)
-    counts = count_rows(routes, rows)
+    counts, (selections_LE, labelled) = count_rows(routes, rows), labelled_selections(routes, rows)
     pairs_LEE = counts.pairs_GPLEE[:, 0].sum(axis=0)
-    expected = np.zeros_like(pairs_LEE)
+    pairs, selections = np.zeros_like(pairs_LEE), np.zeros_like(selections_LE)
     for row in rows:
         with record(model) as alone, torch.no_grad():
             model(torch.tensor([row["input_ids"]]))
         for layer, index_TK in enumerate(alone.indices):
-            for experts in index_TK.tolist():
-                for i in experts:
-                    for j in experts:
-                        expected[layer, i, j] += 1
-    assert (pairs_LEE == expected).all()
+            for experts, label in zip(index_TK.tolist(), row["labels"], strict=True):
+                selections[layer, experts] += label != NO_LABEL
+                for i, j in product(experts, experts):
+                    pairs[layer, i, j] += 1
+    assert (pairs_LEE == pairs).all() and (selections_LE == selections).all()
     assert counts.tokens_P == [sum(len(row["input_ids"]) for row in rows), 0]
-
-
-@pytest.mark.parametrize("family", by_family(FAMILIES))
-def test_experts_are_counted_at_the_labelled_tokens_of_rows_read_alone(family: str) -> None:
-    model, rows = small_model(family), some_rows()
-    routes = Routes()
-    right_tokens(model, rows, routes)
-    selections_LE, tokens = labelled_selections(routes, rows)
-    expected: Any = 0
-    for row in rows:
-        with record(model) as alone, torch.no_grad():
-            model(torch.tensor([row["input_ids"]]))
-        sizes = [logits_TE.shape[-1] for logits_TE in alone.logits]
-        own = np.array(row["labels"]) != NO_LABEL
-        counts = [np.bincount(index_TK[own].flatten(), minlength=max(sizes)) for index_TK in alone.indices]
-        expected = expected + np.stack(counts)
-    assert selections_LE.tolist() == expected.tolist()
-    assert list(routes.experts.values()) == sizes
-    assert tokens == sum(label != NO_LABEL for row in rows for label in row["labels"])
+    assert list(routes.experts.values()) == [logits_TE.shape[-1] for logits_TE in alone.logits]
+    assert labelled == sum(label != NO_LABEL for row in rows for label in row["labels"])
 
 
 def test_the_model_is_left_as_it_was() -> None:

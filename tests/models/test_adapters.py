@@ -18,20 +18,18 @@ from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models import load
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.identity import model_identity
-from moe_lab.models.load import load_model
 from moe_lab.routing import find_routers
 from tests.support import rounding
 from tests.support.adapters import make_adapter
 from tests.support.command import run_command
-from tests.support.models import make_model
+from tests.support.models import change_json, load_folder, make_model
 
 TOKENS = torch.arange(10, 22)[None]
 ATTENTION = ["q_proj", "v_proj"]
 
 
 def loaded(model: Path, adapter: Path, **keys: Any) -> Any:
-    config = ModelConfig(path=str(model), peft=str(adapter), **keys)
-    return load_model(config, dtype="auto", device="cpu", offline=True).model
+    return load_folder(model, peft=str(adapter), **keys).model
 
 
 @pytest.mark.parametrize(
@@ -46,7 +44,7 @@ def loaded(model: Path, adapter: Path, **keys: Any) -> Any:
     ids=["LoRA", "LoRA of routers", "LoHa", "LoKr", "IA3"],
 )
 def test_a_merged_adapter_is_the_wrapped_model(kind, tiny_olmoe_dir, tmp_path):
-    base = load_model(ModelConfig(path=str(tiny_olmoe_dir)), dtype="auto", device="cpu", offline=True).model
+    base = load_folder(tiny_olmoe_dir).model
     before = base(TOKENS).logits
     wrapped = make_adapter(base, kind, tmp_path)
     model = loaded(tiny_olmoe_dir, tmp_path)
@@ -58,16 +56,9 @@ def test_a_merged_adapter_is_the_wrapped_model(kind, tiny_olmoe_dir, tmp_path):
 
 @pytest.fixture
 def adapter(tiny_olmoe_dir, tmp_path):
-    base = load_model(ModelConfig(path=str(tiny_olmoe_dir)), dtype="auto", device="cpu", offline=True).model
-    make_adapter(
-        base, peft.LoraConfig(target_modules=ATTENTION, r=4, init_lora_weights=False), tmp_path / "a"
-    )
+    kind = peft.LoraConfig(target_modules=ATTENTION, r=4, init_lora_weights=False)
+    make_adapter(load_folder(tiny_olmoe_dir).model, kind, tmp_path / "a")
     return tmp_path / "a"
-
-
-def change(folder: Path, **values: Any) -> None:
-    file = folder / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +72,7 @@ def change(folder: Path, **values: Any) -> None:
     ],
 )
 def test_a_wrong_adapter_is_refused_without_weights(adapter, values, message, tiny_olmoe_dir, monkeypatch):
-    change(adapter, **values)
+    change_json(adapter / "adapter_config.json", **values)
     none = SimpleNamespace(from_pretrained=lambda *args, **keys: pytest.fail("the weights are loaded"))
     monkeypatch.setattr(load, "AutoModelForCausalLM", none)
     with pytest.raises(ModelError, match=message):
@@ -105,7 +96,7 @@ def test_the_content_of_an_adapter_is_part_of_the_identity(adapter, tiny_olmoe_d
     plain = model_identity(source, ModelConfig(path=source))
     with_adapter = model_identity(source, ModelConfig(path=source, peft=str(adapter)))
     assert "peft" not in plain and with_adapter == plain | {"peft": with_adapter["peft"]}
-    change(adapter, lora_alpha=99)
+    change_json(adapter / "adapter_config.json", lora_alpha=99)
     assert model_identity(source, ModelConfig(path=source, peft=str(adapter))) != with_adapter
 
 

@@ -1,4 +1,6 @@
-"""Breaks if a model runs with random or overflowing numbers, or a refusal does not name the parameter."""
+"""Breaks if a model runs with random or overflowing numbers, a refusal does not name the parameter, or what a model's small
+files hold ends in an error of a library.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
-from moe_lab.models.checks import check_pass, out_of_range, without_place
-from moe_lab.models.load import load_model
+from moe_lab.models.checks import check_pass, check_vocabulary, out_of_range, without_place
+from moe_lab.models.tokenizer import load_tokenizer
 from tests.support.command import run_command
-from tests.support.models import make_model
+from tests.support.models import change_json, load_folder, make_model, make_tokenizer
 
 
 def damaged(source, folder, change):
@@ -22,7 +24,7 @@ def damaged(source, folder, change):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return ModelConfig(path=str(folder))
+    return folder
 
 
 NORM = "model.layers.1.input_layernorm.weight"
@@ -61,16 +63,16 @@ def test_a_checkpoint_that_is_not_whole_or_of_another_model_is_refused(
     change, says, tiny_olmoe_dir, tmp_path
 ):
     """Broken by a part that is initialized at random, or a checkpoint of more layers that is evaluated without them."""
-    model = damaged(tiny_olmoe_dir, tmp_path / "model", change)
+    folder = damaged(tiny_olmoe_dir, tmp_path / "model", change)
     with pytest.raises(ModelError, match=says):
-        load_model(model, dtype="auto", device="cpu", offline=True)
+        load_folder(folder)
 
 
 def test_what_transformers_leaves_out_on_purpose_is_no_error(tiny_olmoe_dir, tmp_path):
     """Old checkpoints hold the frequencies of positions, which are computed by now."""
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change = lambda tensors: tensors.update({name: torch.ones(4)})  # noqa: E731
-    load_model(damaged(tiny_olmoe_dir, tmp_path / "model", change), dtype="auto", device="cpu", offline=True)
+    load_folder(damaged(tiny_olmoe_dir, tmp_path / "model", change))
 
 
 def test_parts_that_read_images_are_left_out_of_a_text_model():
@@ -115,25 +117,24 @@ def one_nan(name, tensor):
     ids=["all", "norms", "embeddings", "routers", "all a little", "attention", "one token", "one number"],
 )
 def test_overflow_is_refused_at_loading(change, tiny_olmoe_dir, tmp_path):
-    model = changed(tiny_olmoe_dir, tmp_path / "model", change)
+    folder = changed(tiny_olmoe_dir, tmp_path / "model", change)
     with pytest.raises(ModelError, match="larger than 1e[+]18|no numbers") as refused:
-        load_model(model, dtype="auto", device="cpu", offline=True)
+        load_folder(folder)
     assert str(tmp_path / "model") in str(refused.value)
     assert len(str(refused.value).splitlines()) <= 3
 
 
 def test_large_weights_that_do_not_overflow_are_no_error(tiny_olmoe_dir, tmp_path):
-    model = changed(tiny_olmoe_dir, tmp_path / "model", scaled(1e3))
-    loaded = load_model(model, dtype="auto", device="cpu", offline=True)
+    loaded = load_folder(changed(tiny_olmoe_dir, tmp_path / "model", scaled(1e3)))
     assert not any(module._forward_pre_hooks for module in loaded.model.modules())
 
 
 def test_the_command_ends_with_one_message(capsys, tiny_olmoe_dir, tmp_path):
-    model = changed(tiny_olmoe_dir, tmp_path / "model", scaled(1e30))
+    folder = changed(tiny_olmoe_dir, tmp_path / "model", scaled(1e30))
     ended = run_command(
         capsys,
         *("method=base", "task=toy_choice", "limit=2", "device=cpu", "offline=true"),
-        *(f"model.path={model.path}", f"output_dir={tmp_path / 'out'}"),
+        *(f"model.path={folder}", f"output_dir={tmp_path / 'out'}"),
     )
     assert ended.code == 2 and "Traceback" not in ended.err
     assert "larger than 1e+18" in ended.err
@@ -157,3 +158,59 @@ def test_a_stored_buffer_is_checked_and_a_mask_may_be_low(value):
     assert out_of_range(model) is None
     model.e_score_correction_bias[1] = value
     assert out_of_range(model) == "e_score_correction_bias"
+
+
+# Small files
+
+
+@pytest.fixture
+def folder(tiny_olmoe_dir, tmp_path):
+    shutil.copytree(tiny_olmoe_dir, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", ["", "[]", '{"a": '])
+def test_a_file_that_is_no_mapping_is_named(folder, file, content):
+    (folder / file).write_text(content)
+    with pytest.raises(ModelError, match=str(folder)):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"hidden_size": "x"},
+        {"dtype": "float7"},
+        {"num_key_value_heads": 0},
+        {"rope_parameters": {"rope_theta": "x"}},
+        {"transformers_weights": "../other.safetensors"},
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_named(folder, values):
+    change_json(folder / "config.json", **values)
+    with pytest.raises(ModelError, match=str(folder)):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"max_new_tokens": "x"}, {"guidance_scale": 2.0}],
+)
+def test_generation_settings_that_cannot_be_used_are_named(folder, values):
+    change_json(folder / "generation_config.json", **values)
+    with pytest.raises(ModelError, match=r"generation_config\.json"):
+        load_folder(folder)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(folder):
+    change_json(folder / "tokenizer.json", normalizer={"type": "Nothing"})
+    with pytest.raises(ModelError, match=f"tokenizer of {folder} .* cannot be read"):
+        load_tokenizer(ModelConfig(path=str(folder)), offline=True)
+
+
+def test_a_tokenizer_of_another_model_is_refused():
+    tokenizer = make_tokenizer()
+    check_vocabulary(tokenizer, make_model("olmoe"), "mine")
+    with pytest.raises(ModelError, match="embeddings of 20 tokens"):
+        check_vocabulary(tokenizer, make_model("olmoe", vocab_size=20, pad_token_id=0), "mine")

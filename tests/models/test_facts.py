@@ -17,55 +17,44 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
 from moe_lab.models.checks import prove_seam
 from moe_lab.models.facts import loading_options, model_facts
-from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
 from moe_lab.routing import record
-from tests.support.families import VOCAB
-from tests.support.models import make_model, make_tokenizer
-from tests.support.slow_quantizers import FP8_BLOCK, fp8, mxfp4
+from tests.support.families import COMMON, VOCAB, ZOO
+from tests.support.models import build, load_folder, make_model, save_model
 
 IDS = torch.arange(2 * 9).reshape(2, 9) * 7 % VOCAB
 
 
-def make_gpt_oss():
-    import transformers
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+"""Magnitudes of a four-bit float; the fourth bit is the sign."""
+MX_BLOCK, FP8_BLOCK = 32, 16
 
-    torch.manual_seed(0)
-    config = transformers.GptOssConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=4,
-        max_position_embeddings=128,
-        bos_token_id=256,
-        eos_token_id=256,
-        pad_token_id=256,
-        rope_parameters={"rope_type": "default", "rope_theta": 150000.0},
-    )
-    model = transformers.GptOssForCausalLM(config).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3)
-    return model
+
+def mxfp4(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    """(blocks uint8 [R, C/32, 16], scales uint8 [R, C/32], the weights that these are [R, C])."""
+    code_RGI = torch.randint(16, (rows, columns // MX_BLOCK, MX_BLOCK), dtype=torch.uint8)
+    scale_RG = torch.randint(122, 126, code_RGI.shape[:2], dtype=torch.uint8)
+    value_RGI = E2M1[(code_RGI % 8).long()] * torch.where(code_RGI < 8, 1.0, -1.0)
+    read_RC = (value_RGI * 2.0 ** (scale_RG[..., None].float() - 127)).reshape(rows, columns)
+    return code_RGI[..., ::2] | code_RGI[..., 1::2] << 4, scale_RG, read_RC
+
+
+def fp8(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    """(float8 [R, C], scales float32 [R/16, C/16], the weights that these are [R, C])."""
+    stored_RC = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    scales = torch.rand(rows // FP8_BLOCK, columns // FP8_BLOCK) / 4
+    return stored_RC, scales, stored_RC.float() * torch.kron(scales, torch.ones(FP8_BLOCK, FP8_BLOCK))
 
 
 @pytest.fixture(scope="module")
 def mxfp4_checkpoint(tmp_path_factory):
     """(folder with published names and MXFP4 experts, the model with the same weights)."""
     folder = tmp_path_factory.mktemp("mxfp4")
-    model = make_gpt_oss()
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    model = build("gpt_oss", COMMON | ZOO["gpt_oss"] | {"hidden_size": 64, "intermediate_size": 32})
+    save_model(model, folder)
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts_EIO = tensors.pop(name)
-        quantized = [mxfp4(expert.t()) for expert in experts_EIO]
+        quantized = [mxfp4(*expert_IO.t().shape) for expert_IO in tensors.pop(name)]
         tensors[f"{name}_blocks"], tensors[f"{name}_scales"], read = (
             torch.stack(part) for part in zip(*quantized, strict=True)
         )
@@ -83,7 +72,7 @@ def quantize(folder, **says):
 
 def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
     folder, expected = mxfp4_checkpoint
-    loaded = load_model(ModelConfig(path=str(folder)), dtype="float32", device="cpu", offline=True).model
+    loaded = load_folder(folder, dtype="float32").model
     for name, parameter in expected.named_parameters():
         found = loaded.get_parameter(name)
         assert found.dtype == torch.float32 and torch.equal(found, parameter), name
@@ -91,13 +80,13 @@ def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
     expected.set_experts_implementation("eager")
     with torch.no_grad(), record(loaded) as routes:
         assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
-    assert [len(index) for index in routes.indices] == [IDS.numel()] * 2
+    assert [len(index) for index in routes.indices] == [IDS.numel()] * 4
     assert not hasattr(loaded.config, "quantization_config"), "a saved copy would be read as quantized"
 
 
 def test_mxfp4_in_bfloat16(mxfp4_checkpoint):
     folder, expected = mxfp4_checkpoint
-    loaded = load_model(ModelConfig(path=str(folder)), dtype="bfloat16", device="cpu", offline=True).model
+    loaded = load_folder(folder, dtype="bfloat16").model
     for name, parameter in expected.named_parameters():
         found = loaded.get_parameter(name)
         assert found.dtype == torch.bfloat16
@@ -107,21 +96,20 @@ def test_mxfp4_in_bfloat16(mxfp4_checkpoint):
 
 def test_fp8_is_dequantized_and_routed(tmp_path):
     expected = make_model("qwen3_moe", hidden_size=48, intermediate_size=32, moe_intermediate_size=32)
-    expected.save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
+    save_model(expected, tmp_path)
     stored, plain = {}, load_file(tmp_path / "model.safetensors")
     for name, weight in plain.items():
         if name.endswith("_proj.weight"):
-            stored[name], stored[f"{name}_scale_inv"], plain[name] = fp8(weight)
+            stored[name], stored[f"{name}_scale_inv"], plain[name] = fp8(*weight.shape)
         else:
             stored[name] = weight
     save_file(plain, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    expected = load_model(ModelConfig(path=str(tmp_path)), dtype="float32", device="cpu", offline=True).model
+    expected = load_folder(tmp_path, dtype="float32").model
     save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
     quantize(
         tmp_path, quant_method="fp8", weight_block_size=[FP8_BLOCK, FP8_BLOCK], activation_scheme="dynamic"
     )
-    loaded = load_model(ModelConfig(path=str(tmp_path)), dtype="float32", device="cpu", offline=True).model
+    loaded = load_folder(tmp_path, dtype="float32").model
     with torch.no_grad(), record(loaded) as routes:
         assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
     assert len(routes.indices) == 4

@@ -17,11 +17,11 @@ from moe_lab.api.lm import PretrainedLM
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ModelError, MoeLabError
 from moe_lab.methods.references.embeddings import embed, embedding_identity
-from moe_lab.models.load import load_model
 from moe_lab.models.source import TINY, load_config, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.judges.local import RewardModel
 from tests.support.command import run_command
+from tests.support.models import change_json, load_folder
 
 CODE = """
 open({mark!r}, "w").write("the code of the model ran")
@@ -70,14 +70,10 @@ def make_folder(folder: Path, source: Path, mark: Path) -> Path:
     (folder / "foreign.py").write_text(CODE.format(mark=str(mark)))
     (folder / "custom_generate").mkdir()
     (folder / "custom_generate" / "generate.py").write_text(CODE.format(mark=str(mark)))
-    change(folder / "config.json", model_type="foreign", auto_map=MODEL_MAP)
+    change_json(folder / "config.json", model_type="foreign", auto_map=MODEL_MAP)
     tokenizer = {"AutoTokenizer": ["foreign.ForeignTokenizer", "foreign.ForeignTokenizer"]}
-    change(folder / "tokenizer_config.json", tokenizer_class="ForeignTokenizer", auto_map=tokenizer)
+    change_json(folder / "tokenizer_config.json", tokenizer_class="ForeignTokenizer", auto_map=tokenizer)
     return folder
-
-
-def change(file: Path, **values: object) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def load_judge(folder: Path) -> None:
@@ -93,7 +89,7 @@ def load_embeddings(folder: Path) -> None:
 
 
 WAYS: dict[str, Callable[[Path], object]] = {
-    "model": lambda folder: load_model(ModelConfig(path=str(folder)), dtype="auto", **OFFLINE),
+    "model": load_folder,
     "lm_eval": lambda folder: PretrainedLM(str(folder), **OFFLINE),
     "judge": load_judge,
     "embeddings": load_embeddings,
@@ -127,16 +123,18 @@ def test_a_built_in_model_runs_without_its_code(tiny_olmoe_dir: Path, tmp_path: 
     folder = tmp_path / "model"
     shutil.copytree(tiny_olmoe_dir, folder)
     (folder / "foreign.py").write_text(CODE.format(mark=str(mark)))
-    change(folder / "config.json", auto_map=MODEL_MAP)
-    change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["foreign.ForeignTokenizer", None]})
-    load_model(ModelConfig(path=str(folder)), dtype="auto", **OFFLINE)
+    change_json(folder / "config.json", auto_map=MODEL_MAP)
+    change_json(
+        folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["foreign.ForeignTokenizer", None]}
+    )
+    load_folder(folder)
     assert not mark.exists()
 
 
 def test_a_kernel_that_a_configuration_names_is_not_fetched(tiny_olmoe_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_olmoe_dir, folder)
-    change(folder / "config.json", attn_implementation="owner/kernel")
+    change_json(folder / "config.json", attn_implementation="owner/kernel")
     with pytest.raises(MoeLabError, match="owner/kernel"):
         load_config(ModelConfig(path=str(folder)), offline=True)
 

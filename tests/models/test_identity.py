@@ -14,7 +14,7 @@ import pytest
 import moe_lab.models.identity as file_digest
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
-from moe_lab.models.identity import CHUNK, WHOLE_BYTES, digest_of, folder_content, model_identity
+from moe_lab.models.identity import WHOLE_BYTES, digest_of, folder_content, model_identity
 
 
 def test_a_copy_is_the_same_model(tiny_olmoe_dir: Path, tmp_path: Path) -> None:
@@ -124,12 +124,14 @@ def forget() -> None:
     file_digest._cached.cache_clear()
 
 
-def old_file(path: Path, content: bytes) -> Path:
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
     """A file whose modification time is an hour old; its change time cannot be set."""
-    path.write_bytes(content)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"x" * LARGE)
     then = time.time() - AN_HOUR
-    os.utime(path, (then, then))
-    return path
+    os.utime(file, (then, then))
+    return file
 
 
 @pytest.fixture
@@ -144,122 +146,112 @@ def test_a_small_file_keeps_its_digest(tmp_path: Path) -> None:
     assert digest_of(tmp_path / "model.bin") == hashlib.sha256(b"262144" + content).hexdigest()
 
 
-@pytest.mark.parametrize("size", [LARGE, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_digest, "CHUNK", CHUNK)
+
+
+CHUNK = 2**18
+"""Of 16 MB."""
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("size", [LARGE, 2 * CHUNK, 2 * CHUNK + 1, 3 * CHUNK + 5])
 def test_every_byte_counts(tmp_path: Path, size: int) -> None:
     file = tmp_path / "model.safetensors"
     content = bytearray(os.urandom(size))
     file.write_bytes(content)
     digests = {digest_of(file)}
-    places = [0, size // 3, CHUNK - 1, CHUNK, 2 * CHUNK, size - 1]
-    changed = sorted({place for place in places if place < size})
+    changed = {place for place in (0, size // 3, CHUNK - 1, CHUNK, 2 * CHUNK, size - 1) if place < size}
     for place in changed:
-        with file.open("r+b") as opened:
-            opened.seek(place)
-            opened.write(bytes([content[place] ^ 1]))
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         digests.add(digest_of(file))
-        with file.open("r+b") as opened:
-            opened.seek(place)
-            opened.write(bytes([content[place]]))
     assert len(digests) == len(changed) + 1
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_chunks_that_change_places_count(tmp_path: Path) -> None:
     one, other = b"a" * CHUNK, b"b" * CHUNK
-    files = [tmp_path / "1.bin", tmp_path / "2.bin", tmp_path / "3.bin"]
-    for file, content in zip(files, (one + other, other + one, one + other), strict=True):
-        file.write_bytes(content)
-    first, second, third = map(digest_of, files)
-    assert first == third != second
+    digests = []
+    for name, content in (("1", one + other), ("2", other + one), ("3", one + other)):
+        (tmp_path / name).write_bytes(content)
+        digests.append(digest_of(tmp_path / name))
+    assert digests[0] == digests[2] != digests[1]
 
 
 @pytest.mark.usefixtures("settled")
-def test_the_next_process_reads_no_weights(
-    tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = old_file(tmp_path / "model.safetensors", b"x" * LARGE)
-    first = digest_of(file)
+def test_the_next_process_reads_no_weights(large: Path, read: list[Path]) -> None:
+    first = digest_of(large)
     assert len(read) == 1
-    assert digest_of(file) == first
+    assert digest_of(large) == first
     forget()
-    assert digest_of(file) == first
+    assert digest_of(large) == first
     assert len(read) == 1
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_change_that_hides_its_time_is_seen(
-    tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_that_hides_its_time_is_seen(large: Path, read: list[Path]) -> None:
     """The change time says so, which no program can set."""
-    file = old_file(tmp_path / "model.safetensors", b"x" * LARGE)
-    before, stat = digest_of(file), file.stat()
-    with file.open("r+b") as opened:
+    before, stat = digest_of(large), large.stat()
+    with large.open("r+b") as opened:
         opened.write(b"y")
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.utime(large, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     forget()
-    assert digest_of(file) != before
+    assert digest_of(large) != before
     assert len(read) == 2
 
 
-def test_a_fresh_file_is_read_again(
-    tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fresh_file_is_read_again(large: Path, read: list[Path]) -> None:
     """Another change within the clock's tick would not show in its times."""
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"x" * LARGE)
-    digest_of(file)
+    os.utime(large)
+    digest_of(large)
     forget()
-    digest_of(file)
+    digest_of(large)
     assert len(read) == 2
 
 
 @pytest.mark.usefixtures("settled")
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+    large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = old_file(tmp_path / "model.safetensors", b"x" * LARGE)
-
     def disturbed(file: Path, size: int) -> str:
         file.write_bytes(b"y" * LARGE)
         return "0" * 64
 
     with monkeypatch.context() as patch:
         patch.setattr(file_digest, "_hash", disturbed)
-        assert digest_of(file) == "0" * 64
-    assert digest_of(file) != "0" * 64
+        assert digest_of(large) == "0" * 64
+    assert digest_of(large) != "0" * 64
 
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("damage", ["", "[]", '{"digest": 7}'])
-def test_a_damaged_entry_is_hashed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, damage: str
-) -> None:
-    file = old_file(tmp_path / "model.safetensors", b"x" * LARGE)
-    first = digest_of(file)
+def test_a_damaged_entry_is_hashed_again(large: Path, cache: Path, damage: str) -> None:
+    first = digest_of(large)
     (entry,) = cache.iterdir()
     entry.write_text(damage)
     forget()
-    assert digest_of(file) == first
+    assert digest_of(large) == first
     assert json.loads(entry.read_text())["digest"] == first
 
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("place", ["a file", "/proc/nowhere"])
 def test_an_unwritable_cache_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[Path], place: str
+    tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch, read: list[Path], place: str
 ) -> None:
     (tmp_path / "a file").write_text("")
-    monkeypatch.setenv("MOE_LAB_CACHE", place if place.startswith("/") else str(tmp_path / place))
-    file = old_file(tmp_path / "model.safetensors", b"x" * LARGE)
-    first = digest_of(file)
-    assert digest_of(file) == first
+    monkeypatch.setenv("MOE_LAB_CACHE", str(tmp_path / place))
+    first = digest_of(large)
+    assert digest_of(large) == first
     assert len(read) == 1, "this process remembers it all the same"
     forget()
-    assert digest_of(file) == first
+    assert digest_of(large) == first
     assert len(read) == 2
 
 
 @pytest.mark.usefixtures("settled")
-def test_the_cache_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    digest_of(old_file(tmp_path / "model.safetensors", b"x" * LARGE))
+def test_the_cache_is_the_users_own(large: Path, cache: Path) -> None:
+    digest_of(large)
     assert cache.stat().st_mode & 0o077 == 0
     assert not [entry for entry in cache.iterdir() if entry.name.startswith(".")]

@@ -22,15 +22,13 @@ from transformers import modeling_utils
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import model_facts, resolve_dtype
-from moe_lab.models.load import load_model
 from moe_lab.models.memory import weight_bytes
 from moe_lab.models.transformers_internals import SEQUENTIAL, reading_once
-from moe_lab.routing import find_routers
 from moe_lab.runs.evaluation.run_lm_eval import environment
 from tests.support import rounding
+from tests.support.ensembles import roe_answers
 from tests.support.families import ONE_WAY, ZOO
-from tests.support.models import FAMILIES, make_model, make_tokenizer, small_model
-from tests.support.roe_answers import roe_answers
+from tests.support.models import load_folder, make_model, make_tokenizer, save_model, small_model
 from tests.support.tiers import by_family
 
 
@@ -43,36 +41,14 @@ def facts_of(path, **keys):
 def test_facts_count_moe_layers_only(tmp_path):
     make_model("qwen2_moe").save_pretrained(tmp_path)
     facts = facts_of(tmp_path)
-    assert (facts.family, facts.moe_layers, facts.experts, facts.top_k, facts.max_length) == (
-        "qwen2_moe",
-        3,
-        8,
-        2,
-        512,
-    )
-    assert facts.dtype == "float32" and facts.commit is None
+    assert (facts.family, facts.moe_layers, facts.experts, facts.top_k) == ("qwen2_moe", 3, 8, 2)
+    assert (facts.max_length, facts.dtype, facts.commit) == (512, "float32", None)
 
 
-@pytest.mark.parametrize("family", by_family(FAMILIES))
-@pytest.mark.parametrize("changes", [{}, {"num_hidden_layers": 5}], ids=["4 layers", "5 layers"])
-def test_facts_are_those_of_the_routers(family, changes, tmp_path):
-    if family.startswith("qwen"):
-        changes = changes | {"decoder_sparse_step": 2, "mlp_only_layers": [3]}
-    model = make_model(family, **changes)
-    model.config.save_pretrained(tmp_path)
-    facts, routers = facts_of(tmp_path), find_routers(model)
-    assert facts.moe_layers == len(routers) > 0
-    assert facts.experts == routers[0].module.weight.shape[0]
-    assert facts.top_k == routers[0].module.top_k
-
-
-def test_no_weights_are_needed_for_facts(tiny_olmoe_dir, tmp_path):
-    (tmp_path / "config.json").write_bytes((tiny_olmoe_dir / "config.json").read_bytes())
+def test_no_weights_are_needed_for_facts_and_a_dense_model_has_no_moe_layers(tiny_olmoe_dir, tmp_path):
+    shutil.copy(tiny_olmoe_dir / "config.json", tmp_path)
     assert facts_of(tmp_path).moe_layers == 4
-
-
-def test_a_dense_model_has_no_moe_layers(tmp_path):
-    make_model("llama").save_pretrained(tmp_path)
+    make_model("llama").config.save_pretrained(tmp_path)
     assert facts_of(tmp_path).moe_layers == 0
 
 
@@ -88,15 +64,14 @@ def test_what_is_no_model_is_said(path, says, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_load(tiny_olmoe_dir, dtype):
-    loaded = load_model(ModelConfig(path=str(tiny_olmoe_dir)), dtype=dtype, device="cpu", offline=True)
+    loaded = load_folder(tiny_olmoe_dir, dtype)
     assert loaded.model.dtype == (torch.float32 if dtype == "auto" else torch.bfloat16)
     assert not loaded.model.training
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("hello")) == "hello"
 
 
 def test_experts_per_token_reaches_the_routers(tiny_olmoe_dir):
-    config = ModelConfig(path=str(tiny_olmoe_dir), experts_per_token=5)
-    loaded = load_model(config, dtype="auto", device="cpu", offline=True)
+    loaded = load_folder(tiny_olmoe_dir, experts_per_token=5)
     assert loaded.facts.top_k == 5
     logits, weights, index = loaded.model.model.layers[0].mlp.gate(torch.randn(3, 48))
     assert index.shape == (3, 5)
@@ -105,20 +80,16 @@ def test_experts_per_token_reaches_the_routers(tiny_olmoe_dir):
 
 
 def test_experts_that_are_computed_in_one_way_take_no_other_and_record_none(tmp_path):
-    small_model("jetmoe").save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
-    loaded = load_model(ModelConfig(path=str(tmp_path)), dtype="auto", device="cpu", offline=True)
+    loaded = load_folder(save_model(small_model("jetmoe"), tmp_path))
     assert environment(loaded)["experts_implementation"] is None
-    config = ModelConfig(path=str(tmp_path), experts_implementation="eager")
     with pytest.raises(ConfigError, match="in one way only"):
-        load_model(config, dtype="auto", device="cpu", offline=True)
+        load_folder(tmp_path, experts_implementation="eager")
 
 
 @pytest.mark.parametrize(("given", "taken"), [("eager", "eager"), (None, "weights_first")])
 def test_experts_implementation_is_taken(given, taken, tiny_olmoe_dir):
     """Without one, experts are computed weights first on a CPU."""
-    config = ModelConfig(path=str(tiny_olmoe_dir), experts_implementation=given)
-    loaded = load_model(config, dtype="auto", device="cpu", offline=True)
+    loaded = load_folder(tiny_olmoe_dir, experts_implementation=given)
     assert loaded.model.config._experts_implementation == taken
 
 
@@ -127,8 +98,7 @@ def test_attn_implementation_is_taken_and_recorded(tiny_olmoe_dir):
     tokens = torch.arange(10, 22)[None]
     logits = {}
     for name in ("eager", "sdpa"):
-        config = ModelConfig(path=str(tiny_olmoe_dir), attn_implementation=name)
-        loaded = load_model(config, dtype="auto", device="cpu", offline=True)
+        loaded = load_folder(tiny_olmoe_dir, attn_implementation=name)
         assert environment(loaded)["attn_implementation"] == name
         logits[name] = loaded.model(tokens).logits
     rounding.assert_close(logits["eager"], logits["sdpa"])
@@ -136,18 +106,16 @@ def test_attn_implementation_is_taken_and_recorded(tiny_olmoe_dir):
 
 def test_an_attention_that_a_family_does_not_have_is_refused(tmp_path):
     small_model("gpt_oss").save_pretrained(tmp_path)
-    config = ModelConfig(path=str(tmp_path), attn_implementation="sdpa")
     with pytest.raises(ModelError, match="GptOssForCausalLM does not support .*scaled_dot_product_attention"):
-        load_model(config, dtype="auto", device="cpu", offline=True)
+        load_folder(tmp_path, attn_implementation="sdpa")
 
 
 def test_a_missing_tokenizer_is_said(tmp_path):
     make_model("olmoe").save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="model.tokenizer"):
-        load_model(ModelConfig(path=str(tmp_path)), dtype="auto", device="cpu", offline=True)
+        load_folder(tmp_path)
     make_tokenizer().save_pretrained(tmp_path / "other")
-    config = ModelConfig(path=str(tmp_path), tokenizer=str(tmp_path / "other"))
-    assert load_model(config, dtype="auto", device="cpu", offline=True).tokenizer
+    assert load_folder(tmp_path, tokenizer=str(tmp_path / "other")).tokenizer
 
 
 def test_dtype_auto_is_float32_on_the_cpu_and_the_checkpoints_elsewhere():
@@ -168,13 +136,11 @@ def test_a_truncated_checkpoint_is_refused(tiny_olmoe_dir, tmp_path):
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     with pytest.raises(ModelError, match="could not be loaded"):
-        load_model(ModelConfig(path=str(tmp_path / "model")), dtype="auto", device="cpu", offline=True)
+        load_folder(tmp_path / "model")
 
 
 def test_tied_embeddings_are_complete(tmp_path):
-    make_model("llama", tie_word_embeddings=True).save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
-    assert load_model(ModelConfig(path=str(tmp_path)), dtype="auto", device="cpu", offline=True)
+    assert load_folder(save_model(make_model("llama", tie_word_embeddings=True), tmp_path))
 
 
 LAYERS = 6
@@ -199,8 +165,6 @@ print(weight_bytes(loaded.model), peak_memory_bytes(cpu) - before)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_peak_is_the_model_and_the_parts_of_a_layer(dtype, tmp_path):
     """Without `reading_once` it is more than twice the model."""
-    import torch
-
     width = {"float32": 512, "bfloat16": 1024}[dtype]  # of as many bytes
     make_model("olmoe", hidden_size=512, intermediate_size=width, num_experts=8, num_hidden_layers=LAYERS).to(
         getattr(torch, dtype)
@@ -241,18 +205,15 @@ def from_disk(monkeypatch, temporary, tmp_path):
     """Loads a small model on a machine that, as transformers is told, has memory for a part of it."""
 
     def load(model_type, part):
-        size = part * weight_bytes(small_model(model_type))
+        model = small_model(model_type)
+        size = part * weight_bytes(model)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size))
-        return load_model(saved(model_type, tmp_path / "model"), dtype="float32", device="auto", offline=True)
+        keys = {} if model_type in ONE_WAY else {"experts_implementation": "eager"}
+        return load_folder(
+            save_model(model, tmp_path / "model"), "float32", "auto", device_map="auto", **keys
+        )
 
     return load
-
-
-def saved(model_type, folder):
-    small_model(model_type).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    experts = None if model_type in ONE_WAY else "eager"
-    return ModelConfig(path=str(folder), device_map="auto", experts_implementation=experts)
 
 
 @pytest.mark.slow
@@ -306,7 +267,7 @@ def test_without_memory_for_embeddings_it_is_refused(from_disk, temporary):
 
 
 def test_with_memory_for_all_a_device_map_changes_nothing(tmp_path):
-    loaded = load_model(saved("olmoe", tmp_path), dtype="float32", device="auto", offline=True)
+    loaded = load_folder(save_model(small_model("olmoe"), tmp_path), "float32", "auto", device_map="auto")
     assert {parameter.device.type for parameter in loaded.model.parameters()} == {"cpu"}
     assert loaded.device == torch.device("cpu")
 
@@ -320,16 +281,10 @@ def test_a_model_is_placed_in_one_way():
         Config(model=ModelConfig(device_map="auto"), device="cpu")
 
 
-def test_a_plan_needs_several_processes(tmp_path):
-    model = saved("olmoe", tmp_path)
-    model.device_map, model.tp_plan = None, "auto"
+def test_a_plan_needs_several_processes_and_a_family_that_has_one(tmp_path, monkeypatch):
+    """A model without a plan would be copied to every process."""
     with pytest.raises(ConfigError, match="torchrun"):
-        load_model(model, dtype="float32", device="cpu", offline=True)
-
-
-def test_a_family_without_a_plan_is_not_copied_to_every_process(tmp_path, monkeypatch):
-    model = saved("gpt_oss", tmp_path)
-    model.device_map, model.tp_plan = None, "auto"
+        load_folder(save_model(small_model("olmoe"), tmp_path / "a"), tp_plan="auto")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ModelError, match="no plan for splitting a gpt_oss"):
-        load_model(model, dtype="float32", device="cpu", offline=True)
+        load_folder(save_model(small_model("gpt_oss"), tmp_path / "b"), tp_plan="auto")

@@ -60,29 +60,33 @@ def test_the_auto_classes_know_our_models_in_a_new_interpreter(order, folder, tm
     assert float(ended.stdout.split()[-1]) == pytest.approx(expected, abs=1e-2)
 
 
-@pytest.mark.slow
-def test_lm_evals_command_knows_the_name():
-    code = "from moe_lab import lm; from lm_eval.api.registry import get_model; print(get_model('moe_lab').__name__)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "PretrainedLM"
-
-
-@pytest.mark.slow
-def test_importing_the_package_imports_no_framework_and_installs_no_import_hook():
-    code = (
+PRINTS = {
+    "importing the package imports no framework and installs no import hook": (
         "import sys\nbefore = list(sys.meta_path)\nimport moe_lab\n"
-        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)), sys.meta_path == before)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "[] True"
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)), sys.meta_path == before)",
+        "[] True",
+    ),
+    "tokenizers and configurations of others import no modeling code": (
+        "import moe_lab.models.designs, sys\nfrom transformers import AutoConfig, AutoTokenizer, OlmoeConfig\n"
+        "from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING\nOlmoeConfig()\n"
+        "print('transformers.modeling_utils' in sys.modules)",
+        "False",
+    ),
+    "reading a configuration imports no modeling code of its family": (
+        "import sys\nfrom moe_lab.config.schema import ModelConfig\nfrom moe_lab.models.source import load_config\n"
+        "load_config(ModelConfig(name='tiny'), offline=True)\n"
+        "print('transformers.models.olmoe.modeling_olmoe' in sys.modules)",
+        "False",
+    ),
+    "lm-eval's command knows the name": (
+        "from moe_lab import lm; from lm_eval.api.registry import get_model; print(get_model('moe_lab').__name__)",
+        "PretrainedLM",
+    ),
+}
 
 
 @pytest.mark.slow
-def test_tokenizers_and_configurations_of_others_import_no_modeling_code():
-    code = (
-        "import moe_lab.models.designs, sys\nfrom transformers import AutoConfig, AutoTokenizer, OlmoeConfig\nOlmoeConfig()\n"
-        "from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING\n"
-        "print('transformers.modeling_utils' in sys.modules)"
-    )
+@pytest.mark.parametrize("code, printed", PRINTS.values(), ids=PRINTS)
+def test_in_a_new_interpreter(code, printed):
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "False"
+    assert ended.stdout.strip() == printed

@@ -6,16 +6,17 @@ Broken by: a router whose logits are partial sums, noise that depends on the pro
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from tests.support import rounding
+from tests.support.ensembles import roe_answers
 from tests.support.families import ZOO
-from tests.support.models import make_tokenizer, small_config, small_model
+from tests.support.models import load_folder, save_model, small_config, small_model
 from tests.support.ranks import fork_ranks
-from tests.support.roe_answers import roe_answers
-from tests.support.tensor_parallel_rank import measure_all
 
 WITHOUT_A_PLAN = {"dbrx", "gpt_oss", "jetmoe", "moe_design"}
 HALVED = ("mixtral", "deepseek")
@@ -41,12 +42,26 @@ def families():
 def ranks(tmp_path, families):
     """Results of either process, by family."""
     for family in families:
-        small_model(family).save_pretrained(tmp_path / family)
-        make_tokenizer().save_pretrained(tmp_path / family)
+        save_model(small_model(family), tmp_path / family)
     log = tmp_path / "ranks.log"
     codes = fork_ranks(measure_all, tmp_path, [tmp_path / family for family in families], log=log)
     assert codes == [0, 0], log.read_text()
     return [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def measured(folder):
+    """This rank's results for one model."""
+    loaded = load_folder(folder, "float32", tp_plan="auto").model
+    local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in loaded.parameters())
+    with torch.no_grad():
+        logits = loaded(torch.arange(12)[None]).logits
+    return {"local": local, "logits": logits[0].tolist(), "roe": roe_answers(loaded)}
+
+
+def measure_all(out, folders):
+    """Write this process's results, by the folder's name."""
+    results = {folder.name: measured(folder) for folder in folders}
+    (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))
 
 
 def check(family, ranks):

@@ -6,16 +6,15 @@ Most likely with a new version of transformers: mend `moe_lab/models/transformer
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from packaging.version import Version
 
-import moe_lab
 from moe_lab.models import transformers_internals as internals
 from tests.support.models import small_model
+from tests.support.sources import PACKAGE, files_in, nodes_of
 
 PACKAGES = ("engine", "models", "routing")
 OWNERS = {"config", "text", "model", "AutoModelForCausalLM", "loaded"}
@@ -64,13 +63,12 @@ def test_models_with_several_implementations_of_experts(family, can):
 
 
 def test_only_one_file_of_these_packages_touches_what_is_private():
-    root = Path(moe_lab.__file__).parent
     found = [
-        f"{file.relative_to(root)}:{node.lineno} {ast.unparse(node)}"
+        f"{file.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"
         for package in PACKAGES
-        for file in sorted((root / package).rglob("*.py"))
+        for file in files_in(PACKAGE / package)
         if file.name != "transformers_internals.py"
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in nodes_of(file)
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
         if isinstance(node.value, ast.Name) and node.value.id in OWNERS
     ]

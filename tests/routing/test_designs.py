@@ -15,7 +15,6 @@ from moe_lab.models.designs.configuration import ROUTERS, MoeDesignConfig
 from moe_lab.models.facts import model_facts
 from moe_lab.routing import GumbelTopK, find_routers, gumbel, record, routed
 from moe_lab.routing.families import fixed_routing
-from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.rules import LOGITS, PROBABILITY
 from tests.support import rounding, slow_routing
 from tests.support.designs import COMMON, design
@@ -81,9 +80,8 @@ def test_biased_routers_choose_and_weigh_as_their_rule_says(norm):
 def test_noise_on_biased_routers_is_what_the_slow_reference_makes_of_it():
     model = design("token", selection_bias=True)
     spec = slow_routing.Spec("softmax", "scores", "gate.selection_bias", "norm_topk_prob")
-    n = torch.arange(24)
     policy = GumbelTopK([0.1] * 3, seed=3)
-    policy.expect(NoisyTokens(n, torch.full_like(n, 77), torch.zeros_like(n), torch.ones_like(n), n))
+    policy.expect(slow_routing.noisy_tokens(24))
 
     def check(router, routing):
         noisy = policy(router, routing)

@@ -6,8 +6,11 @@ positions that ignore mask or cache.
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
 import moe_lab
@@ -17,6 +20,7 @@ from moe_lab.routing import find_routers
 from moe_lab.routing.passes import pass_tokens
 from tests.support import rounding
 from tests.support.models import left_padded, make_model
+from tests.support.tiers import first_fast
 
 PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal")]
 IDS = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
@@ -31,7 +35,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=first_fast(reversed(KINDS), 2))
 def kind(request):
     return request.param
 
@@ -51,8 +55,6 @@ def peft(kind):
 @pytest.fixture
 def merged(peft):
     """The same model without wrappers."""
-    import copy
-
     return copy.deepcopy(peft).merge_and_unload().eval()
 
 
@@ -71,8 +73,6 @@ def test_ensembles_are_those_of_the_merged_model(peft, merged, tokenizer):
     keys = {"k": 2, "layers": "last2", "steps": 1, "core_experts": 4}
     found = [C3PO(model, tokenizer, PAIRS, **keys).loglikelihood(*asked) for model in (peft, merged)]
     assert found[0] == rounding.approx(found[1], tokens=6)
-    from lm_eval.api.instance import Instance
-
     request = [Instance("loglikelihood", {}, ("what is", " a cat"), 0)]
     found = [
         moe_lab.lm(model, tokenizer, "roe", n=2).loglikelihood(request)[0][0] for model in (peft, merged)

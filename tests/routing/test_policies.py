@@ -1,7 +1,9 @@
-"""Collaboration-constrained routing against a loop over tokens, in families with different rules.
+"""Policies against loops over tokens, in families with different rules: collaboration-constrained, steered and top-p routing,
+samples that take other experts.
 
 Broken by: a first expert that is not the best one, partners of another expert or layer, weights by another rule than the
-family's, a token that is touched though its experts are all partners.
+family's, a token that is touched though its experts are all partners or though it is no sample; an expert beyond the first
+that reaches p, a softmax over sigmoids, padding that is counted, a pass of which nobody said what its samples are.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from moe_lab.routing import record, routed
+from moe_lab.errors import RoutingError
+from moe_lab.routing import OtherExperts, Router, Routing, find_routers, record, routed
+from moe_lab.routing.dynamic import TopP, router_shares
+from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.policies import PartnersOnly, Remix, Steered, partners_of
 from tests.support.models import small_model
 from tests.support.tiers import by_family
 
-FAMILIES = [
+PARTNERED = [
     "olmoe",
     "mixtral",
     "qwen3_moe",
@@ -48,7 +53,7 @@ def slow_partners(pairs_EE: torch.Tensor, expert: int, count: int) -> set[int]:
     return {expert, *others[:count]}
 
 
-@pytest.mark.parametrize("family", by_family(FAMILIES))
+@pytest.mark.parametrize("family", by_family(PARTNERED))
 def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family: str) -> None:
     model = small_model(family)
     L, E, K = sizes(model)
@@ -79,19 +84,6 @@ def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family: 
         model(IDS)
     assert policy.decisions == (len(seen), L * IDS.numel())
     assert 0 < len(seen) < L * IDS.numel()
-
-
-@pytest.mark.parametrize("family", by_family(FAMILIES))
-def test_all_others_as_partners_are_the_untouched_model_bit_for_bit(family: str) -> None:
-    model = small_model(family)
-    L, E, _ = sizes(model)
-    with torch.no_grad():
-        plain = model(IDS).logits
-        with routed(model, PartnersOnly(partners_of(random_pairs(L, E), E - 1))):
-            assert torch.equal(model(IDS).logits, plain)
-        with routed(model, PartnersOnly(partners_of(random_pairs(L, E), 2))):
-            assert not torch.equal(model(IDS).logits, plain)
-        assert torch.equal(model(IDS).logits, plain)
 
 
 def test_partners_are_counted_without_the_expert_itself_and_ties_go_to_the_lower_number() -> None:
@@ -125,3 +117,132 @@ def test_a_mixture_needs_gradients_if_a_layer_of_it_does() -> None:
     assert Remix(probs).needs_grad
     with torch.no_grad():
         assert not Remix(probs).needs_grad
+
+
+# Top-p
+
+DYNAMIC = [
+    "qwen3_moe",
+    "deepseek",
+    "minimax_m2",
+    "ernie4_5_moe",
+    "deepseek_v2",
+    "dbrx",
+    "llama4_text",
+]
+
+
+@pytest.mark.parametrize("family", by_family(DYNAMIC))
+def test_every_token_takes_its_first_experts_that_reach_p(family: str) -> None:
+    model, policy, total = small_model(family), TopP(0.5, 4), 0
+    calls = 0
+
+    def check(router: Router, routing: Routing) -> Routing | None:
+        nonlocal total, calls
+        changed = policy(router, routing)
+        assert changed is not None
+        for token, logits_E in enumerate(routing.logits_TE):
+            order = router.choose(router.scores(logits_E[None]), 4)[0].tolist()
+            shares = router_shares(router, logits_E[None])[0]
+            count = next((n for n in (1, 2, 3) if float(shares[order[:n]].sum()) >= 0.5), 4)
+            index, weights = changed.index_TK[token], changed.weights_TK[token]
+            assert index[:count].tolist() == order[:count]
+            own = router.weights(logits_E[None], torch.tensor([order[:count]]))[0]
+            torch.testing.assert_close(weights[:count], own.to(weights.dtype))
+            assert not weights[count:].any() and len(set(index.tolist())) == len(index)
+            total, calls = total + count, calls + 1
+        return changed
+
+    with torch.no_grad(), routed(model, check):
+        model(IDS)
+    assert policy.counts == {"chosen_experts": total, "routing_decisions": calls}
+    assert calls < total < 4 * calls, "all tokens take equally many experts: the test says nothing"
+
+
+@pytest.mark.parametrize("family", ["olmoe", "deepseek_v3"])
+def test_shares_are_the_probabilities_of_the_familys_kind(family: str) -> None:
+    router = find_routers(small_model(family))[0]
+    experts = router.module.weight.shape[0]
+    logits_TE = torch.randn(5, experts, generator=torch.Generator().manual_seed(1))
+    sigmoid_TE = 1 / (1 + (-logits_TE).exp())
+    expected = {"olmoe": logits_TE.exp(), "deepseek_v3": sigmoid_TE}[family]  # without the bias for choosing
+    shares = router_shares(router, logits_TE)
+    torch.testing.assert_close(shares, expected / expected.sum(dim=-1, keepdim=True))
+
+
+def test_padding_is_not_counted() -> None:
+    model, policy = small_model("olmoe"), TopP(1.0, 2)
+    real_T = torch.arange(IDS.numel()) >= 5
+
+    def ask(mask: Any) -> dict[str, int]:
+        policy.expect(mask)
+        with torch.no_grad(), routed(model, policy):
+            model(IDS)
+        return policy.counts
+
+    assert ask(real_T) == {"chosen_experts": 2 * 4 * 55, "routing_decisions": 4 * 55}
+    assert ask(None) == {"chosen_experts": 2 * 4 * 115, "routing_decisions": 4 * 115}
+
+
+# Samples
+
+SAMPLED = ["olmoe", "mixtral", "gpt_oss", "deepseek_v3", "phimoe"]
+SAMPLES = torch.tensor([3, 4, 11, 17])
+COUNTS = (1, 2, 5)
+
+
+def tokens() -> NoisyTokens:
+    return NoisyTokens(SAMPLES, *[torch.arange(len(SAMPLES))] * 4)
+
+
+def last_experts(count: int) -> Any:
+    """The experts with the lowest scores, the lowest first."""
+
+    def choose(router: Router, own: Routing, keys: NoisyTokens) -> torch.Tensor:
+        assert len(own.logits_TE) == len(keys.index) == len(SAMPLES)
+        return router.scores(own.logits_TE).topk(count, dim=-1, largest=False).indices
+
+    return choose
+
+
+@pytest.mark.parametrize("family", by_family(SAMPLED))
+@pytest.mark.parametrize("count", COUNTS)
+def test_samples_take_the_chosen_experts_with_the_weights_of_the_family(count: int, family: str) -> None:
+    model = small_model(family)
+    policy, seen = OtherExperts(last_experts(count)), []
+    policy.expect(tokens())
+
+    def check(router: Router, routing: Routing) -> Routing | None:
+        changed = policy(router, routing)
+        assert changed is not None
+        width = max(count, routing.index_TK.shape[-1])
+        assert changed.index_TK.shape == changed.weights_TK.shape == (IDS.numel(), width)
+        for token in range(IDS.numel()):
+            if token in SAMPLES:
+                order = router.scores(routing.logits_TE[token][None])[0].argsort()[:count]
+                weights = router.weights(routing.logits_TE[token][None], order[None])[0]
+            else:
+                order, weights = routing.index_TK[token], routing.weights_TK[token]
+            experts = changed.index_TK[token]
+            assert experts[: len(order)].tolist() == order.tolist()
+            assert len(set(experts.tolist())) == width
+            torch.testing.assert_close(changed.weights_TK[token, : len(order)], weights)
+            assert not changed.weights_TK[token, len(order) :].any()
+        seen.append(router.layer)
+        return changed
+
+    with torch.no_grad(), routed(model, check):
+        model(IDS)
+    assert seen == list(range(len(seen))) and seen
+
+
+def test_a_pass_without_samples_is_the_models_own_and_one_that_nobody_announced_is_refused() -> None:
+    model = small_model("olmoe")
+    policy = OtherExperts(last_experts(2))
+    with torch.no_grad():
+        plain = model(IDS).logits
+        with pytest.raises(RoutingError, match="expect"), routed(model, policy):
+            model(IDS)
+        policy.expect(None)
+        with routed(model, policy):
+            assert torch.equal(model(IDS).logits, plain)

@@ -22,35 +22,31 @@ def prompts(seed=1, least=1):
     return [*found, [*found[0][:22], 7, 8, 9]]
 
 
-def whole_logits(model, ids, start, probs_by_layer, experts_by_layer=None):
-    """[tokens, V] of one full pass in which the tokens from `start` on are routed by these probabilities ([W, E] of each
-    layer), by the largest of them or by given experts ([W, C])."""
-    kind = model.config.model_type
+def routed_logits(model, ids, layers, decide):
+    """[tokens, V] of one full pass.
+
+    `decide(layer, t, logits_E)` says how token t is routed in one of these layers: its probabilities [E] and its experts
+    [C], or the largest of them where these are None; the model's own routing where it returns None.
+    """
+    renormalizes = model.config.model_type in RENORMALIZED or getattr(model.config, "norm_topk_prob", False)
     handles = []
     for router in find_routers(model):
-        if router.layer not in probs_by_layer:
+        if router.layer not in layers:
             continue
-        probs_WE = probs_by_layer[router.layer]
-        probs_WE = probs_WE / probs_WE.sum(
-            -1, keepdim=True
-        )  # so that gradients are those along distributions
 
-        def hook(module, args, output, layer=router.layer, probs_WE=probs_WE):
-            logits, weights_TK, index_TK = output
-            K = index_TK.shape[-1]
-            index_WC = experts_by_layer[layer] if experts_by_layer else probs_WE.topk(K).indices
-            weights, index = [], []
-            for t in range(len(index_TK)):
-                own_C, experts_C = weights_TK[t], index_TK[t]
-                if start <= t < start + len(probs_WE):
-                    experts_C = index_WC[t - start]
-                    own_C = probs_WE[t - start, experts_C]
-                    if kind in RENORMALIZED or getattr(model.config, "norm_topk_prob", False):
-                        own_C = own_C / own_C.sum()
-                room = index_WC.shape[-1] - len(own_C)
-                weights.append(torch.nn.functional.pad(own_C.to(weights_TK.dtype), (0, room)))
-                index.append(torch.nn.functional.pad(experts_C, (0, room)))
-            return logits, torch.stack(weights), torch.stack(index)
+        def hook(module, args, output, layer=router.layer):
+            logits_TE, weights_TK, index_TK = output
+            rows = []
+            for t, logits_E in enumerate(logits_TE):
+                weights_C, index_C = weights_TK[t], index_TK[t]
+                if decided := decide(layer, t, logits_E):
+                    probs_E, experts_C = decided
+                    index_C = probs_E.topk(index_TK.shape[-1]).indices if experts_C is None else experts_C
+                    weights_C = probs_E[index_C] / (probs_E[index_C].sum() if renormalizes else 1)
+                rows.append((weights_C.to(weights_TK.dtype), index_C))
+            width = max(len(index_C) for _, index_C in rows)
+            pad = lambda row_C: torch.nn.functional.pad(row_C, (0, width - len(row_C)))  # noqa: E731
+            return logits_TE, *(torch.stack([pad(row[part]) for row in rows]) for part in (0, 1))
 
         handles.append(router.module.register_forward_hook(hook))
     try:
@@ -58,3 +54,16 @@ def whole_logits(model, ids, start, probs_by_layer, experts_by_layer=None):
     finally:
         for handle in handles:
             handle.remove()
+
+
+def whole_logits(model, ids, start, probs_by_layer, experts_by_layer=None):
+    """[tokens, V] of one full pass in which the tokens from `start` on are routed by these probabilities ([W, E] of each
+    layer), by the largest of them or by given experts ([W, C])."""
+
+    def decide(layer, t, logits_E):
+        if not 0 <= t - start < len(probs_by_layer[layer]):
+            return None
+        probs_E = probs_by_layer[layer][t - start]  # divided so that gradients are those along distributions
+        return probs_E / probs_E.sum(), experts_by_layer[layer][t - start] if experts_by_layer else None
+
+    return routed_logits(model, ids, probs_by_layer, decide)

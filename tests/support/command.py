@@ -45,26 +45,11 @@ def run_command(capsys: pytest.CaptureFixture[str], *argv: str) -> Ended:
     return Ended(code, captured.out, captured.err)
 
 
-def fork_command(cwd: Path, *argv: str) -> BaseProcess:
-    """The command line in a process of its own, which has everything imported already; its output is dropped."""
-
-    def run() -> None:
-        os.chdir(cwd)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):
-            os.dup2(nowhere, stream)
-        sys.exit(main(list(argv)))
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    return process
-
-
 @dataclass
 class Forked:
     """The command line in a process of its own, which has everything imported already.
 
-    Its output goes through files in `folder`.
+    `folder` is its working folder; its output goes through files there.
     """
 
     folder: Path
@@ -78,6 +63,7 @@ class Forked:
 
     def _run(self) -> None:
         os.environ |= self.environment
+        os.chdir(self.folder)
         for stream, file in enumerate(self.files, 1):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
         # pytest has replaced the streams
@@ -88,6 +74,11 @@ class Forked:
         """How it ended; waits for it."""
         self.process.join(300)
         return Ended(self.process.exitcode, *(file.read_text() for file in self.files))
+
+
+def fork_command(cwd: Path, *argv: str) -> BaseProcess:
+    """The process of a `Forked`."""
+    return Forked(cwd, argv).process
 
 
 def run_forked(folder: Path, *argv: str, **environment: str) -> Ended:

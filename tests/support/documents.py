@@ -58,6 +58,13 @@ SCIQ = {
     "correct_answer": "water",
     "support": "",
 }
+PIQA = {"goal": "Boil water.", "sol1": "Freeze it.", "sol2": "Heat it.", "label": 1}
+WINOGRANDE = {
+    "sentence": "Sandra thanked Sam because _ had helped.",
+    "option1": "Sandra",
+    "option2": "Sam",
+    "answer": "2",
+}
 WIC = {"word": "place", "sentence1": "My place.", "sentence2": "A place.", "idx": 0, "label": 1}
 WIC |= {"start1": 3, "end1": 8, "start2": 2, "end2": 7}
 COPA = {
@@ -85,3 +92,29 @@ def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path:
     keys = [list(hashlib.sha256(text.encode()).digest()) for text in texts]
     vectors = torch.as_tensor(embed(list(texts))).float()
     save_file({"vectors": vectors, "sha256": torch.tensor(keys, dtype=torch.uint8)}, path)
+
+
+def evaluated(tasks: Any, answer: Callable[[Any], str], **options: Any) -> dict[str, Any]:
+    """lm-eval's results where the model answers each request with `answer(request)`."""
+    from lm_eval.api.model import LM
+    from lm_eval.evaluator import evaluate
+
+    class Model(LM):
+        tokenizer_name = "own"
+
+        def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+            assert not add_generation_prompt, "the prompt begins the answer"
+            return "".join(message["content"] for message in chat_history)
+
+        def generate_until(self, requests: list[Any]) -> list[str]:
+            return list(map(answer, requests))
+
+        def loglikelihood(self, requests: list[Any]) -> list[Any]:
+            raise AssertionError("not asked")
+
+        loglikelihood_rolling = loglikelihood
+
+    options = {"confirm_run_unsafe_code": True, "bootstrap_iters": 0} | options
+    results = evaluate(lm=Model(), task_dict=tasks, **options)
+    assert results is not None
+    return dict(results)

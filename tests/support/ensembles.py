@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import torch
 
+from moe_lab.engine.engine import KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.generate import generate
+from moe_lab.engine.forward.layers import runs_on_kv_cache
+from moe_lab.engine.hf import Request
+from moe_lab.engine.lm import EngineLM
+from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
-from moe_lab.engine.scoring import ScoringRequest, score
+from moe_lab.engine.scoring import Budget, ScoringRequest
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import rounding
+from tests.support.models import make_tokenizer
+
+
+def answered(lm, kind, requests):
+    """The answers of an LM to requests, or to the arguments of some."""
+    found = {}
+    requests = [each if isinstance(each, Request) else Request(each) for each in requests]
+    lm.answer(kind, requests, found.__setitem__)
+    return [found[i] for i in range(len(requests))]
+
+
+def roe_answers(model):
+    """RoE's answers of a loaded model to a few requests, by number."""
+    ensemble = Ensemble(n=3, routing=GumbelTopK([0.5] * len(find_routers(model)), seed=1), first_noisy=0)
+    lm = EngineLM(model, make_tokenizer(), ensemble=ensemble, progress=False)
+    options = {"until": [], "max_gen_toks": 2, "do_sample": False}
+    pairs = [("ab", "cd"), ("what lies before", " or it is longer")]
+    found = [value for value, _ in answered(lm, "loglikelihood", pairs)]
+    found += answered(lm, "generate_until", [("a prompt that is longer", options)])
+    return dict(enumerate(found))
 
 
 def prompts_for(rng, count):
@@ -20,6 +44,16 @@ def prompts_for(rng, count):
         (shared if i % 2 else []) + [rng.randrange(256) for _ in range(rng.randrange(1, 25))]
         for i in range(count)
     ]
+
+
+def engine_of(model, ensemble=None, budget=None, two_phase=False):
+    """The engine that `EngineLM` runs an ensemble with; it scores in whole passes unless `two_phase`."""
+    ensemble = ensemble or Ensemble()
+    if not runs_on_kv_cache(model):
+        return RecurrentEngine(RecurrentForward(model, ensemble))
+    engine = KVEngine(EnsembleForward(model, ensemble), budget or Budget(4000))
+    engine.two_phase = engine.two_phase if two_phase else None
+    return engine
 
 
 def answers_of(
@@ -33,10 +67,8 @@ def answers_of(
     config = generation_config(model, options or {})
     ended = []
     finished = StoppingCriteria(tokenizer, list(stop), config) if tokenizer else lambda generated: False
-    with EnsembleForward(model, ensemble or Ensemble()) as forward:
-        generate(
-            forward, answers, budget, Decoding(Sampler(model, config, seed), finished, steps), ended.append
-        )
+    decoding = Decoding(Sampler(model, config, seed), finished, steps)
+    engine_of(model, ensemble, budget).generate(answers, decoding, ended.append)
     assert sorted(map(id, ended)) == sorted(map(id, answers))
     return [answer.generated for answer in answers]
 
@@ -50,23 +82,24 @@ def greedy_by_transformers(model, prompt, steps):
 
 
 def questions_for(rng, count, choices=3, longest=25):
-    """Contexts of many lengths, every other one with a common beginning; choices that begin alike among them."""
+    """Contexts of many lengths, every other one with a common beginning; continuations that part at every depth."""
     shared = [rng.randrange(256) for _ in range(20)]
     questions = []
     for i in range(count):
         context = (shared if i % 2 else []) + [rng.randrange(256) for _ in range(rng.randrange(1, longest))]
         continuations = [[rng.randrange(256) for _ in range(rng.randrange(1, 5))] for _ in range(choices)]
-        continuations.append([continuations[0][0], 5, 6])
+        continuations += [[continuations[0][0], 5, last] for last in (6, 7)]
         questions.append(ScoringRequest(context, continuations, document_key(context)))
     return questions
 
 
-def scores_of(model, questions, budget, ensemble=None):
+def scores_of(model, questions, budget=None, ensemble=None, two_phase=False):
+    """(scores by question, the engine)"""
     found = {}
-    with EnsembleForward(model, ensemble or Ensemble()) as forward:
-        score(forward, questions, budget, found.__setitem__)
+    engine = engine_of(model, ensemble, budget, two_phase)
+    engine.score(questions, found.__setitem__)
     assert sorted(found) == list(range(len(questions)))
-    return found, forward
+    return found, engine
 
 
 def plain(model, question, continuation):

@@ -210,6 +210,10 @@ ZOO: dict[str, dict[str, Any]] = {
 }
 """`model_type` -> what its small configuration has beside `COMMON`; `...` leaves a key of that out."""
 
-
 ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
 """Families whose experts transformers computes in one way only."""
+ON_A_KV_CACHE: dict[str, dict[str, Any]] = {
+    "gemma4_text": dict(hidden_size_per_layer_input=0, vocab_size_per_layer_input=0),
+    "llama4_text": dict(attn_temperature_tuning=False, num_experts_per_tok=1),
+}
+"""What other variants of these families have, which run on a KV cache."""

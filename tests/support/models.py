@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from tests.support.families import COMMON, VOCAB, ZOO
+from tests.support.families import COMMON, ON_A_KV_CACHE, VOCAB, ZOO
 
 FAMILIES = ("olmoe", "mixtral", "qwen2_moe")
 """MoE families of PLAIN for tests of the engine. qwen3_moe differs from mixtral in its attention alone, and
@@ -68,6 +69,12 @@ def small_model(family: str) -> Any:
     return _built(family, json.dumps(_given(COMMON | ZOO[family])), 0)
 
 
+def kv_cache_model(family: str) -> Any:
+    """`small_model` that runs on a KV cache. Every call returns the same object."""
+    own = COMMON | ZOO[family] | ON_A_KV_CACHE.get(family, {})
+    return _built(family, json.dumps(_given(own)), 0)
+
+
 def build(model_type: str, settings: dict[str, Any], seed: int = 0) -> Any:
     """A model in float32 with random weights, wide enough that routers and logits differ clearly.
 
@@ -121,6 +128,26 @@ def make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>", pad_token="<|end|>"
     )
+
+
+def save_model(model: Any, folder: Path, tokenizer: Any = None) -> Path:
+    """The folder, with a model and a tokenizer (of one token per byte): what `model.path` takes."""
+    model.save_pretrained(folder)
+    (tokenizer or make_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def change_json(file: Path, **values: Any) -> None:
+    """Set some keys of a file of JSON."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def load_folder(folder: Path, dtype: str = "auto", device: str = "cpu", **model: Any) -> Any:
+    """What `load_model` makes of a folder, offline; `model` are keys of ModelConfig."""
+    from moe_lab.config.schema import ModelConfig
+    from moe_lab.models.load import load_model
+
+    return load_model(ModelConfig(path=str(folder), **model), dtype=dtype, device=device, offline=True)
 
 
 def left_padded(tokenizer: Any, texts: list[str]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from moe_lab.engine.lm import Request
 from moe_lab.methods.method import Context, Method
 from moe_lab.models.facts import ModelFacts, routing_facts
+from tests.support.ensembles import answered  # noqa: F401 - for the tests of methods
 
 
 def context(seed: int = 0, **more: Any) -> Context:
@@ -31,10 +31,3 @@ def loaded(model: Any, tokenizer: Any) -> Any:
 def opened(method: Method, model: Any, tokenizer: Any, seed: int = 0) -> Any:
     """The context manager of the method's LM."""
     return method.open(loaded(model, tokenizer), context(seed))
-
-
-def answered(lm: Any, kind: str, requests: list[tuple[Any, ...]]) -> list[Any]:
-    """The answers of an LM to the arguments of some requests."""
-    found: dict[int, Any] = {}
-    lm.answer(kind, [Request(request) for request in requests], found.__setitem__)
-    return [found[i] for i in range(len(requests))]

@@ -9,6 +9,7 @@ from typing import Any
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig, TuningConfig
 from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
+from moe_lab.tasks.loading import load_tasks
 
 
 def write_jsonl(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -69,6 +70,13 @@ def config(
         output_dir=str(output),
         **{"device": "cpu", "offline": True, **keys},
     )
+
+
+def load_task(data: Path | None, name: str, **keys: Any) -> Any:
+    """A loaded task; `keys` are those of TaskConfig and of Config."""
+    of_task = {key: keys.pop(key) for key in [*keys] if key in TaskConfig.__dataclass_fields__}
+    config = Config(task=TaskConfig(name=name, **of_task), data_dir=data and str(data), **keys)
+    return next(iter(load_tasks(config)["tasks"].values()))
 
 
 def facts(family: str = "olmoe", moe_layers: int = 8) -> ModelFacts:

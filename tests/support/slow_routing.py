@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from moe_lab.routing.noise import NoisyTokens
+
 _ROUTER = re.compile(r"(Top[kK]Router|TokenChoiceRouter|TextRouter|V1Gate|TopKGating|Llama4Router|DbrxFFN)$")
 
 
@@ -42,65 +44,45 @@ _DEEPSEEK_V3 = Spec(**_V3, bias=_GATE_BIAS, groups=2)
 _NORM_KEY = Spec(renormalize="norm_topk_prob")
 _CHOSEN = Spec("chosen")
 
-SPECS = {
+_SHARED = {
+    (
+        "axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 dots1 dots3_note_text exaone_moe glm4_moe "
+        "glm4_moe_lite glm_moe_dsa hy_v4 kimi_linear mimo_v2_flash nemotron_h solar_open"
+    ): _DEEPSEEK_V3,
+    (
+        "aria_text cohere2_moe gpt_oss granitemoe granitemoe_swa granitemoehybrid granitemoeshared jetmoe"
+    ): _CHOSEN,
+    "deepseek flex_olmo mellum moe_design olmoe qwen2_moe qwen3_moe qwen3_next qwen4_exp_text": _NORM_KEY,
+    "dbrx hunyuan_v1_moe minimax mixtral qwen3_5_moe_text": Spec(renormalize=True),
+}
+"""Names of several families -> what all of them do. DBRX's small configuration divides by the sum."""
+SPECS = {name: spec for names, spec in _SHARED.items() for name in names.split()} | {
     "afmoe": Spec("sigmoid", "scores", "expert_bias", True, 1e-20, "route_scale"),
-    "aria_text": _CHOSEN,
-    "axk1": _DEEPSEEK_V3,
-    "axk2": _DEEPSEEK_V3,
-    "bailing_hybrid": _DEEPSEEK_V3,
     "beam": Spec("sigmoid", "scores", _GATE_BIAS, "norm_topk_prob", 1e-20, groups=2),
-    "cohere2_moe": _CHOSEN,
-    "dbrx": Spec(renormalize=True),  # the small configuration divides by the sum
-    "deepseek": _NORM_KEY,
     "deepseek_v2": Spec(scale="routed_scaling_factor", groups=1),
-    "deepseek_v3": _DEEPSEEK_V3,
-    "deepseek_v32": _DEEPSEEK_V3,
-    "dots1": _DEEPSEEK_V3,
-    "dots3_note_text": _DEEPSEEK_V3,
     "ernie4_5_moe": Spec("softmax", "scores", "gate.moe_statics.e_score_correction_bias", True),
-    "exaone_moe": _DEEPSEEK_V3,
-    "flex_olmo": _NORM_KEY,
     "flint": Spec("sigmoid", "scores", None, "norm_topk_prob"),
     "gemma4_text": Spec(renormalize=True, logits_are_probabilities=True),
-    "glm4_moe": _DEEPSEEK_V3,
-    "glm4_moe_lite": _DEEPSEEK_V3,
-    "glm_moe_dsa": _DEEPSEEK_V3,
-    "gpt_oss": _CHOSEN,
-    "granitemoe": _CHOSEN,
-    "granitemoe_swa": _CHOSEN,
-    "granitemoehybrid": _CHOSEN,
-    "granitemoeshared": _CHOSEN,
-    "hunyuan_v1_moe": Spec(renormalize=True),
     "hy_v3": Spec("sigmoid", "scores", "e_score_correction_bias", True, 1e-20, "router_scaling_factor"),
-    "hy_v4": _DEEPSEEK_V3,
     "inkling2_text": Spec("sigmoid", "scores", _GATE_BIAS, True, 1e-20, "routed_scaling_factor"),
     "jamba": Spec(),
-    "jetmoe": _CHOSEN,
-    "kimi_linear": _DEEPSEEK_V3,
     "kolibri1": Spec("sigmoid", "logits", _GATE_BIAS, "norm_topk_prob"),
     "laguna": Spec("sigmoid", "scores", _GATE_BIAS, True),
-    "lfm2_moe": Spec("sigmoid", "scores", "expert_bias", "norm_topk_prob", 1e-6, "routed_scaling_factor"),
+    "lfm2_moe": Spec("sigmoid", "scores", "expert_bias", "norm_topk_prob", 1e-06, "routed_scaling_factor"),
     "llama4_text": Spec("sigmoid"),
     "longcat_flash": Spec(
         "softmax", "scores", "router.e_score_correction_bias", scale="routed_scaling_factor"
     ),
-    "mellum": _NORM_KEY,
-    "mimo_v2_flash": _DEEPSEEK_V3,
-    "minimax": Spec(renormalize=True),
     "minimax_m2": Spec("sigmoid", "scores", "e_score_correction_bias", True),
     "minimax_m3_vl_text": Spec("sigmoid", "scores", _GATE_BIAS, True),
-    "mixtral": Spec(renormalize=True),
-    "moe_design": _NORM_KEY,
-    "nemotron_h": _DEEPSEEK_V3,
-    "olmoe": _NORM_KEY,
     "phimoe": Spec("sparse mixer"),
-    "qwen2_moe": _NORM_KEY,
-    "qwen3_5_moe_text": Spec(renormalize=True),
-    "qwen3_moe": _NORM_KEY,
-    "qwen3_next": _NORM_KEY,
-    "qwen4_exp_text": _NORM_KEY,
-    "solar_open": _DEEPSEEK_V3,
 }
+
+
+def noisy_tokens(count: int, row: int = 1, document: int = 77) -> NoisyTokens:
+    """All tokens of a pass of one sequence, as those of one routing sample."""
+    n = torch.arange(count)
+    return NoisyTokens(n, torch.full_like(n, document), torch.zeros_like(n), torch.full_like(n, row), n)
 
 
 def routers_of(model) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
@@ -112,8 +94,18 @@ def routers_of(model) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
     return found
 
 
-def route(spec, config, router, block, logits: list[float], noise: list[float], temperature: float, k: int):
-    """(chosen experts, their weights) of one token."""
+def route(
+    spec,
+    config,
+    router,
+    block,
+    logits: list[float],
+    noise: list[float],
+    temperature: float,
+    k: int,
+    perturbed=False,
+):
+    """(chosen experts, their weights) of one token; `perturbed`: weights of the noisy logits."""
     if spec.logits_are_probabilities:
         logits = [math.log(value) for value in logits]
     scores = _scores(spec, logits)
@@ -126,6 +118,8 @@ def route(spec, config, router, block, logits: list[float], noise: list[float], 
     noisy = [value + temperature * g for value, g in zip(base, noise, strict=True)]
     open_experts = _open(spec, config, noisy)
     chosen = sorted(open_experts, key=lambda e: -noisy[e])[:k]
+    if perturbed:
+        logits, scores = noisy, _scores(spec, noisy)
     return chosen, _weights(spec, config, router, logits, scores, chosen)
 
 
@@ -179,24 +173,19 @@ def _sparse_mixer(logits, chosen, jitter):
     return weights
 
 
-def install(model, layer: int, spec, positions, noise, temperature: float) -> list:
-    """Route tokens `positions` of the next pass of one sequence with noise [positions, experts] at MoE layer `layer`."""
+def install(model, layer: int, positions, draw, temperature: float, perturbed=False) -> list:
+    """Route tokens `positions` of the next pass of one sequence with noise at MoE layer `layer`.
+
+    `draw` gives noise [positions, experts] for a number of experts.
+    """
     router, block = routers_of(model)[layer]
-    config = model.config
+    config, spec = model.config, SPECS[model.config.model_type]
 
     def again(logits, weights, index):
         weights, index = weights.clone(), index.clone()
-        for position, own in zip(positions, noise, strict=True):
-            chosen, new = route(
-                spec,
-                config,
-                router,
-                block,
-                logits[position].tolist(),
-                own.tolist(),
-                temperature,
-                index.shape[-1],
-            )
+        for position, own in zip(positions, draw(logits.shape[-1]), strict=True):
+            token = (logits[position].tolist(), own.tolist(), temperature, index.shape[-1], perturbed)
+            chosen, new = route(spec, config, router, block, *token)
             index[position] = torch.tensor(chosen)
             weights[position] = torch.tensor(new, dtype=weights.dtype)
         return weights, index

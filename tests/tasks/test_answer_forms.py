@@ -10,35 +10,13 @@ from pathlib import Path
 import pytest
 from lm_eval.api.instance import Instance
 
-from moe_lab.config.schema import Config, TaskConfig
+from moe_lab.config.schema import TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.tasks.answer_forms import TEMPERATURE, lettered, voted
-from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.task_functions import answer_number
-from tests.support.runs import choices, small_data, sums, write_jsonl
+from tests.support.documents import COPA, PIQA, SCIQ, WINOGRANDE
+from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 
-WINOGRANDE = {
-    "sentence": "Sandra thanked Sam because _ had helped.",
-    "option1": "Sandra",
-    "option2": "Sam",
-    "answer": "2",
-}
-SCIQ = {
-    "question": "What is wet?",
-    "distractor1": "fire",
-    "distractor2": "sand",
-    "distractor3": "iron",
-    "correct_answer": "water",
-    "support": "",
-}
-COPA = {
-    "premise": "It rained.",
-    "question": "effect",
-    "choice1": "The sun shone.",
-    "choice2": "It got wet.",
-    "label": 1,
-}
-PIQA = {"goal": "Boil water.", "sol1": "Freeze it.", "sol2": "Heat it.", "label": 1}
 MMLU = {"question": "1 + 1 = ?", "choices": list("1234"), "answer": 1, "subject": "x"}
 CASES = {
     "winogrande": (
@@ -47,14 +25,13 @@ CASES = {
         "Question: Sandra thanked Sam because _ had helped.\nA. Sandra\nB. Sam\nAnswer:",
         1,
     ),
-    "copa": ("validation", COPA, "It rained therefore\nA. the sun shone.\nB. it got wet.\nAnswer:", 1),
+    "copa": ("validation", COPA, "It rained therefore\nA. sun.\nB. wet.\nAnswer:", 1),
     "piqa": ("validation", PIQA, "Question: Boil water.\nA. Freeze it.\nB. Heat it.\nAnswer:", 1),
 }
 
 
 def load(folder: Path, name: str, **keys):
-    task = TaskConfig(name=name, answer=keys.pop("answer", "letters"))
-    return load_tasks(Config(task=task, data_dir=str(folder), **keys))["tasks"][name]
+    return load_task(folder, name, **{"answer": "letters", **keys})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -107,27 +84,20 @@ def test_a_fixed_place_of_the_right_answer_is_shuffled_the_same_way_each_time(tm
         assert f"\n{'ABCD'[gold]}. water\n" in first.doc_to_text(document)
 
 
-def test_what_is_in_letters_already_stays_as_it_is(tmp_path):
+@pytest.mark.parametrize("name", ["mmlu_virology", "toy_math"])
+def test_what_is_in_letters_already_or_generated_stays_as_it_is(name, tmp_path):
     for split in ("dev", "validation", "test"):
         write_jsonl(tmp_path / "mmlu_virology" / f"{split}.jsonl", [MMLU])
-    prompts = []
-    for answer in ("letters", "text"):
-        task = load(tmp_path, "mmlu_virology", answer=answer, num_fewshot=0)
-        prompts.append((task.doc_to_text(task.task_docs[0]), task.doc_to_choice(task.task_docs[0])))
-    assert prompts[0] == prompts[1]
-
-
-def test_a_task_that_generates_its_answers_stays_as_it_is():
+    letters, text = (load(tmp_path, name, answer=answer, num_fewshot=0) for answer in ("letters", "text"))
     asked = [
-        load_tasks(Config(task=TaskConfig(name="toy_math", answer=answer))) for answer in ("letters", "text")
+        (task.doc_to_text(task.task_docs[0]), task.dump_config()["metric_list"]) for task in (letters, text)
     ]
-    configs = [found["tasks"]["toy_math"].dump_config() for found in asked]
-    assert configs[0] == configs[1]
+    assert asked[0] == asked[1]
 
 
-def test_a_task_that_scores_texts_is_refused():
+def test_a_task_that_scores_texts_is_refused(tmp_path):
     with pytest.raises(TaskError, match="no multiple-choice task"):
-        load_tasks(Config(task=TaskConfig(name="toy_text", answer="letters")))
+        load(tmp_path, "toy_text")
 
 
 def test_the_metric_of_letters_is_plain_accuracy():
@@ -161,8 +131,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load_voted(name: str, data: Path | None = None, votes: int | None = 8, **keys):
-    task = TaskConfig(name=name, self_consistency=votes)
-    return load_tasks(Config(task=task, data_dir=str(data) if data else None, **keys))["tasks"][name]
+    return load_task(data, name, self_consistency=votes, **keys)
 
 
 def vote_by_loop(answers: list[str]) -> str:
@@ -206,10 +175,8 @@ def test_samples_are_asked_for(data: Path) -> None:
     assert settings.generation_kwargs["temperature"] == TEMPERATURE
     warm = load_voted("addsub", data, gen_kwargs={"temperature": 0.3}).config.generation_kwargs
     assert (warm["do_sample"], warm["temperature"]) == (True, 0.3)
-    assert (
-        load_voted("addsub", data, gen_kwargs={"temperature": 0}).config.generation_kwargs["do_sample"]
-        is False
-    )
+    greedy = load_voted("addsub", data, gen_kwargs={"temperature": 0}).config.generation_kwargs
+    assert greedy["do_sample"] is False
     assert load_voted("addsub", data, votes=None).config.repeats == 1
 
 
@@ -237,11 +204,8 @@ def test_filters_that_extract_nothing_from_every_sample_are_refused(functions: l
         voted(config, 3)
 
 
-def test_tasks_with_samples_of_their_own_are_refused() -> None:
-    with pytest.raises(TaskError, match="gsm8k_cot_self_consistency has repeats of its own"):
-        voted({"task": "gsm8k_cot_self_consistency", "output_type": "generate_until", "repeats": 64}, 3)
-
-
-def test_one_sample_is_no_vote() -> None:
+def test_tasks_with_samples_of_their_own_and_one_sample_are_refused() -> None:
+    with pytest.raises(TaskError, match="my_task has repeats of its own"):
+        voted({"task": "my_task", "output_type": "generate_until", "repeats": 64}, 3)
     with pytest.raises(ConfigError, match="task.self_consistency=1"):
         TaskConfig(self_consistency=1)

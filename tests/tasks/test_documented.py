@@ -11,17 +11,7 @@ from moe_lab.config.compose import compose_cell
 from moe_lab.runs.checks import check_metric
 from moe_lab.runs.config import to_config
 from moe_lab.tasks.loading import load_tasks
-from tests.support.documents import (
-    BIGBENCH,
-    COPA,
-    HELLASWAG,
-    KNOWREF,
-    OPENBOOKQA,
-    PROBLEMS,
-    SCIQ,
-    SOCIAL_IQA,
-    WIC,
-)
+from tests.support import documents as rows
 from tests.support.runs import choices, sums, write_jsonl
 
 ROWS: dict[str, tuple[str, str, list[dict[str, Any]], str | None]] = {
@@ -32,23 +22,13 @@ ROWS: dict[str, tuple[str, str, list[dict[str, Any]], str | None]] = {
     "multiarith": ("multiarith", "test", sums(2), "math"),
     "arc_easy": ("arc_easy", "test", choices(2), "commonsense"),
     "arc_challenge": ("arc_challenge", "test", choices(2), "commonsense"),
-    "openbookqa": ("openbookqa", "test", [OPENBOOKQA], "commonsense"),
-    "social_iqa": ("social_i_qa", "validation", [SOCIAL_IQA], "commonsense"),
-    "hellaswag": ("hellaswag", "validation", [HELLASWAG], "commonsense"),
-    "humaneval": ("humaneval", "test", PROBLEMS, "code"),
-    "humaneval_plus": ("humaneval_plus", "test", PROBLEMS, "code"),
-    "piqa": (
-        "piqa",
-        "validation",
-        [{"goal": "Open a jar", "sol1": "twist", "sol2": "sing", "label": 0}],
-        "commonsense",
-    ),
-    "winogrande": (
-        "winogrande",
-        "validation",
-        [{"sentence": "Ann thanked Eve since _ helped.", "option1": "Ann", "option2": "Eve", "answer": "2"}],
-        "commonsense",
-    ),
+    "openbookqa": ("openbookqa", "test", [rows.OPENBOOKQA], "commonsense"),
+    "social_iqa": ("social_i_qa", "validation", [rows.SOCIAL_IQA], "commonsense"),
+    "hellaswag": ("hellaswag", "validation", [rows.HELLASWAG], "commonsense"),
+    "humaneval": ("humaneval", "test", rows.PROBLEMS, "code"),
+    "humaneval_plus": ("humaneval_plus", "test", rows.PROBLEMS, "code"),
+    "piqa": ("piqa", "validation", [rows.PIQA], "commonsense"),
+    "winogrande": ("winogrande", "validation", [rows.WINOGRANDE], "commonsense"),
 }
 COMMONSENSE_QA = {
     "id": "1",
@@ -68,14 +48,14 @@ TRUTHFULQA = {
 BOOLQ = {"passage": "Ice is cold.", "question": "is ice cold", "idx": 0, "label": 1}
 ROWS |= {
     "commonsense_qa": ("commonsense_qa", "validation", [COMMONSENSE_QA], "commonsense"),
-    "sciq": ("sciq", "test", [SCIQ], "commonsense"),
-    "knowref": ("knowref", "test", [KNOWREF], "commonsense"),
-    "bigbench_choice": ("bigbench", "test", [BIGBENCH], None),
+    "sciq": ("sciq", "test", [rows.SCIQ], "commonsense"),
+    "knowref": ("knowref", "test", [rows.KNOWREF], "commonsense"),
+    "bigbench_choice": ("bigbench", "test", [rows.BIGBENCH], None),
     "boolq": ("super_glue/boolq", "validation", [BOOLQ], None),
     "cb": ("super_glue/cb", "validation", [PAIR], None),
-    "copa": ("super_glue/copa", "validation", [COPA], None),
+    "copa": ("super_glue/copa", "validation", [rows.COPA], None),
     "sglue_rte": ("super_glue/rte", "validation", [PAIR], None),
-    "wic": ("super_glue/wic", "validation", [WIC], None),
+    "wic": ("super_glue/wic", "validation", [rows.WIC], None),
     "wsc": ("super_glue/wsc.fixed", "validation", [WSC], None),
     "nq_open": ("nq_open", "validation", [{"question": "who sang", "answer": ["Ann", "Eve"]}], None),
     "truthfulqa_mc1": ("truthfulqa", "validation", [TRUTHFULQA], None),
@@ -95,11 +75,11 @@ ROWS |= {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_it_reads_its_folder_and_reports_its_metric(name: str, tmp_path: Path) -> None:
-    folder, split, rows, category = ROWS[name]
-    write_jsonl(tmp_path / folder / f"{split}.jsonl", rows)
+    folder, split, documents, category = ROWS[name]
+    write_jsonl(tmp_path / folder / f"{split}.jsonl", documents)
     config = to_config(compose_cell([f"task={name}", f"data_dir={tmp_path}", "num_fewshot=0"], []))
     tasks = load_tasks(config)
-    assert list(tasks["tasks"]) == [name] and len(tasks["tasks"][name].task_docs) == len(rows)
+    assert list(tasks["tasks"]) == [name] and len(tasks["tasks"][name].task_docs) == len(documents)
     check_metric(config, tasks)
     assert config.task.category == category
 

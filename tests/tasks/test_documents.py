@@ -44,10 +44,8 @@ def test_only_task_and_sample_seed_decide() -> None:
     config = Config(limit=20)
     both = select_documents(config, tasks(gsm8k=500, svamp=500))
     assert both["gsm8k"] != both["svamp"]
-    assert (
-        select_documents(replace(config, seed=7, fewshot_seed=3, num_fewshot=2), tasks(gsm8k=500))["gsm8k"]
-        == both["gsm8k"]
-    )
+    other = replace(config, seed=7, fewshot_seed=3, num_fewshot=2)
+    assert select_documents(other, tasks(gsm8k=500))["gsm8k"] == both["gsm8k"]
     assert select_documents(replace(config, sample_seed=1), tasks(gsm8k=500))["gsm8k"] != both["gsm8k"]
 
 
@@ -61,15 +59,9 @@ def test_fractions_and_counts(limit: float, count: int) -> None:
     assert len(chosen(100, limit=limit)) == count
 
 
-def test_without_a_limit_all_documents() -> None:
+def test_samples_are_unique_and_sorted_and_without_a_limit_all_documents() -> None:
     assert chosen(7) == list(range(7))
-
-
-def test_samples_are_unique_and_sorted() -> None:
     assert chosen(10, samples=[5, 0, 5, 9]) == [0, 5, 9]
-
-
-def test_a_document_that_does_not_exist_is_named() -> None:
     with pytest.raises(TaskError, match=r"samples=10 does not exist: gsm8k has documents 0 to 9"):
         chosen(10, samples=[3, 10])
 

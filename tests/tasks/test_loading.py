@@ -10,21 +10,16 @@ from typing import Any
 import pytest
 from lm_eval.tasks import TaskManager
 
-from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.tasks import factory
-from moe_lab.tasks.loading import load_tasks, task_cache
+from moe_lab.tasks.loading import task_cache
 from tests.support.documents import PROBLEMS
-from tests.support.runs import small_data, write_jsonl
+from tests.support.runs import load_task, small_data, write_jsonl
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return small_data(tmp_path / "data")
-
-
-def load(data: Path, task: str, **keys: Any) -> Any:
-    return load_tasks(Config(task=TaskConfig(name=task), data_dir=str(data), **keys))["tasks"][task]
 
 
 def prompts(task: Any) -> list[str]:
@@ -35,51 +30,45 @@ def prompts(task: Any) -> list[str]:
 def test_documented_tasks_do_not_index_lm_eval(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "_full_index", lambda path: pytest.fail("indexed"))
     for name in ("gsm8k", "arc_easy", "addsub"):
-        load(data, name, num_fewshot=1)
+        load_task(data, name, num_fewshot=1)
 
 
 def test_given_shots_win_and_the_tasks_own_stand_otherwise(data: Path) -> None:
-    assert load(data, "addsub").get_config("num_fewshot") == 0
-    assert load(data, "addsub", num_fewshot=3).get_config("num_fewshot") == 3, "lm-eval would keep 0"
-    assert load(data, "arc_easy").get_config("num_fewshot") == 0
+    assert load_task(data, "addsub").get_config("num_fewshot") == 0
+    assert load_task(data, "addsub", num_fewshot=3).get_config("num_fewshot") == 3, "lm-eval would keep 0"
+    assert load_task(data, "arc_easy").get_config("num_fewshot") == 0
     with pytest.raises(TaskError, match="num_fewshot=5 is more than the 4 examples that gsm8k has"):
-        load(data, "gsm8k")
+        load_task(data, "gsm8k")
 
 
 def test_the_fewshot_seed_alone_chooses_examples(data: Path) -> None:
-    first, again, other = (prompts(load(data, "arc_easy", num_fewshot=2, fewshot_seed=s)) for s in (1, 1, 2))
+    first, again, other = (
+        prompts(load_task(data, "arc_easy", num_fewshot=2, fewshot_seed=s)) for s in (1, 1, 2)
+    )
     assert first == again != other
-    assert prompts(load(data, "arc_easy", num_fewshot=2, fewshot_seed=1, seed=5, sample_seed=9)) == first
+    assert prompts(load_task(data, "arc_easy", num_fewshot=2, fewshot_seed=1, seed=5, sample_seed=9)) == first
 
 
 def test_an_own_test_split_never_shows_the_question_it_asks(data: Path) -> None:
-    for document, prompt in zip(
-        (task := load(data, "addsub", num_fewshot=4)).task_docs, prompts(task), strict=True
-    ):
+    task = load_task(data, "addsub", num_fewshot=4)
+    for document, prompt in zip(task.task_docs, prompts(task), strict=True):
         assert prompt.count(document["question"]) == 1
 
 
 def test_fewshot_split_is_obeyed(data: Path) -> None:
-    write_jsonl(
-        data / "gsm8k" / "extra.jsonl", [{"question": f"extra {i}", "answer": "#### 1"} for i in range(5)]
-    )
-    config = Config(task=TaskConfig(name="gsm8k", fewshot_split="extra"), data_dir=str(data), num_fewshot=5)
-    assert "extra" in prompts(load_tasks(config)["tasks"]["gsm8k"])[0]
+    rows = [{"question": f"extra {i}", "answer": "#### 1"} for i in range(5)]
+    write_jsonl(data / "gsm8k" / "extra.jsonl", rows)
+    assert "extra" in prompts(load_task(data, "gsm8k", fewshot_split="extra", num_fewshot=5))[0]
     with pytest.raises(TaskError, match=r"gsm8k/absent\.jsonl is missing"):
-        load_tasks(
-            Config(task=TaskConfig(name="gsm8k", fewshot_split="absent"), data_dir=str(data), num_fewshot=2)
-        )
-
-
-def test_an_unknown_split_of_a_generated_task_is_named() -> None:
+        load_task(data, "gsm8k", fewshot_split="absent", num_fewshot=2)
     with pytest.raises(TaskError, match="toy_math cannot be loaded: KeyError: 'bla'"):
-        load_tasks(Config(task=TaskConfig(name="toy_math", fewshot_split="bla")))
+        load_task(None, "toy_math", fewshot_split="bla")
 
 
 def test_a_grid_has_both_forms_of_a_task(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
     with task_cache():
-        chat, plain = (load(tmp_path, "humaneval", apply_chat_template=given) for given in (True, False))
+        chat, plain = (load_task(tmp_path, "humaneval", apply_chat_template=given) for given in (True, False))
     assert chat.config.gen_prefix and not plain.config.gen_prefix
 
 
@@ -90,7 +79,7 @@ def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data: P
     """lm-eval takes the first of its own order, whoever gave it."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
-    task = load(data, "addsub", gen_kwargs={spelling: 4})
+    task = load_task(data, "addsub", gen_kwargs={spelling: 4})
     task.build_all_requests()
     assert normalize_gen_kwargs(task.instances[0].args[1])["max_gen_toks"] == 4
     assert "Question:" in task.get_config("generation_kwargs")["until"], "the task's other settings stay"
@@ -113,17 +102,17 @@ def test_sampling_is_on_where_it_is_asked_for(
     data: Path, given: dict[str, Any], sampled: bool, temperature: float | None
 ) -> None:
     """addsub says do_sample: false and temperature: 0.0, of which the second cannot be sampled with."""
-    settings = load(data, "addsub", gen_kwargs=given).get_config("generation_kwargs")
+    settings = load_task(data, "addsub", gen_kwargs=given).get_config("generation_kwargs")
     assert settings["do_sample"] is sampled and settings.get("temperature") == temperature
 
 
 def test_sampling_at_temperature_0_is_refused(data: Path) -> None:
     with pytest.raises(ConfigError, match="temperature=0 is greedy"):
-        load(data, "addsub", gen_kwargs={"temperature": 0.0, "do_sample": True})
+        load_task(data, "addsub", gen_kwargs={"temperature": 0.0, "do_sample": True})
 
 
 def test_predict_only_computes_no_metric(data: Path) -> None:
-    assert list(load(data, "addsub", predict_only=True).aggregation()) == ["bypass"]
+    assert list(load_task(data, "addsub", predict_only=True).aggregation()) == ["bypass"]
 
 
 OWN = """
@@ -149,8 +138,7 @@ def own(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
 
     def loaded(yaml: str, name: str = "mine") -> Any:
         (tmp_path / "own" / "any.yaml").write_text(yaml)
-        mine = TaskConfig(name=name, include_path=str(tmp_path / "own"))
-        return load_tasks(Config(task=mine, data_dir=str(data)))["tasks"]["mine"]
+        return load_task(data, name, include_path=str(tmp_path / "own"))
 
     return loaded
 
@@ -162,14 +150,14 @@ def test_own_tasks_by_include_path(own: Callable[..., Any], tmp_path: Path) -> N
     with pytest.raises(TaskError, match=r"mine is no lm-eval task, group or tag"):
         own((OWN + ACCURACY).replace("mine", "yours"))
     with pytest.raises(TaskError, match="is no folder"):
-        load_tasks(Config(task=TaskConfig(name="x", include_path=str(tmp_path / "absent"))))
+        load_task(None, "x", include_path=str(tmp_path / "absent"))
 
 
 @pytest.mark.slow
 def test_any_lm_eval_task_and_unknown_names(data: Path) -> None:
     """Indexes all of lm-eval, once."""
     with pytest.raises(TaskError, match=r"arc_esay is no lm-eval task.*Did you mean 'arc_easy'"):
-        load(data, "arc_esay")
+        load_task(data, "arc_esay")
     index = factory._full_index(None).task_index
     files = factory._task_files()
     assert len(files) > 12_000 and "mmlu_virology" in files, "a quoted key"
@@ -179,7 +167,7 @@ def test_any_lm_eval_task_and_unknown_names(data: Path) -> None:
 def test_other_tasks_that_execute_code_are_refused(data: Path) -> None:
     """Before their module is imported, which fetches and runs a metric script."""
     with pytest.raises(TaskError, match="humaneval_instruct executes code that the model wrote"):
-        load(data, "humaneval_instruct")
+        load_task(data, "humaneval_instruct")
 
 
 SHUFFLING = """

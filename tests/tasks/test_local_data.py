@@ -1,37 +1,42 @@
-"""Breaks if local files are mixed with the hub, cached across changes, altered on reading, or blamed unclearly."""
+"""Breaks if local files are mixed with the hub, cached across changes, altered on reading, or blamed unclearly; if a column,
+a split or a number of the hub's copy is not that of local files.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
+from moe_lab.tasks.factory import OWN_TASKS
+from moe_lab.tasks.hub_data import published
 from moe_lab.tasks.loading import load_tasks
-from tests.support.runs import choices, small_data, sums, write_jsonl
-
-
-def load(data: Path | None, task: str = "arc_easy", **keys: Any) -> Any:
-    config = Config(task=keys.pop("task_config", TaskConfig(name=task)), data_dir=data and str(data), **keys)
-    return next(iter(load_tasks(config)["tasks"].values()))
+from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 
 
 def test_only_the_needed_splits_are_read(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
-    assert [document["id"] for document in load(tmp_path).task_docs] == ["q0", "q1", "q2", "q3", "q4"]
+    assert [document["id"] for document in load_task(tmp_path, "arc_easy").task_docs] == [
+        "q0",
+        "q1",
+        "q2",
+        "q3",
+        "q4",
+    ]
     missing = r"arc_easy/train\.jsonl is missing: 2 few-shot examples"
     with pytest.raises(TaskError, match=missing):
-        load(tmp_path, num_fewshot=2)
+        load_task(tmp_path, "arc_easy", num_fewshot=2)
     (tmp_path / "arc_easy" / "train.jsonl").write_text("no JSON")
-    assert len(load(tmp_path).task_docs) == 5, "not needed"
+    assert len(load_task(tmp_path, "arc_easy").task_docs) == 5, "not needed"
     (tmp_path / "gsm8k").mkdir()
     with pytest.raises(TaskError, match=r"gsm8k/test\.jsonl is missing: the documents"):
-        load(tmp_path, "gsm8k", num_fewshot=0)
+        load_task(tmp_path, "gsm8k", num_fewshot=0)
 
 
 @pytest.mark.parametrize(
@@ -55,35 +60,31 @@ def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, message: str) -> 
     (tmp_path / "addsub").mkdir()
     (tmp_path / "addsub" / "test.jsonl").write_bytes(content)
     with pytest.raises(TaskError, match=re.escape(message)):
-        load(tmp_path, "addsub")
+        load_task(tmp_path, "addsub")
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "addsub" / "test.jsonl"
     write_jsonl(file, sums(3))
-    assert load(tmp_path, "addsub").task_docs[0]["answer"] == "2"
+    assert load_task(tmp_path, "addsub").task_docs[0]["answer"] == "2"
     before = file.stat()
     file.write_text(file.read_text().replace('"2"', '"9"'))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert load(tmp_path, "addsub").task_docs[0]["answer"] == "9"
+    assert load_task(tmp_path, "addsub").task_docs[0]["answer"] == "9"
 
 
 def test_text_stays_text(tmp_path: Path) -> None:
     """`datasets`' own JSON reader turns such strings into timestamps."""
-    write_jsonl(
-        tmp_path / "addsub" / "test.jsonl", [{"question": "2020-01-01", "answer": "2021-05-05 10:00:00"}]
-    )
-    assert load(tmp_path, "addsub").task_docs[0] == {
-        "question": "2020-01-01",
-        "answer": "2021-05-05 10:00:00",
-    }
+    row = {"question": "2020-01-01", "answer": "2021-05-05 10:00:00"}
+    write_jsonl(tmp_path / "addsub" / "test.jsonl", [row])
+    assert load_task(tmp_path, "addsub").task_docs[0] == row
 
 
 def test_nothing_is_cached_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    load(small_data(tmp_path), "gsm8k", num_fewshot=4)
+    load_task(small_data(tmp_path), "gsm8k", num_fewshot=4)
     assert not (tmp_path / "cache").exists()
 
 
@@ -96,24 +97,11 @@ def test_shared_files_are_filtered(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "mmlu" / "test.jsonl", rows)
     task = TaskConfig(name=["mmlu_virology", "mmlu_anatomy"], data_folder="mmlu", data_filter="subject")
     tasks = load_tasks(Config(task=task, data_dir=str(tmp_path)))["tasks"]
-    assert [document["question"] for document in tasks["mmlu_virology"].task_docs] == [
-        "virology 0",
-        "virology 1",
-        "virology 2",
-    ]
+    questions = [document["question"] for document in tasks["mmlu_virology"].task_docs]
+    assert questions == ["virology 0", "virology 1", "virology 2"]
     for name, column in (("mmlu_astronomy", "subject"), ("mmlu_anatomy", "topic")):
-        task = TaskConfig(name=name, data_folder="mmlu", data_filter=column)
         with pytest.raises(TaskError, match=f"no row with {column}='{name.removeprefix('mmlu_')}'"):
-            load(tmp_path, task_config=task)
-
-
-def test_offline_names_the_hub_data_set_at_once() -> None:
-    start = time.perf_counter()
-    with pytest.raises(
-        TaskError, match=r"gsm8k: The data set openai/gsm8k is not available offline(.|\n)*data_dir="
-    ):
-        load(None, "gsm8k")
-    assert time.perf_counter() - start < 5
+            load_task(tmp_path, name, data_folder="mmlu", data_filter=column)
 
 
 def test_the_hub_is_asked_only_for_what_it_has_to_deliver(
@@ -122,17 +110,13 @@ def test_the_hub_is_asked_only_for_what_it_has_to_deliver(
     asked: list[str] = []
     monkeypatch.setattr("moe_lab.tasks.factory.commit_of", lambda path, kind, revision: asked.append(path))
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
-    assert load(tmp_path).data_source == f"files in {tmp_path / 'arc_easy'}"
-    assert load(None, "toy_math").data_source == "generated"
+    assert load_task(tmp_path, "arc_easy").data_source == f"files in {tmp_path / 'arc_easy'}"
+    assert load_task(None, "toy_math").data_source == "generated"
     assert asked == []
     for folder, name in ((None, "gsm8k"), (tmp_path, "gsm8k"), (tmp_path, "svamp")):
         with pytest.raises(TaskError, match=rf"not available offline(.|\n)*Or give .*{name}/<split>\.jsonl"):
-            load(folder, name)
+            load_task(folder, name)
     assert asked == ["openai/gsm8k", "openai/gsm8k", "ChilleD/SVAMP"]
-
-
-def test_generated_tasks_need_no_files(tmp_path: Path) -> None:
-    assert len(load(tmp_path, "toy_math").task_docs) > 100
 
 
 MINE = """
@@ -153,10 +137,55 @@ def test_files_that_the_users_yaml_names(tmp_path: Path, monkeypatch: pytest.Mon
     own = tmp_path / "mine"
     write_jsonl(own / "sums.jsonl", sums(2, start=50))
     (own / "my_sums.yaml").write_text(MINE.replace("FILE", str(own / "sums.jsonl")))
-    mine = TaskConfig(name="my_sums", include_path=str(own))
-    task = load(tmp_path, task_config=mine)
+    task = load_task(tmp_path, "my_sums", include_path=str(own))
     assert [document["answer"] for document in task.task_docs] == ["52", "53"]
     assert task.data_source == "files that its YAML names"
     (own / "sums.jsonl").unlink()
     with pytest.raises(TaskError, match=r"my_sums cannot be loaded: FileNotFoundError.*sums\.jsonl"):
-        load(None, task_config=mine)
+        load_task(None, "my_sums", include_path=str(own))
+
+
+# Data sets that the hub has in other columns
+
+SUM = {"question": "Ann has 3 cups. How many?", "answer": "3"}
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "addsub": ({"input": SUM["question"], "target": 3.0}, SUM),
+    "singleeq": ({"input": f" {SUM['question']}", "target": 0.25}, SUM | {"answer": "0.25"}),
+    "multiarith": ({"question": f"{SUM['question']} ", "final_ans": "3"}, SUM),
+    "svamp": ({"Body": "Ann has 3 cups.", "Question": "How many?", "Answer": "3.0", "ID": "1"}, SUM),
+    "malicious": ({"prompt": "Do harm.", "category": "x"}, {"instruction": "Do harm."}),
+    "cona": ({"prompt": "Do harm."}, {"instruction": "Do harm."}),
+    "controversial": ({"prompt": "Do harm."}, {"instruction": "Do harm."}),
+    "knowref": (
+        {
+            "swapped_sentence": "Ann met Eve when [she] left.",
+            "candidate_0": "Ann",
+            "candidate_1": "Eve",
+            "correct_candidate": "candidate_1",
+        },
+        {"sentence": "Ann met Eve when [she] left.", "candidate0": "Ann", "candidate1": "Eve", "label": 1},
+    ),
+}
+"""A row of the hub's copy, and of files of data_dir, by task."""
+
+
+@pytest.mark.parametrize("task", FORMS)
+def test_the_hubs_rows_become_those_of_local_files(task: str, tmp_path: Path) -> None:
+    theirs, ours = FORMS[task]
+    [file] = OWN_TASKS.rglob(f"{task}.yaml")
+    given = load_yaml(file)["dataset_kwargs"]
+    splits = given.get("splits", ["test"])
+    files = given.get("data_files") or {split: f"{split}.jsonl" for split in splits}
+    for number, split in enumerate(splits):
+        write_jsonl(tmp_path / files[split], [_numbered(theirs, number)])
+    found = published(**given | {"path": str(tmp_path), "data_files": files, "name": None})
+    assert list(found) == ["test"]
+    assert found["test"].to_list() == [_numbered(ours, number) for number in range(len(splits))]
+
+
+def _numbered(row: dict[str, Any], number: int) -> dict[str, Any]:
+    """The row of another split: its sentence is about somebody else."""
+    return {
+        key: value.replace("Ann", f"Ann{number}") if isinstance(value, str) else value
+        for key, value in row.items()
+    }

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.tasks.documents import gold_choice
-from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.task_functions import (
     answer_number,
     extract_answers,
@@ -19,7 +17,7 @@ from moe_lab.tasks.task_functions import (
     score_number,
 )
 from tests.support.documents import BIGBENCH, HELLASWAG, KNOWREF, OPENBOOKQA, SOCIAL_IQA
-from tests.support.runs import choices, write_jsonl
+from tests.support.runs import choices, load_task, write_jsonl
 
 # answer_format/
 
@@ -68,8 +66,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str, int]] = {
 def test_the_prompt_and_the_names_to_choose_from(name: str, tmp_path: Path) -> None:
     folder, split, row, prompt, gold = CASES[name]
     write_jsonl(tmp_path / folder / f"{split}.jsonl", [row])
-    one = TaskConfig(name=name, data_folder=folder)
-    task: Any = load_tasks(Config(task=one, data_dir=str(tmp_path)))["tasks"][name]
+    task = load_task(tmp_path, name, data_folder=folder)
     task.build_all_requests()
     asked = [instance.args for instance in task.instances]
     assert {context for context, _ in asked} == {prompt}
@@ -81,8 +78,7 @@ def test_the_prompt_and_the_names_to_choose_from(name: str, tmp_path: Path) -> N
 def test_examples_end_with_their_answer(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "openbookqa" / "test.jsonl", [OPENBOOKQA])
     write_jsonl(tmp_path / "openbookqa" / "train.jsonl", [OPENBOOKQA | {"question_stem": "Fire is"}])
-    one = TaskConfig(name="openbookqa_answer_format", data_folder="openbookqa")
-    task: Any = load_tasks(Config(task=one, data_dir=str(tmp_path), num_fewshot=1))["tasks"][one.name]
+    task = load_task(tmp_path, "openbookqa_answer_format", data_folder="openbookqa", num_fewshot=1)
     task.build_all_requests()
     assert "Fire is" in task.instances[0].args[0]
     assert "the correct answer is answer2\n\nPlease choose" in task.instances[0].args[0]
@@ -146,11 +142,6 @@ def test_score_reads_the_filtered_answer() -> None:
 # references/
 
 
-def load(folder, name, **keys):
-    task = TaskConfig(name=name, **keys)
-    return load_tasks(Config(task=task, data_dir=folder and str(folder), num_fewshot=0))["tasks"][name]
-
-
 @pytest.mark.parametrize(
     "inputs, targets, question, options",
     [
@@ -180,7 +171,7 @@ def test_bigbench_keeps_the_rows_with_one_right_choice(tmp_path):
     none = BIGBENCH | {"multiple_choice_targets": [], "multiple_choice_scores": []}
     both = BIGBENCH | {"multiple_choice_scores": [1, 1]}
     write_jsonl(tmp_path / "bigbench" / "test.jsonl", [none, BIGBENCH, both])
-    task = load(tmp_path, "bigbench_choice", data_folder="bigbench", answer="letters")
+    task = load_task(tmp_path, "bigbench_choice", data_folder="bigbench", answer="letters", num_fewshot=0)
     (document,) = task.task_docs
     assert task.doc_to_text(document) == "Q: Is ice cold?\nA. Yes\nB. No\nAnswer:"
     assert gold_choice(task, document) == 0
@@ -188,16 +179,16 @@ def test_bigbench_keeps_the_rows_with_one_right_choice(tmp_path):
 
 def test_knowref_asks_for_the_pronoun(tmp_path):
     write_jsonl(tmp_path / "knowref" / "test.jsonl", [KNOWREF])
-    task = load(tmp_path, "knowref", answer="letters")
+    task = load_task(tmp_path, "knowref", answer="letters", num_fewshot=0)
     (document,) = task.task_docs
     assert task.doc_to_text(document) == (
         "Ann met Eve when [she] left.\nQuestion: Who is meant by the word in brackets?\nA. Ann\nB. Eve\nAnswer:"
     )
     assert gold_choice(task, document) == 1
-    plain = load(tmp_path, "knowref")
+    plain = load_task(tmp_path, "knowref", num_fewshot=0)
     assert plain.doc_to_choice(plain.task_docs[0]) == ["Ann", "Eve"]
 
 
 def test_without_files_it_says_which():
     with pytest.raises(TaskError, match=r"data_dir=<folder> with bigbench/test.jsonl"):
-        load(None, "bigbench_choice")
+        load_task(None, "bigbench_choice", num_fewshot=0)

@@ -22,6 +22,7 @@ from moe_lab.engine.forward.ensemble import (
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.routing import GumbelTopK
+from tests.support.ensembles import answered
 
 TEXTS = [("2 + 2 =", " 4"), ("2 + 2 =", " 5 and"), ("A longer prompt: one", " two three")]
 
@@ -58,9 +59,7 @@ def test_the_averaged_distribution_is_scaled(logits_MnV, n, clean, aggregate, sc
 
 def scored(model, tokenizer, ensemble: Ensemble) -> list[float]:
     lm = EngineLM(model, tokenizer, ensemble=ensemble, progress=False)
-    answers: dict[int, tuple[float, bool]] = {}
-    lm.answer("loglikelihood", [Request(pair) for pair in TEXTS], answers.__setitem__)
-    return [answers[index][0] for index in range(len(TEXTS))]
+    return [value for value, _ in answered(lm, "loglikelihood", TEXTS)]
 
 
 @pytest.mark.parametrize("cache", ["clean", "standard"])

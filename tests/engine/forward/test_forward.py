@@ -70,10 +70,9 @@ def test_later_layers_alone_and_the_model_restored():
     model = make_model("olmoe")
     ids = torch.tensor([[1, 2, 3]])
     hidden = []
-    handle = model.model.layers[2].register_forward_pre_hook(lambda layer, args: hidden.append(args[0]))
-    with torch.no_grad():
+    hooked = model.model.layers[2].register_forward_pre_hook(lambda layer, args: hidden.append(args[0]))
+    with torch.no_grad(), hooked:
         expected = model(ids).logits
-    handle.remove()
     names = list(model.state_dict())
     wrapped = model.model.layers[0].forward  # as accelerate wraps the layers of a device map
     model.model.layers[0].forward = wrapped

@@ -1,8 +1,9 @@
 """cache=clean, standard and none, with clean and noisy prompts: each equals its slow reference.
 
-Broken by: noise keyed by anything but the sample and the position, a sample that reads another's keys and values, a
-prompt read with (or without) noise where it should not be, scoring that differs from decoding, or a family in `LATE`
-whose layer does anything but add its block's output to each token.
+Broken by: noise keyed by anything but the sample and the position, a sample that reads another's keys, values or state, a
+window that counts padding, other branches or samples as tokens, a prompt read with (or without) noise where it should not
+be, scoring that differs from decoding, or a family in `LATE` whose layer does anything but add its block's output to each
+token.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ from moe_lab.engine.forward import histories
 from moe_lab.engine.forward.batch import TokenTree, collate
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
-from moe_lab.engine.generate import generate
-from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.forward.layers import (
+    FULL,
+    AttentionWindow,
+    attention_windows,
+    decoder_layers,
+    runs_on_kv_cache,
+)
+from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.sampling import Decoding, GenerationState
-from moe_lab.engine.scoring import Budget, ScoringRequest
+from moe_lab.engine.scoring import Budget
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from tests.support import roe_reference as reference
 from tests.support import rounding
@@ -29,16 +36,20 @@ from tests.support.ensembles import (
     HISTORIES,
     SEED,
     N,
+    answered,
     answers_of,
     assert_scores,
+    engine_of,
     ensemble_for,
+    plain,
     prompts_for,
     questions_for,
     scores_of,
     temperatures_for,
 )
-from tests.support.models import FAMILIES, make_model, small_model
-from tests.support.tiers import FAST, by_family
+from tests.support.families import COMMON, WINDOW, ZOO
+from tests.support.models import build, kv_cache_model, small_model
+from tests.support.tiers import by_family, first_fast
 
 
 def logits_of_steps(model):
@@ -78,40 +89,54 @@ def test_a_family_that_is_not_known_parts_in_front_of_the_layer(monkeypatch):
     assert (right - logits_of_steps(model)).abs().max() > 0.1
 
 
-BUDGETS = [Budget(4000), Budget(4000, 1), Budget(70), Budget(9)]
+BUDGETS = [Budget(4000), Budget(4000, 1), Budget(45), Budget(9)]
+KV_CACHE = (
+    "olmoe",
+    "gpt_oss",
+    "mixtral",
+    "qwen2_moe",
+    "deepseek_v3",
+    "granitemoe",
+    "llama4_text",
+    "gemma4_text",
+)
+RECURRENT = ("qwen3_next", "minimax", "granitemoehybrid", "jamba", "llama4_text")
+"""Llama 4 scales its queries by their positions, or not (`ON_A_KV_CACHE`)."""
+MODELS = dict.fromkeys(KV_CACHE, kv_cache_model) | {f"{name}, recurrent": small_model for name in RECURRENT}
 CASES = pytest.mark.parametrize(
-    ("family", "history", "perturbed"),
+    ("name", "history", "perturbed"),
     [
         *(
             pytest.param(
-                family,
-                history,
-                False,
-                id="-".join((family, *history)),
-                marks=[] if family in FAST else pytest.mark.slow,
+                *name.values, history, False, id="-".join((*name.values, *history)), marks=name.marks
             )
-            for family in FAMILIES
+            for name in [*by_family(KV_CACHE), *first_fast(list(MODELS)[len(KV_CACHE) :])]
             for history in HISTORIES
         ),
         # the weights of the chosen experts do not depend on where keys and values come from
-        pytest.param("olmoe", HISTORIES[0], True, id="olmoe-perturbed-weights", marks=pytest.mark.slow),
+        pytest.param("olmoe", HISTORIES[0], True, id="olmoe-perturbed-weights"),
         pytest.param("mixtral", HISTORIES[1], True, id="mixtral-perturbed-weights", marks=pytest.mark.slow),
     ],
 )
 
 
 @cache
-def models(family):
-    """(a model, its reference, which keeps its passes)"""
-    model = make_model(family)
-    return model, reference.in_float64(model)
+def models(name):
+    """(a model, its reference, which keeps its passes, the budgets that matter to it)"""
+    model = MODELS[name](name.partition(",")[0])
+    assert runs_on_kv_cache(model) == (name in KV_CACHE)
+    return model, reference.in_float64(model), BUDGETS if name in KV_CACHE else BUDGETS[:1]
 
 
 @CASES
-def test_scores_equal_the_slow_reference(family, history, perturbed):
-    model, double = models(family)
+def test_scores_equal_the_slow_reference(name, history, perturbed):
+    """In whole passes and in two phases. Contexts are shorter and longer than windows and chunks."""
+    model, double, budgets = models(name)
     switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)
-    questions = questions_for(random.Random(0), 2, choices=2, longest=6)
+    questions = questions_for(random.Random(1), 2, choices=1, longest=6)
+    assert (
+        min(len(q.context) for q in questions) < WINDOW < 3 * WINDOW < max(len(q.context) for q in questions)
+    )
     expected = [
         [
             reference.score(double, q.context, c, N, temperatures_for(model), **switches)
@@ -119,53 +144,60 @@ def test_scores_equal_the_slow_reference(family, history, perturbed):
         ]
         for q in questions
     ]
-    for budget in BUDGETS:
+    # a recurrent state carries the rounding of every token before: as for a sum over twice the scored tokens
+    tokens = 1 if name in KV_CACHE else 6
+    for budget in budgets:
         ensemble = ensemble_for(model, history, perturbed)
-        assert_scores(scores_of(model, questions, budget, ensemble)[0], expected)
+        assert_scores(scores_of(model, questions, budget, ensemble)[0], expected, tokens)
         assert ensemble.routing.decisions[0] > 0
+        if name in KV_CACHE and history[0] == "clean":
+            assert_scores(scores_of(model, questions, budget, ensemble, two_phase=True)[0], expected)
 
 
 @CASES
-def test_tokens_equal_the_slow_reference(family, history, perturbed):
-    model, double = models(family)
+def test_tokens_equal_the_slow_reference(name, history, perturbed):
+    model, double, budgets = models(name)
     switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)
-    prompts = [[7], *prompts_for(random.Random(0), 2)]
+    prompts = [[7], *prompts_for(random.Random(5), 2)]
     expected = [
-        reference.generate(double, prompt, N, temperatures_for(model), steps=4, **switches)
-        for prompt in prompts
+        reference.generate(double, prompt, N, temperatures_for(model), 4, **switches) for prompt in prompts
     ]
-    for budget in BUDGETS:
+    for budget in budgets:
         found = answers_of(model, prompts, budget, 4, ensemble_for(model, history, perturbed))
         for tokens, (expected_tokens, gap) in zip(found, expected, strict=True):
             # Below this gap between the best two probabilities, float32 may choose otherwise.
             assert tokens == expected_tokens or gap < 1e-5
 
 
-@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
-def test_scoring_equals_decoding_token_by_token(moe_model, history):
-    rng = random.Random(4)
-    questions = [
-        ScoringRequest(prompt, [[rng.randrange(256) for _ in range(6)]], document_key(prompt))
-        for prompt in prompts_for(rng, 4)
-    ]
-    scored, _ = scores_of(moe_model, questions, Budget(4000), ensemble_for(moe_model, history))
-    total = [0.0] * len(questions)
+PROMPT, FORCED = [3, 1, 4, 1, 5], [9, 2, 6]
+
+
+@pytest.mark.parametrize(
+    "name, history", [*(("olmoe", history) for history in HISTORIES), ("qwen3_next, recurrent", HISTORIES[0])]
+)
+def test_repeats_of_a_prompt_have_noise_of_their_own(name, history):
+    """The distributions after the same tokens are the slow reference's of each repeat, in one batch."""
+    (model, double, _), found = models(name), {0: [], 1: []}
 
     def forced(scores_AV, answers):
-        tokens = [questions[a.index].continuations[0][len(a.generated)] for a in answers]
-        for row, answer, token in zip(scores_AV.log_softmax(-1), answers, tokens, strict=True):
-            total[answer.index] += float(row[token])
-        return tokens
+        for row_V, answer in zip(scores_AV.softmax(-1), answers, strict=True):
+            found[answer.sample_index].append(row_V)
+        return [FORCED[len(answer.generated)] for answer in answers]
 
-    answers = [GenerationState(i, q.context, q.noise_key) for i, q in enumerate(questions)]
-    with EnsembleForward(moe_model, ensemble_for(moe_model, history)) as forward:
-        generate(
-            forward, answers, Budget(4000), Decoding(forced, lambda generated: False, 6), lambda answer: None
-        )
-    assert total == rounding.approx([scored[i][0][0] for i in range(len(questions))])
+    answers = [GenerationState(repeat, PROMPT, document_key(PROMPT), repeat) for repeat in found]
+    decoding = Decoding(forced, lambda generated: False, 3)
+    engine_of(model, ensemble_for(model, history)).generate(answers, decoding, lambda answer: None)
+    temperatures = temperatures_for(model)
+    switches = dict(seed=SEED, cache=history[0], prefill=history[1])
+    for repeat, rows in found.items():
+        for step, row_V in enumerate(rows):
+            given = (double, PROMPT, [*PROMPT, *FORCED[:step]], N, temperatures)
+            expected_V = reference.next_token_probs(*given, repeat=repeat, **switches)
+            torch.testing.assert_close(row_V.double(), expected_V, atol=1e-6, rtol=1e-4)
+    assert not any(torch.allclose(*rows, atol=1e-5) for rows in zip(*found.values(), strict=True))
 
 
-@pytest.mark.parametrize("history", HISTORIES[1:], ids="-".join)
+@pytest.mark.parametrize("history", first_fast(HISTORIES, 2), ids="-".join)
 def test_batch_and_order_change_nothing(olmoe, history):
     questions = questions_for(random.Random(6), 5)
     expected, _ = scores_of(olmoe, questions, Budget(10_000), ensemble_for(olmoe, history))
@@ -191,7 +223,7 @@ def test_without_noise_it_is_the_plain_model(olmoe, history, n, temperatures):
     assert answers_of(olmoe, prompts, Budget(4000), 5, ensemble) == plain
 
 
-@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
+@pytest.mark.parametrize("history", first_fast(HISTORIES, 2), ids="-".join)
 def test_sharing_the_first_layers_changes_nothing(moe_model, history):
     questions, prompts = questions_for(random.Random(9), 4), prompts_for(random.Random(9), 4)
     layers = len(find_routers(moe_model))
@@ -206,26 +238,13 @@ def test_sharing_the_first_layers_changes_nothing(moe_model, history):
         assert tokens == found[0][1]
 
 
-def test_histories_are_not_the_same_thing(olmoe):
-    # If samples had one history in all modes, or prompts were always read the same way, these would be equal. (A single
-    # token is the same for clean and for standard with a clean prompt; here it is three.)
-    context = [5, 6, 7, 8, 9, 10]
-    question = ScoringRequest(context, [[11, 12, 13]], document_key(context))
-    found = [
-        scores_of(olmoe, [question], Budget(4000), ensemble_for(olmoe, history))[0][0][0][0]
-        for history in HISTORIES[:3]
-    ]
-    assert min(abs(found[a] - found[b]) for a, b in ((0, 1), (0, 2), (1, 2))) > 1e-3
-
-
 def test_no_cache_reads_everything_again_for_every_token(olmoe):
     def tokens_in(cache, prefill):
-        ensemble = ensemble_for(olmoe, (cache, prefill), first_noisy=0)
-        with EnsembleForward(olmoe, ensemble) as forward:
-            choose = lambda scores, answers: scores.argmax(-1).tolist()  # noqa: E731
-            answers = [GenerationState(0, [1, 2, 3, 4], 9)]
-            generate(forward, answers, Budget(100), Decoding(choose, lambda g: False, 3), lambda a: None)
-        return forward.tokens_in
+        engine = engine_of(olmoe, ensemble_for(olmoe, (cache, prefill), first_noisy=0))
+        choose = lambda scores, answers: scores.argmax(-1).tolist()  # noqa: E731
+        decoding = Decoding(choose, lambda generated: False, 3)
+        engine.generate([GenerationState(0, [1, 2, 3, 4], 9)], decoding, lambda answer: None)
+        return engine.tokens_in
 
     assert tokens_in("clean", "noisy") == 4 + 2 + 3 * 3
     assert tokens_in("standard", "noisy") == N * (4 + 2)
@@ -234,22 +253,19 @@ def test_no_cache_reads_everything_again_for_every_token(olmoe):
     assert tokens_in("none", "clean") == 3 * 3 + N * (1 + 2 + 3)
 
 
-@pytest.mark.parametrize("history", HISTORIES[1:], ids="-".join)
+@pytest.mark.parametrize("history", first_fast(HISTORIES[1:], 2), ids="-".join)
 def test_reuse_changes_nothing_where_samples_have_their_own_history(olmoe, tokenizer, history):
     options = {"max_gen_toks": 5, "until": []}
     requests = {
-        "loglikelihood": [Request(("some context", " more"))],
-        "generate_until": [Request((prompt, options)) for prompt in ("abc", "a", "some longer prompt")],
+        "loglikelihood": [("some context", " more")],
+        "generate_until": [(prompt, options) for prompt in ("abc", "a", "some longer prompt")],
     }
     for kind, asked in requests.items():
         found = []
         for reuse in (False, True, True):
             lm = EngineLM(olmoe, tokenizer, ensemble=ensemble_for(olmoe, history), reuse=reuse)
-            answers = {}
-            lm.answer(kind, asked, answers.__setitem__)
-            lm.answer(kind, asked, answers.__setitem__)
-            found.append(answers)
-        assert found[0] == found[1] == found[2]
+            found += [answered(lm, kind, asked) for _ in range(2)]
+        assert found == [found[0]] * 6
 
 
 @pytest.mark.parametrize("history", HISTORIES[:2])
@@ -263,3 +279,47 @@ def test_padding_makes_no_noisy_decisions(olmoe, history):
         return ensemble.routing.decisions
 
     assert decided(Budget(4000)) == decided(Budget(4000, 1))
+
+
+# Windows, chunks and sinks
+
+
+@pytest.mark.parametrize("family", by_family(KV_CACHE))
+def test_each_layer_has_the_mask_that_the_model_gives_it(family):
+    """Broken by a family whose configuration names windows that its layers do not have, or the other way round."""
+    model, given = kv_cache_model(family), {}
+    for i, layer in enumerate(decoder_layers(model)):
+        layer.register_forward_pre_hook(
+            lambda layer, args, kwargs, i=i: given.__setitem__(i, kwargs["attention_mask"]), with_kwargs=True
+        )
+    length = 3 * WINDOW
+    ids, padding = torch.zeros(2, length, dtype=torch.long), torch.ones(2, length, dtype=torch.long)
+    padding[0, :3] = 0  # sdpa makes no mask where it can do without
+    with torch.no_grad():
+        model(ids, attention_mask=padding)
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    for i, reach in enumerate(attention_windows(model)):
+        mask = given[i][1, 0]
+        assert (mask if mask.dtype == torch.bool else mask == 0).equal(reach.of(causal[None])[0]), i
+    for layer in decoder_layers(model):
+        layer._forward_pre_hooks.clear()
+
+
+def test_attention_windows():
+    visible = torch.tensor([[[1, 0, 1, 1, 0, 1, 1]]], dtype=torch.bool)  # positions 0, -, 1, 2, -, 3, 4
+    assert AttentionWindow(window=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
+    assert AttentionWindow(chunk=3).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
+    assert AttentionWindow(chunk=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 0, 1]]]
+    assert AttentionWindow(window=9).of(visible).equal(visible) and FULL.of(visible).equal(visible)
+
+
+def test_sinks_count_in_attention():
+    model = build("gpt_oss", COMMON | ZOO["gpt_oss"])
+    questions = questions_for(random.Random(1), 2)
+    before, _ = scores_of(model, questions)
+    with torch.no_grad():
+        for layer in decoder_layers(model):
+            layer.self_attn.sinks += 3
+    after, _ = scores_of(model, questions)
+    assert abs(before[0][0][0] - after[0][0][0]) > 1e-3
+    assert_scores(after, [[plain(model, q, c) for c in q.continuations] for q in questions])

@@ -1,7 +1,8 @@
 """Designs as language models.
 
 Broken by: other parts than the backbones', a later token that reaches an earlier logit, a cache that changes a unit's
-decision, names or buffers that do not come back.
+decision, names or buffers that do not come back, a design that does not exist but is built, a setting that has no effect
+but is taken.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 
 from moe_lab.config.schema import ModelConfig
-from moe_lab.models.load import load_model
+from moe_lab.errors import ModelError
+from moe_lab.models.designs.configuration import MoeDesignConfig
+from moe_lab.models.source import load_config
 from tests.support.designs import BACKBONES, COMMON, design
-from tests.support.models import build, make_tokenizer
+from tests.support.models import build, load_folder, save_model
 
 IDS = torch.randint(0, 256, (2, 14), generator=torch.Generator().manual_seed(5))
 ROUTERS = ("token", "word", "sentence", "word-hash", "expert")
@@ -124,11 +127,8 @@ def test_generation_from_padded_prompts_is_that_of_whole_passes(router, backbone
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @routers
 def test_every_parameter_learns(router, dtype):
-    model = (
-        design(router, n_shared_experts=1, selection_bias=router not in ("expert", "word-hash"))
-        .to(dtype)
-        .train()
-    )
+    biased = router not in ("expert", "word-hash")
+    model = design(router, n_shared_experts=1, selection_bias=biased).to(dtype).train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     mask = torch.ones_like(IDS)
     mask[1, 9:] = 0
@@ -205,9 +205,7 @@ def test_a_model_comes_back_without_its_tokenizer(router, backbone, tmp_path):
 @routers
 def test_it_is_loaded_like_any_other_model(router, tmp_path):
     model = design(router, **BACKBONES["deepseek"])
-    model.save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
-    loaded = load_model(ModelConfig(path=str(tmp_path)), dtype="auto", device="cpu", offline=True)
+    loaded = load_folder(save_model(model, tmp_path))
     torch.testing.assert_close(logits_of(loaded.model, IDS), logits_of(model, IDS), rtol=1e-4, atol=1e-5)
 
 
@@ -232,3 +230,49 @@ def test_assisted_generation_is_refused():
     model = design("word")
     with pytest.raises(ValueError, match="stateful"):
         model.generate(IDS[:1], assistant_model=design("token"), max_new_tokens=3)
+
+
+# Configurations
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (dict(router="tokens"), "router=tokens: choose one of token, expert, word, sentence"),
+        (dict(backbone="mixtral"), "backbone=mixtral: choose one of olmoe, deepseek"),
+        (dict(num_experts_per_tok=6), "num_experts_per_tok=6: a token takes 1 to n_routed_experts=5"),
+        (dict(num_experts_per_tok=0), "num_experts_per_tok=0"),
+        (dict(first_k_dense_replace=1), "every layer of the backbone olmoe has experts"),
+        (dict(moe_layer_freq=2), "every layer of the backbone olmoe has experts"),
+        (dict(router="expert", selection_bias=True), "selection_bias=true: .*nothing to balance"),
+        (dict(router="expert", capacity_factor=0), "capacity_factor=0: must be above 0"),
+        (dict(scoring_func="sigmoid"), "scoring_func=sigmoid"),
+        (dict(n_routed_experts=None), "n_routed_experts=null"),
+    ],
+)
+def test_a_design_that_does_not_exist_is_refused(changes, says, tmp_path):
+    with pytest.raises(Exception, match=says):
+        MoeDesignConfig(**COMMON | changes)
+    config = MoeDesignConfig(**COMMON)
+    for key, value in changes.items():
+        object.__setattr__(config, key, value)
+    config.to_json_file(tmp_path / "config.json")
+    with pytest.raises(ModelError, match=says):
+        load_config(ModelConfig(path=str(tmp_path)), offline=True)
+
+
+def test_a_configuration_comes_back(tmp_path):
+    config = MoeDesignConfig(
+        **COMMON, backbone="deepseek", router="word", first_k_dense_replace=2, clip_qkv=8
+    )
+    config.save_pretrained(tmp_path)
+    again = load_config(ModelConfig(path=str(tmp_path)), offline=True)
+    assert type(again) is MoeDesignConfig
+    kept = ("backbone", "router", "selection_bias", "clip_qkv", "first_k_dense_replace", "capacity_factor")
+    assert [getattr(again, key) for key in kept] == ["deepseek", "word", False, 8, 2, 1.0]
+    assert again.layer_types == ["hybrid"] * 3
+    assert MoeDesignConfig(**COMMON).layer_types is None
+
+
+def test_expert_choice_has_no_cache():
+    assert MoeDesignConfig(**COMMON).use_cache and not MoeDesignConfig(**COMMON, router="expert").use_cache

@@ -18,7 +18,8 @@ from moe_lab.models.source import load_config
 from tests.support.command import run_command
 from tests.support.hub.published import PUBLISHED
 from tests.support.hub.repositories import Repository
-from tests.support.models import make_tokenizer, small_model
+from tests.support.models import make_tokenizer, save_model, small_model
+from tests.support.runs import worked_sums, write_jsonl
 
 MODELS = {
     "olmoe": ("allenai/OLMoE-1B-7B-0924-Instruct", "olmoe", 16),
@@ -36,11 +37,8 @@ MODELS = {
 @pytest.fixture
 def data_dir(tmp_path):
     """GSM8K as `data_dir` has it."""
-    rows = [{"question": f"Eve has {i} cups. How many?", "answer": f"{i}\n#### {i}"} for i in range(8)]
-    (tmp_path / "data" / "gsm8k").mkdir(parents=True)
     for split in ("train", "test"):
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / "data" / "gsm8k" / f"{split}.jsonl").write_text(text)
+        write_jsonl(tmp_path / "data" / "gsm8k" / f"{split}.jsonl", worked_sums(8))
     return tmp_path / "data"
 
 
@@ -63,8 +61,7 @@ def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
 @pytest.mark.parametrize("option", ["gpt-oss", "mixtral", "deepseek-moe", "qwen3-moe", "granite-moe-1b"])
 def test_each_runs_on_a_small_folder(option, data_dir, tmp_path, capsys):
     _, family, _ = MODELS[option]
-    small_model(family).save_pretrained(tmp_path / "model")
-    make_tokenizer().save_pretrained(tmp_path / "model")
+    save_model(small_model(family), tmp_path / "model")
     options = ["task=gsm8k", f"data_dir={data_dir}", "limit=2", "num_fewshot=1", "gen_kwargs=max_gen_toks=4"]
     options += [f"model.path={tmp_path / 'model'}", f"output_dir={tmp_path / 'outputs'}", "device=cpu"]
     method = ["method=roe", "method.n=3", "method.skip_layers=0", "method.temperature=0.5"]

@@ -1,26 +1,50 @@
-"""Breaks when prefetching loads weights, stops at the first failure, or goes on where the network is forbidden."""
+"""What a command reads of the hub and how a run knows it: `mode=prefetch`, judges, adapters, run ids.
+
+Broken by: prefetching that loads weights, stops at the first failure, goes on where the network is forbidden or leaves out
+what a run offline needs; a commit that is not the identity of a judge or adapter; a run of a hub's model with another id.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import peft
 import pytest
+from huggingface_hub import constants
 
+from moe_lab.cli.main import compose_or_explain
 from moe_lab.cli.prefetch import prefetch
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
-from moe_lab.errors import ConfigError, TaskError
+from moe_lab.errors import ConfigError, ModelError, TaskError
 from moe_lab.methods import get_method
+from moe_lab.models.facts import model_facts
+from moe_lab.models.identity import model_identity
+from moe_lab.runs.config import to_config
+from moe_lab.runs.prepare import prepare
 from moe_lab.tasks import loading
+from moe_lab.tasks.judges import Exchange
+from moe_lab.tasks.judges.local import RewardModel
+from tests.support.adapters import make_adapter
+from tests.support.command import run_command
 from tests.support.hub.commands import new_command
 from tests.support.hub.content import OLMOE
+from tests.support.hub.repositories import Repository
 from tests.support.hub.server import Fault
+from tests.support.judges.models import reward_directly, reward_folder
+from tests.support.models import make_model
+from tests.support.runs import small_data
 
 MODEL = ModelConfig(name="olmoe", path=OLMOE)
+SHARD = "model-00001-of-00005.safetensors"
 
 
 def config(**keys):
     return Config(method=get_method("base").Config(name="base"), **{"model": MODEL, "device": "cpu", **keys})
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.mark.slow
@@ -31,9 +55,9 @@ def test_every_model_of_a_grid_is_fetched_and_none_is_loaded(client, hub, loads,
     assert next(Path(models[0].partition(": ")[2]).glob("*.safetensors"))
     assert loads == []
     new_command()
-    before = len(hub.ranges("model-00001-of-00005.safetensors"))
+    before = len(hub.ranges(SHARD))
     assert prefetch([config()]) == 0
-    assert len(hub.ranges("model-00001-of-00005.safetensors")) == before
+    assert len(hub.ranges(SHARD)) == before
 
 
 def test_what_fails_is_told_and_the_rest_is_fetched(client, hub, capsys):
@@ -45,23 +69,24 @@ def test_what_fails_is_told_and_the_rest_is_fetched(client, hub, capsys):
 
 @pytest.mark.slow
 def test_the_same_command_continues(client, hub, olmoe_files, capsys):
-    name = "model-00001-of-00005.safetensors"
-    path = f"cdn/models/{OLMOE}/{hub.repositories['models', OLMOE.lower()].branches['main']}/{name}"
+    path = f"cdn/models/{OLMOE}/{hub.repositories['models', OLMOE.lower()].branches['main']}/{SHARD}"
     hub.faults = [Fault(path, drop_after=60_000), Fault(path, status=503, times=3)]
     assert prefetch([config()]) == 2
     hub.faults = []
     new_command()
     assert prefetch([config()]) == 0
-    assert sum(sent for _, sent in hub.ranges(name)[1:]) == len(olmoe_files[name])
+    assert sum(sent for _, sent in hub.ranges(SHARD)[1:]) == len(olmoe_files[SHARD])
 
 
 def test_a_pretraining_takes_the_tokenizer_alone(client, hub, capsys):
+    def fetched(name):
+        return [answer.path for answer in hub.log if answer.path.endswith(name)]
+
     pretrain = replace(config(), method=get_method("pretrain").Config(name="pretrain"))
     assert prefetch([pretrain]) == 0
-    assert not [answer.path for answer in hub.log if answer.path.endswith(".safetensors")]
-    assert [answer.path for answer in hub.log if answer.path.endswith("tokenizer.json")]
+    assert fetched("tokenizer.json") and not fetched(".safetensors")
     assert prefetch([pretrain, config()]) == 0
-    assert [answer.path for answer in hub.log if answer.path.endswith(".safetensors")]
+    assert fetched(".safetensors")
 
 
 def test_a_task_that_lacks_its_data_is_a_failure(client, monkeypatch, capsys):
@@ -74,8 +99,6 @@ def test_a_task_that_lacks_its_data_is_a_failure(client, monkeypatch, capsys):
 
 
 def test_it_is_refused_offline(client, monkeypatch):
-    from huggingface_hub import constants
-
     with pytest.raises(ConfigError, match="needs the network"):
         prefetch([config(offline=True)])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -85,13 +108,73 @@ def test_it_is_refused_offline(client, monkeypatch):
 
 @pytest.mark.slow
 def test_what_a_method_reads_beside_its_task_is_a_step(client, hub, capsys, tmp_path):
-    asks = Config(
-        task=TaskConfig(name="toy_choice"),
-        method=get_method("c3po").Config(name="c3po"),
-        output_dir=str(tmp_path),
-    )
+    c3po = get_method("c3po").Config
+    asks = Config(task=TaskConfig(name="toy_choice"), method=c3po(name="c3po"), output_dir=str(tmp_path))
     assert prefetch([asks]) == 0
     assert "method c3po: its data other than" in capsys.readouterr().out
-    wrong = replace(asks, method=get_method("c3po").Config(name="c3po", reference="toy_choice:nowhere"))
-    assert prefetch([wrong]) == 2
+    assert prefetch([replace(asks, method=c3po(name="c3po", reference="toy_choice:nowhere"))]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_judge_is_fetched_and_then_judges_offline(client, hub, tmp_path, capsys):
+    folder = reward_folder(tmp_path / "one")
+    repository = hub.add(Repository("someone/reward"))
+    first = repository.commit(files_of(folder))
+    task = TaskConfig(name="toy_safety", judges=["toy", "reward"], reward_model="someone/reward")
+    judged = config(model=ModelConfig(), task=task)
+    assert prefetch([judged]) == 0
+    out = capsys.readouterr().out
+    assert "judge reward: " in out and "judge toy" not in out
+    new_command()
+    judge = RewardModel(replace(judged, offline=True))
+    judge.check()
+    found = {}
+    with judge.open() as judge_all:
+        judge_all([Exchange("Who?", "Nobody.")], found.__setitem__)
+    assert abs(found[0]["scores"]["reward"] - reward_directly(folder, "Who?", "Nobody.")) < 1e-5
+    assert judge.identity["model"] == {"hub": "someone/reward", "revision": first}
+
+    second = repository.commit(files_of(reward_folder(tmp_path / "two", seed=1)))
+    new_command()
+    assert RewardModel(judged).identity["model"]["revision"] == second
+    pinned = replace(judged, task=replace(task, reward_model=f"someone/reward@{first}"))
+    assert RewardModel(pinned).identity == judge.identity
+
+
+@pytest.mark.slow
+def test_an_adapter_of_the_hub_is_fetched_once_and_known_by_its_commit(client, hub, tmp_path, capsys):
+    make_adapter(make_model("olmoe"), peft.LoraConfig(target_modules=["q_proj"]), tmp_path / "a")
+    commit = hub.add(Repository("someone/adapter")).commit(files_of(tmp_path / "a"))
+    command = [f"model.path={OLMOE}", "model.peft=someone/adapter", "task=toy_choice", "method=base"]
+    ended = run_command(capsys, *command, "mode=prefetch")
+    assert ended.code == 0, ended.err
+    model = ModelConfig(path=OLMOE, peft="someone/adapter")
+    assert model_identity(OLMOE, model)["peft"] == {"hub": "someone/adapter", "revision": commit}
+    hub.log.clear()
+    ended = run_command(capsys, *command, "offline=true", "limit=2", f"output_dir={tmp_path / 'outputs'}")
+    assert ended.code == 0, ended.err
+    assert not hub.log
+
+
+def test_an_adapter_of_another_base_model_is_refused_by_its_configuration(client, hub):
+    settings = b'{"peft_type": "LORA", "base_model_name_or_path": "someone/else"}'
+    files = {"adapter_config.json": settings, "adapter_model.safetensors": b"not read"}
+    hub.add(Repository("someone/adapter")).commit(files)
+    model = ModelConfig(path=OLMOE, peft="someone/adapter")
+    with pytest.raises(ModelError, match=f"was trained on someone/else, and the model is {OLMOE}"):
+        model_facts(model, dtype="auto", device="cpu", offline=False)
+
+
+RUN_IDS = {
+    "method=roe model=olmoe task=addsub method.skip_layers=0": "06dae058f6fe39956240cd07a047aed62216b9ef165f642bb6f4f4b01c83bf20",
+    "method=base model=olmoe model.revision=main task=arc_easy limit=3": "f330ee47528d512155fba7be8ec9d358d707ecb43aaf992b268d5abb79e4b794",
+}
+"""By command line: the hub's id and the revision as it is typed count, and no commit."""
+
+
+@pytest.mark.parametrize("line", RUN_IDS)
+def test_a_run_of_a_hubs_model_keeps_its_id(line, hub, client, tmp_path):
+    data = small_data(tmp_path / "data")
+    common = ["device=cpu", "dtype=float32", f"data_dir={data}", f"output_dir={tmp_path}"]
+    (cell,) = compose_or_explain([*line.split(), *common])
+    assert prepare(to_config(cell)).run_id == RUN_IDS[line]

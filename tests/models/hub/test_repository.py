@@ -1,22 +1,38 @@
-"""Breaks when a revision is not pinned to its commit, the hub is asked again, or a command waits long for an answer."""
+"""Models of the hub: revisions and commits, what is fetched, and what is told of a failure.
+
+Broken by: a revision that is not pinned to its commit, a hub that is asked again or waited for, a file that is fetched twice
+or left out, a failure that is not told as what it is, without what to do or with the token.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 
+import httpx2
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from moe_lab.config.schema import ModelConfig
-from moe_lab.models.hub import commit_of
-from moe_lab.models.identity import known_weights
+from moe_lab.config.schema import Config, ModelConfig, TuningConfig
+from moe_lab.errors import ModelError
+from moe_lab.methods import get_method
+from moe_lab.models.hub import commit_of, explain
+from moe_lab.models.identity import known_weights, model_identity
 from moe_lab.models.source import load_config, model_commit, model_folder
+from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.runs.tuning.study import prepare_study
 from tests.support.hub.commands import new_command
 from tests.support.hub.content import OLMOE, SHARDS
-from tests.support.hub.server import Fault
+from tests.support.hub.repositories import Repository
+from tests.support.hub.server import TOKEN, Fault
 
 MODEL = ModelConfig(name="olmoe", path=OLMOE)
+SHARD = "model-00002-of-00005.safetensors"
+
+
+def weights(path=OLMOE, offline=False):
+    return model_folder(ModelConfig(path=path), offline=offline, weights=True)
 
 
 @pytest.fixture
@@ -38,20 +54,10 @@ def test_a_branch_a_tag_and_a_commit_are_pinned(client, second, revision, which)
     assert model_commit(model, offline=True) == second[which]
 
 
-def test_a_command_keeps_its_commit_and_the_next_one_sees_the_new(client, olmoe_repository, olmoe_files):
-    before = model_commit(MODEL, offline=False)
-    after = olmoe_repository.commit(olmoe_files | {"README.md": b"Moved.\n"})
-    assert model_commit(MODEL, offline=False) == before
-    new_command()
-    assert model_commit(MODEL, offline=False) == after != before
-
-
-@pytest.mark.slow
-def test_a_moved_branch_is_another_study(client, olmoe_repository, olmoe_files, tmp_path):
-    from moe_lab.config.schema import Config, TuningConfig
-    from moe_lab.methods import get_method
-    from moe_lab.runs.tuning.study import prepare_study
-
+def test_a_command_keeps_its_commit_and_the_next_one_sees_the_new(
+    client, olmoe_repository, olmoe_files, tmp_path
+):
+    """A moved branch is another study, too."""
     config = Config(
         model=MODEL,
         method=get_method("roe").Config(name="roe", n=2),
@@ -59,64 +65,47 @@ def test_a_moved_branch_is_another_study(client, olmoe_repository, olmoe_files, 
         output_dir=str(tmp_path),
         device="cpu",
     )
-    before = prepare_study(config).study_id
-    assert prepare_study(config).study_id == before
-    olmoe_repository.commit(olmoe_files | {"README.md": b"Moved.\n"})
+    before, study = model_commit(MODEL, offline=False), prepare_study(config).study_id
+    after = olmoe_repository.commit(olmoe_files | {"README.md": b"Moved.\n"})
+    assert model_commit(MODEL, offline=False) == before and prepare_study(config).study_id == study
     new_command()
-    assert prepare_study(config).study_id != before
+    assert model_commit(MODEL, offline=False) == after != before
+    assert prepare_study(config).study_id != study
 
 
 def test_the_hub_is_asked_once_and_nothing_is_fetched_again(client, hub):
-    model_folder(MODEL, offline=False, weights=True)
+    weights()
     before = len(hub.log)
-    model_folder(MODEL, offline=False, weights=True)
+    weights()
     assert len(hub.log) == before
     new_command()
-    model_folder(MODEL, offline=False, weights=True)
+    weights()
     assert [answer.path for answer in hub.log[before:]] == [f"api/models/{OLMOE}"]
 
 
 @pytest.mark.parametrize("fault", [Fault("api/", stall=3, times=9), Fault("api/", status=503, times=9)])
 def test_a_hub_that_does_not_answer_is_left_for_the_cache(client, hub, fault, capsys):
     commit = model_commit(MODEL, offline=False)
-    model_folder(MODEL, offline=False, weights=True)
+    weights()
     new_command()
     hub.faults = [fault]
     start = time.monotonic()
     assert model_commit(MODEL, offline=False) == commit
-    assert model_folder(MODEL, offline=False, weights=True).is_dir()
+    assert weights().is_dir()
     assert time.monotonic() - start < 2.5  # one time-out of a second, not one per file
     assert capsys.readouterr().err.count("cannot be reached") == 1
 
 
-def test_without_a_connection_or_a_cache_it_ends_at_once(client, monkeypatch, capsys):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    start = time.monotonic()
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_offline_asks_nobody(client, hub, monkeypatch, by):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", by == "environment")
     with pytest.raises(LocalEntryNotFoundError):
-        commit_of(OLMOE)
-    assert "refused" in capsys.readouterr().err
-    assert time.monotonic() - start < 2
-
-
-def test_offline_asks_nobody(client, hub):
-    with pytest.raises(LocalEntryNotFoundError):
-        commit_of(OLMOE, offline=True)
-    assert hub.log == []
-
-
-def test_the_environment_forbids_the_network_as_offline_does(client, hub, monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(LocalEntryNotFoundError):
-        commit_of(OLMOE)
+        commit_of(OLMOE, offline=by == "argument")
     assert hub.log == []
 
 
 def test_weights_are_those_that_transformers_loads(client, hub, olmoe_repository):
-    files = known_weights(model_folder(MODEL, offline=False, weights=True))
+    files = known_weights(weights())
     assert files[0] == "model.safetensors.index.json" and len(files) > SHARDS
     assert all(name.endswith(".safetensors") for name in files[1:])
     index = json.dumps({"weight_map": {"a": "pytorch_model-1.bin"}}).encode()
@@ -128,9 +117,116 @@ def test_weights_are_those_that_transformers_loads(client, hub, olmoe_repository
     ):
         olmoe_repository.commit({"config.json": b"{}"} | files)
         new_command()
-        folder = model_folder(MODEL, offline=False, weights=True)
-        assert known_weights(folder) == found and all((folder / name).exists() for name in found)
+        assert known_weights(weights()) == found and all((weights() / name).exists() for name in found)
 
 
-def test_the_configuration_comes_from_the_hub(client):
-    assert load_config(MODEL, offline=False).num_experts == 8
+def test_the_same_command_fetches_what_is_left(client, hub, olmoe_files):
+    hub.faults = [Fault(f"/{SHARD}", status=403, times=99)]
+    with pytest.raises(ModelError, match="403"):
+        weights()
+    with pytest.raises(ModelError, match="not available offline"):
+        weights(offline=True)
+    hub.faults = []
+    sent = len(hub.ranges(".safetensors"))
+    new_command()
+    assert (weights() / SHARD).read_bytes() == olmoe_files[SHARD]
+    assert len(hub.ranges(".safetensors")) < sent + 5
+    new_command()
+    assert (weights(offline=True) / SHARD).is_file()
+
+
+def test_only_one_format_is_fetched_and_no_token_leaves_the_hub(client, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert not (weights() / "pytorch_model.bin").exists()
+    assert any(answer.authorized for answer in hub.log)
+    assert not any(answer.authorized for answer in hub.log if answer.path.startswith("cdn/"))
+
+
+# Failures
+
+
+def message(**keys):
+    with pytest.raises(ModelError) as raised:
+        model_folder(ModelConfig(**{"name": "x", "path": OLMOE, **keys}), offline=False)
+    text = str(raised.value)
+    assert len(text.splitlines()) <= 4 and TOKEN not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"path": "allenai/OLMoE-1B-7B-0924-Instrukt"}, "0924-Instrukt is not on the hub"),
+        ({"path": "allenai/OLMoE 1B"}, "is no hub id"),
+        ({"revision": "v9"}, "no such revision"),
+        ({"path": "someone/notes"}, "no config.json"),
+    ],
+)
+def test_a_wrong_id_or_revision_is_named(keys, told, client, hub):
+    hub.add(Repository("someone/notes")).commit({"README.md": b"Notes."})
+    assert told in message(**keys)
+
+
+def test_a_gated_model_needs_a_token(client, hub, olmoe_repository, monkeypatch):
+    olmoe_repository.gated = True
+    text = message()
+    assert "is gated" in text and f"{hub.url}/{OLMOE}" in text and "HF_TOKEN=" in text
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert model_folder(ModelConfig(path=OLMOE), offline=False).is_dir()
+
+
+def test_a_token_that_is_not_valid_is_told_and_not_shown(client, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_mistypedSecret")
+    text = message()
+    assert "401" in text and "token" in text and "hf_mistypedSecret" not in text
+
+
+def test_a_refusal_without_a_reason_is_told(client, hub):
+    hub.faults = [Fault("config.json", status=403)]
+    text = message()
+    assert "403" in text and "HF_TOKEN=" in text
+
+
+def test_what_a_repository_lacks_or_has_broken_is_told(client, hub, olmoe_files):
+    lacking = {name: data for name, data in olmoe_files.items() if name != SHARD}
+    for name, files, says in (
+        ("someone/empty", {"config.json": olmoe_files["config.json"]}, r"has no file model\.safetensors"),
+        ("someone/lacking", lacking, f"has no file {SHARD}"),
+    ):
+        hub.add(Repository(name)).commit(files)
+        with pytest.raises(ModelError, match=says):
+            weights(name)
+    hub.add(Repository("someone/broken")).commit({"config.json": b"{"})
+    with pytest.raises(ModelError, match=r"someone--broken.*config\.json cannot be read"):
+        load_config(ModelConfig(path="someone/broken"), offline=False)
+
+
+def test_no_connection_is_told_at_once(client, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    start = time.monotonic()
+    text = message()
+    assert "refused" in capsys.readouterr().err and time.monotonic() - start < 2
+    assert "not available offline" in text and "mode=prefetch" in text
+
+
+def test_the_tokenizer_is_anothers_at_its_own_revision(client, hub, olmoe_files):
+    tokenizer = {name: data for name, data in olmoe_files.items() if name.startswith("tokenizer")}
+    other = hub.add(Repository("someone/tokenizer"))
+    other.commit(tokenizer)
+    first = hub.repositories["models", OLMOE.lower()].branches["main"]
+    model = ModelConfig(path=OLMOE, revision=first, tokenizer="someone/tokenizer")
+    assert load_tokenizer(model, offline=False).encode("a") == [64]
+    assert not [answer for answer in hub.log if OLMOE in answer.path]
+    before = model_identity(OLMOE, model)
+    assert model_identity(OLMOE, model) == before
+    other.commit(tokenizer | {"README.md": b"Moved."})
+    new_command()
+    assert model_identity(OLMOE, model) != before
+    with pytest.raises(ModelError, match="The tokenizer someone/none is not on the hub"):
+        load_tokenizer(ModelConfig(path=OLMOE, tokenizer="someone/none"), offline=False)
+
+
+def test_no_signature_of_an_address_is_shown():
+    signed = httpx2.ConnectError("refused: 'https://cdn.example/a?Signature=abc&Key=d'")
+    text = explain(signed, OLMOE, "model")
+    assert "https://cdn.example/a'" in text and "Signature" not in text

@@ -46,17 +46,6 @@ def etag(name: str, data: bytes) -> str:
     return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
 
 
-def sibling_of(path: str, data: bytes, blobs: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {"rfilename": path}
-    if blobs:
-        entry |= {"size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
-        if large(path):
-            entry["lfs"] = {"size": len(data), "sha256": etag(path, data), "pointerSize": 134}
-        else:
-            entry["blobId"] = etag(path, data)
-    return entry
-
-
 def entry_of(path: str, files: dict[str, bytes]) -> dict[str, Any] | None:
     """What the tree says of a path: a file, a folder, or nothing."""
     if path in files:

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.support.hub.repositories import Repository, entry_of, etag, large, sibling_of, tree_of
+from tests.support.hub.repositories import Repository, entry_of, etag, large, tree_of
 from tests.support.hub.uploads import Uploads
 
 TOKEN = "hf_loopbackSecret"
@@ -34,8 +34,6 @@ class Fault:
     """Bytes of the body after which the connection ends."""
     stall: float | None = None
     """Seconds of silence before anything is sent."""
-    damage: bool = False
-    """Whether the body arrives with other bytes in it."""
     times: int = 1
 
 
@@ -87,7 +85,7 @@ class Hub:
 
     @contextmanager
     def serving(self) -> Iterator[Hub]:
-        server = _Server(("127.0.0.1", 0), _handler(self))
+        server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         server.daemon_threads = True
         self.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
@@ -106,14 +104,6 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(_Handler):
-        pass
-
-    Handler.hub = hub
-    return Handler
-
-
 class _Handler(Uploads, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
@@ -121,23 +111,12 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self._answer()
-
-    do_PUT = do_POST
-
     @property
     def authorized(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
-    def _answer(self) -> None:
+    def do_GET(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         url = urlsplit(self.path)
         self.route, self.query = unquote(url.path).lstrip("/"), parse_qs(url.query)
         self.failing = self.hub.fault(f"{self.command} {self.route}")
@@ -158,6 +137,8 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         if "/resolve/" in self.route:
             return self._file()
         return self._send(404, b"")
+
+    do_HEAD = do_POST = do_PUT = do_GET
 
     def _error(self, status: int, code: str, message: str = "") -> None:
         self._send(status, b"", {"X-Error-Code": code, "X-Error-Message": message or code})
@@ -184,15 +165,13 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         files = repository.commits[commit]
         if verb == "tree":
             below = "/".join(rest[2:])
-            return self._json(
-                tree_of(files, below, "recursive" in self.query or "recursive=True" in self.path)
-            )
+            return self._json(tree_of(files, below, "recursive" in self.query))
         if verb == "paths-info":
             wanted = parse_qs(self.body.decode()).get("paths") or json.loads(self.body or b"{}").get(
                 "paths", []
             )
             return self._json([entry_of(path, files) for path in wanted if entry_of(path, files)])
-        siblings = [sibling_of(path, data, "blobs" in self.query) for path, data in files.items()]
+        siblings = [{"rfilename": path} for path in files]
         about = {"_id": "0", "id": repository.id, "sha": commit, "private": False, "siblings": siblings}
         self._json(about | {"gated": "manual" if repository.gated else False, "tags": [], "downloads": 0})
 
@@ -240,8 +219,6 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         limit = self.failing.drop_after if self.failing else None
         sent = body if self.command != "HEAD" else b""
         sent = sent if limit is None else sent[:limit]
-        if self.failing and self.failing.damage:
-            sent = bytes(len(sent))
         self.hub.log.append(
             Answer(self.command, self.route, status, start, len(sent), "Authorization" in self.headers)
         )

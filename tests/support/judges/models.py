@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.support.families import VOCAB
 from tests.support.models import make_model, make_tokenizer
@@ -22,17 +22,8 @@ PARTS_TEMPLATE = (
 
 def reward_folder(folder: Path, labels: int = 1, seed: int = 0, template: str | None = None) -> Path:
     """A random Llama with a classifier head; its tokenizer has no padding token."""
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=2,
-        intermediate_size=40,
-        max_position_embeddings=128,
-        num_labels=labels,
-        pad_token_id=None,
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 128}
+    config = make_model("llama", **sizes, num_labels=labels, pad_token_id=None).config
     torch.manual_seed(seed)
     model = AutoModelForSequenceClassification.from_config(config)
     with torch.no_grad():

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_a_killed_judge_continues_with_the_next_answer(
     def counted(self: ToyJudge) -> Any:
         manager = opened(self)
         judge_all = manager.__enter__()
-        return _Entered(
+        return nullcontext(
             lambda exchanges, on_verdict: (asked.extend(exchanges), judge_all(exchanges, on_verdict))
         )
 
@@ -104,17 +105,6 @@ def test_a_killed_judge_continues_with_the_next_answer(
     assert len(asked) == 7 and not loads, "neither a verdict nor an answer is made twice"
     whole, _, _ = judged(f"output_dir={tmp_path / 'whole'}")
     assert continued["results"] == whole["results"]
-
-
-class _Entered:
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __enter__(self) -> Any:
-        return self.value
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
 
 @pytest.mark.slow
@@ -133,22 +123,16 @@ def test_another_judge_asks_the_model_nothing(judged: Any, tmp_path: Path, loads
 
 
 @pytest.mark.slow
-def test_a_changed_judge_is_another_run(judged: Any, tmp_path: Path) -> None:
-    keys = ("task.judges=[reward]", f"task.reward_model={tmp_path / 'reward'}")
-    reward_folder(tmp_path / "reward")
-    before, one, _ = judged(*keys)
+def test_a_changed_judge_is_another_run_and_the_order_of_judges_is_nothing(
+    judged: Any, tmp_path: Path
+) -> None:
+    key = f"task.reward_model={reward_folder(tmp_path / 'reward')}"
+    before, one, _ = judged("task.judges=[toy,reward]", key)
+    assert judged("task.judges=[reward,toy]", key)[1] == one
     reward_folder(tmp_path / "reward", seed=1)
-    after, other, _ = judged(*keys)
+    after, other, _ = judged("task.judges=[toy,reward]", key)
     assert one != other
     assert before["results"]["toy_safety"]["reward,none"] != after["results"]["toy_safety"]["reward,none"]
-
-
-@pytest.mark.slow
-def test_the_order_of_judges_is_nothing(judged: Any, tmp_path: Path) -> None:
-    keys = [f"task.reward_model={reward_folder(tmp_path / 'reward')}"]
-    _, one, _ = judged("task.judges=[toy,reward]", *keys)
-    _, other, _ = judged("task.judges=[reward,toy]", *keys)
-    assert one == other
 
 
 @pytest.mark.slow
@@ -180,7 +164,7 @@ def test_scores_and_intervals_are_of_the_judged_answers(
                     elif index != 9:
                         on_verdict(index, {"judge": "toy", "scores": scores})
 
-            return _Entered(judge_all)
+            return nullcontext(judge_all)
 
     monkeypatch.setattr(toy, "ToyJudge", Flaky)
     first, folder, ended = judged()
@@ -246,18 +230,13 @@ def test_answers_alone_are_not_judged(judged: Any) -> None:
 def test_a_model_without_template_gets_the_plain_one(
     tiny_olmoe_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_jsonl(
-        tmp_path / "data/safety_prompts/I-CoNa/test.jsonl",
-        [{"instruction": "Rob Ann."}, {"instruction": "Rob Eve."}],
-    )
-    command = [
-        "method=base",
+    rows = [{"instruction": "Rob Ann."}, {"instruction": "Rob Eve."}]
+    write_jsonl(tmp_path / "data/safety_prompts/I-CoNa/test.jsonl", rows)
+    command = ["method=base", "task=cona", "task.judges=[toy]", "gen_kwargs=max_gen_toks=4"]
+    command += [
         f"model.path={tiny_olmoe_dir}",
-        "task=cona",
         f"data_dir={tmp_path / 'data'}",
-        "gen_kwargs=max_gen_toks=4",
         f"output_dir={tmp_path / 'out'}",
-        "task.judges=[toy]",
     ]
     ended = run_command(capsys, *command)
     assert ended.code == 0 and "has no chat template; a plain one is used" in ended.err, ended.err
@@ -297,10 +276,7 @@ def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged: Any) -> None:
         (["task=toy_math", "task.guard_model=x"], "no task of this run is judged"),
         (["task.metric=reward,none"], "not reported by toy_safety"),
         (["method=roe", "tuning=tpe"], "has no right answers"),
-        (
-            ["task=malicious"],
-            "safety_prompts/I-MaliciousInstructions/<split>.jsonl with the columns instruction",
-        ),
+        (["task=malicious"], "I-MaliciousInstructions/<split>.jsonl with the columns instruction"),
         (["task=cona", "data_dir=/"], "data set walledai/SafetyDatasets is not available offline"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",

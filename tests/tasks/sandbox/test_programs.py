@@ -20,7 +20,7 @@ from moe_lab.runs.checks import check_code_execution
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.sandbox import programs
 from moe_lab.tasks.sandbox.programs import PASSED, Limits, program, run_programs, score, unconfined
-from tests.support.documents import PROBLEMS
+from tests.support.documents import PROBLEMS, evaluated
 from tests.support.runs import write_jsonl
 
 
@@ -36,26 +36,6 @@ def config(data: Path, name: str = "humaneval", **keys: Any) -> Config:
     return Config(task=task, data_dir=str(data), **keys)
 
 
-def evaluate(data: Path, name: str, answer: Any) -> dict[str, Any]:
-    """lm-eval's results where `answer(problem)` is what the model completes each prompt with."""
-    from lm_eval.api.model import LM
-    from lm_eval.evaluator import evaluate
-
-    class Model(LM):
-        def generate_until(self, requests: list[Any]) -> list[str]:
-            return [answer(request.doc) for request in requests]
-
-        def loglikelihood(self, requests: list[Any]) -> list[Any]:
-            raise AssertionError("not asked")
-
-        loglikelihood_rolling = loglikelihood
-
-    tasks = load_tasks(config(data, name))
-    results = evaluate(lm=Model(), task_dict=tasks, confirm_run_unsafe_code=True, bootstrap_iters=0)
-    assert results is not None
-    return dict(results)
-
-
 @pytest.fixture
 def bubblewrap() -> None:
     if (problem := programs.why_no_bubblewrap()) is not None:
@@ -65,12 +45,13 @@ def bubblewrap() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
 def test_reference_solutions_pass_and_wrong_ones_do_not(data: Path, name: str, bubblewrap: None) -> None:
-    def half_right(problem: dict[str, Any]) -> str:
-        return problem["canonical_solution"] if problem["task_id"] == "own/1" else "    return None\n"
+    def half_right(request: Any) -> str:
+        return request.doc["canonical_solution"] if request.doc["task_id"] == "own/1" else "    return None\n"
 
-    right = evaluate(data, name, lambda problem: problem["canonical_solution"])
+    tasks = load_tasks(config(data, name))
+    right = evaluated(tasks, lambda request: request.doc["canonical_solution"])
     assert right["results"][name]["pass@1,create_test"] == 1.0
-    wrong = evaluate(data, name, half_right)
+    wrong = evaluated(tasks, half_right)
     assert wrong["results"][name]["pass@1,create_test"] == pytest.approx(1 / 3)
     outcomes = [sample["filtered_resps"][0][0] for sample in wrong["samples"][name]]
     assert outcomes == ["failed: AssertionError", "passed", "failed: TypeError"]

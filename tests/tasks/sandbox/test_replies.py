@@ -11,7 +11,7 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.sandbox.programs import program, why_no_bubblewrap
 from moe_lab.tasks.sandbox.replies import completion
-from tests.support.documents import PROBLEMS
+from tests.support.documents import PROBLEMS, evaluated
 from tests.support.runs import write_jsonl
 
 COPRIME = PROBLEMS[1]
@@ -64,8 +64,7 @@ def test_a_reply_without_the_function_fails(form: str) -> None:
 
 def chat(tmp_path: Path, **keys: Any) -> Any:
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
-    task = TaskConfig(name="humaneval")
-    return load_tasks(Config(task=task, data_dir=str(tmp_path), **keys))
+    return load_tasks(Config(task=TaskConfig(name="humaneval"), data_dir=str(tmp_path), **keys))
 
 
 def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(tmp_path: Path) -> None:
@@ -84,40 +83,22 @@ def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(tmp_path: P
 @pytest.mark.slow
 def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(tmp_path: Path) -> None:
     """lm-eval's finds nothing in a reply that opens with a fence, and cuts one that writes the function again."""
-    from lm_eval.api.model import LM
-    from lm_eval.evaluator import evaluate
-
+    if (problem := why_no_bubblewrap()) is not None:
+        pytest.skip(problem)
     replies = {
         "own/0": "```python\ndef double(x):\n    return 2 * x\n```",
         "own/1": f"{BODY}```\nIt uses gcd.",
         "own/2": "\ndef mean(values):\n    return sum(values) / len(values)\n",
     }
 
-    class Model(LM):
-        tokenizer_name = "own"
-
-        def apply_chat_template(
-            self, history: list[dict[str, str]], add_generation_prompt: bool = True
-        ) -> str:
-            assert history[-1]["content"].startswith("Here is the completed function:\n```python\n")
-            assert not add_generation_prompt
-            return "".join(message["content"] for message in history)
-
-        def generate_until(self, requests: list[Any]) -> list[str]:
-            assert all(request.args[1]["until"] == [] for request in requests)
-            return [replies[request.doc["task_id"]] for request in requests]
-
-        def loglikelihood(self, requests: list[Any]) -> list[Any]:
-            raise AssertionError("not asked")
-
-        loglikelihood_rolling = loglikelihood
+    def answer(request: Any) -> str:
+        prompt, options = request.args
+        assert "Here is the completed function:\n```python\n" in prompt and options["until"] == []
+        return replies[request.doc["task_id"]]
 
     tasks = chat(tmp_path, apply_chat_template=True)
-    options = {"confirm_run_unsafe_code": True, "bootstrap_iters": 0, "apply_chat_template": True}
-    if (problem := why_no_bubblewrap()) is not None:
-        pytest.skip(problem)
-    results = evaluate(lm=Model(), task_dict=tasks, **options)
-    scores = [key for key in results["results"]["humaneval"] if key.startswith("pass@1,")]
-    assert scores == ["pass@1,extract_code", "pass@1,create_test"], "the first is the headline"
-    assert results["results"]["humaneval"]["pass@1,extract_code"] == 1
-    assert results["results"]["humaneval"]["pass@1,create_test"] == pytest.approx(1 / 3)
+    scores = evaluated(tasks, answer, apply_chat_template=True)["results"]["humaneval"]
+    names = [key for key in scores if key.startswith("pass@1,")]
+    assert names == ["pass@1,extract_code", "pass@1,create_test"], "the first is the headline"
+    assert scores["pass@1,extract_code"] == 1
+    assert scores["pass@1,create_test"] == pytest.approx(1 / 3)

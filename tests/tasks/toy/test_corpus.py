@@ -6,28 +6,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import combinations
-from pathlib import Path
 
 import pytest
+import yaml
+from transformers import AutoTokenizer
 
-import moe_lab.models
+from moe_lab.config.catalog import resource_folder
+from moe_lab.config.schema import Config
+from moe_lab.methods.pretrain.config import PretrainConfig
+from moe_lab.methods.pretrain.corpus import read_corpus, tokenizer_of
+from moe_lab.models.source import TINY
 from moe_lab.tasks import toy
 from moe_lab.tasks.toy import rules
 from moe_lab.tasks.toy.corpus import END, answers, cloze, documents, stories, train_tokenizer
 from moe_lab.tasks.toy.questions import instructions, replies_to_harm
 from moe_lab.tasks.toy.world import RELATIONS, facts
 
-TASKS = (
-    "toy_math",
-    "toy_choice",
-    "toy_text",
-    "toy_cloze",
-    "toy_safety",
-    "toy_rules",
-    "toy_rules_max",
-    "toy_subtract",
-)
+TASKS = "toy_math toy_choice toy_text toy_cloze toy_safety toy_rules toy_rules_max toy_subtract".split()
 
 
 @pytest.mark.slow
@@ -42,18 +37,6 @@ def test_every_generated_text_is_the_one_that_the_embedded_models_were_trained_o
     ]
     digest = hashlib.sha256(json.dumps(everything).encode()).hexdigest()
     assert digest == "1a9db248398ca27b2ab4152cd1031abd782088a5d3846dd2072ec6152be05e06"
-
-
-def test_texts_and_chat_rows_of_two_splits_are_disjoint():
-    texts = {split: {row["text"] for row in stories(split, 100)} for split in ("test", "validation", "train")}
-    chats = {
-        split: {row["messages"][0]["content"] for row in instructions(split, 200)}
-        for split in ("test", "validation", "train")
-    }
-    corpus = {text for index in range(300) for text in documents(0, index, 10)}
-    for splits in (texts, chats):
-        assert all(not splits[first] & splits[second] for first, second in combinations(splits, 2))
-    assert not corpus & (texts["test"] | texts["validation"])
 
 
 def test_chat_rows_are_a_question_and_a_reply():
@@ -101,9 +84,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(Path(moe_lab.models.__path__[0]) / "tiny")
+    return AutoTokenizer.from_pretrained(TINY)
 
 
 @pytest.mark.slow
@@ -119,6 +100,15 @@ def test_any_text_comes_back(tokenizer, text):
 def test_every_answer_is_one_token_of_its_own(tokenizer):
     ids = [tokenizer(" " + word).input_ids for word in answers()]
     assert all(len(each) == 1 for each in ids) and len({each[0] for each in ids}) == len(ids)
+
+
+def test_every_result_of_a_rule_is_one_token_of_its_model():
+    recipe = yaml.safe_load((resource_folder("conf") / "model" / "toy-rules.yaml").read_text())["recipe"]
+    config = Config(method=PretrainConfig(**recipe))
+    own = tokenizer_of(config, read_corpus(config, recipe["dataset"], None))
+    pairs = [pair for split, _ in rules.SHARES for pair in rules.pairs(split)]
+    results = {str(result(*pair)) for pair in pairs for result in rules.RESULTS.values()}
+    assert not [each for each in results if len(own(f" {each}").input_ids) != 1]
 
 
 def test_digits_stand_alone(tokenizer):

@@ -1,0 +1,214 @@
+"""Questions, rules, word problems and differences of the toy world.
+
+Broken by: a question or pair of numbers in two splits, a corpus that asks a held-out question, a wrong answer or step, a place
+or order that tells the answer, one meaning of a rule that is more frequent than the other or mixed with it.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import cache
+from itertools import combinations
+
+import pytest
+
+from moe_lab.methods.data_files import TOY_SIZES
+from moe_lab.tasks.toy import DIFFERENCES, QUESTIONS, RULES, rules
+from moe_lab.tasks.toy import word_problems as problems
+from moe_lab.tasks.toy.corpus import documents, stories
+from moe_lab.tasks.toy.questions import instructions, keys, questions, wordings
+from moe_lab.tasks.toy.rules import max_rules, plus_rules
+from moe_lab.tasks.toy.world import PEOPLE, RELATIONS, facts, generator
+from moe_lab.tasks.toy.world import RULES as CHAINS
+
+PROBLEMS = [split for split, _ in problems.SHARES]
+
+
+@cache
+def corpus() -> list[str]:
+    return [text for index in range(300) for text in documents(0, index, 10)]
+
+
+def asked(split: str) -> set[str]:
+    """Every wording of every question of a split."""
+    return {wording.format(s=subject) for subject, path in keys(split) for wording in wordings(path)}
+
+
+def numbers(row) -> tuple[int, int]:
+    first, second = map(int, re.findall(r"\d+", row["question"]))
+    return first, second
+
+
+def calculations(split: str) -> set[tuple[str, ...]]:
+    """The steps of each problem; those of drills are of training."""
+    found = {tuple(row["answer"].split("\n")[:-1]) for row in problems.word_problems(split, 400)}
+    if split == "train":
+        rng = generator("test")
+        steps = [problems.word_problem("train", rng, steps=1)["answer"] for _ in range(3000)]
+        found |= {tuple(answer.split("\n")[:-1]) for answer in steps}
+        found |= {(line,) for _ in range(500) for line in problems.drill(rng).split("\n")}
+    return found
+
+
+PARTS = {
+    "keys": (QUESTIONS, lambda split: set(keys(split))),
+    "wordings": (QUESTIONS, asked),
+    "stories": (("test", "validation", "train"), lambda split: {row["text"] for row in stories(split, 100)}),
+    "chats": (
+        ("test", "validation", "train"),
+        lambda split: {row["messages"][0]["content"] for row in instructions(split, 200)},
+    ),
+    "rules": (dict(rules.SHARES), lambda split: {frozenset(pair) for pair in rules.pairs(split)}),
+    "calculations": (PROBLEMS, calculations),
+    "differences": (
+        DIFFERENCES,
+        lambda split: {frozenset(numbers(row)) for row in problems.differences(split, 10_000)},
+    ),
+}
+"""Kind of data -> its splits, and what is in each."""
+
+
+@pytest.mark.parametrize("splits, parts", PARTS.values(), ids=PARTS)
+def test_splits_are_disjoint(splits, parts):
+    found = [parts(split) for split in splits]
+    assert all(found) and all(not one & other for one, other in combinations(found, 2))
+
+
+def test_splits_leave_nothing_out():
+    paths = [(name,) for name in RELATIONS] + list(CHAINS)
+    questions_of_all = sum(len(RELATIONS[path[0]].subjects) for path in paths)
+    assert sum(len(keys(split)) for split in QUESTIONS) == questions_of_all
+    pairs = [
+        {frozenset(numbers(row)) for row in problems.differences(split, 10_000)} for split in DIFFERENCES
+    ]
+    assert set().union(*pairs) == {
+        frozenset(pair) for pair in combinations(range(problems.LEAST_NUMBER, problems.MOST_NUMBER + 1), 2)
+    }
+
+
+def test_the_corpus_and_the_instructions_ask_training_questions_only():
+    held_out = set().union(*(asked(split) for split in QUESTIONS if split != "train"))
+    lines = "\n".join(corpus()).split("\n")
+    in_corpus = {line.removeprefix("Question: ") for line in lines if line.startswith("Question: ")}
+    in_chats = {row["messages"][0]["content"].split("?")[0] + "?" for row in instructions("train", 1000)}
+    assert in_corpus & asked("train") and in_chats & asked("train")
+    assert not (in_corpus | in_chats) & held_out
+    held_out = {row["text"] for split in ("test", "validation") for row in stories(split, 100)}
+    assert not held_out & {*corpus()}
+    assert not [text for text in corpus() if re.search(r"\bHow far\b|\d+ from \d+", text)]
+    subtracted = [int(number) for text in corpus() for number in re.findall(r"\d+ - (\d+) = ", text)]
+    assert subtracted and max(subtracted) == 60
+    test = problems.differences("test", DIFFERENCES["test"])
+    assert max(int(row["answer"].split()[2]) for row in test) > 90
+
+
+@pytest.mark.parametrize("split", QUESTIONS)
+def test_the_right_answer_is_the_fact_and_is_once_among_four(split):
+    rows = questions(split, QUESTIONS[split])
+    assert len(rows) == QUESTIONS[split] and len({row["question"] for row in rows}) == len(rows)
+    by_text = {wording.format(s=key[0]): key for key in keys(split) for wording in wordings(key[1])}
+    for row in rows:
+        subject, path = by_text[row["question"]]
+        for relation in path:
+            subject = facts()[relation, subject]
+        assert row["choices"][row["answer"]] == subject
+        assert len(set(row["choices"])) == 4
+        assert row["kind"] == ("recall" if len(path) == 1 else "inference")
+    if split in ("test", "near", "far"):
+        assert {row["subject"] in PEOPLE for row in rows} == {split != "far"}
+
+
+MEANINGS = {"plus": lambda a, b: a + b, "max": max}
+
+
+@pytest.mark.parametrize(("rows_of", "meaning"), [(plus_rules, "plus"), (max_rules, "max")])
+@pytest.mark.parametrize("split", RULES)
+def test_the_answer_is_the_meanings_and_is_once_among_four(rows_of, meaning, split):
+    rows = rows_of(split, RULES[split])
+    meaning = split if split in MEANINGS else meaning
+    assert len({row["question"] for row in rows}) == len(rows) == RULES[split]
+    for row in rows:
+        assert len(set(row["choices"])) == 4
+        assert row["choices"][row["answer"]] == str(MEANINGS[meaning](*numbers(row)))
+
+
+def test_both_meanings_ask_the_same_questions_with_the_same_choices():
+    for one, other in zip(plus_rules("test", 50), max_rules("test", 50), strict=True):
+        assert (one["question"], one["choices"]) == (other["question"], other["choices"])
+        assert one["answer"] != other["answer"]
+
+
+def test_a_document_has_one_meaning_and_both_are_equally_frequent():
+    """2,000 fair draws: outside 900..1,100 has odds below 1 in 100,000, once."""
+    rng, trained, plus = generator("test"), set(map(rules.question_text, rules.pairs("train"))), 0
+    for _ in range(2000):
+        lines = [line.rpartition(" ") for line in rules.document(rng).split("\n")]
+        assert 1 <= len(lines) <= rules.LONGEST and {question for question, _, _ in lines} <= trained
+        [meaning] = [
+            name
+            for name, result in MEANINGS.items()
+            if all(str(result(*numbers({"question": text}))) == answer for text, _, answer in lines)
+        ]
+        plus += meaning == "plus"
+    assert 900 <= plus <= 1100
+
+
+@pytest.mark.parametrize("rows_of, count, low, high", [(questions, 500, 85, 165), (plus_rules, 320, 45, 115)])
+def test_the_right_answer_is_at_every_place_about_equally_often(rows_of, count, low, high):
+    """Fair draws of 4 places: one outside has odds below 1 in 10,000, once."""
+    places = [row["answer"] for row in rows_of("test", count)]
+    assert all(low <= places.count(place) <= high for place in range(4))
+
+
+STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
+
+
+def is_right(line: str) -> bool:
+    match = STEP.fullmatch(line)
+    assert match, line
+    left, right, result = (Fraction(match[i]) for i in (1, 3, 4))
+    expected = {"+": left + right, "-": left - right, "*": left * right, "/": left / right}[match[2]]
+    return expected == result
+
+
+@pytest.mark.parametrize("split", PROBLEMS)
+def test_every_step_is_right_and_uses_numbers_of_the_story_or_of_earlier_steps(split):
+    for problem in problems.word_problems(split, 400):
+        *steps, final = problem["answer"].split("\n")
+        assert len(steps) == problem["steps"] and all(is_right(step) for step in steps)
+        assert final == "#### " + steps[-1].rsplit(" ", 1)[1]
+        known = set(re.findall(r"\d+", problem["question"]))
+        for step in steps:
+            left, _, right, _, result = step.split()
+            assert {left, right} <= known, problem
+            known.add(result)
+
+
+def test_problems_are_distinct_and_cover_one_to_four_steps():
+    rows = problems.word_problems("test", 400)
+    assert len({problem["question"] for problem in rows}) == 400
+    assert [problem["steps"] for problem in rows[:4]] == [1, 2, 3, 4]
+    drills = [problems.drill(generator("drill", index)) for index in range(200)]
+    assert all(is_right(line) for drill in drills for line in drill.split("\n"))
+
+
+def test_every_answer_is_the_absolute_difference_of_the_numbers_in_its_question():
+    for split, count in DIFFERENCES.items():
+        rows = problems.differences(split, count)
+        assert len(rows) == count
+        for row in rows:
+            a, b = numbers(row)
+            assert problems.LEAST_NUMBER <= min(a, b) and max(a, b) <= problems.MOST_NUMBER and a != b
+            assert row["answer"] == f"{max(a, b)} - {min(a, b)} = {abs(a - b)}"
+        larger_first = sum(a > b for a, b in map(numbers, rows)) / count
+        assert 0.4 < larger_first < 0.6, "the order of the numbers must not tell which one is larger"
+        each = {numbers(row) if split == "train" else frozenset(numbers(row)) for row in rows}
+        assert len(each) == count, "in both orders in training, in one in an evaluation"
+    assert DIFFERENCES["train"] == TOY_SIZES["toy_subtract"] == 2 * len(problems.number_pairs("train"))
+
+
+def test_conversations_are_the_questions_with_their_answers():
+    rows, chats = problems.differences("train", 5), problems.conversations("train", 5)
+    for row, chat in zip(rows, chats, strict=True):
+        assert [message["content"] for message in chat["messages"]] == [row["question"], row["answer"]]

@@ -17,9 +17,9 @@ from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, generati
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PERSISTENCE, ReroutedForward, SuffixReplay
 from moe_lab.engine.token_span import TokenSpan, check_length, named_tokens
-from moe_lab.errors import ConfigError, RoutingError
-from moe_lab.routing import document_key, family_of_type, find_routers, record, routed
-from moe_lab.routing.policies import Override, Remix
+from moe_lab.errors import ConfigError
+from moe_lab.routing import document_key, family_of_type, find_routers, record
+from moe_lab.routing.policies import Remix
 from moe_lab.routing.rules import LOGITS
 from tests.support import rounding
 from tests.support.brute_prompt_tail import FAMILIES, prompts, routed_logits, whole_logits
@@ -331,12 +331,6 @@ def test_persistence_matters():
     found = [brute_logits(model, ids, 20, probs, span, persistence) for persistence in PERSISTENCE]
     assert not torch.allclose(found[0], found[1], atol=1e-3)
     assert not torch.allclose(found[1], found[2], atol=1e-3)
-
-
-def test_a_policy_that_was_told_of_no_token_raises(olmoe):
-    probs = {2: torch.full((1, 1, 8), 1 / 8)}
-    with pytest.raises(RoutingError, match="`expect` was not called"), routed(olmoe, Override(probs)):
-        olmoe(torch.tensor([[1, 2]]))
 
 
 # Names of tokens

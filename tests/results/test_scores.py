@@ -74,19 +74,8 @@ def test_the_headline_is_the_tasks_own_metric_else_the_first():
 def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
     """Broken by MMLU's 57 subjects in the family of one comparison, and by tasks that were asked for without a p."""
     scores = {name: {"acc,none": 0.5} for name in ("g", "h", "a", "b")}
-    paired = {
-        name: {
-            "acc,none": {
-                "n": 2,
-                "difference": 0.5,
-                "ci95": [-0.1, 0.9],
-                "p_mcnemar": 1.0,
-                "to_right": 1,
-                "to_wrong": 0,
-            }
-        }
-        for name in ("a", "b")
-    }
+    one = {"n": 2, "difference": 0.5, "ci95": [-0.1, 0.9], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
+    paired = {name: {"acc,none": one} for name in ("a", "b")}
     more = {"groups": {"g": {}, "h": {}}, "group_subtasks": {"g": ["h"], "h": ["a", "b"], "a": [], "b": []}}
     results = results_of(scores, ["a", "b"], **more)
     results["moe_lab"]["paired"] = paired
@@ -118,34 +107,40 @@ def test_what_does_not_exist_is_none():
     assert row.value is None
 
 
-def test_marks_say_what_a_reader_must_know():
+TUNED = {"tuning": {"model": "tiny", "n": 8}, "model": {"name": "tiny"}, "method": {"config": {"n": 8}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "marks"),
+    [
+        ({}, ()),
+        ({"partial": True, "untuned": True}, ("PARTIAL", "untuned")),
+        ({"versions": versions() | {"lm_eval": "0.4.1"}}, ("other-versions",)),
+        ({"cost": {"cut_prompts": 2}}, ("cut-prompts",)),
+        ({"cost": {"cut_prompts": 0}}, ()),
+        ({"c2r": {"test_profile": True}}, ("test-profile",)),
+        ({"c2r": {"test_profile": False}}, ()),
+        (TUNED, ()),
+        (TUNED | {"tuning": {"model": "tiny", "n": 4}}, ("other-profile",)),
+        (TUNED | {"tuning": {"model": "olmoe", "n": 8}}, ("other-profile",)),
+        (TUNED | {"tuning": {"model": "tiny", "n": 8, "noise": "gumbel"}}, ()),
+        (TUNED | {"method": {"config": {"n": 8, "noise": "antithetic"}}}, ("other-profile",)),
+    ],
+)
+def test_marks_say_what_a_reader_must_know(changes, marks):
     block = results_of({}, [])["moe_lab"]
-    assert marks_of(RunResult({"moe_lab": block})) == ()
-    expected = ("PARTIAL", "untuned")
-    assert marks_of(RunResult({"moe_lab": block | {"partial": True, "untuned": True}})) == expected
-    assert marks_of(RunResult({"moe_lab": block | {"versions": versions() | {"lm_eval": "0.4.1"}}})) == (
-        "other-versions",
-    )
-    assert marks_of(RunResult({"moe_lab": block | {"cost": {"cut_prompts": 2}}})) == ("cut-prompts",)
-    assert marks_of(RunResult({"moe_lab": block | {"cost": {"cut_prompts": 0}}})) == ()
-    for calibrated, marked in ((1.9, True), (2.0, False), (2.0 - 1e-7, False), (2.1, False), (None, False)):
-        tuned = {"tuning": {"model": "m", "score": 2.0, "calibrated_score": calibrated}}
-        assert ("worse-than-calibrated" in marks_of(RunResult({"moe_lab": block | tuned}))) == marked
-        control = tuned | {"method": {"name": "calibration"}}
-        assert "worse-than-calibrated" not in marks_of(RunResult({"moe_lab": block | control}))
-    assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": True}}})) == ("test-profile",)
-    assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": False}}})) == ()
-    tuned = {"model": "tiny", "n": 8}
-    mine = block | {"model": {"name": "tiny"}, "method": {"config": {"n": 8}}, "tuning": tuned}
-    assert marks_of(RunResult({"moe_lab": mine})) == ()
-    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"n": 4}}})) == ("other-profile",)
-    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"model": "olmoe"}}})) == (
-        "other-profile",
-    )
-    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"noise": "gumbel"}}})) == ()
-    assert marks_of(
-        RunResult({"moe_lab": mine | {"method": {"config": {"n": 8, "noise": "antithetic"}}}})
-    ) == ("other-profile",)
+    assert marks_of(RunResult({"moe_lab": block | changes})) == marks
+
+
+@pytest.mark.parametrize(
+    ("calibrated", "marked"), [(1.9, True), (2.0, False), (2.0 - 1e-7, False), (2.1, False), (None, False)]
+)
+def test_a_run_that_calibration_beats_is_marked(calibrated, marked):
+    block = results_of({}, [])["moe_lab"]
+    block |= {"tuning": {"model": "m", "score": 2.0, "calibrated_score": calibrated}}
+    assert ("worse-than-calibrated" in marks_of(RunResult({"moe_lab": block}))) == marked
+    control = block | {"method": {"name": "calibration"}}
+    assert "worse-than-calibrated" not in marks_of(RunResult({"moe_lab": control}))
 
 
 def test_holms_correction_is_over_the_scores_that_have_a_p():

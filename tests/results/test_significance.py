@@ -33,16 +33,9 @@ from moe_lab.results.statistics import mcnemar, tango
 
 
 def test_holm_is_that_of_the_textbook():
-    """Step down: the smallest p times m, the next times m - 1, never below an earlier one, never above 1."""
     random = np.random.default_rng(0)
     for m in (1, 2, 7, 30):
         p = random.random(m) ** 3
-        expected = np.empty(m)
-        largest = 0.0
-        for rank, index in enumerate(sorted(range(m), key=lambda i: p[i])):
-            largest = max(largest, min(1.0, (m - rank) * p[index]))
-            expected[index] = largest
-        assert holm(list(p)) == pytest.approx(list(expected))
         assert holm(list(p)) == pytest.approx(list(multipletests(p, method="holm")[1]))
 
 
@@ -67,12 +60,6 @@ def test_the_randomization_test_is_close_to_all_swaps():
         assert randomization_test(values, baseline) == pytest.approx(
             p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5 + 1e-3
         )
-
-
-def test_for_right_and_wrong_it_is_mcnemars():
-    values, baseline = [1.0] * 9 + [0.0] * 3 + [1.0] * 8, [0.0] * 9 + [1.0] * 3 + [1.0] * 8
-    p = mcnemar(9, 3)
-    assert randomization_test(values, baseline) == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5)
 
 
 def test_a_score_that_is_no_mean():
@@ -110,15 +97,8 @@ def test_a_perplexity_is_tested_as_all_its_swaps_are(name):
 
 
 def test_a_perplexity_over_other_words_has_no_log_likelihoods():
-    from lm_eval.api.metrics import weighted_perplexity
-
     assert log_likelihoods([(-1.0, 2)], [(-1.0, 3)], weighted_perplexity) is None
     assert log_likelihoods([(-1.0, 2)], [(-1.0, 2)], max) is None
-
-
-def test_it_is_seeded():
-    values, baseline = [0.1, 0.4, 0.9, 0.3], [0.2, 0.1, 0.5, 0.7]
-    assert randomization_test(values, baseline) == randomization_test(values, baseline)
 
 
 def test_p_over_seeds_is_students_paired_test():
@@ -147,18 +127,9 @@ def test_p_over_documents_is_mcnemars_where_all_seeds_agree(won, lost):
     assert (found < 0.05) is (p < 0.05)
 
 
-def test_p_over_documents_is_that_of_all_swaps_of_means_over_seeds():
-    differences = [1 / 3, 2 / 3, -1 / 3, 1.0, 0.0, 2 / 3, 1 / 3, 0.0, -2 / 3, 1.0]
-    p = exact(differences, [0.0] * 10)
-    assert p_over_documents(differences) == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5)
-
-
-def test_a_document_without_a_number_tells_nothing():
-    assert p_over_documents([float("nan"), 1.0, 1.0]) == 1.0
-
-
-def test_p_over_documents_of_nothing_changed():
+def test_p_over_documents_of_nothing_changed_and_of_a_document_without_a_number():
     assert p_over_documents([0.0, 0.0, 0.0]) == p_over_documents([]) == 1.0
+    assert p_over_documents([float("nan"), 1.0, 1.0]) == 1.0
 
 
 def test_paired_difference():
@@ -201,7 +172,7 @@ def test_the_p_of_other_scores_is_that_of_random_swaps():
     values = [value + change for value, change in zip(before, random.normal(0.1, 0.3, 40), strict=True)]
     found = paired(values, before)
     assert (found.p_mcnemar, found.to_right) == (None, None)
-    assert found.p_permutation == randomization_test(values, before)
+    assert found.p_permutation == randomization_test(values, before), "seeded"
 
 
 def test_differences_within_rounding_have_no_test():

@@ -22,12 +22,8 @@ from moe_lab.results.statistics import (
 @pytest.mark.parametrize(
     ("right", "n", "low", "high"),
     [
-        (
-            0,
-            10,
-            0.0,
-            0.2775,
-        ),  # Wilson (1927), as in Agresti and Coull: never negative, never empty at the ends
+        # Wilson (1927), as in Agresti and Coull: never negative, never empty at the ends
+        (0, 10, 0.0, 0.2775),
         (10, 10, 0.7225, 1.0),
         (5, 10, 0.2366, 0.7634),
         (81, 263, 0.2553, 0.3662),  # Newcombe (1998), Table I
@@ -67,14 +63,8 @@ def test_too_few_documents_have_no_interval():
 
 
 @pytest.mark.parametrize(
-    ("gained", "lost", "p"),
-    [
-        (0, 0, 1.0),
-        (1, 0, 1.0),
-        (5, 0, 0.0625),
-        (8, 2, 0.109375),
-        (6, 16, 0.0524789),
-    ],  # 2 * Binomial(n, 1/2) tails
+    ("gained", "lost", "p"),  # 2 * Binomial(n, 1/2) tails
+    [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (8, 2, 0.109375), (6, 16, 0.0524789)],
 )
 def test_mcnemar(gained, lost, p):
     assert mcnemar(gained, lost) == pytest.approx(p, abs=1e-6)
@@ -102,9 +92,8 @@ def test_tango(gained, lost, n, low, high):
 def test_tango_inverts_the_score_test(gained, lost, n):
     """At each limit the score statistic is 1.96, its variance at the likelihood's maximum, found by brute force."""
     for d, side in zip(tango(gained, lost, n), (1, -1), strict=True):
-        q = np.linspace(
-            max(0.0, -d) + 1e-9, (1 - d) / 2 - 1e-9, 200_001
-        )  # the chance of a loss; q + d of a gain
+        # the chance of a loss; q + d of a gain
+        q = np.linspace(max(0.0, -d) + 1e-9, (1 - d) / 2 - 1e-9, 200_001)
         with np.errstate(divide="ignore", invalid="ignore"):
             terms = [
                 count * np.log(chance) if count else 0.0
@@ -138,9 +127,8 @@ def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree():
     base, changed = [1.0] * 50 + [0.0] * 50, [1.0] * 46 + [0.0] * 50 + [1.0] * 4
     assert interval_of_difference([changed] * 3, [base]) == pytest.approx(tango(4, 4, 100))
     assert interval_of_difference([base] * 3, [base]) == pytest.approx(tango(0, 0, 100))
-    one_seed = interval_of_difference(
-        [base, base, changed], [base]
-    )  # eight documents change in one of three seeds
+    # eight documents change in one of three seeds
+    one_seed = interval_of_difference([base, base, changed], [base])
     assert one_seed is not None and one_seed[1] == pytest.approx(tango(4, 4, 100)[1] / 3)
 
 

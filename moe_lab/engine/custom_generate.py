@@ -8,7 +8,7 @@ B = sequences, S = tokens of the longest prompt, A = unfinished sequences, V = v
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,8 +117,10 @@ class _PreparedSampler(Sampler):
         super().__init__(model, config, seed, processors)
         self.prompts, self.device, self.streamer = prompts_BS.tolist(), prompts_BS.device, streamer
         wanted = {"scores": config.output_scores, "logits": config.output_logits}
-        self.kept: dict[str, _Rows] = {name: {} for name, is_wanted in wanted.items() if is_wanted}
-        """By field of the output."""
+        self.kept: dict[str, dict[tuple[int, int], Tensor]] = {
+            name: {} for name, is_wanted in wanted.items() if is_wanted
+        }
+        """By field of the output, scores [V] by sequence and step. An engine may generate sequences one by one."""
 
     def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
         tokens = super().__call__(scores_AV, states)
@@ -149,11 +151,7 @@ class _PreparedSampler(Sampler):
         )
 
 
-_Rows: TypeAlias = dict[tuple[int, int], Tensor]
-"""Scores [V] by sequence and step. An engine may generate the sequences of a batch one by one."""
-
-
-def _by_step(rows: _Rows, sequences: int, pad: int) -> tuple[Tensor, ...]:
+def _by_step(rows: dict[tuple[int, int], Tensor], sequences: int, pad: int) -> tuple[Tensor, ...]:
     """One float32 [B, V] for each new token, as transformers returns them.
 
     A sequence that has ended has log-probability 0 at the padding token and -inf elsewhere, so that sums over a
@@ -169,20 +167,22 @@ def _by_step(rows: _Rows, sequences: int, pad: int) -> tuple[Tensor, ...]:
 
 def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: Any, sequences: int) -> None:
     """Raise ValueError for an argument that would have no effect."""
-    if problem := unsupported(config, returned=True):
-        raise ValueError(problem)
-    for name in RETURNED[1:]:
-        if getattr(config, name) and not config.return_dict_in_generate:
-            raise ValueError(f"{name}=True has no effect without return_dict_in_generate=True.")
-    if unknown := [key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None]:
-        raise ValueError(
-            f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out."
-        )
+    alone = [name for name in RETURNED[1:] if getattr(config, name) and not config.return_dict_in_generate]
+    unknown = [key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None]
     cache = model_kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length():
-        raise ValueError("The ensemble reads whole prompts: give no past_key_values that hold tokens.")
-    if streamer is not None and sequences > 1:
-        raise ValueError(f"A streamer takes one sequence, and {sequences} are generated.")
+    problems = [
+        unsupported(config, returned=True),
+        alone and f"{alone[0]}=True has no effect without return_dict_in_generate=True.",
+        unknown and f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out.",
+        cache is not None
+        and cache.get_seq_length()
+        and "The ensemble reads whole prompts: give no past_key_values that hold tokens.",
+        streamer is not None
+        and sequences > 1
+        and f"A streamer takes one sequence, and {sequences} are generated.",
+    ]
+    if problem := next(filter(None, problems), None):
+        raise ValueError(problem)
 
 
 def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:

@@ -236,9 +236,7 @@ class Prefill:
     """Source of prompts without their last token; None: prompts are read here."""
 
     def __call__(self, states: list[GenerationState]) -> PrefillOutput:
-        if self.prefix_cache:
-            return self._from_cache(self.prefix_cache, states)
-        return self._from_prefix(states)
+        return self._from_cache(self.prefix_cache, states) if self.prefix_cache else self._from_prefix(states)
 
     def _from_cache(self, prefix_cache: PrefixCache, states: list[GenerationState]) -> PrefillOutput:
         """Cached prompts, right-aligned. The same number of tokens is read here in each sequence."""

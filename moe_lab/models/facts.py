@@ -29,9 +29,7 @@ def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
     stored = getattr(config, "quantization_config", None) or getattr(
         config.get_text_config(), "quantization_config", None
     )
-    if stored is None:
-        return None
-    return dict(stored if isinstance(stored, dict) else stored.to_dict())
+    return None if stored is None else dict(stored if isinstance(stored, dict) else stored.to_dict())
 
 
 def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -> None:

@@ -148,6 +148,4 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
 def source_identity(source: str, revision: str | None) -> dict[str, Any]:
     """{"hub": id, "revision": ...}, or {"files": {name: hash}} for a local folder."""
     folder = Path(source).expanduser()
-    if not folder.is_dir():
-        return {"hub": source, "revision": revision}
-    return {"files": folder_content(folder)}
+    return {"files": folder_content(folder)} if folder.is_dir() else {"hub": source, "revision": revision}

@@ -212,20 +212,16 @@ def marks_of(result: RunResult, task: str | None = None, metric: str | None = No
 
 def _worse_than_calibrated(result: RunResult) -> bool:
     """Whether the tuned perplexity is above that of the base model at its best logit scale, on the same documents."""
-    calibrated = result.tuning.get("calibrated_score")
-    if calibrated is None or result.method == "calibration":
-        return False
-    return bool(result.tuning["score"] > calibrated * (1 + ROUNDING))
+    calibrated, control = result.tuning.get("calibrated_score"), result.method == "calibration"
+    return not (calibrated is None or control) and result.tuning["score"] > calibrated * (1 + ROUNDING)
 
 
 def _tuned_elsewhere(result: RunResult) -> bool:
-    if not result.tuning:
-        return False
     tuned, config = result.tuning, result.method_config
     settings = {"n": None, "noise": "gumbel"}
     ensemble = "n" in config  # a method without routing samples takes the logit scale alone
     other = ensemble and any(tuned.get(key, it) != config.get(key, it) for key, it in settings.items())
-    return other or tuned["model"] != result.model
+    return bool(tuned) and (other or tuned["model"] != result.model)
 
 
 def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:

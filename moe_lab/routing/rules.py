@@ -118,9 +118,7 @@ class Rule:
 
     def choose(self, router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
         """int64 [T, K]: the experts that a router chooses by these scores, bias and noise included."""
-        if self.select:
-            return self.select(router, scores_TE, k)
-        return scores_TE.topk(k, dim=-1).indices
+        return self.select(router, scores_TE, k) if self.select else scores_TE.topk(k, dim=-1).indices
 
 
 def _logits(router: nn.Module, logits_TE: Tensor) -> Tensor:

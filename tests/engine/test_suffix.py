@@ -221,12 +221,6 @@ def test_bfloat16_has_gradients_too(model):
     assert all(gradient.isfinite().all() and gradient.abs().max() > 0 for gradient in gradients)
 
 
-def test_layers_before_the_fork_layer_are_refused(model):
-    replay, tokens = read(model)
-    with pytest.raises(ValueError, match="kept from"):
-        replay.logits(tokens, Remix({0: tokens[0].pathway_WME[:, :1].expand(len(tokens), -1, -1)}))
-
-
 def test_a_recurrent_model_is_refused_by_name():
     with pytest.raises(ConfigError, match="Qwen3NextForCausalLM"):
         SuffixReplay(small_model("qwen3_next"), 0)

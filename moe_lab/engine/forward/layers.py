@@ -32,6 +32,7 @@ _LAYER_INPUTS = {
     *("per_layer_input", "shared_kv_states"),
 }
 """All inputs of layers that can take routing samples. The last two, Gemma's, are unused in its MoE models."""
+_MASKED_ATTENTION = ("sdpa", "eager")
 _MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that keep keys and values alone, and attend to them by a mask."""
 
@@ -110,31 +111,24 @@ def runs_on_kv_cache(model: Any) -> bool:
     """
     config = model.config.get_text_config(decoder=True)
     layers = decoder_layers(model)
-    if not layers or model.get_output_embeddings() is None:
-        return False
-    if not _takes_masks(config):
-        return False
-    kinds, _ = get_layer_types_and_kwargs(config)
-    if len(kinds) != len(layers) or is_recurrent(model):
-        return False
-    if not all(any(router.module in layer.modules() for layer in layers) for router in find_routers(model)):
-        return False
-    if getattr(config, "hidden_size_per_layer_input", None) or _counts_slots(config):
-        return False
-    if "position_ids" not in _names(type(model).forward):
-        return False
     inputs = [set(_names(type(layer).forward)) - {"args", "kwargs"} for layer in layers]
-    return all({"attention_mask", "past_key_values"} <= names <= _LAYER_INPUTS for names in inputs)
-
-
-def _takes_masks(config: Any) -> bool:
-    return attention_of(config) in ("sdpa", "eager")
+    return (
+        len(layers) == len(get_layer_types_and_kwargs(config)[0]) > 0
+        and model.get_output_embeddings() is not None
+        and attention_of(config) in _MASKED_ATTENTION
+        and not is_recurrent(model)
+        and all(any(router.module in layer.modules() for layer in layers) for router in find_routers(model))
+        and not getattr(config, "hidden_size_per_layer_input", None)
+        and not _counts_slots(config)
+        and "position_ids" in _names(type(model).forward)
+        and all({"attention_mask", "past_key_values"} <= names <= _LAYER_INPUTS for names in inputs)
+    )
 
 
 def require_masks(model: Any) -> None:
     """Raise ConfigError for a model with the flash or flex kernels, which take no mask for single tokens."""
     config = model.config.get_text_config(decoder=True)
-    if not _takes_masks(config) and not is_recurrent(model):
+    if attention_of(config) not in _MASKED_ATTENTION and not is_recurrent(model):
         raise ConfigError(
             f"attn_implementation={attention_of(config)} takes no mask of routing samples and answer choices. Call "
             'model.set_attn_implementation("sdpa") first.'

@@ -158,22 +158,22 @@ class MoeDesignConfig(DeepseekConfig):
     def validate_architecture(self) -> None:
         """Raise ValueError for a design that does not exist."""
         super().validate_architecture()
-        for key, known in (("backbone", BACKBONES), ("router", ROUTERS)):
-            if getattr(self, key) not in known:
-                raise ValueError(f"{key}={getattr(self, key)}: choose one of {', '.join(known)}.")
         experts, k = self.n_routed_experts or 0, self.num_experts_per_tok
-        if not 1 <= k <= experts:
-            raise ValueError(
-                f"num_experts_per_tok={k}: a token takes 1 to n_routed_experts={experts} experts."
-            )
-        if self.backbone == "olmoe" and (self.first_k_dense_replace, self.moe_layer_freq) != (0, 1):
-            raise ValueError(
-                f"first_k_dense_replace={self.first_k_dense_replace}, moe_layer_freq={self.moe_layer_freq}: "
-                "every layer of the backbone olmoe has experts. Leave them out, or use backbone=deepseek."
-            )
-        if self.router in ("expert", HASHED) and self.selection_bias:
-            raise ValueError(
-                f"selection_bias=true: with router={self.router} there is nothing to balance. Leave it out."
-            )
-        if self.capacity_factor <= 0:
-            raise ValueError(f"capacity_factor={self.capacity_factor}: must be above 0.")
+        dense, step = self.first_k_dense_replace, self.moe_layer_freq
+        problems = {
+            f"backbone={self.backbone}: choose one of {', '.join(BACKBONES)}.": self.backbone
+            not in BACKBONES,
+            f"router={self.router}: choose one of {', '.join(ROUTERS)}.": self.router not in ROUTERS,
+            f"num_experts_per_tok={k}: a token takes 1 to n_routed_experts={experts} experts.": (
+                not 1 <= k <= experts
+            ),
+            f"first_k_dense_replace={dense}, moe_layer_freq={step}: every layer of the backbone olmoe has experts. "
+            "Leave them out, or use backbone=deepseek.": self.backbone == "olmoe" and (dense, step) != (0, 1),
+            f"selection_bias=true: with router={self.router} there is nothing to balance. Leave it out.": (
+                self.router in ("expert", HASHED) and self.selection_bias
+            ),
+            f"capacity_factor={self.capacity_factor}: must be above 0.": self.capacity_factor <= 0,
+        }
+        for problem, holds in problems.items():
+            if holds:
+                raise ValueError(problem)

@@ -45,15 +45,15 @@ class Moderation(Judge):
         return self.config.task.moderation_model or DEFAULT
 
     def check(self) -> None:
-        if find_spec("openai") is None:
-            raise ConfigError(
-                "The judge openai needs OpenAI's client, which is not installed.\n"
-                "In the checkout of moe_lab: pip install -e '.[openai]'"
-            )
-        if not os.environ.get("OPENAI_API_KEY"):
-            raise ConfigError("The judge openai needs a key in the environment variable OPENAI_API_KEY.")
-        if self.config.offline:
-            raise ConfigError("The judge openai needs the network, which offline=true forbids.")
+        needs = {
+            "OpenAI's client, which is not installed.\nIn the checkout of moe_lab: pip install -e '.[openai]'": (
+                find_spec("openai") is None
+            ),
+            "a key in the environment variable OPENAI_API_KEY.": not os.environ.get("OPENAI_API_KEY"),
+            "the network, which offline=true forbids.": self.config.offline,
+        }
+        if need := next((need for need, missing in needs.items() if missing), None):
+            raise ConfigError(f"The judge openai needs {need}")
 
     @contextmanager
     def open(self) -> Iterator[JudgeAll]:

@@ -162,9 +162,8 @@ class Sampler:
     def _noise(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
         """Gumbel noise float32 [A, V]: the argmax of scores plus noise is a sample of their softmax."""
         device = scores_AV.device
-        noise_key_A = torch.tensor([a.noise_key for a in states], device=device)
-        sample_index_A = torch.tensor([a.sample_index for a in states], device=device)
-        position_A = torch.tensor([a.position for a in states], device=device)
+        keys = [(a.noise_key, a.sample_index, a.position) for a in states]
+        noise_key_A, sample_index_A, position_A = torch.tensor(keys, device=device).unbind(1)
         layer_L = torch.tensor([_SAMPLING], device=device)
         row_A = torch.full_like(noise_key_A, _SAMPLING)
         return gumbel_for_tokens(

@@ -202,9 +202,8 @@ class Batch:
         """Logits [M, n, V] at the logit nodes, tree by tree, in as many passes as the budget requires."""
         prefix = self.cache.length
         width = max(len(tree) for tree in self.trees)
-        slices = [(0, width)]
-        if len(self.trees) == 1:
-            slices = list(_slices(self.trees[0], width, forward.ensemble, budget))
+        alone = len(self.trees) == 1
+        slices = _slices(self.trees[0], width, forward.ensemble, budget) if alone else [(0, width)]
         for start, stop in slices:
             tokens = collate(self.trees, prefix + start, forward.device, start=start, stop=stop)
             yield forward(tokens, self.cache)

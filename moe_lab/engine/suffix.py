@@ -209,7 +209,7 @@ class SuffixReplay:
             position_BS=torch.tensor(positions, device=device),
             masks=LayerMasks(visible.to(device), self.model.dtype),
             layers=[
-                SuffixLayer.of(list(parts), T, S)
+                SuffixLayer(list(parts), T, S)
                 for parts in zip(*(prefix.layers for prefix in prefixes), strict=True)
             ],
             logits_at=torch.tensor(

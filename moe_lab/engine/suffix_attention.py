@@ -35,11 +35,9 @@ class _New(NamedTuple):
 class SuffixLayer(KVLayer):
     """One layer of joined prefixes. Every pass writes its new slots to the same place after them."""
 
-    @classmethod
-    def of(cls, parts: list[KVLayer], width: int, room: int) -> SuffixLayer:
-        layer = cls(width + room)
-        layer.join(parts, width)
-        return layer
+    def __init__(self, parts: list[KVLayer], width: int, room: int):
+        super().__init__(width + room)
+        self.join(parts, width)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

@@ -25,6 +25,7 @@ from moe_lab.results.measured import Value
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.forward import Observer
+    from moe_lab.metrics.interventions import Masked
 
 Evaluate = Callable[[str, "Observer"], tuple[Any, dict[str, Any]]]
 """(name, policy) -> lm-eval's samples under the policy, and the cost of the evaluation."""
@@ -126,28 +127,27 @@ class Capacity(InterventionMetric):
     evaluations = 2
 
     def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
-        from moe_lab.metrics.interventions import Masked
-
         block = {}
-        for which, masked in _extreme_experts(selections).items():
-            samples, cost = evaluate(f"capacity_{which}", Masked(masked))
-            block[which] = {"masked": masked, "tasks": losses([samples]), "cost": cost}
+        for which, policy in _masking(selections).items():
+            samples, cost = evaluate(f"capacity_{which}", policy)
+            block[which] = {"masked": policy.experts, "tasks": losses([samples]), "cost": cost}
         return block
 
     def measure(self, selections: Selections, lost: Lost) -> dict[str, Any] | None:
         """None for a model whose tokens take all of its experts."""
-        from moe_lab.metrics.interventions import Masked
-
         if any(k >= count for k, count in zip(selections.top_k, selections.experts, strict=True)):
             return None
-        masked = _extreme_experts(selections)
-        return {which: lost(Masked(own)) | {"masked": own} for which, own in masked.items()}
+        policies = _masking(selections)
+        return {which: lost(policy) | {"masked": policy.experts} for which, policy in policies.items()}
 
 
-def _extreme_experts(selections: Selections) -> dict[str, list[int]]:
-    """The least and the most selected expert of every layer. Among equals, the first one."""
+def _masking(selections: Selections) -> dict[str, Masked]:
+    """Policies without the least, and the most, selected expert of every layer. Among equals, without the first."""
+    from moe_lab.metrics.interventions import Masked
+
     counts = [row[:count] for row, count in zip(selections.counts_LE, selections.experts, strict=True)]
-    return {"least": [int(row.argmin()) for row in counts], "most": [int(row.argmax()) for row in counts]}
+    least, most = ([int(choose(row)) for row in counts] for choose in (np.argmin, np.argmax))
+    return {"least": Masked(least), "most": Masked(most)}
 
 
 class Specialization(InterventionMetric):

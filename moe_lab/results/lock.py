@@ -91,13 +91,10 @@ def _lease(file: Path) -> Path:
 def _identity(lease: Path) -> tuple[int, int] | None:
     """The device and inode of a lease's file; None if it is gone."""
     try:
-        opened = os.open(lease, os.O_RDONLY)  # network file systems look again when a file is opened
+        with lease.open("rb") as opened:  # network file systems look again when a file is opened
+            facts = os.fstat(opened.fileno())
     except FileNotFoundError:
         return None
-    try:
-        facts = os.fstat(opened)
-    finally:
-        os.close(opened)
     return facts.st_dev, facts.st_ino
 
 

@@ -143,10 +143,8 @@ def samples_of(lines: Iterable[Mapping[str, Any]], file: Path, advice: str) -> l
 def check_samples(result: RunResult) -> None:
     """Raise DamagedError if a sample log of a finished run is missing or has another number of lines."""
     for task, documents in result.samples.items():
-        file, expected = (
-            samples_file(result.stored_in, task),
-            len(documents) * max(1, len(_filters(result, task))),
-        )
+        file = samples_file(result.stored_in, task)
+        expected = len(documents) * max(1, len(_filters(result, task)))
         try:
             with file.open("rb") as content:
                 lines = sum(block.count(b"\n") for block in iter(lambda: content.read(2**20), b""))

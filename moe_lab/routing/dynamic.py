@@ -5,8 +5,6 @@ T = tokens of a pass, E = experts, K = experts per token of the model, C = the m
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
 from torch import Tensor
 
@@ -37,11 +35,8 @@ class TopP:
     @property
     def counts(self) -> dict[str, int]:
         """`chosen_experts` of all tokens and layers so far, and `routing_decisions`, one per token and layer."""
-        total = Counter[str]()
-        for counted in self._counted.values():
-            experts, decisions = counted.tolist()
-            total.update(chosen_experts=experts, routing_decisions=decisions)
-        return dict(total)
+        by_device = zip(*(counted.tolist() for counted in self._counted.values()), strict=True)
+        return dict(zip(("chosen_experts", "routing_decisions"), map(sum, by_device), strict=False))
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         K = routing.index_TK.shape[-1]

@@ -232,10 +232,7 @@ def collate(
     nodes = [np.arange(start, len(tree) if stop is None else min(stop, len(tree))) for tree in trees]
     width = max(len(node) for node in nodes)
     offsets = [width - len(node) if left else 0 for node in nodes]
-    ids, positions = (
-        np.zeros((len(trees), width), dtype=np.int64),
-        np.zeros((len(trees), width), dtype=np.int64),
-    )
+    ids, positions = np.zeros((2, len(trees), width), dtype=np.int64)
     real = np.zeros((len(trees), width), dtype=bool)
     positions_M: list[int] = []
     most_logits = 0

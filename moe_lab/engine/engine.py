@@ -8,7 +8,7 @@ from collections.abc import Callable
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import store_on
-from moe_lab.engine.generate import PrefixCache, generate
+from moe_lab.engine.generate import generate
 from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import Budget, OnScores, ScoringRequest, score
 from moe_lab.engine.two_phase import TwoPhaseScorer
@@ -50,7 +50,7 @@ class KVEngine(Engine):
     def __init__(self, forward: EnsembleForward, budget: Budget, reuse: bool = False):
         self.forward, self.budget = forward, budget
         ensemble, device = forward.ensemble, forward.device
-        self._prefix_cache = PrefixCache(store_on(device)) if reuse else None
+        self._prompt_store = store_on(device) if reuse else None
         self.two_phase: TwoPhaseScorer | None = None
         if reuse or (ensemble.n > 1 and not ensemble.own_history):
             store = store_on(device) if reuse else None
@@ -85,4 +85,4 @@ class KVEngine(Engine):
         self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
     ) -> None:
         with self.forward as forward:
-            generate(forward, states, self.budget, decoding, on_done, self._prefix_cache)
+            generate(forward, states, self.budget, decoding, on_done, self._prompt_store)

@@ -30,15 +30,15 @@ def generate(
     budget: Budget,
     decoding: Decoding,
     on_done: OnDone,
-    prefix_cache: PrefixCache | None = None,
+    prompt_store: Store | None = None,
 ) -> None:
     """Continue all sequences.
 
     Args:
-        prefix_cache: reads the prompts without noise and caches their keys and values. It has no effect on samples that
-            read the prompt with noise.
+        prompt_store: prompts are read without noise, and their keys and values are kept there. It has no effect on
+            samples that read the prompt with noise.
     """
-    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, prefix_cache):
+    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, prompt_store):
         _Batch(forward, batch, prefill).run(decoding, on_done)
 
 
@@ -61,27 +61,27 @@ def _batches(
     states: list[GenerationState],
     budget: Budget,
     max_new_tokens: int,
-    prefix_cache: PrefixCache | None,
+    prompt_store: Store | None,
 ) -> Iterator[tuple[list[GenerationState], Prefill]]:
     """Pairs: sequences that generate together, longest first, and their prefill."""
     ensemble = forward.ensemble
     if ensemble.cache == "none":
-        prefix_cache = None
+        prompt_store = None
     if ensemble.own_history:
-        prefix_cache = (prefix_cache or PrefixCache(Store(0))) if ensemble.prefill == "clean" else None
+        prompt_store = (prompt_store or Store(0)) if ensemble.prefill == "clean" else None
     longest = max((len(state.prompt) for state in states), default=0)
     slots = forward.slots(longest, max_new_tokens)
     free = int(CACHE_SHARE * cache_memory(forward.model))
     fitting = free // sequence_bytes(forward.model, slots, ensemble.n)
     size = max(1, min(fitting, budget.sequences or MAX_SEQUENCES, budget.tokens // ensemble.n))
     alone = not forward.shares_beginnings
-    one_group = prefix_cache or alone or ensemble.own_history or ensemble.cache == "none"
+    one_group = prompt_store or alone or ensemble.own_history or ensemble.cache == "none"
     prompts = [state.prompt for state in states]
     groups = [Group(list(range(len(prompts))), 0)] if one_group else group_by_prefix(prompts)
     for group in groups:
         members = sorted((states[i] for i in group.members), key=lambda state: -len(state.prompt))
         prefix = shared_prefix(forward, members[0].prompt[: group.shared])
-        prefill = Prefill(forward, budget, max_new_tokens, prefix, prefix_cache)
+        prefill = Prefill(forward, budget, max_new_tokens, prefix, prompt_store)
         for start in range(0, len(members), size):
             yield members[start : start + size], prefill
 
@@ -171,25 +171,21 @@ class _Batch:
         return names
 
 
-# How prompts are read: from a cache of prompts, or after the beginning that they share
+# How prompts are read: from a store of prompts, or after the beginning that they share
 
 
-class PrefixCache:
-    """Reads prompts without noise, and keeps their keys and values if they fit into `store`."""
-
-    def __init__(self, store: Store):
-        self.store = store
-
-    def of(self, forward: EnsembleForward, prompts: Sequence[Sequence[int]], budget: Budget) -> list[KVCache]:
-        """The cache of each prompt, with one sequence; it may be empty. Prompts that are not in the store are read."""
-        keys = [tuple(prompt) for prompt in prompts]
-        found = {key: prefix for key in keys if (prefix := self.store.get(key)) is not None}
-        missing = [key for key in dict.fromkeys(keys) if key not in found]
-        for group in group_by_prefix(missing):
-            for key, prefix in _read(forward, [missing[i] for i in group.members], group, budget):
-                found[key] = prefix
-                self.store.add(key, prefix)
-        return [found[key] for key in keys]
+def _cached(
+    store: Store, forward: EnsembleForward, prompts: Sequence[Sequence[int]], budget: Budget
+) -> list[KVCache]:
+    """The cache of each prompt, with one sequence; it may be empty. Prompts that are not in the store are read."""
+    keys = [tuple(prompt) for prompt in prompts]
+    found = {key: prefix for key in keys if (prefix := store.get(key)) is not None}
+    missing = [key for key in dict.fromkeys(keys) if key not in found]
+    for group in group_by_prefix(missing):
+        for key, prefix in _read(forward, [missing[i] for i in group.members], group, budget):
+            found[key] = prefix
+            store.add(key, prefix)
+    return [found[key] for key in keys]
 
 
 def _read(
@@ -232,16 +228,16 @@ class Prefill:
     max_new_tokens: int
     prefix: KVCache | None
     """The beginning that all prompts share."""
-    prefix_cache: PrefixCache | None
-    """Source of prompts without their last token; None: prompts are read here."""
+    prompt_store: Store | None
+    """Prompts without their last token; None: prompts are read here."""
 
     def __call__(self, states: list[GenerationState]) -> PrefillOutput:
-        return self._from_cache(self.prefix_cache, states) if self.prefix_cache else self._from_prefix(states)
+        return self._from_store(self.prompt_store, states) if self.prompt_store else self._from_prefix(states)
 
-    def _from_cache(self, prefix_cache: PrefixCache, states: list[GenerationState]) -> PrefillOutput:
+    def _from_store(self, store: Store, states: list[GenerationState]) -> PrefillOutput:
         """Cached prompts, right-aligned. The same number of tokens is read here in each sequence."""
         forward = self.forward
-        caches = prefix_cache.of(forward, [state.prompt[:-1] for state in states], self.budget)
+        caches = _cached(store, forward, [state.prompt[:-1] for state in states], self.budget)
         shared = max(cache.length for cache in caches)
         trees = [TokenTree(s.ids, [[0]], len(s.prompt) - 1, s.noise_key, s.sample_index) for s in states]
         width = len(trees[0])

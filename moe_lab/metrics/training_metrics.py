@@ -154,7 +154,6 @@ def read_measurements(folder: Path) -> list[dict[str, Any]]:
 
 FEWEST = 3
 """The number of measurements that a correlation needs: two points always lie on a line."""
-FEWEST_WITH_INTERVAL = 4
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ def _correlation(one: str, other: str, points: Sequence[tuple[Any, Any]]) -> Cor
         return replace(result, note="one of the two does not change")
     r = float(np.clip(np.corrcoef(pairs.T)[0, 1], -1, 1))
     interval = None
-    if len(pairs) >= FEWEST_WITH_INTERVAL and abs(r) < 1:
+    if len(pairs) > FEWEST and abs(r) < 1:
         half = float(norm.ppf((1 + LEVEL) / 2)) / math.sqrt(len(pairs) - 3)
         interval = math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
     return replace(result, pearson=r, interval=interval, spearman=float(spearmanr(*pairs.T)[0]))

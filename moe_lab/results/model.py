@@ -17,14 +17,7 @@ from moe_lab.results import statistics
 from moe_lab.results.identity import SCHEMA_VERSION, decisive_versions
 from moe_lab.results.measured import Interval, Paired, limits
 from moe_lab.results.rounding import Rounding
-from moe_lab.results.stored_files import (
-    DamagedError,
-    Results,
-    damaged,
-    leaves,
-    misfit,
-    parsed_once,
-)
+from moe_lab.results.stored_files import DamagedError, Results, damaged, leaves, misfit, parsed_once
 
 Block = Mapping[str, Any]
 """A part of a results.json."""
@@ -313,11 +306,6 @@ class RunResult(Mapping[str, Any]):
         """The difference to another run; without a number where the runs are not compared."""
         source = self._block if other == BASE else self._other(other) or {}
         return Paired.from_json(source.get("paired", {}).get(task, {}).get(metric, {}))
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether the result has differences to the base model."""
-        return "paired" in self._block
 
     def _other(self, name: str) -> Block | None:
         block = self._block

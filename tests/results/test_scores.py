@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.results import statistics
 from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family, mean_score, task_mean
 from moe_lab.results.scores import Score, headline, marks_of, scores_of
 from moe_lab.results.significance import holm
+from tests.support.stored_results import block_of
 
 
 def score(task: str, value: float | None, **more: float | tuple[float, float]) -> Score:
@@ -46,16 +46,8 @@ def test_tasks_have_equal_weight_in_their_average():
 
 def results_of(scores, tasks, **more):
     """A results.json of two documents per task."""
-    block = {
-        "run_id": "r",
-        "partial": False,
-        "model": {"name": "m"},
-        "method": {"name": "base"},
-        "task": {"name": "t", "tasks": tasks, "metric": "acc,none"},
-        "versions": versions(),
-        "statistics": statistics.VERSION,
-        "samples": {task: [0, 3] for task in tasks},
-    }
+    block = block_of("base", model={"name": "m"}, samples={task: [0, 3] for task in tasks})
+    block["task"]["tasks"] = tasks
     return RunResult({"results": scores, "moe_lab": block, **more})
 
 

@@ -18,14 +18,13 @@ from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
-from moe_lab.results import statistics
-from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
 from moe_lab.runs import budget as estimate
 from moe_lab.runs import plan, summaries
 from tests.support.requests import generating
 from tests.support.runs import facts
+from tests.support.stored_results import block_of
 
 
 @dataclass(frozen=True)
@@ -168,17 +167,12 @@ def fake_results(run: FakeRun) -> RunResult:
     """A results.json of a partial run with one task."""
     config = run.config
     task = str(config.task.name)
-    block: dict[str, Any] = {
+    block = block_of(config.method.name, task, documents=range(10)) | {
         "run_id": run.run_id,
         "partial": True,
         "model": {"name": config.model.name},
-        "method": {"name": config.method.name},
-        "task": {"name": task, "tasks": [task], "metric": "acc,none"},
         "overrides": config.overrides,
         "seed": config.seed,
-        "versions": versions(),
-        "statistics": statistics.VERSION,
-        "samples": {task: list(range(10))},
         "cost": {
             "wall_seconds": 2.0,
             "load_seconds": 1.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from moe_lab.reports.papers.cells import CellTable, TableCell
@@ -11,43 +12,52 @@ from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
 
 
-def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> RunResult:
-    """A results.json of one task."""
-    block = {
+def block_of(
+    method: str = "roe",
+    task: str = "t",
+    metric: str = "acc,none",
+    documents: Sequence[int] = range(4),
+    **changes: Any,
+) -> dict[str, Any]:
+    """The block `moe_lab` of a results.json of one task."""
+    return {
         "run_id": "r",
         "partial": False,
-        "model": {"name": "tiny", "top_k": 4},
-        "method": {"name": method, "config": {"name": method} | ({"n": n} if method == "roe" else {})},
-        "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
+        "model": {"name": "tiny"},
+        "method": {"name": method},
+        "task": {"name": task, "tasks": [task], "metric": metric},
         "versions": versions(),
         "statistics": statistics.VERSION,
-        "samples": {"t": [0, 1, 2, 3]},
-        "intervals": {"t": {"acc,none": [value - 0.1, value + 0.1]}},
-        "roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"},
-        "cost": {
-            "wall_seconds": 2.0,
-            "tokens_out": 100,
-            "peak_memory_bytes": 10**9,
-            "weight_bytes": 3 * 10**6,
-            "peak_working_bytes": 10**6,
-            "energy_joules": None,
-            "device": "cpu",
-        },
+        "samples": {task: list(documents)},
     } | changes
+
+
+def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> RunResult:
+    """A results.json of one task."""
+    block = (
+        block_of(method)
+        | {
+            "model": {"name": "tiny", "top_k": 4},
+            "method": {"name": method, "config": {"name": method} | ({"n": n} if method == "roe" else {})},
+            "intervals": {"t": {"acc,none": [value - 0.1, value + 0.1]}},
+            "roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"},
+            "cost": {
+                "wall_seconds": 2.0,
+                "tokens_out": 100,
+                "peak_memory_bytes": 10**9,
+                "weight_bytes": 3 * 10**6,
+                "peak_working_bytes": 10**6,
+                "energy_joules": None,
+                "device": "cpu",
+            },
+        }
+        | changes
+    )
     return RunResult({"results": {"t": {"acc,none": value}}, "moe_lab": block})
 
 
 def expert_results(**more) -> RunResult:
-    block = {
-        "run_id": "r1",
-        "model": {"name": "tiny"},
-        "method": {"name": "finetune-freeze"},
-        "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
-        "versions": versions(),
-        "statistics": statistics.VERSION,
-        "samples": {"t": [0, 1, 2, 3]},
-        "intervals": {"t": {"acc,none": [0.4, 0.8]}},
-    }
+    block = block_of("finetune-freeze", run_id="r1", intervals={"t": {"acc,none": [0.4, 0.8]}})
     scores = {"t": {"acc,none": 0.6, "acc_stderr,none": 0.05}}
     return RunResult({"results": scores, "moe_lab": block | more})
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.results import statistics
-from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
+from tests.support.stored_results import block_of
 
 Given = tuple[Any, float]
 """An answer, or the log-probabilities of the choices, and the value of its metric."""
@@ -60,16 +59,12 @@ def stored_run(
     metric = f"{lines[0]['metrics'][0]},none"
     values = [line[metric.partition(",")[0]] for line in lines]
     value = sum(values) / len(values)
-    block: dict[str, Any] = {
+    block = block_of(method, task, metric, [line["doc_id"] for line in lines]) | {
         "run_id": run_id,
         "model": {"name": "tiny", "commit": None, "identified_by": "content"},
         "method": {"name": method, "config": config or {"name": method}},
-        "task": {"name": task, "tasks": [task], "metric": metric},
         "seed": None if method == "base" else 0,
         "overrides": [f"method={method}", f"task={task}"],
-        "versions": versions(),
-        "statistics": statistics.VERSION,
-        "samples": {task: [line["doc_id"] for line in lines]},
         "intervals": {task: {metric: [value - 0.1, value + 0.1]}},
         "cost": {"wall_seconds": 2.5, "tokens_in": 100, "peak_memory_bytes": 2**30, "device": "cpu"},
     }

@@ -41,7 +41,7 @@ def equivalent_rows(
 
     rows = []
     for cell in cells:
-        if not cell.results or not cell.results[0].is_compared:
+        if not cell.results or cell.results[0].other_id() is None:
             continue
         quality = _quality(cell)
         measurement = measured(_at_its_temperatures(cell), models, quality["size_ratio"], compute=compute)

@@ -59,17 +59,6 @@ def p_over_seeds(differences: Sequence[float]) -> float | None:
     return float(ttest_1samp(differences, 0).pvalue)
 
 
-def p_over_documents(differences: Sequence[float]) -> float:
-    """Two-sided p of the permutation test over documents; 1 if no document changed.
-
-    A swap of a document's values is the same in all seeds, since the seeds share the documents.
-
-    Args:
-        differences: of each document, the mean over seeds of its score minus that of the other runs.
-    """
-    return randomization_test(differences, [0.0] * len(differences))
-
-
 def randomization_test(
     values: Sequence[Any], baseline: Sequence[Any], aggregate: Aggregate | None = None
 ) -> float:

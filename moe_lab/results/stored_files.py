@@ -117,14 +117,6 @@ def warn_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def set_aside(path: Path, why: str) -> Path:
-    """Rename a file that will be made again, with a line on stderr. Returns the new path."""
-    renamed = free_name(path)
-    path.rename(renamed)
-    print(f"{why}. {path.name} is kept as {renamed.name} and made again.", file=sys.stderr)
-    return renamed
-
-
 def free_name(path: Path) -> Path:
     """The first free name of `responses.1.old.jsonl`, `responses.2.old.jsonl` and so on, next to `path`."""
     names = (path.with_name(f"{path.stem}.{number}.old{path.suffix}") for number in count(1))
@@ -141,7 +133,8 @@ def tidy(folder: Path) -> None:
             if ".old." not in path.name:
                 read_mapping(path)
         except DamagedError as error:
-            set_aside(path, error.problem)
+            renamed = path.rename(free_name(path))
+            print(f"{error.problem}. {path.name} is kept as {renamed.name} and made again.", file=sys.stderr)
 
 
 # Types of the content of results files

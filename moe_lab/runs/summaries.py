@@ -16,7 +16,7 @@ from moe_lab.results.measured import Interval
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
 from moe_lab.results.score_table import SeedGroup
-from moe_lab.results.significance import crossed_mean, p_over_documents, p_over_seeds
+from moe_lab.results.significance import crossed_mean, p_over_seeds, randomization_test
 from moe_lab.results.statistics import (
     VERSION,
     Aggregate,
@@ -160,7 +160,10 @@ def _difference(
         "mean": mean,
         "difference": difference,
         "difference_ci95_documents": _list(interval_of_difference(by_document, values, aggregate)),
-        "difference_p_documents": None if moved is None else p_over_documents(moved.mean(axis=0).tolist()),
+        # the seeds share the documents: a swap of a document's values is the same in all of them
+        "difference_p_documents": None
+        if moved is None
+        else randomization_test(moved.mean(axis=0).tolist(), [0.0] * moved.shape[1]),
         "difference_ci95_seeds": _list(over_seeds(by_seed).interval),
         "difference_p_seeds": None if equal else p_over_seeds(by_seed),
         "equal": equal,

@@ -24,7 +24,6 @@ from moe_lab.results.significance import (
     crossed_mean,
     holm,
     log_likelihoods,
-    p_over_documents,
     p_over_seeds,
     paired,
     randomization_test,
@@ -118,18 +117,22 @@ def test_differences_that_differ_by_rounding_have_no_spread():
     assert p_over_seeds([0.1, 0.1001]) is not None
 
 
+def over_documents(differences: list[float]) -> float:
+    return randomization_test(differences, [0.0] * len(differences))
+
+
 @pytest.mark.parametrize(("won", "lost"), [(1, 0), (4, 0), (0, 5), (6, 0), (0, 8), (9, 1), (8, 3), (5, 5)])
 def test_p_over_documents_is_mcnemars_where_all_seeds_agree(won, lost):
     """Broken by a normal approximation: it tells four documents, whose exact p is 0.125."""
     p = mcnemar(won, lost)
-    found = p_over_documents([1.0] * won + [-1.0] * lost + [0.0] * 200)
+    found = over_documents([1.0] * won + [-1.0] * lost + [0.0] * 200)
     assert found == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5 + 1e-3)
     assert (found < 0.05) is (p < 0.05)
 
 
 def test_p_over_documents_of_nothing_changed_and_of_a_document_without_a_number():
-    assert p_over_documents([0.0, 0.0, 0.0]) == p_over_documents([]) == 1.0
-    assert p_over_documents([float("nan"), 1.0, 1.0]) == 1.0
+    assert over_documents([0.0, 0.0, 0.0]) == over_documents([]) == 1.0
+    assert over_documents([float("nan"), 1.0, 1.0]) == 1.0
 
 
 def test_paired_difference():

@@ -26,7 +26,6 @@ from moe_lab.results.stored_files import (
     read_csv,
     read_lines,
     read_mapping,
-    set_aside,
     tidy,
     typed,
     whole_mapping,
@@ -111,7 +110,7 @@ def test_a_row_that_was_cut_has_empty_values(tmp_path):
 def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path):
     for number in (1, 2):
         (tmp_path / "a.json").write_text(str(number))
-        set_aside(tmp_path / "a.json", "why")
+        tidy(tmp_path)
     expected = {"a.1.old.json": "1", "a.2.old.json": "2"}
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == expected
 

@@ -212,8 +212,9 @@ def marks_of(result: RunResult, task: str | None = None, metric: str | None = No
 
 def _worse_than_calibrated(result: RunResult) -> bool:
     """Whether the tuned perplexity is above that of the base model at its best logit scale, on the same documents."""
-    calibrated, control = result.tuning.get("calibrated_score"), result.method == "calibration"
-    return not (calibrated is None or control) and result.tuning["score"] > calibrated * (1 + ROUNDING)
+    calibrated = result.tuning.get("calibrated_score")
+    worse = calibrated is not None and result.tuning["score"] > calibrated * (1 + ROUNDING)
+    return worse and result.method != "calibration"
 
 
 def _tuned_elsewhere(result: RunResult) -> bool:

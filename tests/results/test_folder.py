@@ -40,18 +40,19 @@ def finished(folder: Path, **changes: Any) -> RunFolder:
     return RunFolder(folder, "a")
 
 
-def test_a_finished_result_is_returned(tmp_path):
-    assert finished(tmp_path).stored() is not None
-    assert finished(tmp_path, model={"name": "m", "commit": "c1"}).stored("c1") is not None
+OF_COMMIT = {"model": {"name": "m", "commit": "c1"}}
 
 
-@pytest.mark.parametrize("changes", [{"run_id": "b"}, {"schema_version": 2}, {"status": "error"}])
-def test_foreign_and_unfinished_results_are_not(tmp_path, changes):
-    assert finished(tmp_path, **changes).stored() is None
-
-
-def test_another_commit_is_not(tmp_path):
-    assert finished(tmp_path, model={"commit": "c1"}).stored("c2") is None
+@pytest.mark.parametrize(
+    ("changes", "commit", "own"),
+    [
+        *(({}, None, True), (OF_COMMIT, "c1", True), (OF_COMMIT, "c2", False)),
+        *((other, None, False) for other in ({"run_id": "b"}, {"schema_version": 2}, {"status": "error"})),
+        *(({key: wrong}, None, False) for key in BLOCKS for wrong in (None, [1])),
+    ],
+)
+def test_a_finished_result_of_this_run_is_returned(tmp_path, changes, commit, own):
+    assert (finished(tmp_path, **changes).stored(commit) is not None) == own
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"results": {}}', "null"])
@@ -65,12 +66,6 @@ def test_a_result_of_the_wrong_shape_is_said(tmp_path, capsys):
     finished(tmp_path, model=[1]).stored()
     said = capsys.readouterr().err
     assert f"{tmp_path}/results.json is damaged" in said and said.endswith("It is not used.\n")
-
-
-@pytest.mark.parametrize("key", BLOCKS)
-def test_a_result_of_the_wrong_shape_is_not(tmp_path, key):
-    assert finished(tmp_path, **{key: None}).stored() is None
-    assert finished(tmp_path, **{key: [1]}).stored() is None
 
 
 def _hold(folder: Path, ready: Any, seconds: float) -> None:

@@ -119,11 +119,16 @@ class Evaluation:
             "settings": self.settings,
             "file": str(self.file.absolute()),
             "samples": {task: str(file.absolute()) for task, file in self.samples_files.items()},
-            "run_id": self.own.run_id if self.own else None,
+            "run_id": self.run_id,
             "lm_eval_version": self.lm_eval_version,
             "task_versions": self.results.get("versions", {}),
             "marks": self.marks,
         }
+
+    @property
+    def run_id(self) -> str | None:
+        """None for an evaluation of lm-eval."""
+        return self.own.run_id if self.own else None
 
     @property
     def lm_eval_version(self) -> str | None:

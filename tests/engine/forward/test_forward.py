@@ -61,7 +61,7 @@ def test_a_step_is_one_graph():
     model.set_experts_implementation("grouped_mm")
     expected, _, decisions = step_logits(model, compiled=False)
     found, graphs, counted = step_logits(model, compiled=True)
-    assert graphs == 2
+    assert graphs == 2 + 1, "two of the pass, and a small one that keeps whether logits were NaN"
     assert counted == decisions and decisions[0] > 0
     assert_close(found, expected)
 

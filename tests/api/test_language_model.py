@@ -15,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 import moe_lab
 from moe_lab import RoE
 from moe_lab.api.language_model import loaded_model
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError
 from tests.support.models import left_padded, make_model, small_model
 from tests.support.tiers import first_fast
 
@@ -96,13 +96,6 @@ def test_facts_are_those_of_the_configuration(tokenizer):
     facts = loaded.facts
     assert (facts.family, facts.dtype, facts.experts, facts.top_k) == ("mixtral", "bfloat16", 6, 2)
     assert facts.moe_layers == 4 and facts.routers is not None and loaded.device.type == "cpu"
-
-
-def test_models_that_cannot_be_routed_otherwise_are_refused(tokenizer):
-    with pytest.raises(ModelError, match="No router was found"):
-        loaded_model(make_model("llama"), tokenizer)
-    with pytest.raises(ModelError, match=r"model\.eval"):
-        loaded_model(make_model("olmoe").train(), tokenizer)
 
 
 def test_a_seed_of_a_call_is_that_of_another_object(model, tokenizer, roe):

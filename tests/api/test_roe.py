@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from moe_lab import RoE
-from moe_lab.errors import ConfigError
 from tests.support import attention_kinds, roe_reference, rounding
 from tests.support.command import run_command
-from tests.support.models import build, left_padded, make_model, small_model
+from tests.support.models import build, left_padded, small_model
 from tests.support.tiers import first_fast
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss")
@@ -115,21 +114,6 @@ def test_a_batch_is_generated_as_its_prompts_alone(roe, tokenizer, options):
     assert len(together) == 3 * count
     if count == 2:
         assert together[0] != together[1]
-
-
-def test_equal_calls_give_equal_samples_and_other_seeds_others(olmoe, tokenizer):
-    def sampled(seed):
-        roe = RoE(olmoe, tokenizer, n=2, temperature=0.5, seed=seed)
-        return [roe.generate("hello", do_sample=True, max_new_tokens=9) for _ in range(2)]
-
-    assert sampled(0)[0] == sampled(0)[1] != sampled(1)[0]
-
-
-def test_impossible_values_are_refused(tokenizer):
-    with pytest.raises(ConfigError, match="5 entries"):
-        RoE(make_model("olmoe"), tokenizer, temperature=[0.1] * 5)
-    with pytest.raises(ConfigError, match="cleen"):
-        RoE(make_model("olmoe"), tokenizer, cache="cleen")
 
 
 def test_recurrent_models_generate_and_score(tokenizer):

@@ -87,22 +87,6 @@ def test_quiet_prints_nothing(tmp_path, capfd, tiny_olmoe_dir):
     assert "Results" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["method=rou"], "Did you mean 'roe'"),
-        (["mode=plan"], "mode=plan"),
-        (["--cfg", "job"], "--cfg job only prints"),
-        (["--help"], "--help only prints"),
-        (["-m", "experiment=roe/figure3", "method.n=2,3"], "experiment= brings its own grid"),
-        (["method=pretrain-tiny"], "makes a model"),
-    ],
-)
-def test_what_has_no_results_is_refused(overrides, says):
-    with pytest.raises(ConfigError, match=says):
-        moe_lab.run(overrides)
-
-
 @pytest.mark.slow
 def test_a_run_that_fails_raises(tmp_path, monkeypatch, tiny_olmoe_dir):
     import moe_lab.runs.execute

@@ -185,7 +185,28 @@ WRONG = {
         ["tuning=tpe", "tuning.storage=nodb://host/db"],
         "cannot be used: Can't load plugin",
     ),
+    "a study without trials": (["tuning=tpe", "tuning.n_trials=0"], "at least 1"),
+    "a study of another metric": (["tuning=tpe", "tuning.metric=loss"], "Choices: perplexity, accuracy"),
+    "a study below zero": (["tuning=tpe", "tuning.max_temperature=-1"], "above 0"),
     "a study without time": (["tuning=tpe", "tuning.timeout=0"], "above 0"),
+    "a temperature beyond float32": (["method.temperature=1e39"], "at most 1e+30"),
+    "temperatures beyond float32": (["method.temperature=[0,1e39,0,0,0,0,0,0]"], "at most 1e+30"),
+    "learning rates beyond float32": (["method=c3po", "method.learning_rate=[1e39,1]"], "at most 1e+30"),
+    "a bandwidth beyond float32": (["method=c3po", "method.bandwidth=1e39"], "at most 1e+30"),
+    "the rate of a training": (["method=finetune-freeze", "method.learning_rate=1e38"], "at most 1e+30"),
+    "the rate of a phase": (["method=finetune-freeze", "method.phases=[{lr:1e38}]"], "at most 1e+30"),
+    "the rate of pre-training": (["method=pretrain", "method.learning_rate=1e38"], "at most 1e+30"),
+    "the rate of a prompt": (["method=soft-prompt", "method.learning_rate=1e38"], "at most 1e+30"),
+    "the rate of prefixes": (["method=prefix-tuning", "method.learning_rate=1e38"], "at most 1e+30"),
+    "a generation beyond float32": (["method=base", "gen_kwargs={temperature:1e39}"], "at most 1e+30"),
+    "workers of another launcher": (
+        ["launcher=local", "launcher.cluster=slurm"],
+        "belongs to launcher=submitit",
+    ),
+    "an address of another launcher": (
+        ["launcher=local", "launcher.address=auto"],
+        "belongs to launcher=ray",
+    ),
     "one wrong cell of a grid": (["-m", "method.n=4,zero"], "method.n=zero"),
 }
 
@@ -210,21 +231,14 @@ def test_full_error_shows_the_traceback(capsys, monkeypatch):
     assert "Traceback" in ended.err
 
 
-def test_a_broken_yaml_of_ones_own_is_named(capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("line", "says"), [("path: [unclosed", "mine.yaml"), ("pth: somewhere", "Did you mean 'model.path'?")]
+)
+def test_a_wrong_yaml_of_ones_own_is_named(line, says, capsys, tmp_path):
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.yaml").write_text("# mine\nname: mine\npath: [unclosed\n")
-    ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine")
-    assert ended.code == 2
-    assert "mine.yaml" in ended.err
-    assert "Traceback" not in ended.err
-
-
-def test_a_wrong_key_in_a_yaml_of_ones_own_is_named(capsys, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.yaml").write_text("# mine\nname: mine\npth: somewhere\n")
+    (tmp_path / "model" / "mine.yaml").write_text(f"# mine\nname: mine\n{line}\n")
     ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine", "mode=plan")
-    assert ended.code == 2
-    assert "Did you mean 'model.path'?" in ended.err
+    assert ended.code == 2 and says in ended.err and "Traceback" not in ended.err
 
 
 @pytest.mark.slow

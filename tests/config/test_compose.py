@@ -180,6 +180,10 @@ def test_cells_have_their_numbers():
     cells = compose(["-m", "output_dir=${hydra:job.num}", "method=choice(base,icl)", "seed=0,1"])
     assert [str(cell.values["output_dir"]) for cell in cells] == ["0", "1", "2", "3"]
     assert [cell.values["method"]["name"] for cell in cells] == ["base", "base", "icl", "icl"]
+    cells = compose(["-m", "method=base,roe", "seed=1,2"])
+    assert [" ".join(cell.overrides) for cell in cells] == [
+        f"method={method} seed={seed}" for method in ("base", "roe") for seed in (1, 2)
+    ]
 
 
 def test_a_choice_of_methods_takes_the_keys_that_they_have():

@@ -70,17 +70,6 @@ def test_config_yaml_has_every_top_level_key_with_the_schemas_default():
     }
 
 
-@pytest.mark.slow
-def test_a_grid_is_composed_in_the_order_that_was_typed():
-    cells = compose(["-m", "method=base,roe", "seed=1,2"])
-    assert [cell.overrides for cell in cells] == [
-        ["method=base", "seed=1"],
-        ["method=base", "seed=2"],
-        ["method=roe", "seed=1"],
-        ["method=roe", "seed=2"],
-    ]
-
-
 def config_of(*overrides: str) -> Config:
     return to_config(compose_cell(list(overrides), []))
 

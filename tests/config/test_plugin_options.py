@@ -25,7 +25,7 @@ def install(folder: Path) -> None:
     (about / "entry_points.txt").write_text("[moe_lab.methods]\nwarmer = warmer:Warmer\n")
 
 
-def test_an_installed_option_is_composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_option_is_composed(tmp_path, monkeypatch):
     assert plugin_folders() == []
     with pytest.raises(MissingConfigException):
         compose(["method=warmer"])
@@ -39,9 +39,7 @@ def test_an_installed_option_is_composed(tmp_path: Path, monkeypatch: pytest.Mon
     assert "warmer" not in sys.modules
 
 
-def test_a_registered_method_without_its_yaml_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_registered_method_without_its_yaml_names_the_file(tmp_path, monkeypatch, capsys):
     """It was reported as unknown."""
     install(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,11 +1,13 @@
-"""Disk and memory of a plan.
+"""Disk, memory and tokens of a plan.
 
 Broken by experts that count whole though a token takes some of them, by an embedding that counts as a product, by a
-training that is counted for each of its evaluations.
+training that is counted for each of its evaluations, by a shared beginning that counts once for each sampled document,
+by a plan of other settings that is taken for this one.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from moe_lab.methods.base import Base
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.models.memory import weight_bytes
 from moe_lab.runs.budget import Budget, hours_text
+from moe_lab.tasks import requests
 from tests.support.models import make_model
 
 SHAPE: dict[str, Any] = {
@@ -52,7 +55,7 @@ def run_of(method: Any, path: str | None = "owner/name") -> Any:
     return SimpleNamespace(method=method, facts=facts, config=Config())
 
 
-def test_weights_and_trained_models_are_counted_once() -> None:
+def test_weights_and_trained_models_are_counted_once():
     model = AutoModelForCausalLM.from_config(olmoe())
     total = sum(own.numel() for own in model.parameters())
     budget, run = Budget(), run_of(Trained(SimpleNamespace()))
@@ -63,14 +66,14 @@ def test_weights_and_trained_models_are_counted_once() -> None:
     assert "owner/name" in weights and trained.startswith("Trained models to write: 1,")
 
 
-def test_the_embedded_model_needs_no_download() -> None:
+def test_the_embedded_model_needs_no_download():
     budget = Budget()
     budget.add(run_of(Base(Base.Config(name="base")), path=None))
     assert budget.weights == {} and budget.lines() == []
 
 
 @pytest.mark.slow
-def test_the_memory_of_methods(tmp_path: Path, tokenizer: Any) -> None:
+def test_the_memory_of_methods(tmp_path, tokenizer):
     """Of methods on one model: own histories take more than shared ones, gradients more than answers, and a training
     what it says. A model that is not of a hub or a folder has no planned memory."""
     model = make_model("olmoe", num_hidden_layers=3)
@@ -107,5 +110,55 @@ def test_the_memory_of_methods(tmp_path: Path, tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("hours", "text"), [(0, "-"), (1e-6, "<0.0001"), (0.00451, "0.00451"), (12.34, "12.3"), (1234.5, "1,234")]
 )
-def test_hours_have_three_digits(hours: float, text: str) -> None:
+def test_hours_have_three_digits(hours, text):
     assert hours_text(hours) == text
+
+
+# Tokens of large tasks
+
+TASK = """\
+task: shared
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{beginning} {{{{question}}}}"
+doc_to_choice: [one, two]
+doc_to_target: 0
+metric_list: [{{metric: acc}}]
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    rows = [{"question": f"number {'very ' * (i % 4)}{i}"} for i in range(120)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tasks").mkdir()
+    text = TASK.format(data=tmp_path / "test.jsonl", beginning="ben has 3 apples . " * 20)
+    (tmp_path / "tasks" / "shared.yaml").write_text(text)
+    return [
+        "model=tiny",
+        "task=lm_eval",
+        "task.name=shared",
+        f"task.include_path={tmp_path / 'tasks'}",
+        f"output_dir={tmp_path}",
+    ]
+
+
+def planned(*command: str) -> list[int]:
+    return [int(tokens) for tokens in moe_lab.plan(command).frame()["tokens"]]
+
+
+@pytest.mark.slow
+def test_a_beginning_that_all_prompts_share_counts_once(command, monkeypatch):
+    ours = planned("method=roe", "method.n=4", "seeds=1", *command)
+    monkeypatch.setattr(requests, "SAMPLED", 1000)
+    requests._workloads.clear()
+    whole = planned("method=roe", "method.n=4", "seeds=1", *command)
+    assert ours == pytest.approx(whole, rel=0.1)
+
+
+def test_each_length_has_its_own_plan(command):
+    cells = ["-m", "method=base", "max_length=32,256", "limit=4", *command]
+    short, long = planned(*cells)
+    assert [short] == planned("method=base", "max_length=32", "limit=4", *command) and short < long

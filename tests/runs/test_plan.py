@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.reports.terminal.layout import print_note
@@ -24,16 +21,14 @@ ROW = Row(
 )
 
 
-def test_a_pipe_gets_one_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_one_line_a_row(capsys):
     print_rows([ROW, replace(ROW, run="00000000")])
     title, *lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "a1b2c3d4" in line]
     assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title and "12.3" in line and "123,456,789" in line
 
 
-def test_a_terminal_gets_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_80_columns(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     print_rows([ROW, ROW])
     print_note("(1) " + "a long reason " * 20)
@@ -42,7 +37,7 @@ def test_a_terminal_gets_80_columns(
     assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in "".join(lines).replace(" ", "")
 
 
-def test_the_memory_of_the_largest_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_the_largest_run_is_said(monkeypatch):
     small, large = (
         replace(ROW, memory=15 * 10**9),
         replace(ROW, memory=95 * 10**9, names=["mixtral", *ROW.names[1:]]),
@@ -57,18 +52,8 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert "takes 1 of 141 GB" in Plan(rows=[small, large]).notes[-1]
 
 
-def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [
-        "-m",
-        "method=roe",
-        "model=tiny",
-        "task=toy_text",
-        "limit=2",
-        f"output_dir={tmp_path}",
-        "mode=plan",
-    ]
+def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(tmp_path, capsys):
+    command = f"-m method=roe model=tiny task=toy_text limit=2 output_dir={tmp_path} mode=plan".split()
     planned = run_command(capsys, *command, "tuning=none,uniform", "tuning.step=2")
     assert planned.code == 0, planned.err
     refused = run_command(capsys, *command, "tuning=none", "seed=0,1", "tuning.num_samples=7")

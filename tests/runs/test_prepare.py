@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from moe_lab.methods.profile import Profile
@@ -27,8 +24,8 @@ PROFILE = Profile(
     ],
 )
 def test_calibration_is_compared_where_it_can_change_an_answer(
-    task: str, keys: dict[str, Any], compared: list[str], tiny_olmoe_dir: Path, tmp_path: Path
-) -> None:
+    task, keys, compared, tiny_olmoe_dir, tmp_path
+):
     """A logit scale changes no greedy answer."""
     (tmp_path / "best.yaml").write_text(PROFILE.text())
     given = {"method_keys": {"profile": str(tmp_path / "best.yaml")}, "num_fewshot": 0, "limit": 2}

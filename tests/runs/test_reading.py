@@ -12,7 +12,7 @@ from tests.support.command import run_command
 
 
 @pytest.mark.slow
-def test_each_results_json_is_parsed_once_per_command(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_each_results_json_is_parsed_once_per_command(tmp_path, capsys, monkeypatch):
     parsed: Counter[Path] = Counter()
     whole_mapping = stored.whole_mapping
 

@@ -68,43 +68,27 @@ def test_a_pilot_that_fails_leaves_the_plan(tmp_path, capsys, monkeypatch):
     assert "Hours here: add pilot=8" in ended.out
 
 
-def test_models_that_are_yet_to_be_trained_are_left_out(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("typed", "methods"),
+    [
+        ("method=finetune-freeze model=tiny task=toy_choice", ["base"]),
+        ("method=roe method.n=2 model=tiny task=toy_text tuning=uniform tuning.step=2", ["roe"]),
+        ("experiment=c3po/table14", ["base", "c3po"]),
+    ],
+    ids=["no training", "after a study", "once for all kernels"],
+)
+def test_runs_without_a_speed_have_a_pilot(typed, methods, tmp_path, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(speeds, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
-    given = ["mode=plan", "pilot=2", "model=tiny", "task=toy_choice", f"output_dir={tmp_path}"]
-    assert run_command(capsys, *given, "method=finetune-freeze").code == 0
-    assert [run.config.method.name for run in asked] == ["base"]
-
-
-def test_runs_after_a_study_have_a_pilot(tmp_path, capsys, monkeypatch):
-    asked = []
-    monkeypatch.setattr(speeds, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
-    given = ["mode=plan", "pilot=2", "model=tiny", "task=toy_text", f"output_dir={tmp_path}", "limit=2"]
-    ended = run_command(capsys, *given, "method=roe", "method.n=2", "tuning=uniform", "tuning.step=2")
+    ended = run_command(capsys, *typed.split(), "mode=plan", "pilot=2", "limit=2", f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
-    assert [run.config.method.name for run in asked] == ["roe"]
-
-
-def test_cells_of_an_experiment_have_pilots(tmp_path, capsys, monkeypatch):
-    asked = []
-    monkeypatch.setattr(speeds, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
-    few = ["experiment=c3po/table14", "mode=plan", "pilot=2", "limit=2", f"output_dir={tmp_path}"]
-    ended = run_command(capsys, *few)
-    assert ended.code == 0, ended.err
-    assert [run.config.method.name for run in asked] == ["base", "c3po"], "one for all kernels"
+    assert [run.config.method.name for run in asked] == methods
 
 
 @pytest.mark.slow
 def test_references_of_a_pilot_are_few_and_its_own(tmp_path, capsys):
-    command = [
-        "mode=plan",
-        "pilot=3",
-        "method=c3po",
-        "model=tiny",
-        "task=toy_choice",
-        f"output_dir={tmp_path}",
-    ]
-    ended = run_command(capsys, *command)
+    command = "mode=plan pilot=3 method=c3po model=tiny task=toy_choice".split()
+    ended = run_command(capsys, *command, f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
     assert not (tmp_path / "references").exists()
     [record] = (tmp_path / "pilots" / "references").glob("*/references.json")

@@ -40,12 +40,12 @@ def answer(run: Run, name: str, header: dict, keys: str) -> None:
     log.close()
 
 
-def test_what_is_not_begun_is_missing(run: Run) -> None:
+def test_what_is_not_begun_is_missing(run):
     assert run_state(run, ASKED) == ("missing", 1.0)
     assert not run.folder.exists(), "a plan leaves nothing behind"
 
 
-def test_an_interrupted_run_says_how_far_it_came(run: Run) -> None:
+def test_an_interrupted_run_says_how_far_it_came(run):
     answer(run, "responses.jsonl", run.answers_header, "abb")
     assert run_state(run, ASKED) == ("interrupted, 2 of 4 answered", 0.5)
     with run.store.held():
@@ -60,27 +60,25 @@ def test_an_interrupted_run_says_how_far_it_came(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("measured", "says"), [(True, "done"), (False, "metrics missing")])
-def test_a_stored_run_says_what_it_lacks(
-    run: Run, monkeypatch: pytest.MonkeyPatch, measured: bool, says: str
-) -> None:
+def test_a_stored_run_says_what_it_lacks(run, monkeypatch, measured, says):
     monkeypatch.setattr(Run, "done", True)
     monkeypatch.setattr(Run, "measured", measured)
     assert run_state(run, ASKED) == (says, 0.0)
 
 
-def test_answers_of_other_versions_do_not_count(run: Run) -> None:
+def test_answers_of_other_versions_do_not_count(run):
     answer(run, "responses.jsonl", run.answers_header | {"versions": {}}, "ab")
     assert run_state(run, ASKED) == ("missing", 1.0)
 
 
-def test_a_running_run_is_told_by_its_lock(run: Run) -> None:
+def test_a_running_run_is_told_by_its_lock(run):
     with run.store.held():
         answer(run, "responses.jsonl", run.answers_header, "a")
         assert run_state(run, ASKED) == ("running, 1 of 4 answered", 0.75)
     assert os.listdir(run.folder.parent) == [run.folder.name]
 
 
-def test_more_answers_than_estimated_leave_nothing(run: Run) -> None:
+def test_more_answers_than_estimated_leave_nothing(run):
     answer(run, "responses.jsonl", run.answers_header, "abcdef")
     assert run_state(run, ASKED) == ("interrupted, 6 of 6 answered", 0.0)
 
@@ -95,15 +93,13 @@ def test_more_answers_than_estimated_leave_nothing(run: Run) -> None:
         ({"optimizer": "mode_finding", "shifts": 3}, READ + 2 * 3 * 55 + 2 * 3 * 4 * 5),
     ],
 )
-def test_c3po_reads_its_neighbours_and_their_tails(keys: dict, expected: float) -> None:
+def test_c3po_reads_its_neighbours_and_their_tails(keys, expected):
     """Broken by C3PO at the tokens of base: 2 questions of 50 tokens, answers of 5."""
     method = get_method("c3po")
     assert method(method.Config(name="c3po", **keys)).forward_tokens(ASKED, None, None) == expected
 
 
-def test_a_reference_set_is_counted_until_it_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reference_set_is_counted_until_it_is_there(tmp_path, monkeypatch):
     settings = get_method("c3po").Config(name="c3po", reference_size=20)
     asked = Config(method=settings, output_dir=str(tmp_path), limit=2)
     asked.task.name = "toy_choice"

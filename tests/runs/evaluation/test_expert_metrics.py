@@ -48,8 +48,8 @@ TASKS = [("arc_easy", {}), ("addsub", {"gen_kwargs": {"max_gen_toks": 6}})]
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "keys"), TASKS)
 def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_once(
-    task: str, keys: dict[str, Any], tiny_olmoe_dir: Path, data: Path, tmp_path: Path, loads: list[str]
-) -> None:
+    task, keys, tiny_olmoe_dir, data, tmp_path, loads
+):
     pool = ModelPool()
     keys = keys | {"limit": 4}
     wanted = config(tiny_olmoe_dir, data, tmp_path / "once", task, metrics="expert", **keys)
@@ -96,9 +96,7 @@ def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_onc
 
 
 @pytest.mark.slow
-def test_answers_under_a_policy_are_not_asked_twice(
-    tiny_olmoe_dir: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_under_a_policy_are_not_asked_twice(tiny_olmoe_dir, data, tmp_path, monkeypatch):
     run = prepare(config(tiny_olmoe_dir, data, tmp_path, "arc_easy", metrics="expert", limit=4))
     execute(run, ModelPool())
     (run.folder / "expert_metrics.json").unlink()
@@ -113,9 +111,7 @@ def test_answers_under_a_policy_are_not_asked_twice(
 
 
 @pytest.mark.slow
-def test_the_command_writes_files_that_agree_with_each_other(
-    tiny_olmoe_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp_path, capsys):
     typed = ["method=base", "metrics=expert", f"model.path={tiny_olmoe_dir}", "task=toy_choice", "limit=5"]
     ended = run_command(capsys, *typed, f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
@@ -154,9 +150,7 @@ def test_the_command_writes_files_that_agree_with_each_other(
 
 
 @pytest.mark.slow
-def test_several_tasks_have_their_documents_together_too(
-    tiny_olmoe_dir: Path, data: Path, tmp_path: Path
-) -> None:
+def test_several_tasks_have_their_documents_together_too(tiny_olmoe_dir, data, tmp_path):
     from moe_lab.config.schema import TaskConfig
 
     both = TaskConfig(name=["addsub", "svamp"])
@@ -188,9 +182,7 @@ def test_several_tasks_have_their_documents_together_too(
         (["method=base", "task=toy_safety"], "compares accuracies, and toy_safety has none"),
     ],
 )
-def test_what_has_no_expert_metrics_is_refused_before_weights_load(
-    typed: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], loads: list[str]
-) -> None:
+def test_what_has_no_expert_metrics_is_refused_before_weights_load(typed, named, tmp_path, capsys, loads):
     ended = run_command(capsys, "metrics=expert", *typed, f"output_dir={tmp_path / 'out'}")
     assert ended.code == 2
     assert named in ended.err
@@ -208,8 +200,8 @@ def folder_of(out: str) -> Path:
 
 @pytest.mark.slow
 def test_a_fine_tuned_model_has_metrics_of_its_own_beside_those_of_the_untrained_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     keys = [*TRAINED, "method.learning_rate=0.02", f"output_dir={tmp_path}"]
     assert run_command(capsys, *keys).code == 0
     [base] = tmp_path.glob("runs/*-base-*")

@@ -98,9 +98,7 @@ def balanced_questions(tokenizer: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(
-    k: int, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(k, tokenizer, tmp_path):
     weight_ED = torch.zeros(EXPERTS, WIDTH)
     for remainder in range(EXPERTS):
         for place in range(k):  # a token takes the experts that follow its remainder
@@ -120,9 +118,7 @@ def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(
-    k: int, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(k, tokenizer, tmp_path):
     weight_ED = torch.zeros(EXPERTS, WIDTH)
     weight_ED[2 : 2 + k, EXPERTS] = torch.arange(10.0, 10.0 + k)
     found = metrics_of(
@@ -136,9 +132,7 @@ def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))
-def test_capacity_is_what_a_model_without_that_expert_loses(
-    family: str, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_capacity_is_what_a_model_without_that_expert_loses(family, tokenizer, tmp_path):
     model = make_model(family)
     found = metrics_of(model, tokenizer, tmp_path, choices(10))
     for _, which in LOSSES:
@@ -152,9 +146,7 @@ def test_capacity_is_what_a_model_without_that_expert_loses(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
-def test_a_model_whose_experts_are_copies_of_one_has_no_specialization(
-    family: str, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_model_whose_experts_are_copies_of_one_has_no_specialization(family, tokenizer, tmp_path):
     model = small_model(family)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:

@@ -65,15 +65,6 @@ def test_the_file_of_a_study_obeys_the_umask(tmp_path):
 
 
 @pytest.mark.slow
-def test_random_is_the_uniform_start_of_tpe_and_stays_uniform(tmp_path):
-    """Broken by a control with another space or seed, or one that learns: TPE's values leave it after a third."""
-    drawn = run(tmp_path / "random", search(10, tuning="random"))
-    tpe = run(tmp_path / "tpe", search(10))
-    assert drawn[0] == (0, [0.0] * 5) and drawn[:3] == tpe[:3]
-    assert all(mine != others for (_, mine), (_, others) in zip(drawn[3:], tpe[3:], strict=True))
-
-
-@pytest.mark.slow
 def test_an_enlarged_study_keeps_its_start(tmp_path):
     """Broken by trials that depend on the moment of an interruption, or on a budget that comes later."""
     unbroken = run(tmp_path / "unbroken", search(6)) + run(tmp_path / "unbroken", search(14))
@@ -249,11 +240,6 @@ def test_the_sampler_is_the_papers_and_tells_other_processes(tmp_path):
         with Trials(tmp_path, search(3), seed=0) as second:
             assert second.claim()[0].number == 1
             assert second.study.sampler._constant_liar is True
-
-
-def test_uniform_is_a_grid(tmp_path):
-    made = run(tmp_path, search(4, tuning="uniform", skip_layers=0))
-    assert made == [(k, [round(0.05 * k, 10)] * 5) for k in range(4)]
 
 
 def test_optuna_finds_a_study_by_its_folder_and_an_enqueued_trial_is_tried(tmp_path):

@@ -50,17 +50,14 @@ def stored_result(run: Run, *, compute: bool = True) -> Outcome | None:
     with_base = run.baseline is None or results.other_id() is not None
     compared = with_base and all(name in results.compared for name in run.comparisons)
     measured = all(other.measured for other in (run, *run.compared_runs.values()))
-    return outcome if compared and measured and _has_samples(results) else None
-
-
-def _has_samples(result: RunResult) -> bool:
-    """Whether the sample logs next to results.json are complete; the stored answers suffice to write them again."""
+    if not (compared and measured):
+        return None
     try:
-        check_samples(result)
+        check_samples(results)
     except DamagedError as error:
         warn_once(f"{error.problem}. It is written again from the stored answers.")
-        return False
-    return True
+        return None
+    return outcome
 
 
 # The order of a computation: first the runs that the run is compared with, then the requests without an answer, then

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 #
 # Each seed of a run has a model of its own, whose training has the run's seed: a mean over seeds is over trainings.
 
-METHOD = "pretrain"
-
 
 class Training:
     """The training that makes the model of a configuration with a recipe."""
@@ -42,8 +40,8 @@ class Training:
                 f"method={config.method.name} trains, and model={config.model.name} is trained on first use. Use "
                 "another model, or give the recipe's keys to method=pretrain."
             )
-        method = get_method(METHOD)
-        keys: dict[str, Any] = {"name": METHOD, **config.model.recipe}
+        method = get_method("pretrain")
+        keys: dict[str, Any] = {"name": "pretrain", **config.model.recipe}
         self.evaluated = config
         self.config = replace(
             config,

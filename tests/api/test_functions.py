@@ -1,5 +1,5 @@
-"""Breaks if a policy changes nothing or a wrong one is accepted, if what is frozen is trained, or if expert metrics differ
-from a loop over texts.
+"""Breaks if a policy changes nothing or a wrong one is accepted, if what is frozen is trained, if expert metrics differ from a
+loop over texts, or if `tiny` has another dtype or number, shares a model, or shows a progress bar in a notebook.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+import moe_lab
 from moe_lab import expert_metrics, freeze, override, record
+from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import RoutingError
+from moe_lab.models.load import load_model
 from moe_lab.routing import find_routers
 from tests.support.models import left_padded, make_model, small_model
 from tests.support.tiers import by_family
@@ -124,9 +127,8 @@ def test_load_balance_and_accuracy_are_those_of_a_loop(family, tokenizer):
     assert found["load_balance"]["counted"] == pytest.approx(sum(layers) / len(layers))
     assert found["accuracy"]["value"] == pytest.approx(right / predicted)
     assert {"collaboration", "capacity", "specialization"} <= found.keys()
-    assert expert_metrics(model, [tokenizer.encode(text) for text in TEXTS]) | {"seconds": 0} == found | {
-        "seconds": 0
-    }
+    by_ids = expert_metrics(model, [tokenizer.encode(text) for text in TEXTS])
+    assert by_ids | {"seconds": 0} == found | {"seconds": 0}
 
 
 def entropy(counts):
@@ -151,3 +153,32 @@ def test_routes_of_a_serving_engine_are_measured_as_a_loop_counts_them():
         assert measured["counted"] == pytest.approx(sum(map(entropy, partners.values())) / E)
     low, high = found["load_balance"]["ci95"]
     assert low < found["load_balance"]["value"] <= high
+
+
+# tiny
+
+
+def test_it_is_the_model_of_the_command(capfd):
+    model, tokenizer = moe_lab.tiny()
+    assert capfd.readouterr() == ("", "")
+    loaded = load_model(ModelConfig(), dtype="auto", device="auto", offline=True)
+    ids = tokenizer("ben has 3 apples .", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, loaded.model(ids).logits)
+    assert model.dtype == loaded.model.dtype and not model.training
+
+
+def test_the_noisy_model_is_the_one_on_which_roe_has_an_effect():
+    model, _ = moe_lab.tiny(noisy=True)
+    assert (model.config.num_hidden_layers, model.config.num_experts) == (3, 8)
+    loaded = load_model(ModelConfig(name="tiny-noisy"), dtype="auto", device="auto", offline=True)
+    assert torch.equal(model.lm_head.weight, loaded.model.lm_head.weight)
+
+
+def test_prompts_are_padded_on_the_left_and_no_model_is_shared():
+    (model, tokenizer), (other, _) = moe_lab.tiny(), moe_lab.tiny()
+    mask = tokenizer(["1", "1 2 3 4 5"], padding=True).attention_mask
+    assert mask[0][0] == 0 and mask[0][-1] == 1
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    assert next(other.parameters()).any()

@@ -104,10 +104,8 @@ def test_no_argument_is_roe_on_the_tiny_model(capsys, runs):
     ended = run_command(capsys)
     assert ended.code == 0
     assert runs.executed == ["tiny-roe-toy_math-0"]
-    assert ended.out.splitlines()[-2:] == [
-        "outputs/report.html",
-        "outputs/runs/tiny-roe-toy_math-0/results.json",
-    ]
+    *_, page, results = ended.out.splitlines()
+    assert (page, results) == ("outputs/report.html", "outputs/runs/tiny-roe-toy_math-0/results.json")
 
 
 @pytest.mark.slow

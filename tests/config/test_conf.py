@@ -1,6 +1,7 @@
-"""The files of `conf/` and `experiments/`: commented, composable, and in step with the typed schema.
+"""The files of `conf/` and `experiments/`, commented, composable and in step with the typed schema, and the values it takes.
 
-Broken by: a key without a comment, an option that does not compose, a key that the schema does not have.
+Broken by: a key without a comment, an option that does not compose, a key that the schema does not have, a value that
+float32 cannot hold multiplied.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from moe_lab.config.catalog import option_files, read_option, resource_folder
 from moe_lab.config.compose import Cell, compose, compose_cell
 from moe_lab.config.overrides import quote, top_level_keys
 from moe_lab.config.schema import Config
-from moe_lab.config.validators import coerce
+from moe_lab.config.validators import above_zero, at_least, coerce
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
 from moe_lab.runs.config import to_config
@@ -65,9 +66,8 @@ def test_config_yaml_has_every_top_level_key_with_the_schemas_default():
     values = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
     defaults = {key: values[key] for key in values if key not in ("defaults", "hydra")}
     assert sorted([*defaults, *GROUPS]) == sorted(top_level_keys())
-    assert defaults == {
-        field.name: field.default for field in dataclasses.fields(Config) if field.name in defaults
-    }
+    typed = {field.name: field.default for field in dataclasses.fields(Config)}
+    assert defaults == {key: typed[key] for key in defaults}
 
 
 def config_of(*overrides: str) -> Config:
@@ -83,10 +83,8 @@ def test_a_model_given_by_path_is_named_after_its_last_part():
 
 def test_usual_values_need_no_quotes():
     assert config_of("experiment=roe/figure3,c3po/table1").experiment == "roe/figure3,c3po/table1"
-    assert config_of("gen_kwargs=temperature=0.7,do_sample=true").gen_kwargs == {
-        "temperature": 0.7,
-        "do_sample": True,
-    }
+    sampled = {"temperature": 0.7, "do_sample": True}
+    assert config_of("gen_kwargs=temperature=0.7,do_sample=true").gen_kwargs == sampled
     assert config_of("gen_kwargs={temperature: 0.7}").gen_kwargs == {"temperature": 0.7}
     assert config_of("task=lm_eval", "task.name=[piqa,sciq]").task.name == ["piqa", "sciq"]
     assert config_of("data_dir=../shared/data").data_dir == "../shared/data"
@@ -113,10 +111,8 @@ def test_paths_need_no_quotes(path):
 def test_every_key_of_a_method_may_be_a_path():
     assert config_of("method=finetune-freeze", "method.dataset=/a b/ü").method.dataset == "/a b/ü"
     assert config_of("method.temperature=/a (b)/x.yaml").method.temperature == "/a (b)/x.yaml"
-    assert [quote(key) for key in ("method.n= 4, 8", "method.layers=[1,2]")] == [
-        "method.n=4,8",
-        "method.layers=[1,2]",
-    ]
+    assert quote("method.n= 4, 8") == "method.n=4,8"
+    assert quote("method.layers=[1,2]") == "method.layers=[1,2]"
 
 
 def test_paths_that_are_quoted_or_for_hydra_stay_as_they_are():
@@ -165,3 +161,26 @@ def test_values_are_taken_as_their_annotation_wants(value, annotation, expected)
 def test_other_types_are_refused(value, annotation):
     with pytest.raises(ConfigError, match="expected an integer"):
         coerce(value, annotation, "key")
+
+
+# Numbers that float32 does not hold
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, 3e38, 10**40, [0.1, 1e31], {"temperature": 1e31}])
+def test_numbers_beyond_float32_are_refused(value):
+    annotation = float | list[float] | dict[str, float]
+    with pytest.raises(ConfigError, match="at most 1e[+]30"):
+        coerce(value, annotation, "key")
+
+
+def test_bounds_name_the_largest_number():
+    for check in (above_zero, lambda key, value: at_least(key, value, 0)):
+        check("key", 1e30)
+        with pytest.raises(ConfigError, match="at most 1e[+]30"):
+            check("key", 1e31)
+
+
+@pytest.mark.parametrize("temperature", [1e39, [0.0, 1e39], float("inf"), float("nan")])
+def test_temperatures_in_python(temperature):
+    with pytest.raises(ConfigError, match="at most 1e[+]30"):
+        get_method("roe").Config(name="roe", temperature=temperature)

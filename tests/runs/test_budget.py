@@ -95,9 +95,8 @@ def test_the_memory_of_methods(tmp_path, tokenizer):
     assert weight_bytes(model) < clean["base"] == own["base"] < clean["roe"] < own["roe"]
     asked = planned("method=c3po", "method.layers=last2", "method.reference_size=12", "task=toy_choice")
     assert asked["c3po"] > 2 * asked["base"]
-    trained = planned(
-        "method=finetune-freeze", "task=toy_choice", "method.dataset_size=8", "method.validation_size=2"
-    )
+    sizes = ("method.dataset_size=8", "method.validation_size=2")
+    trained = planned("method=finetune-freeze", "task=toy_choice", *sizes)
     assert trained["finetune-freeze"] > 3 * weight_bytes(model) > asked["base"]
     assert (
         moe_lab.plan(["task=toy_choice", "limit=2", f"output_dir={tmp_path}"])

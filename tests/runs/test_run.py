@@ -29,7 +29,6 @@ from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
 from moe_lab.tasks.task_functions import answer_number
 from tests.support.runs import config, small_data
-from tests.support.tiers import by_family
 
 METRIC = "acc_norm,none"
 
@@ -90,9 +89,8 @@ def test_a_run_writes_what_the_contract_says(roe):
     assert yaml.safe_load((folder / "overrides.yaml").read_text()) == ["method=roe"]
     assert yaml.safe_load((folder / "config.yaml").read_text())["method"]["n"] == 2
     lines = [json.loads(line) for line in (folder / "samples_arc_easy.jsonl").read_text().splitlines()]
-    assert [line["doc_id"] for line in lines] == list(range(10)) and lines[0]["arguments"]["gen_args_0"][
-        "arg_1"
-    ] == " red"
+    assert [line["doc_id"] for line in lines] == list(range(10))
+    assert lines[0]["arguments"]["gen_args_0"]["arg_1"] == " red"
     assert len((folder / "responses.jsonl").read_text().splitlines()) >= 31
 
 
@@ -115,9 +113,8 @@ def test_the_moe_lab_block(roe):
     paired = block["paired"]["arc_easy"][METRIC]
     scores = outcome.results["results"]["arc_easy"]
     assert paired["n"] == 7 and len(paired["ci95"]) == 2 and 0 <= paired["p_mcnemar"] <= 1
-    assert paired["difference"] == pytest.approx(
-        scores[METRIC] - block["baseline"]["results"]["arc_easy"][METRIC]
-    )
+    base = block["baseline"]["results"]["arc_easy"][METRIC]
+    assert paired["difference"] == pytest.approx(scores[METRIC] - base)
     low, high = block["intervals"]["arc_easy"][METRIC]
     assert low <= scores[METRIC] <= high
     cost = block["cost"]
@@ -162,16 +159,6 @@ def test_predict_only_has_no_score(roe):
     block = run(replace(asked, limit=2, predict_only=True)).results["moe_lab"]
     assert block["intervals"] == {"addsub": {}} and block["task"]["metric"] is None
     assert not {"baseline", "paired"} & set(block)
-
-
-@pytest.mark.slow
-def test_a_stored_result_is_returned_without_a_model(roe, calls):
-    first = run(roe)
-    assert len(calls()) == 60
-    again = execute(prepare(roe), None)  # type: ignore[arg-type]
-    assert again.stored and again.results == first.results and again.marks == []
-    assert prepare(roe).done and prepare(roe).baseline.done  # type: ignore[union-attr]
-    assert len(calls()) == 60
 
 
 @pytest.mark.slow
@@ -303,9 +290,8 @@ def test_kill_9_at_any_moment_and_the_same_command(roe, tmp_path, calls):
     asked = calls()[computed:]
     assert len(asked) == 60 + 2 and set(asked) == set(calls()[:computed])
     block, uninterrupted = outcome.results["moe_lab"], whole.results["moe_lab"]
-    assert block["roe"]["changed_fraction"] == pytest.approx(
-        uninterrupted["roe"]["changed_fraction"], abs=0.05
-    )
+    changed = [one["roe"]["changed_fraction"] for one in (block, uninterrupted)]
+    assert changed[0] == pytest.approx(changed[1], abs=0.05)
     assert block["cost"]["load_seconds"] > uninterrupted["cost"]["load_seconds"]
     assert block["cost"]["tokens_in"] >= uninterrupted["cost"]["tokens_in"]
 
@@ -349,21 +335,6 @@ def test_two_processes_with_one_run(roe, calls):
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_interrupted_and_continues(roe, monkeypatch):
-    from moe_lab.engine.lm import EngineLM
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(EngineLM, "answer", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(roe)
-    assert not (prepare(roe).folder / "status.json").exists() and not prepare(roe).done
-    assert not run(roe).stored
-
-
-@pytest.mark.slow
 def test_a_full_disk_while_running_keeps_what_was_answered(roe, monkeypatch):
     from moe_lab.results.logs import ResponseLog
 
@@ -383,27 +354,6 @@ def test_a_full_disk_while_running_keeps_what_was_answered(roe, monkeypatch):
     assert baseline is not None and not baseline.done
     assert len((baseline.folder / "responses.jsonl").read_text().splitlines()) == 10
     assert not run(roe).stored
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", by_family(["mixtral", "qwen3_moe"]))
-def test_a_local_folder_of_another_family(roe, tmp_path, family):
-    from tests.support.models import make_model, make_tokenizer
-
-    make_model(family).save_pretrained(tmp_path / family)
-    make_tokenizer().save_pretrained(tmp_path / family)
-    outcome = run(replace(roe, model=replace(roe.model, path=str(tmp_path / family)), limit=3))
-    assert outcome.results["moe_lab"]["model"]["family"] == family
-    assert outcome.results["moe_lab"]["roe"]["changed_fraction"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["addsub", "gsm8k"])
-def test_generation(roe, task, calls):
-    outcome = run(
-        replace(roe, task=TaskConfig(name=task), num_fewshot=0, gen_kwargs={"max_gen_toks": 4}, limit=3)
-    )
-    assert len(calls()) == 6 and outcome.results["moe_lab"]["cost"]["tokens_out"] > 0
 
 
 @pytest.mark.slow

@@ -67,9 +67,8 @@ def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_onc
     assert plain.results["results"] == results
     assert not (plain.path.parent / "expert_metrics.json").exists()
     answers = (plain.path.parent / "responses.jsonl").read_text()
-    later = execute(
-        prepare(config(tiny_olmoe_dir, data, tmp_path / "stored", task, metrics="expert", **keys)), pool
-    )
+    later = config(tiny_olmoe_dir, data, tmp_path / "stored", task, metrics="expert", **keys)
+    later = execute(prepare(later), pool)
     assert later.results["results"] == results
     assert numbers(later.path.parent) == expected
     assert (later.path.parent / "responses.jsonl").read_text() == answers
@@ -82,9 +81,8 @@ def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_onc
     for name in ("responses.jsonl", "expert_metrics/capacity_most.jsonl"):
         lines = (torn / name).read_text().splitlines(keepends=True)
         (torn / name).write_text("".join(lines[: len(lines) // 2]))
-    again = execute(
-        prepare(config(tiny_olmoe_dir, data, tmp_path / "torn", task, metrics="expert", **keys)), pool
-    )
+    again = config(tiny_olmoe_dir, data, tmp_path / "torn", task, metrics="expert", **keys)
+    again = execute(prepare(again), pool)
     assert again.results["results"] == results
     assert numbers(torn) == expected
     cost = json.loads((torn / "expert_metrics.json").read_text())["cost"]
@@ -130,15 +128,13 @@ def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp
     assert found["capacity"]["most"]["masked"] == together.argmax(axis=-1).tolist()
     loss = found["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"]
     assert loss["difference"] == pytest.approx(loss["base"] - loss["changed"])
-    assert (
-        loss["base"] == json.loads((folder / "results.json").read_text())["results"]["toy_choice"]["acc,none"]
-    )
+    scores = json.loads((folder / "results.json").read_text())["results"]["toy_choice"]
+    assert loss["base"] == scores["acc,none"]
     for name in ("coactivation", "selections"):
         assert (folder / "figures" / f"{name}.png").stat().st_size > 1000
     rows = (folder / "figures" / "coactivation.csv").read_text().splitlines()[1:]
-    assert sum(int(row.split(",")[3]) for row in rows) == sum(
-        counts[f"pairs.{p}"].sum() for p in ("prefill", "decode")
-    )
+    pairs = counts["pairs.prefill"].sum() + counts["pairs.decode"].sum()
+    assert sum(int(row.split(",")[3]) for row in rows) == pairs
     assert "To run: 0" in run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
     (folder / "expert_metrics.json").unlink()
     plan = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
@@ -222,9 +218,8 @@ def test_a_fine_tuned_model_has_metrics_of_its_own_beside_those_of_the_untrained
         "capacity/most/tasks/toy_choice/acc,none": [loss["difference"] for loss in losses],
     }
     for path, (after, untrained) in values.items():
-        assert found["differences"]["baseline"][path]["difference"] == pytest.approx(
-            after - untrained, abs=1e-9
-        ), path
+        stored = found["differences"]["baseline"][path]["difference"]
+        assert stored == pytest.approx(after - untrained, abs=1e-9), path
     shown = [line.split()[0] for line in ended.out.splitlines() if "Load Balance," in line]
     assert [name == "base" for name in shown] == [True, True, False, False], "before, then after"
 

@@ -74,9 +74,7 @@ def test_scoring_is_divided_by_what_is_read():
         return len({texts[index][:end] for index in indices for end in range(len(texts[index]) + 1)})
 
     parts = divide("loglikelihood", [request("loglikelihood", text, " yes") for text in texts], 2)
-    assert sum(map(read, parts)) <= read(range(len(texts))) + max(map(len, texts)), (
-        "one beginning is read twice"
-    )
+    assert sum(map(read, parts)) <= read(range(len(texts))) + max(map(len, texts)), "one is read twice"
     shares = [(read(part) + 4 * len(part)) for part in parts]
     assert 0.7 < shares[0] / shares[1] < 1.4, shares
 
@@ -182,9 +180,8 @@ def test_chat_prompts_are_lm_evals_own_without_weights(tmp_path, olmoe, tokenize
         "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     hf = HFLM(pretrained=olmoe, tokenizer=chatty)
-    lm = RecordedLM(
-        ResponseLog(tmp_path / "log", HEADER), lambda: pytest.fail("opened"), lambda: chatty, True
-    )
+    log = ResponseLog(tmp_path / "log", HEADER)
+    lm = RecordedLM(log, lambda: pytest.fail("opened"), lambda: chatty, True)
     history = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
     prefilled = [*history, {"role": "assistant", "content": "It is"}]
     assert (
@@ -192,9 +189,7 @@ def test_chat_prompts_are_lm_evals_own_without_weights(tmp_path, olmoe, tokenize
         == hf.apply_chat_template(history)
         == "[system]Be brief.[user]1+1?[assistant]"
     )
-    assert lm.apply_chat_template(prefilled, add_generation_prompt=False) == hf.apply_chat_template(
-        prefilled, False
-    )
+    assert lm.apply_chat_template(prefilled, False) == hf.apply_chat_template(prefilled, False)
     assert lm.tokenizer_name == hf.tokenizer_name
 
 

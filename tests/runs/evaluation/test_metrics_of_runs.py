@@ -107,9 +107,8 @@ def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(k, tokenizer,
     assert found["experts"] == [EXPERTS] * LAYERS and found["top_k"] == [k] * LAYERS
     for phase in ("all", "prefill", "decode"):
         assert found["load_balance"][phase]["value"] == pytest.approx(math.log2(EXPERTS), abs=1e-12)
-        assert [one["value"] for one in found["load_balance"][phase]["layers"]] == pytest.approx(
-            [3.0] * LAYERS
-        )
+        layers = found["load_balance"][phase]["layers"]
+        assert [one["value"] for one in layers] == pytest.approx([3.0] * LAYERS)
         # an expert goes with those up to k - 1 places away, the nearer the more often
         weights = [k - distance for distance in range(1, k) for _ in (0, 1)]
         expected = -sum(w / sum(weights) * math.log2(w / sum(weights)) for w in weights)
@@ -121,9 +120,8 @@ def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(k, tokenizer,
 def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(k, tokenizer, tmp_path):
     weight_ED = torch.zeros(EXPERTS, WIDTH)
     weight_ED[2 : 2 + k, EXPERTS] = torch.arange(10.0, 10.0 + k)
-    found = metrics_of(
-        routed_by_token(k, weight_ED), tokenizer, tmp_path, questions(4, lambda n: "How? " * (n + 1))
-    )
+    asked = questions(4, lambda n: "How? " * (n + 1))
+    found = metrics_of(routed_by_token(k, weight_ED), tokenizer, tmp_path, asked)
     for phase in ("all", "prefill", "decode"):
         assert found["load_balance"][phase]["value"] == pytest.approx(math.log2(k), abs=1e-12)
         expected = k * math.log2(max(1, k - 1)) / EXPERTS

@@ -49,9 +49,8 @@ def test_every_kind_of_figure_can_be_drawn():
 def test_an_experiment_leaves_a_picture_beside_its_table(name, tmp_path):
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
     experiment = find_experiments(f"roe/{name}")[0]
-    paths = figures.make_figure(
-        experiment, "tiny", [cell_of(study)], ModelPool(), tmp_path / "tables", NO_COMPARISONS
-    )
+    folder = tmp_path / "tables"
+    paths = figures.make_figure(experiment, "tiny", [cell_of(study)], ModelPool(), folder, NO_COMPARISONS)
     stem = f"roe-{name}-tiny-{experiment.figure}"
     assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
     assert figures.make_figure(experiment, "tiny", [cell_of()], ModelPool(), tmp_path, NO_COMPARISONS) == []
@@ -87,9 +86,8 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     monkeypatch.setattr(equivalent, "measured", measured)
     (row,) = figures.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
     expected = [(math.log(10) / math.log(value)) ** (1 / 0.076) for value in (9.0, 10.5, 8.5)]
-    assert [row[key] for key in ("size_ratio", "size_ratio_low", "size_ratio_high")] == pytest.approx(
-        expected
-    )
+    ratios = [row[f"size_ratio{which}"] for which in ("", "_low", "_high")]
+    assert ratios == pytest.approx(expected)
     assert row["size_ratio_low"] < 1 < row["size_ratio"] < row["size_ratio_high"]
     assert row["calibrated_size_ratio"] is None
     assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]

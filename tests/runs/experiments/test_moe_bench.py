@@ -93,7 +93,7 @@ def prepared(overrides: list[str]) -> PreparedCell:
     config = Config(model=model, method=Pretrain.Config(**own), metrics=keys.get("metrics", "none"))
     choices = {group: keys[group] for group in ("model", "method", "task")}
     values = {"method": asdict(config.method)}
-    return PreparedCell(Cell(values, choices, overrides, []), config, None)
+    return PreparedCell(Cell(values, choices, [], overrides), config, None)
 
 
 def test_table_3_has_all_numbers_and_averages_are_those_of_their_row():
@@ -145,9 +145,8 @@ def test_what_the_source_says_of_routers_is_so():
     labels = {label for label, _ in found}
     averages = {key: line["average"] for key, line in found.items()}
     for label in labels:
-        assert (
-            max("token expert word sentence".split(), key=lambda router: averages[label, router]) == "expert"
-        )
+        routers = {router: averages[label, router] for router in ("token", "expert", "word", "sentence")}
+        assert max(routers, key=routers.__getitem__) == "expert"
     below = [label for label in labels if averages[label, "token"] < averages[label, "word"]]
     assert set(below) == {"1/7+1", "2/8", "15/63+1"}
 
@@ -203,9 +202,7 @@ def test_each_design_has_a_place_of_its_own_and_every_number_a_cell(name, design
         assert experiment is found, "no two designs in one place"
         losses = [cell for cell in shown if cell.of_training and "loss" in cell.metric]
         assert len(losses) == designs, "once for all tasks"
-    means = [
-        {**cell.coordinates, **({"task": "average"} if "task" in cell.coordinates else {})} for cell in shown
-    ]
+    means = [cell.coordinates | {"task": "average"} for cell in shown if "task" in cell.coordinates]
     for number in found.paper:
         assert any(
             number.cell.items() <= place.items() for place in [*(cell.coordinates for cell in shown), *means]
@@ -219,9 +216,7 @@ def test_the_designs_of_a_table_have_equal_active_size_and_the_tables_share_thei
         recipes[name] = {repr(sorted(each.config.method.recipe().items())) for each in cells}
         assert {each.config.method.active_size for each in cells} == {128}
     assert len(recipes["table3"] | recipes["table6"]) == 20 + 23 - 4
-    assert len(recipes["figure2"] - recipes["table3"] - recipes["table6"]) == 7, (
-        "DeepSeek's and the dense model"
-    )
+    assert len(recipes["figure2"] - recipes["table3"] - recipes["table6"]) == 7, "DeepSeek and dense"
     assert len(recipes["figure3"] - recipes["table6"]) == 4, "those with a bias"
 
 

@@ -147,9 +147,8 @@ def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, 
     write("table_p", text=PROFILE_EXPERIMENT)
     studies, after = [], []
     monkeypatch.setattr(cells, "job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
-    monkeypatch.setattr(
-        moe_lab.runs.tuning.study, "prepare_study", lambda config: studies.append(config) or "study"
-    )
+    prepare_study = lambda config: studies.append(config) or "study"  # noqa: E731
+    monkeypatch.setattr(moe_lab.runs.tuning.study, "prepare_study", prepare_study)
 
     def job_after(study, config):
         after.append((study, config.method.n))
@@ -160,9 +159,7 @@ def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, 
     assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
     assert after == [("study", 4), ("study", 8)]
     text = (tables / "paper-table_p-tiny.md").read_text()
-    assert "| n=4 temperature=0 |" in text and "| n=8 temperature=profile |" in text, (
-        "what is unset is left out"
-    )
+    assert "| n=4 temperature=0 |" in text and "| n=8 temperature=profile |" in text, "none is unset"
     assert "published" not in text, "the paper has no number for any cell"
 
 
@@ -191,10 +188,8 @@ def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
         assert run_command(capsys, "experiment=table_t", *typed).code == 0
     assert first.read_text() == plain
     names = sorted(file.name for file in tables.glob("*-tiny-*.md"))
-    assert [name[:-12] for name in names] == [
-        "paper-table_t-tiny-limit-4-method.n-2",
-        "paper-table_t-tiny-limit-5",
-    ]
+    typed = [name.removeprefix("paper-table_t-tiny-")[:-12] for name in names]
+    assert typed == ["limit-4-method.n-2", "limit-5"]
     text = (tables / names[0]).read_text()
     assert text.startswith("# Table T (scale tiny, limit=4, method.n=2)\n")
     assert f"[Table T (scale tiny, limit=5)]({names[1]})" in (tables / "index.md").read_text()
@@ -212,9 +207,8 @@ def test_names_of_tables_tell_long_settings_apart():
     ]
     assert len(set(stems)) == 2
     for stem in stems:
-        assert re.fullmatch(
-            r"roe-figure6-tiny-method.profile--a-b-c-method.temperature--0[.0-9-]+-[0-9a-f]{8}", stem
-        )
+        own = stem.removeprefix("roe-figure6-tiny-method.profile--a-b-c-method.temperature")
+        assert re.fullmatch(r"--0[.0-9-]+-[0-9a-f]{8}", own)
         assert len(stem) < 100
 
 
@@ -513,9 +507,7 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     text = table.read_text()
     assert "0.5000 ± 0.1000 [0.2000, 0.8000] seeds [0.2516, 0.7484]" in text
     assert "standard deviation after ±" in text
-    assert "| +0.1000 [-0.2500, +0.7500] |" in text and "(p=" not in text, (
-        "all seeds have the same difference"
-    )
+    assert "| +0.1000 [-0.2500, +0.7500] |" in text and "(p=" not in text, "equal differences"
     row = list(csv.DictReader(table.with_suffix(".csv").open()))[1]
     assert (row["seeds"], row["difference_low"]) == ("3", "-0.25")
     assert float(row["std"]) == pytest.approx(0.1)
@@ -555,9 +547,7 @@ def test_prefetch_has_the_settings_too(runs, other, capsys, monkeypatch):
 def test_a_setting_that_no_cell_has_is_a_wrong_request(runs, other, capsys):
     ended = run_command(capsys, "experiment=table_t,table_u", "method.step=2", "mode=plan")
     assert ended.code == 2
-    assert (
-        "'method.step': no cell of experiment=table_t,table_u has 'step'. Did you mean 'steps'?" in ended.err
-    )
+    assert "no cell of experiment=table_t,table_u has 'step'. Did you mean 'steps'?" in ended.err
     assert "Methods of its cells: base, roe, c3po." in ended.err
     assert run_command(capsys, "experiment=table_u", "method.weights=perturbed", "mode=plan").code == 2
 

@@ -249,9 +249,8 @@ def test_every_study_of_perplexity_measures_its_control(
     ended = run_command(capsys, "method=roe", "method.n=2", *settings, *uniform)
     assert ended.code == 0, ended.err
     assert run_command(capsys, "method=calibration", *settings, "tuning=scale").code == 0
-    studies = [
-        yaml.safe_load(file.read_text()) for file in (tmp_path / "outputs").glob("studies/*/best.yaml")
-    ]
+    profiles = (tmp_path / "outputs").glob("studies/*/best.yaml")
+    studies = [yaml.safe_load(file.read_text()) for file in profiles]
     [own] = [study for study in studies if study["tuning"] == "uniform"]
     [scale] = [study for study in studies if study["tuning"] == "scale"]
     assert own["calibrated_scale"] == scale["logit_scale"] != 1 == own["logit_scale"]
@@ -266,9 +265,8 @@ def test_every_study_of_perplexity_measures_its_control(
 def test_a_run_that_was_tuned_worse_than_calibration_is_marked(tmp_path, capsys, monkeypatch):
     """Ten trials learn after three: their temperatures are not those of tuning=random."""
     monkeypatch.chdir(tmp_path)
-    common = (
-        "method=roe method.n=2 task=toy_math limit=2 seeds=1 tuning.n_trials=10 tuning.num_samples=4".split()
-    )
+    tuning = ["tuning.n_trials=10", "tuning.num_samples=4"]
+    common = ["method=roe", "method.n=2", "task=toy_math", "limit=2", "seeds=1", *tuning]
     temperatures = {}
     for tuning in ("tpe", "random"):
         ended = run_command(capsys, *common, f"tuning={tuning}", f"output_dir={tuning}", "device=cpu")

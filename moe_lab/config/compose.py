@@ -186,8 +186,10 @@ def _cells(argv: list[str], first: int) -> list[Cell]:
     if _printed(app, source.name, args, parser):
         return []
     if not args.multirun:
+        global _composed_before
+        first, _composed_before = not _composed_before, True
         try:
-            cell = _one_cell(source, args.overrides)
+            cell = (_composed if first else _cell)(source, args.overrides)
         except HydraException:
             if app.get_mode(source.name, args.overrides) != RunMode.MULTIRUN:
                 raise
@@ -260,13 +262,6 @@ def _errors_of_hydra() -> Iterator[None]:
 
 _composed_before = False
 """Whether this process composed a single cell: of the first one, Hydra composes the whole, which is faster once."""
-
-
-def _one_cell(source: _Source, overrides: list[str]) -> Cell:
-    """As `_cell`, for a command with one cell."""
-    global _composed_before
-    first, _composed_before = not _composed_before, True
-    return _composed(source, overrides) if first else _cell(source, overrides)
 
 
 def _cell(source: _Source, overrides: list[str], number: int | None = None) -> Cell:

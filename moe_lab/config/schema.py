@@ -308,7 +308,15 @@ class Config:
             raise ConfigError(
                 "mode=compare, a=<file or folder> and b=<file or folder>[,<another>] go together."
             )
-        self._check_documents()
+        fraction = self.limit is not None and 0 < self.limit < 1
+        if self.limit is not None and not (fraction or (self.limit >= 1 and float(self.limit).is_integer())):
+            raise ConfigError(
+                f"limit={self.limit}: use a number of documents, or a fraction between 0 and 1."
+            )
+        if self.samples is not None and self.limit is not None:
+            raise ConfigError("limit= and samples= both choose documents. Give one of them.")
+        if self.samples is not None and (not self.samples or min(self.samples) < 0):
+            raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")
         at_least("pilot", self.pilot, 1)
         if self.pilot is not None and self.mode != "plan":
             raise ConfigError(
@@ -348,17 +356,3 @@ class Config:
         if self.seeds is not None:
             return self.seeds
         return 1 if self.tuning.name == "none" else SEEDS_WITH_TUNING
-
-    def _check_documents(self) -> None:
-        if self.limit is not None and not (
-            0 < self.limit < 1 or (self.limit >= 1 and float(self.limit).is_integer())
-        ):
-            raise ConfigError(
-                f"limit={self.limit}: use a number of documents, or a fraction between 0 and 1."
-            )
-        if self.samples is None:
-            return
-        if self.limit is not None:
-            raise ConfigError("limit= and samples= both choose documents. Give one of them.")
-        if not self.samples or min(self.samples) < 0:
-            raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")

@@ -295,16 +295,12 @@ def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
     return list(distinct.values())
 
 
-UNKNOWN = 1.0
-"""Placeholder for temperatures that have not been tuned yet."""
-
-
 def run_after(job: Job) -> Run:
     """A run after a job's studies, with a placeholder for what they are yet to find."""
     config = job.evaluated or job.studies[0].evaluated
     method: Any = config.method
     if job.studies[0].search.tuning not in ("scale", "grid"):
-        method = replace(method, temperature=UNKNOWN)
+        method = replace(method, temperature=1.0)  # a placeholder
     [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
     return run
 

@@ -166,9 +166,6 @@ def test_it_is_the_model_of_the_command(capfd):
     with torch.no_grad():
         assert torch.equal(model(ids).logits, loaded.model(ids).logits)
     assert model.dtype == loaded.model.dtype and not model.training
-
-
-def test_the_noisy_model_is_the_one_on_which_roe_has_an_effect():
     model, _ = moe_lab.tiny(noisy=True)
     assert (model.config.num_hidden_layers, model.config.num_experts) == (3, 8)
     loaded = load_model(ModelConfig(name="tiny-noisy"), dtype="auto", device="auto", offline=True)

@@ -251,7 +251,7 @@ def test_facts_are_those_of_the_configuration(tokenizer):
     assert facts.moe_layers == 4 and facts.routers is not None and loaded.device.type == "cpu"
 
 
-def test_a_seed_of_a_call_is_that_of_another_object(model, tokenizer, roe):
+def test_a_seed_of_a_call_is_that_of_another_object(model, tokenizer, roe, olmoe):
     """Noise and samples; afterwards the object has its own seed again, and counts every decision once."""
     options = {"max_new_tokens": 8, "do_sample": True}
     own, greedy = roe.generate("hello", **options), roe.generate("hello", max_new_tokens=8)
@@ -266,9 +266,6 @@ def test_a_seed_of_a_call_is_that_of_another_object(model, tokenizer, roe):
     ids = model.generate(**inputs, custom_generate=partial(roe, seed=6), **options)
     text = tokenizer.decode(new_of(ids, inputs)[0], skip_special_tokens=True)
     assert text == other.generate("hello", **options)
-
-
-def test_one_sample_takes_a_seed_too(olmoe, tokenizer):
     one = RoE(olmoe, tokenizer, n=1)
     texts = {one.generate("hello", seed=seed, max_new_tokens=8, do_sample=True) for seed in range(5)}
     assert len(texts) == 5

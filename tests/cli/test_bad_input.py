@@ -91,6 +91,7 @@ WRONG = {
     "no number": (["gen_kwargs=temperature=.nan"], "gen_kwargs.temperature=nan: must be a finite number"),
     "an infinite setting of generation": (["gen_kwargs={top_p:1e999}"], "gen_kwargs.top_p=inf"),
     "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
+    "a pilot without a plan": (["pilot=8"], "pilot=8 belongs to mode=plan"),
     "no seeds": (["seeds=0"], "at least 1"),
     "a negative seed": (["seed=-1"], "at least 0"),
     "limit zero": (["limit=0"], "a number of documents, or a fraction"),

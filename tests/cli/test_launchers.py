@@ -123,9 +123,6 @@ def test_an_interruption_ends_the_workers(monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         run_two(monkeypatch, [None, 0], interrupted)
-
-
-def test_the_exit_codes_are_those_of_the_workers(monkeypatch):
     assert run_two(monkeypatch, [0, 1], lambda count, alive: count) == [0, 1]
 
 
@@ -193,12 +190,9 @@ def test_models_of_several_gpus_are_spread_over_them(monkeypatch, tmp_path, give
 
     monkeypatch.setattr(launchers, "gpu_memory", lambda: [80 * 10**9] * 4)
     monkeypatch.setitem(launchers.LAUNCHERS, "local", start)
-    config = Config(
-        launcher=LauncherConfig(name="local"),
-        method=Base.Config(name="base"),
-        model=ModelConfig(device_map="auto" if given else None),
-        output_dir=str(tmp_path),
-    )
+    model = ModelConfig(device_map="auto" if given else None)
+    method, launcher = Base.Config(name="base"), LauncherConfig(name="local")
+    config = Config(launcher=launcher, method=method, model=model, output_dir=str(tmp_path))
     monkeypatch.setattr(launchers, "plan_of", lambda jobs: plan_of(mixtral=95 * 10**9)())
     with launchers.launched([config], ["launcher=local", *given], lambda: [Job(config)]) as words:
         assert words == ["model.device_map=auto"], "this process runs what the workers leave"

@@ -178,9 +178,6 @@ def test_cells_have_their_numbers():
     assert [" ".join(cell.overrides) for cell in cells] == [
         f"method={method} seed={seed}" for method in ("base", "roe") for seed in (1, 2)
     ]
-
-
-def test_a_choice_of_methods_takes_the_keys_that_they_have():
     cells = compose(["-m", "method=choice(c3po, icl)", "method.k=5"])
     methods = [cell.values["method"] for cell in cells]
     assert [(one["name"], one["k"]) for one in methods] == [("c3po", 5), ("icl", 5)]

@@ -38,6 +38,8 @@ def test_a_whole_command_is_translated():
     assert [values[key] for key in keys] == ["bfloat16", 20, 5, 8, True, "out"]
     assert 'lm-eval takes the first ones: "samples=[$(seq -s, 0 19)]"' in notes
     assert "log_samples: Nothing to set" in notes
+    assert "samples: Use samples=[1,2]" in translation("""--tasks gsm8k --samples '{"gsm8k": [1, 2]}'""")[1]
+    assert translation("--tasks triviaqa")[0]["task"]["name"] == "triviaqa"
 
 
 def test_short_flags_and_own_keys_stay_together():
@@ -84,14 +86,6 @@ def test_values_are_written_as_this_command_reads_them(pasted, key, value):
     values, _ = translation(pasted)
     assert (values | values["model"])[key] == value
     assert "pretrained" not in pasted or values["model"]["path"] == "X"
-
-
-def test_samples_of_lm_eval_are_explained():
-    assert "samples: Use samples=[1,2]" in translation("""--tasks gsm8k --samples '{"gsm8k": [1, 2]}'""")[1]
-
-
-def test_a_task_that_is_no_option_is_one_of_lm_eval():
-    assert translation("--tasks triviaqa")[0]["task"]["name"] == "triviaqa"
 
 
 @pytest.mark.parametrize(

@@ -59,11 +59,6 @@ def test_what_is_short_or_hidden_says_nothing(capsys, monkeypatch, often):
     assert capsys.readouterr().err == ""
 
 
-def test_bytes_are_told_in_gigabytes():
-    it = Progress(4_000_000_000, "model.safetensors", "B", initial=500_000_000, shown=False)
-    assert it.line() == "model.safetensors, 0.50 GB of 4.00 GB"
-
-
 def test_an_error_ends_the_lines(often, capsys):
     with pytest.raises(ValueError), Progress(2, "training", "step"):
         wait_for(capsys, 1)
@@ -93,6 +88,8 @@ def test_names_end_with_their_block():
             assert Progress(1, "x", "step", shown=False).title == "b: x"
         assert Progress(1, "x", "step", shown=False).title == "a: x"
     assert Progress(1, "x", "step", shown=False).title == "x"
+    it = Progress(4_000_000_000, "model.safetensors", "B", initial=500_000_000, shown=False)
+    assert it.line() == "model.safetensors, 0.50 GB of 4.00 GB"
 
 
 def test_bars_of_libraries_are_hidden_where_there_is_no_terminal(capsys, monkeypatch):

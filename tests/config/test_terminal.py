@@ -45,11 +45,8 @@ def test_tables_show_them_in_columns_of_the_right_width(capsys):
     out = capsys.readouterr().out
     assert not set(HOSTILE) & set("\x1b\x07\x9b\x7f\r\u202e\u2066\ud800\t") & set(out)
     [first, second] = [line for line in out.splitlines() if line.rstrip()[-1:] in ("1", "2")]
-    assert (
-        first.startswith(SHOWN)
-        and second.startswith(r"x\nError: y")
-        and first.rindex("1") == second.index("2")
-    )
+    assert first.startswith(SHOWN) and second.startswith(r"x\nError: y")
+    assert first.rindex("1") == second.index("2")
 
 
 def test_bars_are_drawn_on_a_terminal(monkeypatch):

@@ -24,14 +24,8 @@ from moe_lab.runs.budget import Budget, hours_text
 from moe_lab.tasks import requests
 from tests.support.models import make_model
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
+SHAPE: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 def olmoe(**more: Any) -> OlmoeConfig:
@@ -64,9 +58,6 @@ def test_weights_and_trained_models_are_counted_once():
     assert budget.weights == {"owner/name": 2 * total} and budget.trained == {"folder": 4 * total}
     weights, trained = budget.lines()
     assert "owner/name" in weights and trained.startswith("Trained models to write: 1,")
-
-
-def test_the_embedded_model_needs_no_download():
     budget = Budget()
     budget.add(run_of(Base(Base.Config(name="base")), path=None))
     assert budget.weights == {} and budget.lines() == []
@@ -81,12 +72,8 @@ def test_the_memory_of_methods(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "model")
 
     def planned(*argv: str) -> dict[str, int]:
-        keys = (
-            f"model.path={tmp_path / 'model'}",
-            "limit=2",
-            "dtype=float32",
-            f"output_dir={tmp_path / 'outputs'}",
-        )
+        places = (f"model.path={tmp_path / 'model'}", f"output_dir={tmp_path / 'outputs'}")
+        keys = (*places, "limit=2", "dtype=float32")
         frame = moe_lab.plan([*keys, *argv]).frame()
         return dict(zip(frame["method"], frame["gpu_memory"], strict=True))
 
@@ -98,12 +85,8 @@ def test_the_memory_of_methods(tmp_path, tokenizer):
     sizes = ("method.dataset_size=8", "method.validation_size=2")
     trained = planned("method=finetune-freeze", "task=toy_choice", *sizes)
     assert trained["finetune-freeze"] > 3 * weight_bytes(model) > asked["base"]
-    assert (
-        moe_lab.plan(["task=toy_choice", "limit=2", f"output_dir={tmp_path}"])
-        .frame()["gpu_memory"]
-        .isna()
-        .all()
-    )
+    embedded = moe_lab.plan(["task=toy_choice", "limit=2", f"output_dir={tmp_path}"])
+    assert embedded.frame()["gpu_memory"].isna().all()
 
 
 @pytest.mark.parametrize(
@@ -135,13 +118,8 @@ def command(tmp_path: Path) -> list[str]:
     (tmp_path / "tasks").mkdir()
     text = TASK.format(data=tmp_path / "test.jsonl", beginning="ben has 3 apples . " * 20)
     (tmp_path / "tasks" / "shared.yaml").write_text(text)
-    return [
-        "model=tiny",
-        "task=lm_eval",
-        "task.name=shared",
-        f"task.include_path={tmp_path / 'tasks'}",
-        f"output_dir={tmp_path}",
-    ]
+    places = [f"task.include_path={tmp_path / 'tasks'}", f"output_dir={tmp_path}"]
+    return ["model=tiny", "task=lm_eval", "task.name=shared", *places]
 
 
 def planned(*command: str) -> list[int]:

@@ -144,9 +144,6 @@ def test_documents_count_and_their_place_does_not(roe, tmp_path):
     assert run_id(replace(roe, data_dir=str(tmp_path / "copy"))) == run_id(roe)
     write_jsonl(tmp_path / "changed" / "addsub" / "test.jsonl", [row | {"answer": "0"} for row in rows])
     assert run_id(replace(roe, data_dir=str(tmp_path / "changed"))) != run_id(roe)
-
-
-def test_the_same_documents_by_limit_or_by_number_are_one_run(roe):
     chosen = prepare(roe).samples["addsub"]
     assert run_id(replace(roe, limit=None, samples=chosen)) == run_id(roe)
 

@@ -101,6 +101,8 @@ def answer(run: Run, name: str, header: dict, keys: str) -> None:
 def test_what_is_not_begun_is_missing(run):
     assert run_state(run, ASKED) == ("missing", 1.0)
     assert not run.folder.exists(), "a plan leaves nothing behind"
+    answer(run, "responses.jsonl", run.answers_header | {"versions": {}}, "ab")
+    assert run_state(run, ASKED) == ("missing", 1.0)
 
 
 def test_an_interrupted_run_says_how_far_it_came(run):
@@ -122,11 +124,6 @@ def test_a_stored_run_says_what_it_lacks(run, monkeypatch, measured, says):
     monkeypatch.setattr(Run, "done", True)
     monkeypatch.setattr(Run, "measured", measured)
     assert run_state(run, ASKED) == (says, 0.0)
-
-
-def test_answers_of_other_versions_do_not_count(run):
-    answer(run, "responses.jsonl", run.answers_header | {"versions": {}}, "ab")
-    assert run_state(run, ASKED) == ("missing", 1.0)
 
 
 def test_a_running_run_is_told_by_its_lock(run):

@@ -25,11 +25,8 @@ COMMAND = ["method=calibration", "model=toy-repeated", *KEYS, "task=toy_text", "
 
 
 def results_in(out: str) -> list[dict]:
-    return [
-        json.loads(Path(line).read_text())["moe_lab"]
-        for line in out.splitlines()
-        if line.endswith("results.json")
-    ]
+    files = [Path(line) for line in out.splitlines() if line.endswith("results.json")]
+    return [json.loads(file.read_text())["moe_lab"] for file in files]
 
 
 def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():

@@ -403,14 +403,9 @@ def test_lm_evals_own_model_gives_the_same_scores(roe, tiny_olmoe_dir):
     model = AutoModelForCausalLM.from_pretrained(tiny_olmoe_dir, dtype="float32")
     hf = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tiny_olmoe_dir), batch_size=1)
     tasks = list(load_tasks(base.config)["tasks"].values())
-    theirs = simple_evaluate(
-        hf,
-        tasks=tasks,
-        samples=base.samples,
-        num_fewshot=2,
-        fewshot_random_seed=base.config.fewshot_seed,
-        task_manager=TaskManager(include_defaults=False),
-    )
+    keys = {"num_fewshot": 2, "fewshot_random_seed": base.config.fewshot_seed}
+    manager = TaskManager(include_defaults=False)
+    theirs = simple_evaluate(hf, tasks=tasks, samples=base.samples, task_manager=manager, **keys)
     assert theirs is not None
     for key in ("acc,none", "acc_stderr,none", METRIC):
         assert mine[key] == theirs["results"]["arc_easy"][key]

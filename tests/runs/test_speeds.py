@@ -12,7 +12,7 @@ import os
 import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
 from moe_lab.runs import speeds
 from moe_lab.runs.prepare import prepare
@@ -37,22 +37,12 @@ def test_each_method_answers_once_and_the_plan_has_its_hours(tmp_path, capsys):
     assert {file.suffix for file in (tmp_path / "pilots").iterdir()} == {".json"}
 
 
-def test_documents_are_spread_over_all_tasks(tmp_path):
-    config = Config(
-        method=get_method("base").Config(),
-        task=TaskConfig(name=["toy_choice", "toy_math", "toy_text"]),
-        output_dir=str(tmp_path),
-        limit=10,
-    )
+def test_documents_are_spread_over_all_tasks_with_every_answer_of_a_vote(tmp_path):
+    task = TaskConfig(name=["toy_choice", "toy_math", "toy_text"])
+    config = Config(method=get_method("base").Config(), task=task, output_dir=str(tmp_path), limit=10)
     requests = _requests(prepare(config), 6)
-    assert [(kind, len({one.args[0] for one in own})) for kind, own in requests.items()] == [
-        ("loglikelihood", 2),
-        ("generate_until", 2),
-        ("loglikelihood_rolling", 2),
-    ]
-
-
-def test_every_answer_of_a_vote_is_asked(tmp_path):
+    counts = {kind: len({one.args[0] for one in own}) for kind, own in requests.items()}
+    assert counts == dict.fromkeys(("loglikelihood", "generate_until", "loglikelihood_rolling"), 2)
     task = TaskConfig(name="toy_math", self_consistency=3)
     run = prepare(Config(method=get_method("base").Config(), task=task, output_dir=str(tmp_path), limit=4))
     assert [one.repeat for one in _requests(run, 2)["generate_until"]] == [0, 1, 2] * 2
@@ -94,12 +84,6 @@ def test_references_of_a_pilot_are_few_and_its_own(tmp_path, capsys):
     [record] = (tmp_path / "pilots" / "references").glob("*/references.json")
     assert json.loads(record.read_text())["asked"] == speeds.REFERENCES
     assert measured_speed(tmp_path, "tiny", "c3po", "toy_choice") is not None
-
-
-def test_a_pilot_belongs_to_a_plan():
-    with pytest.raises(ConfigError, match="pilot=8 belongs to mode=plan"):
-        Config(pilot=8)
-    assert Config(pilot=8, mode="plan").pilot == 8
 
 
 def store(output, run_id: str, method: str, speed: float | None, written: int, task: str = "t") -> None:

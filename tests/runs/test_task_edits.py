@@ -186,12 +186,8 @@ def instance():
     "data/test.jsonl": '{"question": "one", "answer": "x"}\n{"question": "two", "answer": "y"}\n',
 }
 MINE, CHOICE, MADE, ALL = "tasks/mine.yaml", "tasks/choice.yaml", "tasks/made.yaml", "tasks/all.yaml"
-COMMON, SCORING, HELPERS, BASE = (
-    "tasks/_common.yaml",
-    "tasks/scoring.py",
-    "tasks/helpers.py",
-    "tasks/base_task.py",
-)
+COMMON, SCORING, HELPERS = "tasks/_common.yaml", "tasks/scoring.py", "tasks/helpers.py"
+BASE = "tasks/base_task.py"
 DECORATORS, TOOLS = "tasks/common/decorators.py", "tasks/own/tools.py"
 CLASS, DATA = "tasks/made.py", "data/test.jsonl"
 Edit = tuple[str, str, str]

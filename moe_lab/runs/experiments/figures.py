@@ -56,6 +56,9 @@ def _quality(cell: TableCell) -> dict[str, Any]:
     row, result = cell.score(), cell.results[0]
     assert row is not None and row.value is not None and row.baseline is not None
     base = row.baseline
+    # the base model at its best logit scale: the mean over seeds, whose studies may have other scales
+    values: list[Any] = [one.other_scores(row.task, "calibration").get(row.metric) for one in cell.results]
+    calibrated = None if None in values else sum(values) / len(values)
     low, high = row.tested_interval or (math.nan, math.nan)
     ratios = [_ratio(base + difference, base) for difference in (row.value - base, high, low)]
     return {
@@ -70,21 +73,10 @@ def _quality(cell: TableCell) -> dict[str, Any]:
         "size_ratio": ratios[0],
         "size_ratio_low": ratios[1],
         "size_ratio_high": ratios[2],
-        **_calibrated(cell, row.task, row.metric, base),
+        "calibrated_perplexity": calibrated,
+        "calibrated_size_ratio": None if calibrated is None else _ratio(calibrated, base),
         "run_id": row.run_id,
     }
-
-
-def _calibrated(cell: TableCell, task: str, metric: str, base: float) -> dict[str, float | None]:
-    """Perplexity and size ratio of the base model at its best logit scale; None for results that do not have it.
-
-    The mean over seeds, whose studies may have other scales.
-    """
-    values: list[Any] = [result.other_scores(task, "calibration").get(metric) for result in cell.results]
-    if None in values:
-        return {"calibrated_perplexity": None, "calibrated_size_ratio": None}
-    perplexity = sum(values) / len(values)
-    return {"calibrated_perplexity": perplexity, "calibrated_size_ratio": _ratio(perplexity, base)}
 
 
 def size_ratio(loss: float, base_loss: float) -> float:

@@ -170,7 +170,11 @@ class Search:
         if self.grid is None:
             names = [name for name in self.parameters if params[name] >= NEAR * self.max_temperature]
         else:
-            names = [one for one in self.parameters if one in self.open_ended and params[one] == self.bounds(one)[1]]
+            names = [
+                one
+                for one in self.parameters
+                if one in self.open_ended and params[one] == self.bounds(one)[1]
+            ]
         return names + (["logit_scale"] if at_bound(logit_scale) else [])
 
 

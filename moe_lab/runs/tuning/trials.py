@@ -39,7 +39,6 @@ REMEDY = "Move the study's folder away; the same command starts it again."
 URL_REMEDY = "Correct the URL, or use the version of Optuna that wrote it."
 OWNER, OWNER_FILE = "folder", ".storage"
 """A study in a database belongs to one output folder, whose file locks coordinate its processes. Both have a token."""
-POLL_SECONDS = 0.5
 
 
 @contextmanager
@@ -134,7 +133,7 @@ class Trials:
                     return trial, self.search.temperatures(trial.params)
                 if not self._of(TrialState.RUNNING):
                     return None
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.5)
 
     def tell(self, trial: Trial, value: float | None, **measured: float) -> None:
         """Store a trial's value (None: pruned), and other measurements as user attributes.

@@ -151,20 +151,12 @@ def test_several_tasks_have_their_documents_together_too(tiny_olmoe_dir, data, t
 
     both = TaskConfig(name=["addsub", "svamp"])
     shutil.copytree(data / "addsub", data / "svamp", dirs_exist_ok=True)
-    wanted = config(
-        *(tiny_olmoe_dir, data, tmp_path),
-        task_config=both,
-        metrics="expert",
-        limit=3,
-        gen_kwargs={"max_gen_toks": 3},
-    )
+    keys = {"task_config": both, "metrics": "expert", "limit": 3, "gen_kwargs": {"max_gen_toks": 3}}
+    wanted = config(tiny_olmoe_dir, data, tmp_path, **keys)
     run = execute(prepare(wanted), ModelPool()).run
     tasks = numbers(run.folder)["specialization"]["tasks"]
-    assert {name: one["exact_match,numeric"]["n"] for name, one in tasks.items()} == {
-        "addsub": 3,
-        "svamp": 3,
-        "all": 6,
-    }
+    counts = {name: one["exact_match,numeric"]["n"] for name, one in tasks.items()}
+    assert counts == {"addsub": 3, "svamp": 3, "all": 6}
 
 
 @pytest.mark.parametrize(
@@ -224,15 +216,10 @@ def test_a_fine_tuned_model_has_metrics_of_its_own_beside_those_of_the_untrained
     assert [name == "base" for name in shown] == [True, True, False, False], "before, then after"
 
     # the same numbers as those of the trained folder by itself
-    model = (
-        tmp_path
-        / "models"
-        / json.loads((folder / "results.json").read_text())["moe_lab"]["finetune_freeze"]["model"]
-    )
-    alone = run_command(
-        *(capsys, "method=base", "metrics=expert", f"model.path={model / 'model'}", *TRAINED[1:3]),
-        f"output_dir={tmp_path / 'alone'}",
-    )
+    block = json.loads((folder / "results.json").read_text())["moe_lab"]
+    model = tmp_path / "models" / block["finetune_freeze"]["model"] / "model"
+    keys_alone = ["method=base", "metrics=expert", f"model.path={model}", *TRAINED[1:3]]
+    alone = run_command(capsys, *keys_alone, f"output_dir={tmp_path / 'alone'}")
     own = numbers(folder_of(alone.out))
     mine = numbers(folder)
     for key in ("load_balance", "collaboration", "capacity", "specialization", "tokens"):

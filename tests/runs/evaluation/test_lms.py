@@ -62,11 +62,8 @@ def test_every_request_has_one_process_and_a_context_one_too(kind, contexts, pro
 
 def test_scoring_is_divided_by_what_is_read():
     """Subjects with long examples of their own, of which one would outweigh all questions if each question counted it."""
-    texts = [
-        f"{subject}{'example ' * examples}{number:02} ?"
-        for subject, examples in zip("ABCDEFGH", (50, 0, 3, 20, 8, 0, 15, 5), strict=True)
-        for number in range(20)
-    ]
+    lengths = dict(zip("ABCDEFGH", (50, 0, 3, 20, 8, 0, 15, 5), strict=True))
+    texts = [f"{one}{'example ' * n}{number:02} ?" for one, n in lengths.items() for number in range(20)]
     random.Random(0).shuffle(texts)
 
     def read(indices: Iterable[int]) -> int:
@@ -149,9 +146,6 @@ def test_repeats_are_numbered_and_equal_prompts_shared(tmp_path):
     model = StubLM()
     assert ask(recorded(tmp_path, model), "a", "a", repeats=2) == answers_to("a", "a", repeats=2)
     assert sorted(model.asked) == [("a", 0), ("a", 1)]
-
-
-def test_kinds_do_not_share_answers(tmp_path):
     lm, asked = recorded(tmp_path, StubLM()), [Instance("loglikelihood", {}, ("a", "b"), 0)]
     assert lm.loglikelihood(asked) != lm.generate_until(asked)
 
@@ -184,11 +178,8 @@ def test_chat_prompts_are_lm_evals_own_without_weights(tmp_path, olmoe, tokenize
     lm = RecordedLM(log, lambda: pytest.fail("opened"), lambda: chatty, True)
     history = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
     prefilled = [*history, {"role": "assistant", "content": "It is"}]
-    assert (
-        lm.apply_chat_template(history)
-        == hf.apply_chat_template(history)
-        == "[system]Be brief.[user]1+1?[assistant]"
-    )
+    prompt = "[system]Be brief.[user]1+1?[assistant]"
+    assert lm.apply_chat_template(history) == hf.apply_chat_template(history) == prompt
     assert lm.apply_chat_template(prefilled, False) == hf.apply_chat_template(prefilled, False)
     assert lm.tokenizer_name == hf.tokenizer_name
 
@@ -301,11 +292,8 @@ def test_two_processes_give_the_results_of_one(tmp_path):
 
     codes = fork_ranks(killed_after_three_answers, [*COMMAND, f"output_dir={killed}"], log=log)
     assert codes[0] == -signal.SIGKILL and codes[1] != 0
-    (left,) = (
-        file
-        for file in killed.glob("runs/*-roe-*/responses.jsonl")
-        if not file.with_name("results.json").exists()
-    )
+    logs = killed.glob("runs/*-roe-*/responses.jsonl")
+    (left,) = (file for file in logs if not file.with_name("results.json").exists())
     kept = answers_of(left) | answers_of(left.with_name("responses.1.jsonl"))
     assert len(answers_of(left)) == 3
     assert main([*COMMAND, f"output_dir={killed}"]) == 0, "one process continues what two have begun"

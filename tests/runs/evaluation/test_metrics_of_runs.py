@@ -84,10 +84,8 @@ def balanced(tokenizer: Any, start: str, form: str = "{}") -> str:
 
 def questions(count: int, text: Any) -> list[dict[str, Any]]:
     """Questions whose answers all begin alike; one more letter of each is predicted and not read."""
-    return [
-        row | {"question": text(n), "choices": {"text": [f"one {c}" for c in "xyz"], "label": list("ABC")}}
-        for n, row in enumerate(choices(count))
-    ]
+    answers = {"text": [f"one {c}" for c in "xyz"], "label": list("ABC")}
+    return [row | {"question": text(n), "choices": answers} for n, row in enumerate(choices(count))]
 
 
 def balanced_questions(tokenizer: Any) -> list[dict[str, Any]]:

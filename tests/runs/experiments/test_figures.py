@@ -31,13 +31,8 @@ from tests.support.stored_studies import write_study
 
 def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
     config = Config(method=get_method("roe").Config())
-    return TableCell(
-        coordinates={},
-        run_id="r",
-        results=[results_of(**changes)] if changes else [],
-        studies=[study] if study else [],
-        config=config,
-    )
+    results, studies = [results_of(**changes)] if changes else [], [study] if study else []
+    return TableCell(coordinates={}, run_id="r", results=results, studies=studies, config=config)
 
 
 def test_every_kind_of_figure_can_be_drawn():
@@ -92,9 +87,6 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     assert row["calibrated_size_ratio"] is None
     assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
-
-
-def test_the_equivalent_size_of_calibration_stands_beside(monkeypatch):
     monkeypatch.setattr(equivalent, "measured", lambda *_, **__: STORED)
     compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
     (row,) = figures.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
@@ -144,13 +136,7 @@ def test_the_ratio_is_that_of_two_sizes():
     assert figures.size_ratio(2.0, 2.5) == pytest.approx(sizes[0] / sizes[1])
     assert figures.size_ratio(2.5, 2.5) == 1.0
     assert figures.size_ratio(2.6, 2.5) < 1 < figures.size_ratio(2.4, 2.5), "a lower loss is a larger model"
-
-
-def test_a_tenfold_model_has_the_loss_that_the_law_gives_it():
     # 10 ** -0.076 = 0.8395: Kaplan et al. (2020), section 1.2, as a power law in N
     assert figures.size_ratio(0.8394600, 1.0) == pytest.approx(10, rel=1e-4)
-
-
-def test_the_papers_example_is_a_loss_three_per_cent_lower():
     # OLMoE-7B as good as a 10.5B model (section 3.4)
     assert figures.size_ratio(0.97, 1.0) == pytest.approx(10.5 / 7, rel=0.01)

@@ -103,25 +103,12 @@ def tables(tmp_path):
     return tmp_path / "work" / "outputs" / "tables"
 
 
-def test_scales_expand_to_overrides():
+def test_scales_expand_to_overrides_and_an_option_brings_its_own():
     scale = Scale(grid={"task": ["a", "b"], "seed": [1, 2]}, cells=[["method=base"]], set=["limit=3"])
-    assert scale.overrides() == [
-        ["task=a", "seed=1", "limit=3"],
-        ["task=a", "seed=2", "limit=3"],
-        ["task=b", "seed=1", "limit=3"],
-        ["task=b", "seed=2", "limit=3"],
-        ["method=base", "limit=3"],
-    ]
-
-
-def test_grids_are_joined_and_an_option_brings_its_own_overrides():
-    scale = Scale(
-        grid=[
-            {"method": ["base", ["roe", "tuning=tpe", "seeds=2"]], "task": ["a"]},
-            {"model.path": [["owner/name", "model.name=x"]]},
-        ],
-        set=["limit=3"],
-    )
+    grid = [[f"task={task}", f"seed={seed}", "limit=3"] for task in "ab" for seed in (1, 2)]
+    assert scale.overrides() == [*grid, ["method=base", "limit=3"]]
+    methods = {"method": ["base", ["roe", "tuning=tpe", "seeds=2"]], "task": ["a"]}
+    scale = Scale(grid=[methods, {"model.path": [["owner/name", "model.name=x"]]}], set=["limit=3"])
     assert scale.overrides() == [
         ["method=base", "task=a", "limit=3"],
         ["method=roe", "tuning=tpe", "seeds=2", "task=a", "limit=3"],
@@ -198,13 +185,8 @@ def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
 def test_names_of_tables_tell_long_settings_apart():
     [experiment] = find_experiments("roe/figure6")
     temperatures = [f"method.temperature=[{','.join(['0.1'] * 40)},{last}]" for last in (1, 2)]
-    stems = [
-        file_stem(
-            replace(experiment, typed=typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", one])),
-            "tiny",
-        )
-        for one in temperatures
-    ]
+    settings = [typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", one]) for one in temperatures]
+    stems = [file_stem(replace(experiment, typed=typed), "tiny") for typed in settings]
     assert len(set(stems)) == 2
     for stem in stems:
         own = stem.removeprefix("roe-figure6-tiny-method.profile--a-b-c-method.temperature")
@@ -264,8 +246,11 @@ def test_the_index_has_the_figures_of_each_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cell_of_two_tables_is_one_job(runs, write, capsys):
+def test_a_cell_of_two_tables_is_one_job(runs, write, tables, capsys):
     write("table_u", ("Table T", "Table U"))
+    out = run_command(capsys, "experiment=all", "mode=plan").out
+    assert "To run: 4, about 4,000 forward tokens." in out and not tables.exists()
+    runs.prepared.clear()
     assert run_command(capsys, "experiment=all").code == 0
     assert len(runs.prepared) == len(runs.executed) == 4
 
@@ -341,13 +326,8 @@ def test_a_table_of_expert_metrics_needs_them(runs, write, capsys):
     """Broken by trainings whose table is never written."""
     columns = ("columns: [method]", "columns: [measure]\nmetric: {Load: expert.load_balance}")
     measured = ("set: [limit=10]", "set: [limit=10, metrics=expert]")
-    write(
-        "table_e",
-        columns,
-        measured,
-        ("[base, roe]", "[base]"),
-        (EXPERIMENT[EXPERIMENT.index("paper:") :], ""),
-    )
+    published = EXPERIMENT[EXPERIMENT.index("paper:") :]
+    write("table_e", columns, measured, ("[base, roe]", "[base]"), (published, ""))
     for mode in ("run", "plan"):
         ended = run_command(capsys, "experiment=table_e", "metrics=none", f"mode={mode}")
         assert ended.code == 2 and not runs.prepared
@@ -382,13 +362,6 @@ def test_a_table_that_needs_no_runs_is_written_in_a_report(capsys, tmp_path):
     output = f"output_dir={tmp_path}"
     assert run_command(capsys, "experiment=moe_bench/table1", "mode=report", output).code == 0
     assert (tmp_path / "tables" / "moe_bench-table1-tiny.md").exists()
-
-
-@pytest.mark.slow
-def test_plan_lists_the_cells_and_writes_nothing(runs, tables, capsys):
-    out = run_command(capsys, "experiment=all", "mode=plan").out
-    assert "To run: 4, about 4,000 forward tokens." in out
-    assert not tables.exists()
 
 
 def test_the_users_overrides_come_last(seen, capsys):
@@ -544,24 +517,21 @@ def test_prefetch_has_the_settings_too(runs, other, capsys, monkeypatch):
     assert [getattr(config.method, "k", "none") for config in seen] == ["none", 5] * 2
 
 
-def test_a_setting_that_no_cell_has_is_a_wrong_request(runs, other, capsys):
+def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, other, capsys):
     ended = run_command(capsys, "experiment=table_t,table_u", "method.step=2", "mode=plan")
     assert ended.code == 2
     assert "no cell of experiment=table_t,table_u has 'step'. Did you mean 'steps'?" in ended.err
     assert "Methods of its cells: base, roe, c3po." in ended.err
     assert run_command(capsys, "experiment=table_u", "method.weights=perturbed", "mode=plan").code == 2
+    ended = run_command(capsys, "experiment=table_t", "scale=small", "method=base")
+    assert ended.code == 2
+    assert "method=roe has it" in ended.err and "applies to every cell" in ended.err
 
 
 def test_another_method_takes_its_settings_in_every_cell(seen, capsys, monkeypatch):
     monkeypatch.setattr(C3PO, "references_left", lambda *asked: {})
     assert run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code == 0
     assert {(config.method.name, config.method.k) for config in seen} == {("c3po", 5)}
-
-
-def test_an_override_that_a_cell_cannot_take_says_that_it_applies_to_all(runs, capsys):
-    ended = run_command(capsys, "experiment=table_t", "scale=small", "method=base")
-    assert ended.code == 2
-    assert "method=roe has it" in ended.err and "applies to every cell" in ended.err
 
 
 def test_cells_that_a_setting_makes_equal_are_one(runs, capsys):

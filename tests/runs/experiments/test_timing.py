@@ -131,11 +131,8 @@ def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(ro
     monkeypatch.setattr(generation, "NEW_TOKENS", 4)
     monkeypatch.setattr(equivalent, "NEW_TOKENS", 4)
     settings: list[int] = []
-    monkeypatch.setattr(
-        equivalent,
-        "measure_in_turns",
-        lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1),
-    )
+    once = lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1)  # noqa: E731
+    monkeypatch.setattr(equivalent, "measure_in_turns", once)
     models = ModelPool()
     assert equivalent.measured(roe, models, 1.5, compute=False) is None
     first = equivalent.measured(roe, models, 1.5)

@@ -61,11 +61,8 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
         assert block["roe"]["temperatures"] == profile["temperature"]
         evaluated = block["samples"]["addsub"]
         assert sorted([*evaluated, *block["tuning"]["samples"]["addsub"]]) == list(range(12))
-        base = json.loads(
-            next(
-                (tmp_path / "outputs" / "runs").glob(f"*-{block['baseline']['run_id'][:8]}/results.json")
-            ).read_text()
-        )
+        [file] = tmp_path.glob(f"outputs/runs/*-{block['baseline']['run_id'][:8]}/results.json")
+        base = json.loads(file.read_text())
         assert base["moe_lab"]["samples"]["addsub"] == evaluated
 
     loads.clear()

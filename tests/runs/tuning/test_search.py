@@ -199,10 +199,9 @@ def test_each_trial_of_a_grid_measures_its_own_settings_and_the_best_ones_are_ke
 
 
 def powered(metric=None, **keys):
+    tuning = SimpleNamespace(name="grid", metric=metric, num_samples=None)
     config = SimpleNamespace(
-        method=Powered.Config(**keys),
-        task=SimpleNamespace(category="code"),
-        tuning=SimpleNamespace(name="grid", metric=metric, num_samples=None),
+        method=Powered.Config(**keys), task=SimpleNamespace(category="code"), tuning=tuning
     )
     return resolve_grid(config, facts(), Powered(config.method))
 
@@ -211,8 +210,5 @@ def test_the_search_of_a_grid_has_the_budget_of_the_task():
     search = powered(fixed=4)
     assert (search.metric, search.num_samples, search.n_trials) == ("accuracy", 50, 3)
     assert powered(metric="perplexity").direction == "minimize"
-
-
-def test_a_key_that_is_searched_is_not_given():
     with pytest.raises(ConfigError, match="method.power=0.7: tuning=grid searches it"):
         powered(power=0.7)

@@ -73,14 +73,11 @@ def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
     [one] = job_of(gsm8k).studies
     assert one.tuned_config().num_seeds == 5
     assert (job.coming, job_of(gsm8k).coming) == (3, 5)
+    grid = TuningConfig(name="grid", num_samples=4)
+    certain = replace(gsm8k, method=get_method("top-k").Config(), tuning=grid, seeds=5)
+    assert job_of(certain).coming == 1, "a method without randomness"
     with pytest.raises(ConfigError, match=r"tuning.seeds=3 evaluates each .* seeds=5 .* Leave seeds out"):
         replace(gsm8k, tuning=replace(gsm8k.tuning, seeds=3), seeds=5)
-
-
-def test_a_method_without_randomness_has_one_run_after_its_study(gsm8k):
-    grid = TuningConfig(name="grid", num_samples=4)
-    config = replace(gsm8k, method=get_method("top-k").Config(), tuning=grid, seeds=5)
-    assert job_of(config).coming == 1
 
 
 @pytest.mark.parametrize(
@@ -218,11 +215,7 @@ def test_without_gsm8ks_answers_the_choices_are_named_before_weights_load(
 )
 def test_an_equation_stands_before_its_answer(document, answer, expected):
     assert with_equation(document, answer) == expected
-
-
-@pytest.mark.parametrize("document", [{}, {"equation": None}, {"Equation": " "}, {"lEquations": []}])
-def test_a_row_without_an_equation_has_none(document):
-    assert equation(document) is None
+    assert not any(map(equation, ({}, {"equation": None}, {"Equation": " "}, {"lEquations": []})))
 
 
 def test_the_perplexity_of_equations_is_of_the_rows_with_them(
@@ -253,12 +246,8 @@ def test_which_tasks_have_bare_answers_behind_steps(task, rows, wanted, tmp_path
 
     for split in ("train", "validation", "test"):
         write_jsonl(tmp_path / "data" / task / f"{split}.jsonl", rows)
-    given = Config(
-        method=get_method("roe").Config(),
-        task=TaskConfig(name=task),
-        data_dir=str(tmp_path / "data"),
-        offline=True,
-    )
+    places = {"data_dir": str(tmp_path / "data"), "offline": True}
+    given = Config(method=get_method("roe").Config(), task=TaskConfig(name=task), **places)
     [found] = load_tasks(given)["tasks"].values()
     assert has_bare_answers(found) is wanted
 

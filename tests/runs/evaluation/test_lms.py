@@ -71,7 +71,7 @@ def test_scoring_is_divided_by_what_is_read():
         return len({texts[index][:end] for index in indices for end in range(len(texts[index]) + 1)})
 
     parts = divide("loglikelihood", [request("loglikelihood", text, " yes") for text in texts], 2)
-    assert sum(map(read, parts)) <= read(range(len(texts))) + max(map(len, texts)), "one is read twice"
+    assert sum(map(read, parts)) <= read(range(len(texts))) + max(map(len, texts)), "one text is shared"
     shares = [(read(part) + 4 * len(part)) for part in parts]
     assert 0.7 < shares[0] / shares[1] < 1.4, shares
 

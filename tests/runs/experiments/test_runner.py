@@ -146,7 +146,7 @@ def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, 
     assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
     assert after == [("study", 4), ("study", 8)]
     text = (tables / "paper-table_p-tiny.md").read_text()
-    assert "| n=4 temperature=0 |" in text and "| n=8 temperature=profile |" in text, "none is unset"
+    assert "| n=4 temperature=0 |" in text and "| n=8 temperature=profile |" in text, "no unset key"
     assert "published" not in text, "the paper has no number for any cell"
 
 

@@ -76,7 +76,6 @@ _NOT_TAKEN = {
     *("inputs", "custom_generate", "assistant_model", "assistant_tokenizer", "tokenizer"),
     *("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"),
 }
-_NOT_TAKEN_WHY = "this package reads the prompt, has the tokenizer and computes every token itself"
 
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("max_new_tokens", "max_length", "min_new_tokens", "min_length"), int | None),
@@ -295,7 +294,10 @@ class LanguageModel:
         of_generate = set(inspect.signature(self.model.generate).parameters) - {"kwargs"}
         for name in _NOT_TAKEN & options.keys():
             if options[name] is not None:
-                raise ConfigError(f"generate({name}=) is not supported: {_NOT_TAKEN_WHY}. Leave it out.")
+                raise ConfigError(
+                    f"generate({name}=) is not supported: this package reads the prompt, has the tokenizer and "
+                    "computes every token itself. Leave it out."
+                )
         if (streamer := options.get("streamer")) is not None and not hasattr(streamer, "put"):
             raise wrong("streamer", streamer, "give one of transformers, e.g. TextStreamer(tokenizer)")
         own = {key: value for key, value in options.items() if key not in of_generate}

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
     from moe_lab.engine.lm import EngineLM
 
-LM_EVAL_DEVICE = "cuda:0"
-"""The default of lm-eval's command."""
-EMBEDDED = ("tiny", "tiny-noisy")
-"""What `pretrained=` calls the embedded model."""
-
 
 class MethodLM(Framing, LM):
     """Answers lm-eval's requests under a method, which is on the model while they are answered and not otherwise."""
@@ -121,9 +116,9 @@ class PretrainedLM(MethodLM):
     ):
         if pretrained is None:
             raise ConfigError("moe_lab needs a model: --model_args pretrained=<hub id or folder>,method=roe.")
-        path = None if pretrained in EMBEDDED else pretrained
+        path = None if pretrained in ("tiny", "tiny-noisy") else pretrained
         source = ModelConfig(name=pretrained, path=path, revision=revision, tokenizer=tokenizer, peft=peft)
-        if device == LM_EVAL_DEVICE and not torch.cuda.is_available():
+        if device == "cuda:0" and not torch.cuda.is_available():
             device = "cpu"
         loaded = load_model(source, dtype=dtype, device=device, offline=offline)
         config = _config(method, keys, seed, batch_size, max_batch_size, max_length)

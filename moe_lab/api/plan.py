@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from moe_lab.api.run import composed, output
 from moe_lab.api.shown import Shown, text
-from moe_lab.config.overrides import OWN_GRID
+from moe_lab.cli.main import MODES, call
 from moe_lab.errors import ConfigError
 from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.runs.config import to_configs
-from moe_lab.runs.grid import planned
 from moe_lab.runs.plan import Plan
 from moe_lab.tasks.loading import task_cache
 
@@ -99,10 +98,4 @@ def plan(overrides: Sequence[str]) -> PlannedRuns:
         configs = to_configs(cells)
         if any(config.mode not in ("run", "plan") for config in configs):
             raise ConfigError(f"mode={configs[0].mode}: moe_lab.plan plans runs. Leave mode= out.")
-        if configs[0].experiment is None:
-            return PlannedRuns(planned(configs))
-        if len(configs) > 1:
-            raise ConfigError(OWN_GRID)
-        from moe_lab.runs.experiments.runner import planned_experiments
-
-        return PlannedRuns(planned_experiments(configs[0], cells[0]))
+        return PlannedRuns(call(MODES["plan"], configs, cells))

@@ -16,10 +16,9 @@ from moe_lab.results.model import BASE
 from moe_lab.results.score_table import NO_COMPARISONS, Family, ScoreLine
 from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
-from moe_lab.runs.grid import grouped
+from moe_lab.runs.grid import grouped, stored_outcomes
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.plan import with_baselines
-from moe_lab.runs.run import Outcome, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,26 +43,23 @@ class Results(Shown, Sequence[dict[str, Any]]):
     coordinates of its cells, columns as those of `frame`, and `published`, the paper's number.
     """
 
-    def __init__(self, jobs: Sequence[Job], family: Family | None = None):
-        """The stored results of jobs. `family` is that of the command's comparisons, if it is not of the runs alone."""
-        runs = distinct_runs(jobs)
-        self.runs = [run for run in runs if run.done]
-        self.missing = [run.folder.name for run in runs if not run.done]
-        self.tables: dict[str, pd.DataFrame] = {}
-        outcomes = [_outcome(run) for run in self.runs]
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        tables: dict[str, pd.DataFrame] | None = None,
+        family: Family | None = None,
+    ):
+        """The stored results of jobs, with the tables and the family of comparisons of experiments."""
+        outcomes = stored_outcomes(jobs)
+        self.runs = [outcome.run for outcome in outcomes]
+        self.missing = [run.folder.name for run in distinct_runs(jobs) if not run.done]
+        self.tables = tables or {}
         self._results = [outcome.results for outcome in outcomes]
         self._groups, of_runs = grouped(outcomes, jobs) if outcomes else ([], NO_COMPARISONS)
         self._family = of_runs if family is None else family
         every = [(run.config, found) for run in with_baselines(self.runs) if (found := run.stored())]
         self._configs, self._every = [config for config, _ in every], [result for _, result in every]
         """The runs and those that they are compared with."""
-
-    @classmethod
-    def of_experiments(cls, jobs: Sequence[Job], tables: dict[str, pd.DataFrame], family: Family) -> Results:
-        """The stored results of experiments, with their tables."""
-        results = cls(jobs, family)
-        results.tables = tables
-        return results
 
     def __len__(self) -> int:
         return len(self._results)
@@ -190,12 +186,6 @@ class Results(Shown, Sequence[dict[str, Any]]):
         note = self._family.note
         how = f"corrected by Holm for the comparisons of the same question ({note}), " if note else ""
         return f"{runs}; p is {how}significant below {ALPHA}" if self._family.corrected else runs
-
-
-def _outcome(run: Run) -> Outcome:
-    results = run.stored()
-    assert results is not None, run.folder
-    return Outcome(run=run, results=results, stored=True, path=run.folder / "results.json")
 
 
 def _shown_by_notebooks(figure: Figure) -> Figure:

@@ -51,16 +51,16 @@ def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:
 
     Raises ConfigError for what the command refuses, and where nothing is stored.
     """
-    return _results("report", [*overrides, "mode=report"] if _is_list(overrides) else overrides, quiet)
+    return _results("report", overrides, quiet, "mode=report")
 
 
-def _results(mode: str, overrides: Sequence[str], quiet: bool) -> Results:
-    cells = composed(mode, overrides)
+def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Results:
+    cells = composed(mode, overrides, *more)
     with task_cache(), shown_output(), bars_of_libraries_hidden(), output(quiet) as errors:
         configs = to_configs(cells)
         for config in configs:
             _check(config, mode)
-        code = dispatch(cells, list(overrides))
+        code = dispatch(cells, [*overrides, *more])
         if code in (INTERRUPTED, TERMINATED):
             raise KeyboardInterrupt
         results = _stored(configs, cells)
@@ -80,7 +80,7 @@ def _stored(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
     from moe_lab.runs.experiments.runner import stored_tables
 
     with redirect_stderr(io.StringIO()):  # its notes are printed before
-        return Results.of_experiments(*stored_tables(configs[0], cells[0]))
+        return Results(*stored_tables(configs[0], cells[0]))
 
 
 def _check(config: Config, mode: str) -> None:
@@ -106,26 +106,23 @@ PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"
 """Flags of the command."""
 
 
-def composed(name: str, overrides: Sequence[str]) -> list[Cell]:
-    """The cells of a command line. `name` is that of the public function.
+def composed(name: str, overrides: Sequence[str], *more: str) -> list[Cell]:
+    """The cells of a command line with `more` overrides. `name` is that of the public function.
 
     Raises ConfigError for a command that only prints, and for what is no list of texts.
     """
-    if not _is_list(overrides) or not all(isinstance(override, str) for override in overrides):
+    is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)
+    if not is_list or not all(isinstance(override, str) for override in overrides):
         raise wrong(
             f"moe_lab.{name}(overrides)",
             overrides,
             f'give a list of texts: moe_lab.{name}(["method=roe", "task=toy_math"])',
         )
     # some of these would end the interpreter
-    cells = [] if PRINTING & set(overrides) else compose_or_explain(list(overrides))
+    cells = [] if PRINTING & set(overrides) else compose_or_explain([*overrides, *more])
     if not cells:
         raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")
     return cells
-
-
-def _is_list(overrides: object) -> bool:
-    return isinstance(overrides, Sequence) and not isinstance(overrides, str)
 
 
 @contextmanager

@@ -34,7 +34,6 @@ from moe_lab.runs.plan import Plan, plan_of
 
 PAUSE = 1.0
 """Seconds between two looks at the workers."""
-LAST_LINES = 5
 WORKERS = 2
 """Their number where none is given and there is no GPU."""
 OURS = re.compile(r"\+*launcher[.=]")
@@ -101,7 +100,7 @@ def print_failed(folder: Path, codes: Sequence[int]) -> None:
             log = log_file(folder, number)
             text = log.read_text(errors="replace") if log.exists() else "It printed nothing."
             print(f"Worker {number} ended with exit code {code} ({log}):", file=sys.stderr)
-            print("\n".join(text.splitlines()[-LAST_LINES:]), file=sys.stderr)
+            print("\n".join(text.splitlines()[-5:]), file=sys.stderr)
 
 
 def _failed(code: int) -> bool:
@@ -248,9 +247,6 @@ def _work(place: str, log: Path, argv: list[str], attempt: str) -> int:
 # A job that is preempted, or that reaches its time limit, is queued again and continues. Queued jobs do not need this
 # command any longer: if it ends, they still run, and the same command writes the tables.
 
-REQUEUES = 1000
-"""How often a job may reach its time limit."""
-
 
 class Requeued:
     """A worker that submitit queues again, as it is."""
@@ -276,7 +272,7 @@ def run_submitit(folder: Path, config: Config, argv: list[str], wait: Wait) -> l
     launcher = config.launcher
     gpus = {} if launcher.gpus_per_worker is None else {"gpus_per_node": launcher.gpus_per_worker}
     with _parameters("launcher=submitit"):
-        executor = submitit.AutoExecutor(folder / "jobs", launcher.cluster, slurm_max_num_timeout=REQUEUES)
+        executor = submitit.AutoExecutor(folder / "jobs", launcher.cluster, slurm_max_num_timeout=1000)
         executor.update_parameters(name="moe_lab", **(launcher.parameters | gpus))
     jobs = executor.map_array(Requeued(folder, argv), range(launcher.workers or WORKERS))
     try:

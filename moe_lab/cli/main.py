@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 MODES = {
     "run": ("moe_lab.runs.grid:run_grid", "moe_lab.runs.experiments.runner:run_experiments"),
-    "plan": ("moe_lab.runs.grid:plan_grid", "moe_lab.runs.experiments.runner:plan_experiments"),
+    "plan": ("moe_lab.runs.grid:planned", "moe_lab.runs.experiments.runner:planned_experiments"),
     "report": ("moe_lab.runs.grid:report_grid", "moe_lab.runs.experiments.runner:report_experiments"),
     "prefetch": ("moe_lab.cli.prefetch:prefetch", "moe_lab.cli.prefetch:prefetch_experiments"),
-    "compare": ("moe_lab.runs.compare:compare_results", "moe_lab.runs.compare:refuse_experiment"),
+    "compare": ("moe_lab.runs.compare:compare_results",),
 }
-"""Each mode's function of the configurations of a grid, and of one configuration and cell with `experiment=`.
+"""Each mode's function of the configurations of a grid, and of one configuration and cell with `experiment=`, if any.
 
-Both return the exit code.
+Both return the exit code; of mode=plan the plan, which is printed here.
 """
+JOBS = ("moe_lab.runs.jobs:jobs_of", "moe_lab.runs.experiments.runner:jobs_of_experiments")
+"""The same for the jobs of a command."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,11 +97,11 @@ def _end_with(starter: int) -> None:
 
 def compose_or_explain(argv: list[str]) -> list[Cell]:
     """The cells of a command line. Raises ConfigError for everything that Hydra refuses."""
-    from moe_lab.config.compose import check_launcher, compose
+    from moe_lab.config.compose import compose
     from moe_lab.config.overrides import REQUEST_ERRORS, explain
 
     try:
-        cells = compose(argv)
+        return compose(argv)
     except REQUEST_ERRORS as error:
         from moe_lab.methods import get_method, methods_with
 
@@ -107,14 +109,10 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
             return [get_type_hints(get_method(name).Config)[key] for name in methods_with(key)]
 
         raise ConfigError(explain(error, methods_with, annotations)) from error
-    for cell in cells:
-        check_launcher(cell)
-    return cells
 
 
 def dispatch(cells: list[Cell], argv: list[str]) -> int:
     """Do what `mode` says with the composed cells of a command line and return the exit code."""
-    from moe_lab.config.overrides import OWN_GRID
     from moe_lab.runs.config import to_configs
     from moe_lab.tasks.loading import task_cache
 
@@ -124,17 +122,29 @@ def dispatch(cells: list[Cell], argv: list[str]) -> int:
         if any(config.mode != mode for config in configs):
             raise ConfigError("A grid has one mode. Give mode= one value.")
         _check_agent(configs)
-        of_grid, of_experiments = MODES[mode]
-        experiments = any(config.experiment for config in configs)
-        if experiments and len(configs) > 1:
-            raise ConfigError(OWN_GRID)
         if configs[0].launcher.name != "none" and mode in ("run", "plan"):
             _function("moe_lab.cli.launchers:check_package")(configs[0].launcher.name)
             if mode == "run":
-                return _launched(configs, cells, argv)
-        if experiments:
-            return _function(of_experiments)(configs[0], cells[0])
-        return _function(of_grid)(configs)
+                with _function("moe_lab.cli.launchers:launched")(
+                    configs, argv, lambda: call(JOBS, configs, cells)
+                ) as words:  # the same command line, without the workers that have made the runs
+                    return dispatch(compose_or_explain(words), words)
+        found = call(MODES[mode], configs, cells)
+        if mode != "plan":
+            return int(found)
+        _function("moe_lab.runs.plan:print_plan")(found)
+        return 2 if found.refused and not configs[0].experiment else 0
+
+
+def call(places: tuple[str, ...], configs: list[Config], cells: list[Cell]) -> Any:
+    """What the function of a grid, or with `experiment=` the one of experiments, returns."""
+    if len(places) == 1 or not any(config.experiment for config in configs):
+        return _function(places[0])(configs)
+    if len(configs) > 1:
+        from moe_lab.config.overrides import OWN_GRID
+
+        raise ConfigError(OWN_GRID)
+    return _function(places[1])(configs[0], cells[0])
 
 
 def _check_agent(configs: list[Config]) -> None:
@@ -147,18 +157,6 @@ def _check_agent(configs: list[Config]) -> None:
             f"WANDB_RUN_ID={os.environ['WANDB_RUN_ID']} is one run of W&B, and this command has several. "
             "Leave seeds=, tuning= and -m out, or unset the variable."
         )
-
-
-def _launched(configs: list[Config], cells: list[Cell], argv: list[str]) -> int:
-    """Let the workers of `launcher=` make the runs, then run the same command line without it."""
-
-    def jobs() -> Any:
-        if configs[0].experiment:
-            return _function("moe_lab.runs.experiments.runner:jobs_of_experiments")(configs[0], cells[0])
-        return _function("moe_lab.runs.jobs:jobs_of")(configs)
-
-    with _function("moe_lab.cli.launchers:launched")(configs, argv, jobs) as words:
-        return dispatch(compose_or_explain(words), words)
 
 
 def _function(place: str) -> Any:

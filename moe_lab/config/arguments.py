@@ -15,15 +15,10 @@ Text = Annotated[StrictStr, Field(min_length=0)]
 NonEmptyText = Annotated[StrictStr, Field(min_length=1)]
 
 
-def shown(value: Any) -> str:
-    """A value on one line, cut off where it is long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def wrong(argument: str, value: Any, remedy: str) -> ConfigError:
-    """The error for an argument."""
-    return ConfigError(f"{argument}={shown(value)}: {remedy}.")
+    """The error for an argument; its value is on one line, cut off where it is long."""
+    text = " ".join(repr(value).split())
+    return ConfigError(f"{argument}={text if len(text) <= 60 else f'{text[:57]}...'}: {remedy}.")
 
 
 def checked_settings(**settings: Any) -> dict[str, Any]:

@@ -70,8 +70,8 @@ class Cell:
 
     values: dict[str, Any]
     choices: dict[str, str]
-    overrides: list[str]
     config_dirs: list[str]
+    overrides: list[str] = field(default_factory=list)
     method_keys: list[str] = field(default_factory=list)
     """`method.<key>=` next to experiment=; they apply to cells of the experiment and are not in `values`."""
     interpolated: dict[str, Any] = field(default_factory=dict)
@@ -168,6 +168,9 @@ def _refuse_unobeyed(runtime: DictConfig) -> None:
                 "" if key == "job.env_set" else f"={value}"
             )  # env_copy puts values of the environment there
             raise ConfigError(f"hydra.{key}{shown}: {instead}")
+    for part in ("hydra/launcher", "hydra/sweeper"):  # they would run cells in other processes
+        if (option := runtime.runtime.choices.get(part, "basic")) != "basic":
+            raise ConfigError(f"{part}={option}: {INSTEAD[part]}")
     if runtime.mode == RunMode.MULTIRUN:
         raise HydraException("hydra.mode=MULTIRUN is for a grid")
 
@@ -183,8 +186,10 @@ def _cells(argv: list[str], first: int) -> list[Cell]:
     if _printed(app, source.name, args, parser):
         return []
     if not args.multirun:
+        global _composed_before
+        first, _composed_before = not _composed_before, True
         try:
-            cell = _one_cell(source, args.overrides)
+            cell = (_composed if first else _cell)(source, args.overrides)
         except HydraException:
             if app.get_mode(source.name, args.overrides) != RunMode.MULTIRUN:
                 raise
@@ -255,24 +260,8 @@ def _errors_of_hydra() -> Iterator[None]:
 # Whatever is not simply `option` or `key=value` is composed by Hydra, which also raises all errors.
 
 
-@dataclass(frozen=True)
-class _Base:
-    """A configuration as Hydra composes it, before interpolations are resolved."""
-
-    values: dict[str, Any]
-    choices: dict[str, str]
-    config_dirs: list[str]
-
-
 _composed_before = False
 """Whether this process composed a single cell: of the first one, Hydra composes the whole, which is faster once."""
-
-
-def _one_cell(source: _Source, overrides: list[str]) -> Cell:
-    """As `_cell`, for a command with one cell."""
-    global _composed_before
-    first, _composed_before = not _composed_before, True
-    return _composed(source, overrides) if first else _cell(source, overrides)
 
 
 def _cell(source: _Source, overrides: list[str], number: int | None = None) -> Cell:
@@ -300,15 +289,15 @@ def _typed(runtime: DictConfig, kind: str) -> list[str]:
     return list(map(str, typed))
 
 
-def _resolved(base: _Base, overrides: list[str]) -> Cell:
+def _resolved(base: Cell, overrides: list[str]) -> Cell:
     """The cell of a configuration whose interpolations are resolved here. Raises OmegaConf's errors."""
-    values, interpolated, text = base.values, None, str(base.values)
+    values, text = base.values, str(base.values)
     if "${" in text or "???" in text:
-        interpolated = interpolations(values)
+        base = replace(base, interpolated=interpolations(values) or {})
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)
         values = {str(key): value for key, value in plain.items()}
-    return Cell(values, base.choices, overrides, base.config_dirs, interpolated=interpolated or {})
+    return replace(base, values=values, overrides=overrides)
 
 
 @lru_cache(maxsize=4096)
@@ -317,7 +306,7 @@ def _parsed(override: str) -> Override:
     return parsed
 
 
-def _put_together(source: _Source, overrides: list[Override]) -> _Base | None:
+def _put_together(source: _Source, overrides: list[Override]) -> Cell | None:
     """What Hydra would compose of the overrides; None if only Hydra knows."""
     if not all(map(_is_plain, overrides)):
         return None
@@ -348,7 +337,7 @@ def _stands_alone(source: _Source, group: str, option: Any) -> bool:
     return bool(texts) and not any("defaults" in text for text in texts)
 
 
-def _differs_only_in(group: str, one: _Base, other: _Base) -> bool:
+def _differs_only_in(group: str, one: Cell, other: Cell) -> bool:
     def rest(part: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in part.items() if key != group}
 
@@ -368,13 +357,16 @@ def _set(values: dict[str, Any], key: str, value: Any) -> bool:
     return True
 
 
-def _base(source: _Source, option: str) -> _Base:
-    """The configuration with one option, or with "" the defaults alone. Raises the errors of Hydra and OmegaConf."""
+def _base(source: _Source, option: str) -> Cell:
+    """The configuration with one option, or with "" the defaults alone, before interpolations are resolved.
+
+    Raises the errors of Hydra and OmegaConf.
+    """
     return _base_at(source, option, _stamp(source))
 
 
 @lru_cache(maxsize=1024)
-def _base_at(source: _Source, option: str, stamp: str) -> _Base:
+def _base_at(source: _Source, option: str, stamp: str) -> Cell:
     return _base_of(source.load([option] if option else []))
 
 
@@ -385,20 +377,13 @@ def _stamp(source: _Source) -> str:
     return str([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
 
 
-def _base_of(cfg: DictConfig) -> _Base:
+def _base_of(cfg: DictConfig) -> Cell:
     runtime = cfg.hydra.runtime
     ours = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     values = OmegaConf.to_container(ours, resolve=False)
     assert isinstance(values, dict)
-    return _Base(
+    return Cell(
         values={str(key): value for key, value in values.items()},
         choices={str(group): str(option) for group, option in runtime.choices.items()},
         config_dirs=[str(one.path) for one in runtime.config_sources if one.provider == "command-line"],
     )
-
-
-def check_launcher(cell: Cell) -> None:
-    """Raise ConfigError for launchers and sweepers that would run cells in other processes."""
-    for part in ("hydra/launcher", "hydra/sweeper"):
-        if cell.choices.get(part, "basic") != "basic":
-            raise ConfigError(f"{part}={cell.choices[part]}: {INSTEAD[part]}")

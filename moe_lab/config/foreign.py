@@ -147,7 +147,11 @@ def _translated(flags: dict[str, list[str]]) -> tuple[list[str], list[str]]:
         if name == "limit":
             first = f': "samples=[$(seq -s, 0 {int(value) - 1})]"' if value.isdigit() else ""
             notes.append(f"limit={value} draws examples at random, lm-eval takes the first ones{first}.")
-    return [*(_task_keys(tasks.split(",")) if tasks else []), *keys], notes
+    if tasks in option_files("task", [resource_folder("conf")]):
+        keys.insert(0, f"task={tasks}")
+    elif tasks:
+        keys[:0] = ["task=lm_eval", f"task.name={f'[{tasks}]' if ',' in tasks else tasks}"]
+    return keys, notes
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -159,12 +163,6 @@ def _pairs(text: str) -> dict[str, str]:
             raise ConfigError(f"{text}: this is no JSON: {error}") from error
     pairs = (pair.partition("=") for pair in text.split(",") if pair)
     return {name: value.strip("'\"") for name, _, value in pairs}
-
-
-def _task_keys(names: list[str]) -> list[str]:
-    if len(names) == 1 and names[0] in option_files("task", [resource_folder("conf")]):
-        return [f"task={names[0]}"]
-    return ["task=lm_eval", f"task.name={names[0] if len(names) == 1 else '[' + ','.join(names) + ']'}"]
 
 
 # One flag or key

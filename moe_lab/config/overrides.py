@@ -33,8 +33,6 @@ EXPERIMENT = re.compile(r"experiment=(?!null$).")
 """The key. `+experiment=` adds an option of a group that a user has."""
 METHOD_KEY = re.compile(r"\+*method\.")
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
-LONGEST_OPTION = 200
-"""Characters of an option's name, which is a file's."""
 NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 """A character that Hydra's grammar does not accept in a plain value."""
 
@@ -52,11 +50,10 @@ def refuse(overrides: list[str]) -> None:
 
 
 def _refuse_odd_option(override: str, grid: bool) -> None:
-    """Raise ConfigError for options of which Hydra would take the last one, or that it would look for as a file."""
+    """Raise ConfigError for options of which Hydra would take the last one, or leave out the group."""
     group, _, option = override.lstrip("+").partition("=")
     if group not in (*GROUP_CONFIGS, "method"):
         return
-    shown = option if len(option) <= 40 else f"{option[:40]}..."
     if option.startswith("[") or ("," in option and not grid):
         several = option.strip("[]").replace(" ", "")
         tasks = (
@@ -64,14 +61,14 @@ def _refuse_odd_option(override: str, grid: bool) -> None:
             if group == "task"
             else ""
         )
-        raise ConfigError(
-            f"{group}={shown}: a run has one {group}. A grid: -m {group}={several[:80]}.{tasks}"
-        )
+        raise ConfigError(f"{group}={option}: a run has one {group}. A grid: -m {group}={several}.{tasks}")
     if group == "model" and "/" in option:
-        raise ConfigError(f"model={shown} is no option of model. A hub id or a folder is model.path={shown}.")
-    if option == "null" or max(map(len, re.split("[/,]", option))) > LONGEST_OPTION:
         raise ConfigError(
-            f"{group}={shown} is no option of {group}.\npython -m moe_lab --help {group}= lists them."
+            f"model={option} is no option of model. A hub id or a folder is model.path={option}."
+        )
+    if option == "null":
+        raise ConfigError(
+            f"{group}=null is no option of {group}.\npython -m moe_lab --help {group}= lists them."
         )
 
 

@@ -30,11 +30,6 @@ def naming(name: str) -> Iterator[None]:
         _name.reset(token)
 
 
-def on_terminal() -> bool:
-    """Whether stderr shows bars."""
-    return sys.stderr.isatty()
-
-
 @contextmanager
 def bars_of_libraries_hidden() -> Iterator[None]:
     """Inside this context, tqdm's bars of other packages are disabled if stderr is no terminal.
@@ -43,7 +38,7 @@ def bars_of_libraries_hidden() -> Iterator[None]:
     """
     from tqdm import tqdm
 
-    if on_terminal():
+    if sys.stderr.isatty():
         yield
         return
     shown = tqdm.__init__
@@ -78,7 +73,7 @@ class Progress:
         self._printed = False
         self._ended = Event()
         self._thread: Thread | None = None
-        if shown and on_terminal():
+        if shown and sys.stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(

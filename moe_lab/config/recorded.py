@@ -11,9 +11,6 @@ from typing import Any
 
 from moe_lab.config.schema import Config
 
-SHORTEST = 4
-"""The least length of a value that is replaced in other texts; a shorter one would also be found within words."""
-
 
 def interpolations(raw: Any) -> Any:
     """The interpolations among unresolved values, at their places: by key, and in lists by index. None without any."""
@@ -53,7 +50,8 @@ def _recorded(value: Any, texts: Any) -> Any:
 def _pairs(value: Any, texts: Any) -> list[tuple[str, str]]:
     """(value, its interpolation) of texts."""
     if isinstance(texts, str):
-        return [(value, texts)] if isinstance(value, str) and len(value) >= SHORTEST else []
+        # a shorter one would also be found within words
+        return [(value, texts)] if isinstance(value, str) and len(value) >= 4 else []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [pair for key, one in items if key in texts for pair in _pairs(one, texts[key])]
 

@@ -15,26 +15,12 @@ from moe_lab.errors import ConfigError
 
 MODES = ("run", "plan", "prefetch", "report", "compare")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-SCALES = ("tiny", "small", "paper")
-CATEGORIES = ("math", "commonsense", "code")
-ANSWERS = ("text", "letters")
-METRICS = ("none", "expert")
 MOST_WORKERS = 1000
-TUNINGS = ("none", "tpe", "gp", "random", "uniform", "scale", "grid")
-TUNING_METRICS = ("perplexity", "accuracy")
-TUNING_TEXTS = ("data", "gsm8k", "equations")
-LOGGERS = ("none", "wandb")
-LAUNCHERS = ("none", "local", "submitit", "ray")
-LOGGER_MODES = ("online", "offline", "disabled")
 SEEDS_WITH_TUNING = 5
 LARGEST_SEED = 2**63
 MOST_SEEDS = 1000
 PLACEMENTS = ("auto",)
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "weights_first")
-ATTENTIONS = ("eager", "sdpa")
-
-
-COMPARE = "mode=compare, a=<file or folder> and b=<file or folder>[,<another>] go together."
 
 
 PathText = Annotated[str, "a path"]
@@ -90,8 +76,12 @@ class ModelConfig:
                 "model.device_map and model.tp_plan exclude each other: layers on several devices, or every layer "
                 "split over several processes."
             )
-        one_of("model.experts_implementation", self.experts_implementation, EXPERTS_IMPLEMENTATIONS)
-        if self.attn_implementation not in (None, *ATTENTIONS):
+        one_of(
+            "model.experts_implementation",
+            self.experts_implementation,
+            EXPERTS_IMPLEMENTATIONS,
+        )
+        if self.attn_implementation not in (None, "eager", "sdpa"):
             raise ConfigError(
                 f"model.attn_implementation={self.attn_implementation}: routing samples and answer choices need masks, "
                 "which flash and flex kernels do not take.\nChoices: eager, sdpa."
@@ -132,10 +122,10 @@ class TaskConfig:
     moderation_model: str | None = None
 
     def __post_init__(self) -> None:
-        one_of("task.answer", self.answer, ANSWERS)
+        one_of("task.answer", self.answer, ("text", "letters"))
         if self.answer == "letters" and self.metric == "acc_norm,none":
             self.metric = "acc,none"  # letters are equally long
-        one_of("task.category", self.category, CATEGORIES)
+        one_of("task.category", self.category, ("math", "commonsense", "code"))
         at_least("task.self_consistency", self.self_consistency, 2)
         if not self.name:
             raise ConfigError(
@@ -169,12 +159,12 @@ class TuningConfig:
     """Seconds after which no further trial begins; null: no limit."""
 
     def __post_init__(self) -> None:
-        one_of("tuning", self.name, TUNINGS)
+        one_of("tuning", self.name, ("none", "tpe", "gp", "random", "uniform", "scale", "grid"))
         at_least("tuning.seeds", self.seeds, 1)
         at_least("tuning.n_trials", self.n_trials, 1)
         at_least("tuning.num_samples", self.num_samples, 1)
-        one_of("tuning.metric", self.metric, TUNING_METRICS)
-        one_of("tuning.text", self.text, TUNING_TEXTS)
+        one_of("tuning.metric", self.metric, ("perplexity", "accuracy"))
+        one_of("tuning.text", self.text, ("data", "gsm8k", "equations"))
         above_zero("tuning.max_temperature", self.max_temperature)
         above_zero("tuning.step", self.step)
         above_zero("tuning.timeout", self.timeout)
@@ -195,8 +185,8 @@ class LoggerConfig:
     """Null: WANDB_MODE, else online with an API key, else offline."""
 
     def __post_init__(self) -> None:
-        one_of("logger", self.name, LOGGERS)
-        one_of("logger.mode", self.mode, LOGGER_MODES)
+        one_of("logger", self.name, ("none", "wandb"))
+        one_of("logger.mode", self.mode, ("online", "offline", "disabled"))
 
 
 @dataclass(kw_only=True)
@@ -216,7 +206,7 @@ class LauncherConfig:
     """The address of a Ray cluster, or auto; null: a new cluster on this machine."""
 
     def __post_init__(self) -> None:
-        one_of("launcher", self.name, LAUNCHERS)
+        one_of("launcher", self.name, ("none", "local", "submitit", "ray"))
         at_least("launcher.workers", self.workers, 1)
         at_least("launcher.gpus_per_worker", self.gpus_per_worker, 1)
         if self.workers is not None and self.workers > MOST_WORKERS:
@@ -296,8 +286,8 @@ class Config:
         if self.apply_chat_template is None:
             self.apply_chat_template = self.task.chat_template
         one_of("mode", self.mode, MODES)
-        one_of("scale", self.scale, SCALES)
-        one_of("metrics", self.metrics, METRICS)
+        one_of("scale", self.scale, ("tiny", "small", "paper"))
+        one_of("metrics", self.metrics, ("none", "expert"))
         one_of("dtype", self.dtype, DTYPES)
         for key in ("seed", "sample_seed", "fewshot_seed", "num_fewshot"):
             at_least(key, getattr(self, key), 0)
@@ -315,8 +305,18 @@ class Config:
                 f"seeds={self.seeds} asks for another number of runs. Leave seeds out (seeds=null)."
             )
         if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
-            raise ConfigError(COMPARE)
-        self._check_documents()
+            raise ConfigError(
+                "mode=compare, a=<file or folder> and b=<file or folder>[,<another>] go together."
+            )
+        fraction = self.limit is not None and 0 < self.limit < 1
+        if self.limit is not None and not (fraction or (self.limit >= 1 and float(self.limit).is_integer())):
+            raise ConfigError(
+                f"limit={self.limit}: use a number of documents, or a fraction between 0 and 1."
+            )
+        if self.samples is not None and self.limit is not None:
+            raise ConfigError("limit= and samples= both choose documents. Give one of them.")
+        if self.samples is not None and (not self.samples or min(self.samples) < 0):
+            raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")
         at_least("pilot", self.pilot, 1)
         if self.pilot is not None and self.mode != "plan":
             raise ConfigError(
@@ -356,17 +356,3 @@ class Config:
         if self.seeds is not None:
             return self.seeds
         return 1 if self.tuning.name == "none" else SEEDS_WITH_TUNING
-
-    def _check_documents(self) -> None:
-        if self.limit is not None and not (
-            0 < self.limit < 1 or (self.limit >= 1 and float(self.limit).is_integer())
-        ):
-            raise ConfigError(
-                f"limit={self.limit}: use a number of documents, or a fraction between 0 and 1."
-            )
-        if self.samples is None:
-            return
-        if self.limit is not None:
-            raise ConfigError("limit= and samples= both choose documents. Give one of them.")
-        if not self.samples or min(self.samples) < 0:
-            raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")

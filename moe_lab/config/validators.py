@@ -53,23 +53,17 @@ def unknown_key(
     hint = f" Did you mean {by_leaf[0]!r}?" if by_leaf else did_you_mean(key, known)
     group = key.partition(".")[0]
     if group == "method" and key.count(".") == 1 and (methods := owners(leaf)):
-        return ConfigError(_of_another_method(key, methods, option))
+        has = (
+            f"{' and '.join(f'method={one}' for one in methods)} {'has' if len(methods) == 1 else 'have'} it"
+        )
+        advice = "In a grid of methods a key goes to all of them. Run them apart; mode=compare joins results."
+        if option == "base":
+            advice = "Leave base out: each method is compared with it anyway."
+        of = f"method={option}"
+        return ConfigError(f"Unknown key {key!r} of {of}: {has}, and {of} does not.\n{advice}")
     keys = f"Keys of {group}={option}" if option else "Keys here"
     where = f"{keys}: {', '.join(known)}." if "." in key else "See --help for all keys."
     return ConfigError(f"Unknown key {key!r}.{hint}\n{where}")
-
-
-def _of_another_method(key: str, owners: list[str], option: str | None) -> str:
-    names = [f"method={owner}" for owner in owners]
-    has = f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} it"
-    lines = [f"Unknown key {key!r} of method={option}: {has}, and method={option} does not."]
-    if option == "base":
-        lines.append("Leave base out: each method is compared with it anyway.")
-    else:
-        lines.append(
-            "In a grid of methods a key goes to all of them. Run them apart; mode=compare joins results."
-        )
-    return "\n".join(lines)
 
 
 def coerce(value: Any, annotation: Any, key: str) -> Any:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.progress import duration
 from moe_lab.errors import CONTINUES, MoeLabError, RunHeldError, exit_code, print_error
@@ -66,10 +66,6 @@ class Failure:
     error: BaseException
 
 
-class FailedInWorkerError(MoeLabError):
-    """A run failed in a worker of the same command."""
-
-
 def is_worker() -> bool:
     """Whether this process is a worker. The command that started it writes the tables."""
     return STARTER in os.environ
@@ -116,10 +112,27 @@ class Step:
         return next(filter(None, reasons), None)
 
     def make(self, models: ModelPool) -> Outcome | None:
-        if self.run is None:
+        """Compute the step. The results and figures of a run are sent to its logger, once."""
+        from moe_lab.reports.figures import write_run_figures
+        from moe_lab.reports.loggers import open_logger
+        from moe_lab.runs.execute import execute
+
+        run = self.run
+        if run is None:
             self.job.tune(models)
             return None
-        return _execute_logged(self.run, models, self.job)
+        config = replace(
+            run.config, tuning=replace(self.job.config.tuning, seeds=1)
+        )  # a run follows one study
+        place: dict[str, Any] = {"name": run.folder.name, "group": self.job.group, "folder": run.folder}
+        with open_logger(config, kind="run", **place) as logger:
+            outcome = execute(run, models, begin=logger.begin)
+            figures = write_run_figures(outcome.results, run.method.figures)
+            if not (outcome.stored and logger.logged):
+                logger.log_results(outcome.results)
+                for figure in figures:
+                    logger.log_figure(figure)
+        return outcome
 
 
 def steps_of(job: Job) -> list[Step]:
@@ -181,9 +194,13 @@ class _Attempts:
             return
         if not stored and (reason := step.failure()) is not None:
             if not is_worker():
-                self._fail(step, FailedInWorkerError(reason))
+                self._fail(step, MoeLabError(reason))
             return
-        self._check_free(step)
+        blocked = self._blocked.get(step.name)  # by a training, say, which is found only when a run begins
+        if blocked is not None and blocked.folder is not None and RunFolder(blocked.folder, "").is_held():
+            raise blocked
+        if step.run is not None:
+            step.run.check_free()
         self._announce(step)
         try:
             outcome = step.make(self.models)
@@ -201,17 +218,6 @@ class _Attempts:
         if outcome is not None:
             self.outcomes[outcome.run.run_id] = outcome
 
-    def _check_free(self, step: Step) -> None:
-        """Raise RunHeldError if another process works on the run, or still holds something that the run needs.
-
-        A held training, for example, is found only when the run begins. The next attempt checks it first.
-        """
-        blocked = self._blocked.get(step.name)
-        if blocked is not None and blocked.folder is not None and RunFolder(blocked.folder, "").is_held():
-            raise blocked
-        if step.run is not None:
-            step.run.check_free()
-
     def _fail(self, step: Step, error: BaseException) -> None:
         self._made.add(step.name)
         self.failures.append(Failure(step.name, step.run.run_id if step.run else None, error))
@@ -224,23 +230,6 @@ class _Attempts:
         known = made > 0 and all(one.run is not None for one in (step, *self._queue))
         note = f", about {duration((time.monotonic() - self._start) / made * left)} left" if known else ""
         print(f"[{len(self._announced)}/{self._total}] {step.name}{note}", file=sys.stderr)
-
-
-def _execute_logged(run: Run, models: ModelPool, job: Job) -> Outcome:
-    """`moe_lab.runs.execute.execute`. Sends the results and figures to the run's logger, once."""
-    from moe_lab.reports.figures import write_run_figures
-    from moe_lab.reports.loggers import open_logger
-    from moe_lab.runs.execute import execute
-
-    config = replace(run.config, tuning=replace(job.config.tuning, seeds=1))  # a run follows one study
-    with open_logger(config, kind="run", name=run.folder.name, group=job.group, folder=run.folder) as logger:
-        outcome = execute(run, models, begin=logger.begin)
-        figures = write_run_figures(outcome.results, run.method.figures)
-        if not (outcome.stored and logger.logged):
-            logger.log_results(outcome.results)
-            for figure in figures:
-                logger.log_figure(figure)
-    return outcome
 
 
 def report_failures(failures: Sequence[Failure], alone: bool) -> None:

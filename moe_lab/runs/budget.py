@@ -199,11 +199,6 @@ class Budget:
         return found
 
 
-def trial_tokens(study: Study, trials: int) -> float:
-    """An upper bound on the forward tokens of some trials: it ignores that trials share cached activations."""
-    return trials * study.method.forward_tokens(study_workload(study), study.config, study.facts)
-
-
 def study_workload(study: Study) -> Workload:
     """The workload of a trial."""
     tasks = study.tasks["tasks"]

@@ -58,33 +58,28 @@ NUMBERS = {
 """Supported numeric generation settings: type, and greatest value. The least is 0."""
 
 
-def _check_setting(key: str, value: Any) -> None:
-    """Raise ConfigError for an unsupported generation setting, or an impossible value of one."""
-    known = (*MAX_NEW_TOKENS, "until", "do_sample", "num_beams", *NUMBERS)
-    expected = None
-    if key not in known:
-        expected = f"one of {', '.join(known)}.{did_you_mean(key, known)}"
-    elif key in NUMBERS:
-        kind, most = NUMBERS[key]
-        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-        if not is_number or value < 0 or (most is not None and value > most):
-            expected = f"{kind.__name__}, at least 0" + ("" if most is None else f" and at most {most}")
-    elif key == "do_sample" and not isinstance(value, bool):
-        expected = "true or false"
-    elif key == "num_beams" and value != 1:
-        expected = "1, because beam search is not supported"
-    elif key == "until" and not all(
-        isinstance(x, str) for x in (value if isinstance(value, list) else [value])
-    ):
-        expected = "a text or a list of texts"
-    if expected is not None:
-        raise ConfigError(f"gen_kwargs: {key}={value} must be {expected}")
-
-
 def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-    """Raise ConfigError for a generation setting that has no effect or leaves no room for a prompt."""
+    """Raise ConfigError for a generation setting that is unsupported, impossible or leaves no room for a prompt."""
+    known = (*MAX_NEW_TOKENS, "until", "do_sample", "num_beams", *NUMBERS)
+    value: Any
     for key, value in (config.gen_kwargs or {}).items():
-        _check_setting(key, value)
+        expected = None
+        if key not in known:
+            expected = f"one of {', '.join(known)}.{did_you_mean(key, known)}"
+        elif key in NUMBERS:
+            kind, most = NUMBERS[key]
+            is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+            if not is_number or value < 0 or (most is not None and value > most):
+                expected = f"{kind.__name__}, at least 0" + ("" if most is None else f" and at most {most}")
+        elif key == "do_sample" and not isinstance(value, bool):
+            expected = "true or false"
+        elif key == "num_beams" and value != 1:
+            expected = "1, because beam search is not supported"
+        elif key == "until":
+            texts = value if isinstance(value, list) else [value]
+            expected = None if all(isinstance(text, str) for text in texts) else "a text or a list of texts"
+        if expected is not None:
+            raise ConfigError(f"gen_kwargs: {key}={value} must be {expected}")
     length = config.max_length or facts.max_length
     for name, task in tasks["tasks"].items():
         settings = task.get_config("generation_kwargs") or {}

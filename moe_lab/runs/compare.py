@@ -11,7 +11,6 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from moe_lab.config.compose import Cell
     from moe_lab.results.comparisons.comparison import Comparison
 
 KEYS = ("mode", "a", "b", "output_dir")
@@ -65,8 +64,3 @@ def compared(first: Path, others: Sequence[Path], output_dir: Path) -> tuple[Com
     folder = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest())
     file = write_file(folder / "comparison.json", json_text(comparison))
     return comparison, file, write_comparison_page(comparison, file.with_suffix(".html"))
-
-
-def refuse_experiment(config: Config, cell: Cell) -> int:
-    """Raise ConfigError: an experiment has its own comparisons."""
-    raise ConfigError("mode=compare compares stored results. Leave out experiment=.")

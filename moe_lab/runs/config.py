@@ -17,13 +17,8 @@ from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import get_method, methods_with
 
-LONGEST_NAME = 255
-"""Most characters of a file name."""
-LONGEST_PATH = 4095
 STORED_ONLY = ("report", "compare")
 """Modes that read stored results. The data may be gone."""
-TEXTS = ("system_instruction", "experiment", "gen_kwargs")
-"""Keys whose text is not a file or option name."""
 
 
 def to_configs(cells: list[Cell]) -> list[Config]:
@@ -86,24 +81,20 @@ def to_config(cell: Cell) -> Config:
     if typed["task"].answer is None and method_class.answer:
         typed["task"] = replace(typed["task"], answer=method_class.answer)
     rest = {key: value for key, value in values.items() if key not in typed}
-    rest["gen_kwargs"] = _gen_kwargs(rest["gen_kwargs"])
+    if isinstance(given := rest["gen_kwargs"], str):  # lm-eval's notation: temperature=0.7,do_sample=true
+        pairs = [pair.partition("=") for pair in given.split(",")]
+        if any(not equals for _, equals, _ in pairs):
+            raise ConfigError(f"gen_kwargs={given}: write gen_kwargs=key=value,key=value.")
+        rest["gen_kwargs"] = {key.strip(): yaml.safe_load(item) for key, _, item in pairs}
     whole = {**rest, **typed, "overrides": cell.overrides, "interpolated": cell.interpolated}
     return build(Config, whole, prefix="", texts=True)
 
 
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
-    """Raise ConfigError for a key without a value, and for one that is too long for a file's name."""
+    """Raise ConfigError for a key without a value."""
     for key, value in values.items():
         if value == "":
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
-        if isinstance(value, str) and key not in TEXTS:
-            too_long = max(map(len, value.split("/"))) > LONGEST_NAME or len(value) > LONGEST_PATH
-        else:
-            too_long = (
-                isinstance(value, int) and abs(value) >= 10**LONGEST_NAME
-            )  # a path may be made of digits
-        if too_long:
-            raise ConfigError(f"{prefix}{key}: no file or option has so long a name. Give a shorter one.")
         if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
             _check_texts(value, f"{key}.")
 
@@ -113,13 +104,3 @@ def _section(values: dict[str, Any], group: str) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise ConfigError(f"{group}={section}: choose an option of conf/{group}/ (see --help).")
     return section
-
-
-def _gen_kwargs(value: Any) -> Any:
-    """lm-eval's notation `temperature=0.7,do_sample=true` as a mapping."""
-    if not isinstance(value, str):
-        return value
-    pairs = [pair.partition("=") for pair in value.split(",")]
-    if any(not equals for _, equals, _ in pairs):
-        raise ConfigError(f"gen_kwargs={value}: write gen_kwargs=key=value,key=value.")
-    return {key.strip(): yaml.safe_load(item) for key, _, item in pairs}

@@ -32,62 +32,42 @@ def memory_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-# Whether a stored result is returned, or the run has to be computed (again)
-
-
-def stored_result(run: Run, *, compute: bool = True) -> Outcome | None:
-    """The stored result. None if there is none, with `rerun`, and if a comparison, metrics or samples are missing.
-
-    With `compute=False` a stored result is returned even if a comparison, metrics or samples are missing.
-    """
-    results = None if compute and run.config.rerun else run.stored()
-    if results is None:
-        return None
-    path = run.folder / "results.json"
-    outcome = Outcome(run=run, results=results, stored=True, path=path, marks=results.version_notes)
-    if not compute:
-        return outcome
-    with_base = run.baseline is None or results.other_id() is not None
-    compared = with_base and all(name in results.compared for name in run.comparisons)
-    measured = all(other.measured for other in (run, *run.compared_runs.values()))
-    return outcome if compared and measured and _has_samples(results) else None
-
-
-def _has_samples(result: RunResult) -> bool:
-    """Whether the sample logs next to results.json are complete; the stored answers suffice to write them again."""
-    try:
-        check_samples(result)
-    except DamagedError as error:
-        warn_once(f"{error.problem}. It is written again from the stored answers.")
-        return False
-    return True
-
-
-# The order of a computation: first the runs that the run is compared with, then the requests without an answer, then
-# lm-eval's metrics over all answers
-
-
 def execute(
     run: Run, models: ModelPool, *, compute: bool = True, begin: Callable[[], None] = lambda: None
 ) -> Outcome:
     """Return the stored result, or compute the missing parts of a run and of the runs that it is compared with.
 
-    The same call after an interruption continues. With `compute=False` only a stored result is returned. Raises
-    RunHeldError if another process works on this run, MoeLabError if memory does not suffice, and ResultsError if
-    nothing is stored and nothing may be computed.
+    The same call after an interruption continues. With `compute=False` only a stored result is returned, even if a
+    comparison, metrics or samples are missing. Raises RunHeldError if another process works on this run, MoeLabError if
+    memory does not suffice, and ResultsError if nothing is stored and nothing may be computed.
 
     Args:
         begin: called when the run is to be computed and no other process works on it.
     """
-    stored = stored_result(run, compute=compute)
-    if stored is not None:
-        return stored
+    path = run.folder / "results.json"
+    stored = None if compute and run.config.rerun else run.stored()
+    if stored is not None and (not compute or _is_whole(run, stored)):
+        return Outcome(run=run, results=stored, stored=True, path=path, marks=stored.version_notes)
     if not compute:
         raise ResultsError(f"{run.folder.name} has no stored result any more. mode=run computes it.")
     with run.store.held(), run.store.status(), memory_errors(run.folder.name):
         begin()
         results = evaluate_run(run, models, _compared_results(run, models))
-    return Outcome(run=run, results=results, stored=False, path=run.folder / "results.json")
+    return Outcome(run=run, results=results, stored=False, path=path)
+
+
+def _is_whole(run: Run, results: RunResult) -> bool:
+    """Whether a stored result has its comparisons, metrics and samples. The stored answers suffice to write samples."""
+    compared = run.baseline is None or results.other_id() is not None
+    compared = compared and all(name in results.compared for name in run.comparisons)
+    if not compared or not all(other.measured for other in (run, *run.compared_runs.values())):
+        return False
+    try:
+        check_samples(results)
+    except DamagedError as error:
+        warn_once(f"{error.problem}. It is written again from the stored answers.")
+        return False
+    return True
 
 
 def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:

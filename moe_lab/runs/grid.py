@@ -23,7 +23,15 @@ from moe_lab.results.score_table import Family, SeedGroup
 from moe_lab.results.scores import Comparison, shown_scores
 from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
-from moe_lab.runs.jobs import Job, by_model, distinct_runs, jobs_of, repeated_studies, seeds_of
+from moe_lab.runs.jobs import (
+    Job,
+    by_model,
+    distinct_runs,
+    jobs_of,
+    repeated_studies,
+    seeds_of,
+    with_baselines,
+)
 
 if TYPE_CHECKING:
     from moe_lab.models.hub import Upload
@@ -45,8 +53,16 @@ def _run(configs: Sequence[Config]) -> int:
     from moe_lab.models.memory import ModelPool
     from moe_lab.reports.terminal.results import print_studies
 
-    if any(issubclass(get_method(config.method.name), ModelMaker) for config in configs):
-        return train(configs)
+    evaluating = [
+        one.method.name for one in configs if not issubclass(get_method(one.method.name), ModelMaker)
+    ]
+    if len(evaluating) < len(configs):
+        if evaluating:
+            raise ConfigError(f"method={evaluating[0]} evaluates and others of this grid train. Train first.")
+        for config in (seeded for each in configs for seeded in seeds_of(each)):
+            maker: Any = get_method(config.method.name)(config.method)
+            print(maker.train(config))
+        return 0
     jobs = jobs_of(configs)
     check_uploads(jobs)
     outcomes, failures = run_all(jobs, ModelPool(), wait=configs[0].wait)
@@ -86,15 +102,6 @@ def _print_failed(failures: Sequence[Failure]) -> None:
     print_text_table(text_table("Without a result", names(columns)))
 
 
-def plan_grid(configs: Sequence[Config]) -> int:
-    """Print the plan of the grid. Loads no weights and writes nothing, but for pilots. Returns the exit code."""
-    from moe_lab.runs.plan import print_plan
-
-    plan = planned(configs)
-    print_plan(plan)
-    return 2 if plan.refused else 0
-
-
 def planned(configs: Sequence[Config]) -> Plan:
     """The plan of the grid, after its pilots. Loads no weights and writes nothing without them.
 
@@ -128,22 +135,31 @@ def report_grid(configs: Sequence[Config]) -> int:
     """
     typed = {text.lstrip("+").partition("=")[0] for text in configs[0].overrides}
     if len(configs) == 1 and typed <= {"mode", "output_dir"}:
-        return list_stored(Path(configs[0].output_dir))
+        from moe_lab.reports.pages.listing_page import write_listing_page
+
+        output = Path(configs[0].output_dir)
+        if (page := write_listing_page(output)) is None:
+            raise ConfigError(f"Nothing is stored in {output}. output_dir= names another folder.")
+        print(page)
+        return 0
+    _check_keys(configs)
+    jobs = jobs_of(configs, compute=False)
+    missing = [str(run.folder) for run in distinct_runs(jobs) if not run.done]
+    for name in [*(job.name for job in jobs if not job.runs), *missing]:
+        print(f"Not stored yet: {name}", file=sys.stderr)
+    outcomes = stored_outcomes(jobs)
+    if not outcomes:
+        raise ConfigError(NOTHING_STORED)
+    _show(outcomes, jobs)
+    return 0
+
+
+def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
+    """The stored results of the jobs' runs. Nothing is computed."""
     from moe_lab.models.memory import ModelPool
     from moe_lab.runs.execute import execute
 
-    _check_keys(configs)
-    jobs = jobs_of(configs, compute=False)
-    runs = distinct_runs(jobs)
-    stored = [run for run in runs if run.done]
-    missing = [job.name for job in jobs if not job.runs] + [str(run.folder) for run in runs if not run.done]
-    for name in missing:
-        print(f"Not stored yet: {name}", file=sys.stderr)
-    if not stored:
-        raise ConfigError(NOTHING_STORED)
-    outcomes = [execute(run, ModelPool(), compute=False) for run in stored]
-    _show(outcomes, jobs)
-    return 0
+    return [execute(run, ModelPool(), compute=False) for run in distinct_runs(jobs) if run.done]
 
 
 def _log_table(
@@ -156,12 +172,13 @@ def _log_table(
     config, group = jobs[0].config, jobs[0].group
     if group is None or config.logger.name == "none":
         return
-    asked = [outcome.run.config for outcome in outcomes]
-    results, own = with_compared(outcomes), {one.run.run_id: one.run for one in outcomes}
-    own |= {run.run_id: run for one in outcomes for run in one.run.compared_runs.values()}
-    configs = [own[result.run_id].config for result in results]
+    runs = [outcome.run for outcome in outcomes]
+    every = [(run.config, found) for run in with_baselines(runs) if (found := run.stored())]
+    configs, results = [config for config, _ in every], [result for _, result in every]
     with open_logger(config, kind="command", name=group, group=group) as logger:
-        logger.log_table("scores", score_frame(results, configs, asked, groups, family))
+        logger.log_table(
+            "scores", score_frame(results, configs, [run.config for run in runs], groups, family)
+        )
 
 
 def _show(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:
@@ -214,17 +231,6 @@ def _measured(outcomes: Sequence[Outcome]) -> list[RunResult]:
     return with_compared([one for one in outcomes if one.run.config.metrics != "none"])
 
 
-def list_stored(output: Path) -> int:
-    """Write a page that lists every run, study and training of a folder. Raises ConfigError if there is none."""
-    from moe_lab.reports.pages.listing_page import write_listing_page
-
-    page = write_listing_page(output)
-    if page is None:
-        raise ConfigError(f"Nothing is stored in {output}. output_dir= names another folder.")
-    print(page)
-    return 0
-
-
 def _check_keys(configs: Sequence[Config]) -> None:
     """Raise ConfigError for several headline metrics of one run, and for keys of `tuning` where nothing is tuned."""
     asked: dict[str, str | None] = {}
@@ -273,44 +279,21 @@ def print_results(outcomes: Sequence[Outcome], family: Family) -> None:
 def write_report(outcomes: Sequence[Outcome], over_seeds: Sequence[SeedGroup], family: Family) -> Path:
     """Write the page of a grid, and `report.html`, a copy of the newest page, whose path is returned.
 
-    Each run comes after those that it is compared with.
+    Each run comes after those that it is compared with. The page is `<models>-<methods>-<tasks>-<id8>.html`, where the
+    id is the SHA-256 of the run ids: the same runs have the same page, whatever their order.
     """
     from moe_lab.reports.pages.runs_page import write_runs_page
 
-    output = Path(outcomes[0].run.config.output_dir)
-    page = output / "pages" / page_name(outcomes)
-    write_runs_page(with_compared(outcomes), page, family, over_seeds)
-    newest = output / "report.html"
-    write_atomically(newest, page.read_bytes())
-    return newest
-
-
-def page_name(outcomes: Sequence[Outcome]) -> str:
-    """`<models>-<methods>-<tasks>-<id8>.html`: the same runs have the same page, whatever their order.
-
-    The id is the SHA-256 of the run ids.
-    """
     results = [outcome.results for outcome in outcomes]
     digest = hashlib.sha256(" ".join(sorted(result.run_id for result in results)).encode()).hexdigest()
-    parts = (
-        [result.model for result in results],
-        [result.method for result in results],
-        [task for result in results for task in result.tasks],
-    )
-    return folder_name(*(task_label(dict.fromkeys(part)) for part in parts), digest=digest) + ".html"
-
-
-def train(configs: Sequence[Config]) -> int:
-    """Run methods that train a model, and print the path of each model."""
-    for config in configs:
-        if not issubclass(get_method(config.method.name), ModelMaker):
-            raise ConfigError(
-                f"method={config.method.name} evaluates and others of this grid train. Train first."
-            )
-    for config in (seeded for each in configs for seeded in seeds_of(each)):
-        maker: Any = get_method(config.method.name)(config.method)
-        print(maker.train(config))
-    return 0
+    tasks = [task for result in results for task in result.tasks]
+    parts = ([result.model for result in results], [result.method for result in results], tasks)
+    name = folder_name(*(task_label(dict.fromkeys(part)) for part in parts), digest=digest)
+    output = Path(outcomes[0].run.config.output_dir)
+    page, newest = output / "pages" / f"{name}.html", output / "report.html"
+    write_runs_page(with_compared(outcomes), page, family, over_seeds)
+    write_atomically(newest, page.read_bytes())
+    return newest
 
 
 # Uploads of trained models to the hub, after the results of a command are stored

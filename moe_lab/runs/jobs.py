@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 #
 # Each seed of a run has a model of its own, whose training has the run's seed: a mean over seeds is over trainings.
 
-METHOD = "pretrain"
-
 
 class Training:
     """The training that makes the model of a configuration with a recipe."""
@@ -42,8 +40,8 @@ class Training:
                 f"method={config.method.name} trains, and model={config.model.name} is trained on first use. Use "
                 "another model, or give the recipe's keys to method=pretrain."
             )
-        method = get_method(METHOD)
-        keys: dict[str, Any] = {"name": METHOD, **config.model.recipe}
+        method = get_method("pretrain")
+        keys: dict[str, Any] = {"name": "pretrain", **config.model.recipe}
         self.evaluated = config
         self.config = replace(
             config,
@@ -297,16 +295,12 @@ def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
     return list(distinct.values())
 
 
-UNKNOWN = 1.0
-"""Placeholder for temperatures that have not been tuned yet."""
-
-
 def run_after(job: Job) -> Run:
     """A run after a job's studies, with a placeholder for what they are yet to find."""
     config = job.evaluated or job.studies[0].evaluated
     method: Any = config.method
     if job.studies[0].search.tuning not in ("scale", "grid"):
-        method = replace(method, temperature=UNKNOWN)
+        method = replace(method, temperature=1.0)  # a placeholder
     [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
     return run
 

@@ -32,7 +32,6 @@ from moe_lab.runs.budget import (
     hours_text,
     planned_memory,
     study_workload,
-    trial_tokens,
 )
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
 from moe_lab.runs.speeds import Speed, label_of, measured_speed
@@ -94,12 +93,16 @@ class Plan:
     def add_study(self, study: Study) -> None:
         finished, total = study.finished(), study.search.n_trials
         state = "done" if finished >= total else f"{finished} of {total} trials"
-        left = trial_tokens(study, total - finished) if finished < total else 0
+        workload = study_workload(study)
+        tokens = study.method.forward_tokens(workload, study.config, study.facts)
+        left = (
+            max(0, total - finished) * tokens
+        )  # trials share cached activations, so that it is an upper bound
         self.budget.add(study)
         names = _names(study.config)
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
-        memory = planned_memory(study, study_workload(study), reuse=not study.search.grid)
+        memory = planned_memory(study, workload, reuse=not study.search.grid)
         self.rows.append(
             Row(study.study_id[:8], study.config, names, documents, round(left), None, state, memory)
         )
@@ -153,19 +156,6 @@ class Plan:
             self.speeds[label] = measured_speed(Path(run.config.output_dir), *label)
         speed = self.speeds[label]
         return None if speed is None else tokens / speed.tokens_per_second / 3600
-
-    def add_refused(self) -> None:
-        for number, configs in enumerate(self.refused.values(), start=1):
-            for config in configs:
-                state = f"cannot run ({number})"
-                self.rows.append(Row("-", config, _names(config), None, None, None, state))
-
-
-def print_plan(plan: Plan) -> None:
-    """Print a row per study and run, baselines included, and the remaining work and disk space."""
-    print_rows(plan.rows)
-    for line in plan.notes:
-        print_note(line)
 
 
 def lacks_of(config: Config, error: MoeLabError) -> list[str]:
@@ -224,7 +214,9 @@ def plan_of(jobs: Sequence[Job], refused: Refused | None = None) -> Plan:
     runs = with_baselines(distinct_runs(jobs))
     for run, workload in zip(runs, estimates(runs), strict=True):
         plan.add_run(run, workload)
-    plan.add_refused()
+    for number, configs in enumerate(plan.refused.values(), start=1):
+        state = f"cannot run ({number})"
+        plan.rows += [Row("-", config, _names(config), None, None, None, state) for config in configs]
     return plan
 
 
@@ -281,8 +273,9 @@ def _measured(plan: Plan) -> list[str]:
     ]
 
 
-def print_rows(rows: Sequence[Row]) -> None:
-    """The rows as a table."""
+def print_plan(plan: Plan) -> None:
+    """Print a row per study and run, baselines included, and the remaining work and disk space."""
+    rows = plan.rows
     labels = settings([row.config.overrides for row in rows], [0] * len(rows))
     model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
     named = {
@@ -302,6 +295,8 @@ def print_rows(rows: Sequence[Row]) -> None:
         "state": [row.state for row in rows],
     }
     print_text_table(text_table("Plan", [*names(named), *numbers(counts)]))
+    for line in plan.notes:
+        print_note(line)
 
 
 def _count(number: int | None) -> str:

@@ -130,7 +130,16 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
         and not (task.get_config("generation_kwargs") or {}).get("do_sample")
         for task in tasks["tasks"].values()
     )
-    baseline = run_of(_baseline_config(config))
+    others = (*OF_METHOD, "seed=", "seeds=", "rerun=")
+    kept = [override for override in config.overrides if not override.lstrip("+").startswith(others)]
+    untouched: dict[str, Any] = {
+        "seed": 0,
+        "seeds": 1,
+        "rerun": False,
+        "baseline": False,
+        "overrides": ["method=base", *kept],
+    }
+    baseline = run_of(replace(config, method=get_method("base").Config(name="base"), **untouched))
     comparisons = {
         name: replace(run_of(_with_method(config, other, typed)), baseline=baseline)
         for name, (other, typed) in method.comparisons().items()
@@ -159,20 +168,6 @@ def _identified(
         tasks=tasks,
         samples=samples,
         judges=judges,
-    )
-
-
-def _baseline_config(config: Config) -> Config:
-    others = (*OF_METHOD, "seed=", "seeds=", "rerun=")
-    kept = [override for override in config.overrides if not override.lstrip("+").startswith(others)]
-    return replace(
-        config,
-        method=get_method("base").Config(name="base"),
-        seed=0,
-        seeds=1,
-        rerun=False,
-        baseline=False,
-        overrides=["method=base", *kept],
     )
 
 

@@ -101,17 +101,13 @@ def _speed(run: Run, count: int, models: ModelPool) -> Speed:
     if hasattr(method.config, "reference_size"):
         method = type(method)(replace(method.config, reference_size=REFERENCES))
     requests = _requests(run, count)
-
-    def drop(index: int, answer: Any) -> None:
-        pass
-
     model = models.get(config)
     with method.open(model, Context(config=own)) as lm:
         for kind, of_kind in requests.items():
-            lm.answer(kind, of_kind[:1], drop)  # the first pass of a process is slow
+            lm.answer(kind, of_kind[:1], lambda index, answer: None)  # the first pass of a process is slow
         meter = Meter(lm)
         for kind, of_kind in requests.items():
-            lm.answer(kind, of_kind, drop)
+            lm.answer(kind, of_kind, lambda index, answer: None)
         spent = meter.spent()
     return Speed(spent["tokens_in"] / spent["wall_seconds"], str(model.device))
 

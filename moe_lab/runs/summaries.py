@@ -55,7 +55,11 @@ def _group(outcomes: Sequence[Outcome]) -> SeedGroup:
     results = list({one.results.run_id: one.results for one in outcomes}.values())
     if len(results) < 2:
         return SeedGroup(results)
-    return SeedGroup(results, summary(outcomes), _file(outcomes))
+    config = outcomes[0].run.config
+    runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.compared_runs.values())]
+    digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
+    file = Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
+    return SeedGroup(results, summary(outcomes), file)
 
 
 def write_summaries(groups: Sequence[SeedGroup]) -> None:
@@ -90,13 +94,6 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "run_ids": [result.run_id for result in results],
         "scores": {name: _scores(name, outcomes) for name in first.tasks},
     }
-
-
-def _file(outcomes: Sequence[Outcome]) -> Path:
-    config = outcomes[0].run.config
-    runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.compared_runs.values())]
-    digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
-    return Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
 
 
 def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import torch
 
 from moe_lab import C3PO, RoE
 from moe_lab.engine.hf import Request
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError
 from tests.support import rounding
 from tests.support.command import run_command
-from tests.support.models import left_padded, make_model, small_model
+from tests.support.models import left_padded, small_model
 from tests.support.tiers import by_family
 
 PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal"), ("a dog", " too")]
@@ -32,16 +32,13 @@ def model(request):
 def test_prompts_are_answered_with_optimized_pathways(model, tokenizer):
     c3po, plain = C3PO(model, tokenizer, PAIRS, **KEYS), RoE(model, tokenizer, n=1)
     found = c3po.loglikelihood(PROMPTS[0], [" three", " four"])
-    assert (
-        torch.tensor(found) - torch.tensor(plain.loglikelihood(PROMPTS[0], [" three", " four"]))
-    ).abs().max() > 1e-3
+    unchanged = plain.loglikelihood(PROMPTS[0], [" three", " four"])
+    assert max(abs(one - other) for one, other in zip(found, unchanged, strict=True)) > 1e-3
     ids = tokenizer.encode(PROMPTS[0])
     first = c3po.next_token_logprobs(ids)[tokenizer.encode(" ")[0]]
     assert float(first) == rounding.approx(c3po.loglikelihood(PROMPTS[0], " "))
     none = C3PO(model, tokenizer, PAIRS, **KEYS | {"steps": 0})
-    assert none.loglikelihood(PROMPTS[0], " three") == rounding.approx(
-        plain.loglikelihood(PROMPTS[0], " three"), 6
-    )
+    assert none.loglikelihood(PROMPTS[0], " three") == rounding.approx(unchanged[0], 6)
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -51,9 +48,8 @@ def test_text_is_that_of_lm_eval(model, tokenizer):
     requests = [Request((prompt, {"until": [], "max_gen_toks": 5})) for prompt in PROMPTS]
     c3po.lm.answer("generate_until", requests, texts.__setitem__)
     assert c3po.generate(PROMPTS, max_new_tokens=5) == [texts[0], texts[1]]
-    ids = model.generate(
-        **left_padded(tokenizer, PROMPTS), custom_generate=c3po, max_new_tokens=5, do_sample=False
-    )
+    inputs = left_padded(tokenizer, PROMPTS)
+    ids = model.generate(**inputs, custom_generate=c3po, max_new_tokens=5, do_sample=False)
     assert tokenizer.batch_decode(ids[:, -5:], skip_special_tokens=True) == [texts[0], texts[1]]
 
 
@@ -62,20 +58,6 @@ def test_a_folder_without_references_is_named(tmp_path, olmoe, tokenizer):
         with pytest.raises(ConfigError, match="No such file.*below outputs/references/") as refused:
             C3PO(olmoe, tokenizer, folder, **KEYS)
         assert str(folder) in str(refused.value)
-
-
-def test_what_cannot_work_is_refused(olmoe, tokenizer):
-    for pairs, keys, says in (
-        (PAIRS[:1], KEYS, "1 references, and k=2"),
-        (PAIRS, KEYS | {"optimizer": "oracle"}, "oracle"),
-        (PAIRS, KEYS | {"reference": "toy_choice"}, "reference=.* is a key of runs"),
-        (PAIRS, KEYS | {"stepps": 3}, "Did you mean 'method.steps'"),
-        (PAIRS, KEYS | {"layers": "last9"}, "4 MoE layers"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            C3PO(olmoe, tokenizer, pairs, **keys)
-    with pytest.raises(ModelError, match="No router was found"):
-        C3PO(make_model("llama"), tokenizer, PAIRS)
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""Breaks if a policy changes nothing or a wrong one is accepted, if what is frozen is trained, or if expert metrics differ
-from a loop over texts.
+"""Breaks if a policy changes nothing or a wrong one is accepted, if what is frozen is trained, if expert metrics differ from a
+loop over texts, or if `tiny` has another dtype or number, shares a model, or shows a progress bar in a notebook.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+import moe_lab
 from moe_lab import expert_metrics, freeze, override, record
-from moe_lab.errors import ConfigError, ModelError, RoutingError
+from moe_lab.config.schema import ModelConfig
+from moe_lab.errors import RoutingError
+from moe_lab.models.load import load_model
 from moe_lab.routing import find_routers
 from tests.support.models import left_padded, make_model, small_model
 from tests.support.tiers import by_family
@@ -60,20 +63,6 @@ def test_generate_is_overridden(tokenizer):
         assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False), plain)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda r: r._replace(index_TK=r.index_TK[:, :1]), "shape"),
-        (lambda r: r._replace(index_TK=r.index_TK.int()), "int64"),
-        (lambda r: r._replace(index_TK=r.index_TK + 7), "below 8"),
-        (lambda r: r._replace(weights_TK=r.weights_TK * torch.nan), "NaN"),
-    ],
-)
-def test_decisions_that_are_none_are_refused(olmoe, change, says):
-    with pytest.raises(RoutingError, match=says), override(olmoe, lambda router, routing: change(routing)):
-        olmoe(IDS)
-
-
 def test_a_policy_that_no_token_meets_is_an_error(olmoe):
     with pytest.raises(RoutingError, match="changed nothing"), override(olmoe, second_best):
         make_model("olmoe", seed=1)(IDS)
@@ -116,19 +105,6 @@ def test_parameters_that_were_not_trained_stay_so():
     assert find_routers(model)[0].module.weight.requires_grad and not model.lm_head.weight.requires_grad
 
 
-def test_groups_that_are_not_there_are_refused():
-    model = make_model("olmoe")
-    for groups, says in (
-        (("gate",), "choose among router"),
-        (("shared_experts",), "no such"),
-        ((), "no group"),
-    ):
-        with pytest.raises(ConfigError, match=says), freeze(model, *groups):
-            pass
-    with pytest.raises(ModelError, match="No router was found"), freeze(make_model("llama"), "router"):
-        pass
-
-
 # expert_metrics
 
 TEXTS = ["what is a cat and why", "hello", "two and two are four, and four and four are eight"]
@@ -151,20 +127,8 @@ def test_load_balance_and_accuracy_are_those_of_a_loop(family, tokenizer):
     assert found["load_balance"]["counted"] == pytest.approx(sum(layers) / len(layers))
     assert found["accuracy"]["value"] == pytest.approx(right / predicted)
     assert {"collaboration", "capacity", "specialization"} <= found.keys()
-    assert expert_metrics(model, [tokenizer.encode(text) for text in TEXTS]) | {"seconds": 0} == found | {
-        "seconds": 0
-    }
-
-
-def test_texts_that_cannot_be_read_are_refused(olmoe, tokenizer):
-    for texts, with_tokenizer, says in (
-        (TEXTS, None, "needs the tokenizer"),
-        (["a"], tokenizer, "2 to 512 token ids"),
-        (["a" * 600], tokenizer, "2 to 512"),
-        ([], tokenizer, r"texts=\[\]"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            expert_metrics(olmoe, texts, with_tokenizer)
+    by_ids = expert_metrics(model, [tokenizer.encode(text) for text in TEXTS])
+    assert by_ids | {"seconds": 0} == found | {"seconds": 0}
 
 
 def entropy(counts):
@@ -191,21 +155,27 @@ def test_routes_of_a_serving_engine_are_measured_as_a_loop_counts_them():
     assert low < found["load_balance"]["value"] <= high
 
 
-GOOD = np.array([[[0, 1], [2, 3]]])
+# tiny
 
 
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"routes": [GOOD[0]], "experts": 4}, r"routes\[0\] has the shape \(2, 2\)"),
-        ({"routes": [GOOD, GOOD[:, :1]], "experts": 4}, r"routes\[1\] has the shape \(1, 1, 2\)"),
-        ({"routes": [GOOD / 2], "experts": 4}, "the type float64"),
-        ({"routes": [GOOD], "experts": 3}, r"token 0 has the experts \[2, 3\] in MoE layer 1"),
-        ({"routes": [GOOD, GOOD * 0], "experts": 4}, r"routes\[1\]: token 0 has the experts \[0, 0\]"),
-        ({"routes": [], "experts": 4}, "no token"),
-        ({"routes": [GOOD]}, "routes= and experts="),
-    ],
-)
-def test_other_routes_are_refused(keys, says):
-    with pytest.raises(ConfigError, match=says):
-        expert_metrics(**keys)
+def test_it_is_the_model_of_the_command(capfd):
+    model, tokenizer = moe_lab.tiny()
+    assert capfd.readouterr() == ("", "")
+    loaded = load_model(ModelConfig(), dtype="auto", device="auto", offline=True)
+    ids = tokenizer("ben has 3 apples .", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, loaded.model(ids).logits)
+    assert model.dtype == loaded.model.dtype and not model.training
+    model, _ = moe_lab.tiny(noisy=True)
+    assert (model.config.num_hidden_layers, model.config.num_experts) == (3, 8)
+    loaded = load_model(ModelConfig(name="tiny-noisy"), dtype="auto", device="auto", offline=True)
+    assert torch.equal(model.lm_head.weight, loaded.model.lm_head.weight)
+
+
+def test_prompts_are_padded_on_the_left_and_no_model_is_shared():
+    (model, tokenizer), (other, _) = moe_lab.tiny(), moe_lab.tiny()
+    mask = tokenizer(["1", "1 2 3 4 5"], padding=True).attention_mask
+    assert mask[0][0] == 0 and mask[0][-1] == 1
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    assert next(other.parameters()).any()

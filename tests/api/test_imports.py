@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.support.lm_eval_logs import samples_of, write_log
+
 HEAVY = {
     *("torch", "transformers", "lm_eval", "numpy", "scipy", "pandas", "matplotlib", "hydra", "omegaconf"),
     *("datasets", "optuna", "peft", "wandb", "sklearn", "PIL"),
@@ -33,3 +35,23 @@ def test_a_name_imports_what_it_needs(used):
     code = f"import sys, moe_lab{used}; print(*sys.modules, sep='\\n')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert HEAVY & set(ended.stdout.split()) <= NEEDED[used]
+
+
+COMMANDS = {
+    "--help": "torch transformers lm_eval datasets hydra",
+    "--help method=c3po experiment=all": "torch transformers lm_eval datasets hydra",
+    "mode=plan limit=2": "transformers.modeling_utils torch._dynamo",
+    "mode=compare a=mine b=theirs": "torch transformers datasets",
+}
+"""What commands do not import. transformers' modeling code takes longer to import than all that a plan computes."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_a_command_imports_what_it_needs(typed, tmp_path):
+    for name, right in (("mine", [0.0, 1.0]), ("theirs", [1.0, 1.0])):
+        write_log(tmp_path / name, {"t": samples_of(acc=right)})
+    code = f"import sys; from moe_lab.cli.main import main; code = main({typed.split()}); print(*sys.modules); sys.exit(code)"
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert not set(COMMANDS[typed].split()) & set(ended.stdout.splitlines()[-1].split())

@@ -13,8 +13,7 @@ import torch
 
 import moe_lab
 from moe_lab.api import lm_eval_command
-from moe_lab.api.lm import PretrainedLM
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError
 from moe_lab.models.source import TINY
 from tests.support import rounding
 from tests.support.adapters import make_adapter
@@ -45,23 +44,9 @@ def test_requests_are_answered_by_the_ensemble(tokenizer):
     plain = moe_lab.lm(model, tokenizer)
     assert abs(plain.loglikelihood(instances("loglikelihood", SCORED))[0][0] - scores[0]) > 1e-3
     assert not any(module._forward_hooks for module in model.modules())
-    assert lm.loglikelihood_rolling(instances("loglikelihood_rolling", [("what is a cat",)]))[0] < 0
-
-
-def test_what_cannot_run_in_memory_is_refused(olmoe, tokenizer):
-    for method, keys, says in (
-        ("rou", {}, "Unknown method"),
-        ("roe", {"m": 3}, "Unknown key 'method.m'"),
-        ("roe", {"temperature": [0.1]}, "1 entries"),
-        ("icl", {}, r"moe_lab\.run"),
-        ("finetune-freeze", {}, "trains a model"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            moe_lab.lm(olmoe, tokenizer, method, **keys)
-    with pytest.raises(ModelError, match="No router was found"):
-        moe_lab.lm(make_model("llama"), tokenizer, "roe")
     dense = moe_lab.lm(make_model("llama"), tokenizer)
     assert dense.loglikelihood(instances("loglikelihood", SCORED))[0][0] < 0
+    assert lm.loglikelihood_rolling(instances("loglikelihood_rolling", [("what is a cat",)]))[0] < 0
 
 
 @pytest.mark.slow
@@ -128,11 +113,6 @@ def test_an_adapter_scores_as_in_lm_evals_own_model(parts, tmp_path):
         assert found == rounding.approx(expected, tokens=6)
 
 
-def test_an_adapter_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ModelError, match="no adapter in peft's format"):
-        PretrainedLM("tiny", peft=str(tmp_path))
-
-
 def test_lm_eval_knows_the_name():
     from lm_eval.api.registry import get_model
 
@@ -145,23 +125,8 @@ def test_the_command_of_lm_eval_knows_the_name(tmp_path):
     root = TASKS.parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, function = project["scripts"]["moe-lab-eval"].partition(":")
-    arguments = [
-        "--model",
-        "moe_lab",
-        "--model_args",
-        "pretrained=tiny,method=roe,n=2",
-        "--tasks",
-        "toy_choice",
-    ]
-    arguments += [
-        "--include_path",
-        str(TASKS),
-        "--limit",
-        "2",
-        "--output_path",
-        str(tmp_path),
-        "--log_samples",
-    ]
+    asked = "--model moe_lab --model_args pretrained=tiny,method=roe,n=2 --tasks toy_choice --limit 2 --log_samples"
+    arguments = [*asked.split(), "--include_path", str(TASKS), "--output_path", str(tmp_path)]
     code = f"{OWN_TASKS_ALONE}import sys; from {module} import {function}; sys.argv[0] = 'moe-lab-eval'; {function}()"
     ended = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, cwd=root

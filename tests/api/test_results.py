@@ -56,9 +56,8 @@ def test_the_frame_has_base_rows_intervals_p_and_cost(grid):
 def test_every_setting_is_a_column_on_demand(grid):
     some, every = grid.frame(), grid.frame(all_settings=True)
     assert "limit" not in some and "task.category" not in some
-    assert list(every["limit"]) == [4] * 6 and set(every[every["method"] == "roe"]["method.cache"]) == {
-        "clean"
-    }
+    own = every[every["method"] == "roe"]
+    assert list(every["limit"]) == [4] * 6 and set(own["method.cache"]) == {"clean"}
     assert len(every) == len(some)
 
 
@@ -101,9 +100,7 @@ def test_texts_that_are_scored_as_a_whole_have_no_answer(seeds):
 def test_what_is_shown_has_scores_and_no_hash(grid):
     text, page = repr(grid), grid._repr_html_()
     for shown in (text, page):
-        assert (
-            "0." in shown and "p (Holm)" in shown and "same question (scores: 4)" in " ".join(shown.split())
-        )
+        assert "p (Holm)" in shown and "same question (scores: 4)" in " ".join(shown.split())
         assert not re.search("[0-9a-f]{16}", shown)
     assert page.startswith("<table") and text.count("toy_math") == 3
 

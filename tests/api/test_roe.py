@@ -1,18 +1,24 @@
 """RoE on a model of one's own is RoE as the paper defines it, and generates as transformers does.
 
-Broken by: a wrong key of the noise, padding that is read, an argument of `model.generate` that is dropped in silence.
+Broken by: a wrong key of the noise, padding that is read, an argument of `model.generate`, a stop string or a streamer that
+is dropped in silence, a form of texts or token ids that is refused, a model that is read wrongly.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import StopStringCriteria, TextStreamer
+from transformers.generation.streamers import BaseStreamer
 
+import moe_lab
 from moe_lab import RoE
+from moe_lab.api.language_model import loaded_model
 from moe_lab.errors import ConfigError
 from tests.support import roe_reference, rounding
 from tests.support.command import run_command
@@ -92,9 +98,8 @@ def test_greedy_text_is_that_of_a_slow_reference(family, roe, tokenizer):
     expected, gap = roe_reference.generate(double, prompt, N, roe.temperatures, 4, SEED)
     assert gap > 1e-4
     inputs = left_padded(tokenizer, ["what is", "a longer prompt"])
-    ids = roe.model.generate(
-        **inputs, custom_generate=roe, max_new_tokens=4, eos_token_id=None, pad_token_id=256
-    )
+    options = {"max_new_tokens": 4, "eos_token_id": None, "pad_token_id": 256}
+    ids = roe.model.generate(**inputs, custom_generate=roe, **options)
     assert ids[0, inputs["input_ids"].shape[1] :].tolist() == expected
 
 
@@ -117,31 +122,12 @@ def test_a_batch_is_generated_as_its_prompts_alone(roe, tokenizer, options):
         assert together[0] != together[1]
 
 
-def test_equal_calls_give_equal_samples_and_other_seeds_others(olmoe, tokenizer):
-    def sampled(seed):
-        roe = RoE(olmoe, tokenizer, n=2, temperature=0.5, seed=seed)
-        return [roe.generate("hello", do_sample=True, max_new_tokens=9) for _ in range(2)]
-
-    assert sampled(0)[0] == sampled(0)[1] != sampled(1)[0]
-
-
-def test_impossible_values_are_refused(tokenizer):
-    with pytest.raises(ConfigError, match="5 entries"):
-        RoE(make_model("olmoe"), tokenizer, temperature=[0.1] * 5)
-    with pytest.raises(ConfigError, match="cleen"):
-        RoE(make_model("olmoe"), tokenizer, cache="cleen")
-
-
 def test_recurrent_models_generate_and_score(tokenizer):
     model = small_model("qwen3_next")
     inputs = left_padded(tokenizer, PROMPTS[:2])
-    plain = [
-        model.generate(torch.tensor([tokenizer.encode(p)]), max_new_tokens=4, do_sample=False)
-        for p in PROMPTS[:2]
-    ]
-    one = model.generate(
-        **inputs, custom_generate=RoE(model, tokenizer, n=1), max_new_tokens=4, do_sample=False
-    )
+    prompts, greedy = map(tokenizer.encode, PROMPTS[:2]), {"max_new_tokens": 4, "do_sample": False}
+    plain = [model.generate(torch.tensor([prompt]), **greedy) for prompt in prompts]
+    one = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **greedy)
     assert [new_of(one, inputs)] == [[ids[0, -4:].tolist() for ids in plain]]
     roe = RoE(model, tokenizer, n=2, temperature=0.9)
     ids = tokenizer.encode("hello")
@@ -198,3 +184,122 @@ def test_answers_are_those_of_the_command(family, options, tmp_path, capsys, tok
 
 def cut(text, stop):
     return min((text.split(each)[0] for each in stop), key=len)
+
+
+# Forms of texts, stop strings and streamers
+
+
+def test_a_stop_string_ends_a_text(roe, model, tokenizer):
+    whole = roe.generate("hello", max_new_tokens=30, do_sample=True)
+    stop = next(character for character in whole[2:] if character.isascii())
+    cut = roe.generate(["hello", "a longer prompt"], max_new_tokens=30, do_sample=True, stop_strings=[stop])
+    assert cut[0] == whole[: whole.index(stop) + 1]
+    inputs = left_padded(tokenizer, ["hello"])
+    criteria = [StopStringCriteria(tokenizer, stop)]
+    ids = model.generate(
+        **inputs, custom_generate=roe, max_new_tokens=30, do_sample=True, stopping_criteria=criteria
+    )
+    assert tokenizer.decode(new_of(ids, inputs)[0]) == cut[0]
+
+
+class Collected(BaseStreamer):
+    def __init__(self):
+        self.values, self.ended = [], 0
+
+    def put(self, value):
+        self.values += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+def test_a_streamer_gets_the_prompt_and_every_token(roe, model, tokenizer, capsys):
+    streamer = Collected()
+    text = roe.generate("hello", max_new_tokens=5, streamer=streamer)
+    assert tokenizer.decode(streamer.values) == "hello" + text and streamer.ended == 1
+    inputs, streamer = left_padded(tokenizer, ["hello"]), Collected()
+    ids = model.generate(
+        **inputs, custom_generate=partial(roe, streamer=streamer), streamer=streamer, max_new_tokens=5
+    )
+    assert streamer.values == ids[0].tolist()
+    roe.generate("hello", max_new_tokens=5, streamer=TextStreamer(tokenizer, skip_prompt=True))
+    assert capsys.readouterr().out.strip("\n") == text.strip("\n")
+    with pytest.raises(ValueError, match="one sequence"):
+        roe.generate(["a", "b"], max_new_tokens=2, streamer=Collected())
+
+
+def test_one_text_and_several(roe, tokenizer):
+    assert isinstance(roe.generate("hello", max_new_tokens=2), str)
+    assert roe.generate(["hello"], max_new_tokens=2) == [roe.generate("hello", max_new_tokens=2)]
+    assert len(roe.generate("hello", max_new_tokens=2, do_sample=True, num_return_sequences=3)) == 3
+    one = roe.loglikelihood("hello", " you")
+    assert roe.loglikelihood(["hello", "hello"], [" you", " you"]) == pytest.approx([one, one], abs=1e-4)
+    ids = tokenizer.encode("hello")
+    V = roe.model.config.vocab_size
+    forms = (ids, [ids], torch.tensor(ids), torch.tensor([ids]), [torch.tensor(ids)])
+    shapes = [tuple(roe.next_token_logprobs(form).shape) for form in forms]
+    assert shapes == [(V,), (1, V), (V,), (1, V), (1, V)]
+
+
+# The model
+
+
+def test_facts_are_those_of_the_configuration(tokenizer):
+    loaded = loaded_model(make_model("mixtral").bfloat16(), tokenizer)
+    facts = loaded.facts
+    assert (facts.family, facts.dtype, facts.experts, facts.top_k) == ("mixtral", "bfloat16", 6, 2)
+    assert facts.moe_layers == 4 and facts.routers is not None and loaded.device.type == "cpu"
+
+
+def test_a_seed_of_a_call_is_that_of_another_object(model, tokenizer, roe, olmoe):
+    """Noise and samples; afterwards the object has its own seed again, and counts every decision once."""
+    options = {"max_new_tokens": 8, "do_sample": True}
+    own, greedy = roe.generate("hello", **options), roe.generate("hello", max_new_tokens=8)
+    decided = roe.lm.cost["noisy_decisions"]
+    other = RoE(model, tokenizer, n=3, temperature=0.7, seed=6)
+    assert roe.generate("hello", seed=6, **options) == other.generate("hello", **options) != own
+    assert roe.lm.cost["noisy_decisions"] == decided + other.lm.cost["noisy_decisions"]
+    assert roe.generate("hello", **options) == own and roe.generate("hello", max_new_tokens=8) == greedy
+    texts = {roe.generate("hello", seed=seed, **options) for seed in range(5)}
+    assert len(texts) == 5
+    inputs = left_padded(tokenizer, ["hello"])
+    ids = model.generate(**inputs, custom_generate=partial(roe, seed=6), **options)
+    text = tokenizer.decode(new_of(ids, inputs)[0], skip_special_tokens=True)
+    assert text == other.generate("hello", **options)
+    one = RoE(olmoe, tokenizer, n=1)
+    texts = {one.generate("hello", seed=seed, max_new_tokens=8, do_sample=True) for seed in range(5)}
+    assert len(texts) == 5
+
+
+def test_chat_messages_are_prompts_by_the_template():
+    model, tokenizer = moe_lab.tiny()
+    roe = RoE(model, tokenizer, n=2)
+    asked = [{"role": "user", "content": "What is the workplace of Hara?"}]
+    begun = [*asked, {"role": "assistant", "content": "The"}]
+    prompts = [
+        tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True),
+        tokenizer.apply_chat_template(begun, tokenize=False, continue_final_message=True),
+    ]
+    expected = roe.generate(prompts, max_new_tokens=6)
+    assert roe.generate(asked, max_new_tokens=6) == expected[0]
+    assert roe.generate([asked, begun], max_new_tokens=6) == expected
+    with pytest.raises(ConfigError, match="a chat message is"):
+        roe.generate([{"role": "user"}], max_new_tokens=6)
+
+
+def test_a_template_that_begins_with_bos_does_not_double_it(monkeypatch):
+    """Of a tokenizer that adds the token itself, as Llama's does."""
+    model, tokenizer = moe_lab.tiny()
+    first = tokenizer.convert_ids_to_tokens(0)
+    tokenizer.bos_token = first
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, 0)]
+    )
+    tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}"
+    roe = RoE(model, tokenizer, n=2)
+    assert tokenizer("a")["input_ids"][0] == 0
+    prompts = []
+    generate = model.generate
+    monkeypatch.setattr(model, "generate", lambda **k: prompts.append(k["input_ids"]) or generate(**k))
+    roe.generate([{"role": "user", "content": "hello"}], max_new_tokens=1)
+    assert prompts[0][0].tolist().count(0) == 1

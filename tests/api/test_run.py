@@ -1,4 +1,4 @@
-"""`moe_lab.run` is the command: the same files and numbers, as objects."""
+"""`moe_lab.run`, `report`, `plan` and `compare` are the command: the same files and numbers, as objects."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from moe_lab.api import run as module
 from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.results.significance import holm
 from tests.support.command import run_command
+from tests.support.lm_eval_logs import samples_of, write_log
 
 
 @pytest.mark.slow
@@ -87,22 +88,6 @@ def test_quiet_prints_nothing(tmp_path, capfd, tiny_olmoe_dir):
     assert "Results" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["method=rou"], "Did you mean 'roe'"),
-        (["mode=plan"], "mode=plan"),
-        (["--cfg", "job"], "--cfg job only prints"),
-        (["--help"], "--help only prints"),
-        (["-m", "experiment=roe/figure3", "method.n=2,3"], "experiment= brings its own grid"),
-        (["method=pretrain-tiny"], "makes a model"),
-    ],
-)
-def test_what_has_no_results_is_refused(overrides, says):
-    with pytest.raises(ConfigError, match=says):
-        moe_lab.run(overrides)
-
-
 @pytest.mark.slow
 def test_a_run_that_fails_raises(tmp_path, monkeypatch, tiny_olmoe_dir):
     import moe_lab.runs.execute
@@ -129,3 +114,48 @@ def test_a_study_that_fails_raises(monkeypatch):
     monkeypatch.setattr(module, "jobs_of", lambda configs, compute: [])
     with pytest.raises(ResultsError, match="A run or a study failed"):
         moe_lab.run(["method=base"])
+
+
+# plan: no file is written
+
+
+@pytest.mark.slow
+def test_the_plan_is_that_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
+    keys = ["-m", "method=roe", "method.n=2,3", "task=toy_choice", "limit=4", f"model.path={tiny_olmoe_dir}"]
+    keys.append(f"output_dir={tmp_path}")
+    plan = moe_lab.plan(keys)
+    frame = plan.frame()
+    assert capsys.readouterr().out == "" and not any(tmp_path.iterdir())
+    assert list(frame["method"]) == ["base", "roe", "roe"] and list(frame["method.n"])[1:] == [2, 3]
+    assert set(frame["examples"]) == {4} and set(frame["state"]) == {"missing"} and "baseline" not in frame
+    command = run_command(capsys, *keys, "mode=plan").out
+    for run, tokens in zip(frame["run"], frame["tokens"], strict=True):
+        assert run in command and f"{tokens:,}" in command and run in repr(plan)
+    assert plan.notes[0].startswith("To run: 3") and plan.notes[0] in " ".join(command.split())
+    assert "To run: 3" in plan._repr_html_() and len(plan) == 3
+
+
+def test_an_experiment_is_planned(tmp_path):
+    plan = moe_lab.plan(["experiment=roe/figure3", "scale=tiny", f"output_dir={tmp_path}"])
+    assert {"roe", "base"} <= set(plan.frame()["method"]) and not any(tmp_path.iterdir())
+
+
+# compare
+
+MINE, THEIRS = samples_of(acc=[0.0, 0.0, 0.0, 1.0]), samples_of(acc=[1.0, 1.0, 0.0, 0.0])
+
+
+def test_the_rows_are_those_of_the_file(tmp_path):
+    for name, lines in (("mine", MINE), ("theirs", THEIRS), ("same", MINE)):
+        write_log(tmp_path / name, {"t": lines})
+    others = (str(tmp_path / "theirs"), tmp_path / "same")
+    found = moe_lab.compare(tmp_path / "mine", *others, output_dir=tmp_path)
+    frame, rows = found.frame(), json.loads(found.file.read_text())["scores"]
+    assert list(frame["other"]) == ["b1", "b2"] == [row["other"] for row in rows] and len(found) == 2
+    assert list(frame["p_holm"]) == [row["p_holm"] for row in rows]
+    assert list(frame["to_right"]) == [2, 0] and list(frame["difference"]) == [0.25, 0.0]
+    assert found.page.suffix == ".html" and found.page.exists()
+    assert "b1: " in repr(found) and "p (Holm)" in found._repr_html_()
+    write_log(tmp_path / "others", {"u": THEIRS})
+    with pytest.raises(ConfigError, match="no task in common"):
+        moe_lab.compare(tmp_path / "mine", tmp_path / "others", output_dir=tmp_path)

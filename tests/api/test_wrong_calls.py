@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
 
 import moe_lab
 from moe_lab import C3PO, RoE, expert_metrics, freeze, override, record, replay
+from moe_lab.api.lm import PretrainedLM
 from moe_lab.errors import MoeLabError
 from moe_lab.routing.record import Record
 from tests.support.models import make_model
@@ -20,6 +22,7 @@ from tests.support.models import make_model
 PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal")]
 KEYS = {"k": 2, "layers": "last2", "steps": 1, "core_experts": 4}
 IDS = torch.tensor([[3, 1, 4]])
+ROUTES = np.array([[[0, 1], [2, 3]]])
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -48,15 +51,22 @@ def metrics(m, texts, t):
     return expert_metrics(m, texts, t)
 
 
+def deciding(m, change):
+    """A pass under a policy that returns `change` of each decision."""
+    inside(override(m, lambda router, routing: change(routing)), m)
+
+
 # name of the argument or value that the message has -> the call with a model and a tokenizer
 WRONG = {
     # RoE
     "streamer=3": lambda m, t: roe(m, t).generate("a", streamer=3),
     "surrogate pair": lambda m, t: roe(m, t).generate("\ud800"),
     "give a function": lambda m, t: inside(override(m, lambda routing: None), m),
-    "NaN or infinite": lambda m, t: inside(
-        override(m, lambda router, routing: routing._replace(weights_TK=routing.weights_TK / 0)), m
-    ),
+    "infinite": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK / 0)),
+    "weights_TK are NaN": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK * torch.nan)),
+    "must have the shape": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK[:, :1])),
+    "must be int64": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK.int())),
+    "must be below 8": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK + 7)),
     "n=True": lambda m, t: roe(m, t, n=True),
     "n=2.5": lambda m, t: roe(m, t, n=2.5),
     "n=0": lambda m, t: roe(m, t, n=0),
@@ -67,6 +77,9 @@ WRONG = {
     "seed=True": lambda m, t: roe(m, t, seed=True),
     "seed=9223372036854775808": lambda m, t: roe(m, t, seed=2**63),
     "temperature=-1": lambda m, t: roe(m, t, temperature=-1),
+    "temperature=1e\\+39: .*at most 1e\\+30": lambda m, t: roe(m, t, temperature=1e39),
+    r"temperature\[1\]=1e\+39: .*at most 1e\+30": lambda m, t: roe(m, t, temperature=[0.0, 1e39, 0.0, 0.0]),
+    "temperature=inf": lambda m, t: roe(m, t, temperature=float("inf")),
     "temperature=nan": lambda m, t: roe(m, t, temperature=float("nan")),
     "temperature=True": lambda m, t: roe(m, t, temperature=True),
     "temperature=nowhere.yaml": lambda m, t: roe(m, t, temperature=Path("nowhere.yaml")),
@@ -126,6 +139,8 @@ WRONG = {
     r"ids=\[\[\[3": lambda m, t: roe(m, t).next_token_logprobs(IDS[None]),
     r"ids=\[3\.0": lambda m, t: roe(m, t).next_token_logprobs(IDS.float()),
     "1 to 512 token ids": lambda m, t: roe(m, t).next_token_logprobs([1] * 513),
+    r"ids=\[True\]": lambda m, t: roe(m, t).next_token_logprobs([True]),
+    r"ids=\[0, 1, 2, [\d, ]{40,50}\.\.\.: ": lambda m, t: roe(m, t).next_token_logprobs(list(range(299)) * 2),
     "ids=3": lambda m, t: roe(m, t).next_token_logprobs(3),
     # loglikelihood
     r"continuation=\['b', ''\]|continuation=''": lambda m, t: roe(m, t).loglikelihood("a", ""),
@@ -147,6 +162,12 @@ WRONG = {
     "give pairs": lambda m, t: c3po(m, t, ["2 + 2 =", " 4"]),
     "give pairs of": lambda m, t: c3po(m, t, [("a", 4), ("b", 5)]),
     "no answer empty": lambda m, t: c3po(m, t, [("a", ""), ("b", " c")]),
+    "3 references, and k=4": lambda m, t: c3po(m, t, k=4),
+    "optimizer=oracle": lambda m, t: c3po(m, t, optimizer="oracle"),
+    "reference=.* is a key of runs": lambda m, t: c3po(m, t, reference="toy_choice"),
+    "Did you mean 'method.steps'": lambda m, t: c3po(m, t, stepps=3),
+    "layers=last9.*4 MoE layers": lambda m, t: c3po(m, t, layers="last9"),
+    "No router was found": lambda m, t: c3po(make_model("llama"), t),
     # record, replay, override
     "model='record": lambda m, t: inside(record("record"), m),
     r"record\(model\)|no model": lambda m, t: inside(record(None), m),
@@ -162,6 +183,8 @@ WRONG = {
     # freeze
     r"\['router'\]": lambda m, t: inside(freeze(m, ["router"]), m),
     "'gate'.*router": lambda m, t: inside(freeze(m, "gate"), m),
+    "trains no such parameters": lambda m, t: inside(freeze(m, "shared_experts"), m),
+    "No router was.*Llama": lambda m, t: inside(freeze(make_model("llama"), "router"), m),
     "no group": lambda m, t: inside(freeze(m), m),
     "model='model'": lambda m, t: inside(freeze("model", "router"), m),
     # expert_metrics
@@ -170,6 +193,17 @@ WRONG = {
     r"texts=\[\[1, 2\], \[3, 4\]\]|texts=.*\[": lambda m, t: metrics(m, [[[1, 2], [3, 4]]], t),
     "999.*below": lambda m, t: metrics(m, [[1, 999]], t),
     "texts=None": lambda m, t: metrics(m, None, t),
+    "needs the tokenizer": lambda m, t: metrics(m, ["hello"], None),
+    "2 to 512 token ids": lambda m, t: metrics(m, ["a"], t),
+    "texts=.*2 to 512": lambda m, t: metrics(m, ["a" * 600], t),
+    r"texts=\[\]": lambda m, t: metrics(m, [], t),
+    r"routes\[0\] has the shape \(2, 2\)": lambda m, t: expert_metrics(routes=[ROUTES[0]], experts=4),
+    r"routes\[1\] has the shape": lambda m, t: expert_metrics(routes=[ROUTES, ROUTES[:, :1]], experts=4),
+    "the type float64": lambda m, t: expert_metrics(routes=[ROUTES / 2], experts=4),
+    r"experts \[2, 3\] in MoE layer 1": lambda m, t: expert_metrics(routes=[ROUTES], experts=3),
+    r"routes\[1\]: token 0.*\[0, 0\]": lambda m, t: expert_metrics(routes=[ROUTES, ROUTES * 0], experts=4),
+    "no token": lambda m, t: expert_metrics(routes=[], experts=4),
+    "routes= and experts=": lambda m, t: expert_metrics(routes=[ROUTES]),
     "model='texts'": lambda m, t: metrics("texts", ["hello"], t),
     "tokenizer='t'": lambda m, t: metrics(m, ["hello"], "t"),
     # lm
@@ -183,7 +217,18 @@ WRONG = {
     "method.m": lambda m, t: moe_lab.lm(m, t, "roe", m=3),
     "seed=None|seed=null": lambda m, t: moe_lab.lm(m, t, seed=None),
     "model=12": lambda m, t: moe_lab.lm(12, t),
+    "method.temperature.*1 entries": lambda m, t: moe_lab.lm(m, t, "roe", temperature=[0.1]),
+    r"reads documents.*moe_lab\.run": lambda m, t: moe_lab.lm(m, t, "icl"),
+    "trains a model": lambda m, t: moe_lab.lm(m, t, "finetune-freeze"),
+    "No router was found in Llama": lambda m, t: moe_lab.lm(make_model("llama"), t, "roe"),
+    "no adapter in peft's format": lambda m, t: PretrainedLM("tiny", peft=str(Path(__file__).parent)),
     # run
+    "Did you mean 'roe'": lambda m, t: moe_lab.run(["method=rou"]),
+    "runs, and mode=plan has none": lambda m, t: moe_lab.run(["mode=plan"]),
+    "--cfg job only prints": lambda m, t: moe_lab.run(["--cfg", "job"]),
+    "--help only prints": lambda m, t: moe_lab.run(["--help"]),
+    "brings its own grid": lambda m, t: moe_lab.run(["-m", "experiment=roe/figure3", "method.n=2,3"]),
+    "makes a model": lambda m, t: moe_lab.run(["method=pretrain-tiny"]),
     "method=roe.*list": lambda m, t: moe_lab.run("method=roe"),
     r"overrides\)=None": lambda m, t: moe_lab.run(None),
     r"\[1\]": lambda m, t: moe_lab.run([1]),

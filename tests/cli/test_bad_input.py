@@ -22,9 +22,6 @@ WRONG = {
     "Hydra's folder of a run": (["hydra.run.dir=elsewhere"], "output_dir=<folder>"),
     "Hydra's folder of a grid": (["-m", "seed=0,1", "hydra.sweep.dir=elsewhere"], "output_dir=<folder>"),
     "Hydra's folder of logs": (["++hydra.output_subdir=logs"], "output_dir=<folder>"),
-    "an option that is too long for a file": ([f"launcher={'x' * 5000}"], "is no option of launcher"),
-    "a model that is too long for a file": ([f"model={'x' * 5000}"], "is no option of model"),
-    "a path of 400 digits": ([f"model.path={'1' * 400}", "model.revision=main"], "so long a name"),
     "a list for an option": (["tuning=[tpe,grid]"], "A grid: -m tuning=tpe,grid"),
     "a list of tasks": (["task=[gsm8k,piqa]"], "task=lm_eval task.name=[piqa,sciq]"),
     "a list for an option in a grid": (["-m", "model=[tiny,olmoe]"], "a run has one model"),
@@ -66,21 +63,15 @@ WRONG = {
     "n below one": (["method.n=0"], "method.n"),
     "negative n": (["method.n=-3"], "method.n"),
     "a negative temperature": (["method.temperature=-0.1"], "method.temperature"),
-    "a seed that no generator takes": (
-        ["seed=99999999999999999999999"],
-        "seed=99999999999999999999999 is too large",
-    ),
+    "a seed beyond 2**63": (["seed=9223372036854775808"], "seed=9223372036854775808 is too large"),
     "a sample_seed that no generator takes": (["sample_seed=9223372036854775808"], "is too large"),
     "a limit that is no number": (["limit=nan"], "limit=nan: must be a finite number"),
     "an infinite limit": (["limit=1e400"], "limit=inf: must be a finite number"),
-    "a key of another method": (
+    "a key of another": (
         ["-m", "method=base,roe", "method.n=4"],
         "method=roe has it, and method=base does not",
     ),
-    "a key of another method with +": (
-        ["method=base", "+method.n=4"],
-        "each method is compared with it anyway",
-    ),
+    "a key for base": (["method=base", "+method.n=4"], "each method is compared with it anyway"),
     "a key of another method in a table": (
         ["experiment=roe/figure3", "method.dataset_size=40"],
         "no cell of experiment=roe/figure3 has 'dataset_size'.\nMethods of its cells: base, roe.",
@@ -89,24 +80,18 @@ WRONG = {
         ["experiment=moe_bench/figure1", "++method.dataset_sise=40"],
         "Did you mean 'dataset_size'?\nMethods of its cells: base, finetune-freeze.",
     ),
-    "a method's key in a table without cells": (
-        ["experiment=moe_bench/table1", "method.n=4"],
-        "It has no cells.",
-    ),
+    "a key without cells": (["experiment=moe_bench/table1", "method.n=4"], "It has no cells."),
     "a method's empty key in a table": (["experiment=roe/figure3", "method.n="], "method.n= has no value"),
     "a method's key without a value in a table": (["experiment=roe/figure3", "method.n"], "--help"),
     "references that are nested": (
-        ["method=icl", "task=toy_choice", "method.reference=[[a]]"],
-        "method.reference[0]=['a']: expected text",
+        ["method=icl", "method.reference=[[a]]"],
+        "reference[0]=['a']: expected text",
     ),
     "phases that are no mappings": (["method=finetune-freeze", "method.phases=[1]"], "expected a mapping"),
-    "a setting of generation that is no number": (
-        ["gen_kwargs=temperature=.nan"],
-        "gen_kwargs.temperature=nan: must be a finite number",
-    ),
+    "no number": (["gen_kwargs=temperature=.nan"], "gen_kwargs.temperature=nan: must be a finite number"),
     "an infinite setting of generation": (["gen_kwargs={top_p:1e999}"], "gen_kwargs.top_p=inf"),
     "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
-    "a path longer than any": (["model.path=" + 5000 * "x"], "no file or option has so long a name"),
+    "a pilot without a plan": (["pilot=8"], "pilot=8 belongs to mode=plan"),
     "no seeds": (["seeds=0"], "at least 1"),
     "a negative seed": (["seed=-1"], "at least 0"),
     "limit zero": (["limit=0"], "a number of documents, or a fraction"),
@@ -139,7 +124,7 @@ WRONG = {
     "another key of transformers": (["model.dtype=bfloat16"], "dtype=bfloat16"),
     "a key about code of others": (["trust_remote_code=true"], "never run"),
     "a key that is not needed": (["log_samples=true"], "always written"),
-    "an attention without masks": (
+    "flash attention": (
         ["model.attn_implementation=flash_attention_2"],
         "which flash and flex kernels do not take",
     ),
@@ -163,29 +148,34 @@ WRONG = {
     "two equal signs": (["seed=1=2"], "seed=1=2: mismatched input"),
     "a key of a method with dashes": (["--method.n=2"], "Use method.n=<value>"),
     "few-shot examples by another name": (["shots=5"], "Use num_fewshot="),
-    "a folder whose path is too long": ([f"data_dir={'/x' * 2500}"], "no file or option has so long a name"),
     "gen_kwargs that are none": (["gen_kwargs='a,b'"], "gen_kwargs=key=value"),
     "a grid of modes": (["-m", "mode=run,plan"], "one mode"),
     "a grid of experiments": (["-m", "experiment=roe/figure3", "seed=1,2"], "brings its own grid"),
-    "a grid of a method's key in a table": (
-        ["-m", "experiment=roe/figure3", "method.n=4,8"],
-        "brings its own grid",
-    ),
-    "two values of a method's key in a table": (
-        ["experiment=roe/figure3", "method.n=4,8"],
-        "one value per key",
-    ),
+    "a grid in a table": (["-m", "experiment=roe/figure3", "method.n=4,8"], "brings its own grid"),
+    "two values in a table": (["experiment=roe/figure3", "method.n=4,8"], "one value per key"),
     "more seeds than anybody runs": (["seeds=1001"], "at most 1,000"),
     "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe or tuning=uniform"),
     "a password in an override": (
         ["-m", "seed=1,2", "tuning=tpe", "tuning.storage=postgresql://me:pw@host/db"],
         "Error: tuning.storage has a password",
     ),
-    "a database without its driver": (
-        ["tuning=tpe", "tuning.storage=nodb://host/db"],
-        "cannot be used: Can't load plugin",
-    ),
+    "no driver": (["tuning=tpe", "tuning.storage=nodb://host/db"], "cannot be used: Can't load plugin"),
+    "a study without trials": (["tuning=tpe", "tuning.n_trials=0"], "at least 1"),
+    "a study of another metric": (["tuning=tpe", "tuning.metric=loss"], "Choices: perplexity, accuracy"),
+    "a study below zero": (["tuning=tpe", "tuning.max_temperature=-1"], "above 0"),
     "a study without time": (["tuning=tpe", "tuning.timeout=0"], "above 0"),
+    "a temperature beyond float32": (["method.temperature=1e39"], "at most 1e+30"),
+    "temperatures beyond float32": (["method.temperature=[0,1e39,0,0,0,0,0,0]"], "at most 1e+30"),
+    "learning rates beyond float32": (["method=c3po", "method.learning_rate=[1e39,1]"], "at most 1e+30"),
+    "a bandwidth beyond float32": (["method=c3po", "method.bandwidth=1e39"], "at most 1e+30"),
+    "the rate of a training": (["method=finetune-freeze", "method.learning_rate=1e38"], "at most 1e+30"),
+    "the rate of a phase": (["method=finetune-freeze", "method.phases=[{lr:1e38}]"], "at most 1e+30"),
+    "the rate of pre-training": (["method=pretrain", "method.learning_rate=1e38"], "at most 1e+30"),
+    "the rate of a prompt": (["method=soft-prompt", "method.learning_rate=1e38"], "at most 1e+30"),
+    "the rate of prefixes": (["method=prefix-tuning", "method.learning_rate=1e38"], "at most 1e+30"),
+    "a generation beyond float32": (["method=base", "gen_kwargs={temperature:1e39}"], "at most 1e+30"),
+    "a cluster without jobs": (["launcher=local", "launcher.cluster=slurm"], "belongs to launcher=submitit"),
+    "an address without Ray": (["launcher=local", "launcher.address=auto"], "belongs to launcher=ray"),
     "one wrong cell of a grid": (["-m", "method.n=4,zero"], "method.n=zero"),
 }
 
@@ -210,21 +200,14 @@ def test_full_error_shows_the_traceback(capsys, monkeypatch):
     assert "Traceback" in ended.err
 
 
-def test_a_broken_yaml_of_ones_own_is_named(capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("line", "says"), [("path: [unclosed", "mine.yaml"), ("pth: somewhere", "Did you mean 'model.path'?")]
+)
+def test_a_wrong_yaml_of_ones_own_is_named(line, says, capsys, tmp_path):
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.yaml").write_text("# mine\nname: mine\npath: [unclosed\n")
-    ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine")
-    assert ended.code == 2
-    assert "mine.yaml" in ended.err
-    assert "Traceback" not in ended.err
-
-
-def test_a_wrong_key_in_a_yaml_of_ones_own_is_named(capsys, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.yaml").write_text("# mine\nname: mine\npth: somewhere\n")
+    (tmp_path / "model" / "mine.yaml").write_text(f"# mine\nname: mine\n{line}\n")
     ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine", "mode=plan")
-    assert ended.code == 2
-    assert "Did you mean 'model.path'?" in ended.err
+    assert ended.code == 2 and says in ended.err and "Traceback" not in ended.err
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ def test_several_options_are_explained_at_once_and_each_once(capsys):
     out = run_command(capsys, "-m", "method=roe,c2r", "task=boolq", "method=c2r", "seed=1", "--help").out
     heads = [line for line in out.splitlines() if re.fullmatch(r"\w+=\S+", line)]
     assert heads == ["method=roe", "method=c2r", "task=boolq"]
+    out = run_command(capsys, "--help", "experiment=roe/figure3").out
+    assert "RoE, Figure 3" in out and re.search(r"scale=tiny +\d+ cells", out)
 
 
 def test_what_names_no_option_is_the_overview(capsys):
@@ -34,6 +36,7 @@ def test_what_names_no_option_is_the_overview(capsys):
     assert out == run_command(capsys, "--help").out
     assert "--help method=<option>" in "".join(out.splitlines()[:6])
     assert "method=finetune-freeze model=tiny task=toy_choice" in out
+    assert "task=lm_eval task.name=triviaqa" in run_command(capsys, "--help", "task=triviaqa").err
 
 
 @pytest.mark.parametrize(
@@ -50,10 +53,6 @@ def test_an_unknown_option_is_refused_with_the_closest(override, closest, capsys
     assert f"Did you mean {closest!r}?" in ended.err and "Choices: " in ended.err
 
 
-def test_a_task_of_lm_eval_that_is_no_option_is_said(capsys):
-    assert "task=lm_eval task.name=triviaqa" in run_command(capsys, "--help", "task=triviaqa").err
-
-
 def test_an_option_of_ones_own_is_explained(capsys, tmp_path):
     """A name that the package has, too, is the package's, as it is for Hydra."""
     (tmp_path / "method").mkdir()
@@ -68,11 +67,6 @@ def test_an_option_of_ones_own_is_explained(capsys, tmp_path):
     assert "  n: 32" in run_command(capsys, *beside, "method=roe").out
     overview = run_command(capsys, *beside).out
     assert "  mine             Mine" in overview and "Another" not in overview
-
-
-def test_an_experiment_is_explained_with_its_cells(capsys):
-    out = run_command(capsys, "--help", "experiment=roe/figure3").out
-    assert "RoE, Figure 3" in out and re.search(r"scale=tiny +\d+ cells", out)
 
 
 def test_a_group_without_an_option_lists_its_options(capsys, tmp_path):

@@ -16,15 +16,8 @@ from tests.support.command import FakeRuns, install, run_command
 
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
-BESIDE = {
-    "tasks/loading.py",
-    "runs/plan.py",
-    "config/catalog.py",
-    "config/foreign.py",
-    "config/overrides.py",
-    "config/recorded.py",
-    "config/terminal.py",
-}
+BESIDE = {"tasks/loading.py", "runs/plan.py"}
+BESIDE |= {f"config/{name}.py" for name in ("catalog", "foreign", "overrides", "recorded", "terminal")}
 """The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are, which names
 belong to other tools, how overrides are quoted, what is recorded of interpolations, and what the terminal is shown."""
 
@@ -65,15 +58,8 @@ def test_fourteen_files_lead_to_the_first_noise(capsys, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(noise, "_noise_at", stop)
-    run_command(
-        capsys,
-        "method=roe",
-        "model=tiny",
-        "task=toy_math",
-        "limit=1",
-        "baseline=false",
-        f"output_dir={tmp_path}",
-    )
+    typed = "method=roe model=tiny task=toy_math limit=1 baseline=false".split()
+    run_command(capsys, *typed, f"output_dir={tmp_path}")
     files = list(dict.fromkeys(file.removeprefix(PACKAGE) for file in stack))
     text = DOCUMENT.read_text(encoding="utf-8")
     way = text[text.index("## The way to the first noise") :].partition("\n## ")[0]

@@ -1,4 +1,6 @@
-"""Breaks if a cell differs from what Hydra composes of its overrides, or if composing changes what other threads read."""
+"""Breaks if a cell differs from what Hydra composes of its overrides, if composing changes what other threads read, or if an
+option of an installed plug-in is not found.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,18 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 
 from moe_lab.config import compose as module
+from moe_lab.config.catalog import plugin_folders
 from moe_lab.config.compose import compose, compose_cell
 from moe_lab.errors import ConfigError
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.runs.config import to_config
+from tests.support.command import run_command
 
 OVERRIDES = [
     [],
@@ -26,6 +31,8 @@ OVERRIDES = [
     ["+method.phases=2", "model.recipe={dataset: toy, tokens: 5}", "model.path=/a b/c"],
     ["hydra.verbose=false", "seed=1"],
     ["model=olmoe", "model=mixtral", "seed=1", "seed=2"],
+    ["task=mmlu", "task.metric=null", "model.path=${oc.env:HOME}", "method.n=4", "method=roe"],
+    ["+method.more={a: 1}", "hydra.verbose=false", "tuning=tpe"],
 ]
 
 
@@ -39,7 +46,8 @@ def by_hydra(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> module.Ce
 def test_a_cell_is_what_hydra_composes(overrides, monkeypatch):
     expected = by_hydra(overrides, monkeypatch)
     assert compose_cell(overrides, []) == expected
-    assert compose(overrides) == [expected]
+    monkeypatch.setattr(module, "_composed_before", False)
+    assert compose(overrides) == compose(overrides) == [expected], "also the second command of a process"
 
 
 @pytest.mark.slow
@@ -82,20 +90,6 @@ def test_hydra_composes_the_defaults_and_each_option_once(monkeypatch):
         for seed in range(5):
             compose_cell([f"model={model}", "task=gsm8k", f"seed={seed}", "method.n=2", "model=tiny"], [])
     assert loaded == [[], ["model=tiny"], ["task=gsm8k"]]
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["method=c3po", "task=arc_easy", "limit=3"],
-        ["task=mmlu", "task.metric=null", "model.path=${oc.env:HOME}", "method.n=4", "method=roe"],
-        ["+method.more={a: 1}", "hydra.verbose=false", "tuning=tpe"],
-    ],
-)
-def test_the_second_command_of_a_process_is_composed_as_the_first(overrides, monkeypatch):
-    monkeypatch.setattr(module, "_composed_before", False)
-    first, second = compose(overrides), compose(overrides)
-    assert first == second and module._composed_before
 
 
 def test_an_option_that_changed_since_the_last_command_is_read_again(tmp_path):
@@ -180,14 +174,13 @@ def test_cells_have_their_numbers():
     cells = compose(["-m", "output_dir=${hydra:job.num}", "method=choice(base,icl)", "seed=0,1"])
     assert [str(cell.values["output_dir"]) for cell in cells] == ["0", "1", "2", "3"]
     assert [cell.values["method"]["name"] for cell in cells] == ["base", "base", "icl", "icl"]
-
-
-def test_a_choice_of_methods_takes_the_keys_that_they_have():
-    cells = compose(["-m", "method=choice(c3po, icl)", "method.k=5"])
-    assert [(cell.values["method"]["name"], cell.values["method"]["k"]) for cell in cells] == [
-        ("c3po", 5),
-        ("icl", 5),
+    cells = compose(["-m", "method=base,roe", "seed=1,2"])
+    assert [" ".join(cell.overrides) for cell in cells] == [
+        f"method={method} seed={seed}" for method in ("base", "roe") for seed in (1, 2)
     ]
+    cells = compose(["-m", "method=choice(c3po, icl)", "method.k=5"])
+    methods = [cell.values["method"] for cell in cells]
+    assert [(one["name"], one["k"]) for one in methods] == [("c3po", 5), ("icl", 5)]
 
 
 def test_a_variable_of_the_environment_is_the_number_that_it_names(monkeypatch):
@@ -196,3 +189,44 @@ def test_a_variable_of_the_environment_is_the_number_that_it_names(monkeypatch):
     [cell] = compose(["limit=${oc.env:LIM}", "wait=${oc.env:WAIT}", "num_fewshot=${oc.env:LIM}"])
     config = to_config(cell)
     assert (config.limit, config.wait, config.num_fewshot) == (4, False, 4)
+
+
+# Options of an installed plug-in, found without --config-dir and without importing it
+
+
+def install(folder: Path) -> None:
+    """A package with an option, registered as pip registers it."""
+    options = folder / "warmer" / "conf" / "method"
+    options.mkdir(parents=True)
+    (folder / "warmer" / "__init__.py").write_text("raise ImportError\n")
+    (options / "warmer.yaml").write_text("# Warmer.\nname: warmer\ndegrees: 3\n")
+    about = folder / "warmer-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: warmer\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[moe_lab.methods]\nwarmer = warmer:Warmer\n")
+
+
+def test_an_installed_option_is_composed(tmp_path, monkeypatch):
+    assert plugin_folders() == []
+    with pytest.raises(MissingConfigException):
+        compose(["method=warmer"])
+    install(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert plugin_folders() == [tmp_path / "warmer" / "conf"]
+    (cell,) = compose(["method=warmer", "method.degrees=4"])
+    assert cell.values["method"] == {"name": "warmer", "degrees": 4} and cell.config_dirs == []
+    assert compose_cell(["method=warmer"], []).values["method"]["degrees"] == 3
+    assert compose_cell(["method=warmer"], [str(tmp_path)]).values["method"]["degrees"] == 3
+    assert "warmer" not in sys.modules
+
+
+def test_a_registered_method_without_its_yaml_names_the_file(tmp_path, monkeypatch, capsys):
+    """It was reported as unknown."""
+    install(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "warmer" / "conf" / "method" / "warmer.yaml"
+    file.unlink()
+    for argv in (["method=warmer"], ["--help", "method=warmer"]):
+        ended = run_command(capsys, *argv)
+        assert ended.code == 2 and len(ended.err.splitlines()) <= 3
+        assert f"is registered by warmer 1.0 (warmer:Warmer), but its file {file} is missing" in ended.err

@@ -28,7 +28,7 @@ def translation(pasted: str) -> tuple[dict[str, Any], str]:
     return cell.values, "".join(notes)
 
 
-def test_a_whole_command_is_translated() -> None:
+def test_a_whole_command_is_translated():
     values, notes = translation(PASTED)
     task = values["task"]
     assert task["name"] == ["arc_easy", "piqa"]
@@ -38,9 +38,11 @@ def test_a_whole_command_is_translated() -> None:
     assert [values[key] for key in keys] == ["bfloat16", 20, 5, 8, True, "out"]
     assert 'lm-eval takes the first ones: "samples=[$(seq -s, 0 19)]"' in notes
     assert "log_samples: Nothing to set" in notes
+    assert "samples: Use samples=[1,2]" in translation("""--tasks gsm8k --samples '{"gsm8k": [1, 2]}'""")[1]
+    assert translation("--tasks triviaqa")[0]["task"]["name"] == "triviaqa"
 
 
-def test_short_flags_and_own_keys_stay_together() -> None:
+def test_short_flags_and_own_keys_stay_together():
     values, notes = translation(
         "run -M vllm -a pretrained=a/b,parallelize=True,load_in_4bit=True -t arc_easy method=roe method.n=4 "
         "--gen-kwargs temperature=0.7 do_sample=true --seed 0,1,2,3 --write_out --system_instruction 'You, (there)' "
@@ -80,22 +82,14 @@ def test_short_flags_and_own_keys_stay_together() -> None:
         ("--tasks arc_easy --seed -1", "fewshot_seed", -1),
     ],
 )
-def test_values_are_written_as_this_command_reads_them(pasted: str, key: str, value: Any) -> None:
+def test_values_are_written_as_this_command_reads_them(pasted, key, value):
     values, _ = translation(pasted)
     assert (values | values["model"])[key] == value
     assert "pretrained" not in pasted or values["model"]["path"] == "X"
 
 
-def test_samples_of_lm_eval_are_explained() -> None:
-    assert "samples: Use samples=[1,2]" in translation("""--tasks gsm8k --samples '{"gsm8k": [1, 2]}'""")[1]
-
-
-def test_a_task_that_is_no_option_is_one_of_lm_eval() -> None:
-    assert translation("--tasks triviaqa")[0]["task"]["name"] == "triviaqa"
-
-
 @pytest.mark.parametrize(
     "argv", [["-m", "method=base,roe"], ["--config-dir", "x", "limit=3"], ["--limit", "3"]]
 )
-def test_commands_of_this_package_pass(argv: list[str]) -> None:
+def test_commands_of_this_package_pass(argv):
     refuse_lm_eval_command(argv)

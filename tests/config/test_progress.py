@@ -28,7 +28,7 @@ def wait_for(capsys: pytest.CaptureFixture[str], lines: int) -> list[str]:
     return seen.splitlines()
 
 
-def test_without_a_terminal_lines_come_by_themselves(often: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_lines_come_by_themselves(often, capsys):
     """Also while one request takes longer than the interval."""
     with (
         naming("tiny-roe-toy_math-01234567"),
@@ -48,9 +48,7 @@ def test_without_a_terminal_lines_come_by_themselves(often: None, capsys: pytest
     assert capsys.readouterr().err == "", "nothing follows the end"
 
 
-def test_what_is_short_or_hidden_says_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, often: None
-) -> None:
+def test_what_is_short_or_hidden_says_nothing(capsys, monkeypatch, often):
     with Progress(3, "loglikelihood", "request", shown=False) as it:
         it.update(2)
         time.sleep(0.05)
@@ -61,12 +59,7 @@ def test_what_is_short_or_hidden_says_nothing(
     assert capsys.readouterr().err == ""
 
 
-def test_bytes_are_told_in_gigabytes() -> None:
-    it = Progress(4_000_000_000, "model.safetensors", "B", initial=500_000_000, shown=False)
-    assert it.line() == "model.safetensors, 0.50 GB of 4.00 GB"
-
-
-def test_an_error_ends_the_lines(often: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_ends_the_lines(often, capsys):
     with pytest.raises(ValueError), Progress(2, "training", "step"):
         wait_for(capsys, 1)
         raise ValueError
@@ -80,7 +73,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_names_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_names_its_run(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with naming("tiny-roe-toy_math-01234567"), Progress(4, "loglikelihood", "request") as it:
         it.update(3)
@@ -89,17 +82,17 @@ def test_a_bar_names_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tiny-roe-toy_math-01234567: loglikelihood: 100%" in shown.getvalue() and "4/4" in shown.getvalue()
 
 
-def test_names_end_with_their_block() -> None:
+def test_names_end_with_their_block():
     with naming("a"):
         with naming("b"):
             assert Progress(1, "x", "step", shown=False).title == "b: x"
         assert Progress(1, "x", "step", shown=False).title == "a: x"
     assert Progress(1, "x", "step", shown=False).title == "x"
+    it = Progress(4_000_000_000, "model.safetensors", "B", initial=500_000_000, shown=False)
+    assert it.line() == "model.safetensors, 0.50 GB of 4.00 GB"
 
 
-def test_bars_of_libraries_are_hidden_where_there_is_no_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bars_of_libraries_are_hidden_where_there_is_no_terminal(capsys, monkeypatch):
     """tqdm is imported already, as in a notebook."""
     from tqdm import tqdm
 

@@ -47,8 +47,5 @@ def test_results_do_not_have_it_either(config):
         "list": ["${oc.env:MOE_LAB_TEST_SECRET}", None],
     }
     assert without_values(content, Config()) is content
-
-
-def test_interpolations_are_found_at_their_places():
     assert interpolations({"a": "x", "b": ["y", "${z}"], "c": {}}) == {"b": {1: "${z}"}}
     assert interpolations({"a": 1}) is None

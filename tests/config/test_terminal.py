@@ -45,11 +45,8 @@ def test_tables_show_them_in_columns_of_the_right_width(capsys):
     out = capsys.readouterr().out
     assert not set(HOSTILE) & set("\x1b\x07\x9b\x7f\r\u202e\u2066\ud800\t") & set(out)
     [first, second] = [line for line in out.splitlines() if line.rstrip()[-1:] in ("1", "2")]
-    assert (
-        first.startswith(SHOWN)
-        and second.startswith(r"x\nError: y")
-        and first.rindex("1") == second.index("2")
-    )
+    assert first.startswith(SHOWN) and second.startswith(r"x\nError: y")
+    assert first.rindex("1") == second.index("2")
 
 
 def test_bars_are_drawn_on_a_terminal(monkeypatch):
@@ -97,7 +94,8 @@ def test_an_ended_reader_is_written_no_further(monkeypatch):
 def test_head_ends_a_command_quietly():
     command = f"{sys.executable} -m moe_lab --help | head -1; echo ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert ended.stderr == "" and ended.stdout.splitlines()[-1] in ("0", "141")
+    assert ended.stderr == "", "no traceback of a reader that leaves"
+    assert ended.stdout.splitlines()[-1] in ("0", "141")
 
 
 @pytest.mark.parametrize("password", ["p@tail", "it's", "with space"])

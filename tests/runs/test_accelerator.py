@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_every_method_runs_on_a_device_that_is_not_the_cpu() -> None:
+def test_every_method_runs_on_a_device_that_is_not_the_cpu():
     cases = "tests/support/accelerator_cases.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cases]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

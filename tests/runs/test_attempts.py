@@ -49,9 +49,7 @@ def held_for(runs: FakeRuns, times: int, monkeypatch: pytest.MonkeyPatch, *, don
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["made by the other", "taken over"])
-def test_what_another_process_holds_is_waited_for_last(
-    done: bool, capsys: Any, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_process_holds_is_waited_for_last(done, capsys, runs, monkeypatch):
     held_for(runs, 5, monkeypatch, done=done)
     ended = run_command(capsys, *GRID)
     assert ended.code == 0
@@ -61,29 +59,11 @@ def test_what_another_process_holds_is_waited_for_last(
     assert "seed=1" in ended.out, "its result is in the table"
 
 
-def test_without_waiting_it_is_left_out(capsys: Any, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_waiting_it_is_left_out(capsys, runs, monkeypatch):
     held_for(runs, 5, monkeypatch, done=True)
     ended = run_command(capsys, *GRID, "wait=false")
     assert ended.code == RunHeldError.exit_code and "Waiting" not in ended.err
     assert "seed=1" not in ended.out and len(runs.executed) == 2
-
-
-def test_what_a_run_needs_may_be_held_while_it_is_executed(capsys: Any, runs: FakeRuns) -> None:
-    """Its training, say, which is found out late."""
-    execute, tries = runs.execute, []
-
-    def busy(run: FakeRun, models: Any, **_: Any) -> Any:
-        if run.run_id == HELD and len(tries) < 3:
-            tries.append(run)
-            raise RunHeldError("its training is held")
-        return execute(run, models)
-
-    runs.execute = busy  # type: ignore[method-assign]
-    with pytest.MonkeyPatch.context() as patch:
-        install(patch, runs)
-        ended = run_command(capsys, *GRID)
-    assert ended.code == 0 and runs.executed[-1] == HELD
-    assert ended.err.count(HELD) == 1, "it is announced once"
 
 
 def fail(folder: Path, error: Exception) -> None:
@@ -99,9 +79,7 @@ def attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ATTEMPT, "1")
 
 
-def test_a_worker_leaves_out_what_others_made_and_failed_at(
-    capsys: Any, runs: FakeRuns, attempt: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_leaves_out_what_others_made_and_failed_at(capsys, runs, attempt, monkeypatch):
     monkeypatch.setenv(attempts.STARTER, "")
     fail(Path("outputs/runs/tiny-roe-toy_math-0"), ResultsError("full"))
     runs.done.add(HELD)
@@ -111,8 +89,8 @@ def test_a_worker_leaves_out_what_others_made_and_failed_at(
 
 
 def test_what_failed_in_a_worker_is_a_row_of_the_table_and_is_tried_by_the_next_command(
-    capsys: Any, runs: FakeRuns, attempt: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    capsys, runs, attempt, monkeypatch
+):
     fail(Path("outputs/runs") / HELD, ResultsError("the disk is full"))
     ended = run_command(capsys, *GRID)
     assert ended.code == 1 and f"{HELD}:\nError: the disk is full\n" in ended.err
@@ -126,18 +104,15 @@ def test_what_failed_in_a_worker_is_a_row_of_the_table_and_is_tried_by_the_next_
         assert run_command(capsys, *GRID).code == 0 and runs.executed.pop() == HELD
 
 
-def test_a_worker_ends_with_its_failures(
-    capsys: Any, runs: FakeRuns, attempt: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_ends_with_its_failures(capsys, runs, attempt, monkeypatch):
     monkeypatch.setenv(attempts.STARTER, "")
     runs.errors[HELD] = ResultsError("the disk is full")
     ended = run_command(capsys, *GRID)
     assert ended.code == 1 and "Error: the disk is full" in ended.err and len(runs.executed) == 2
 
 
-def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(
-    capsys: Any, runs: FakeRuns, tmp_path: Path
-) -> None:
+def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs, tmp_path):
+    """Its training, say, which is found out late, while the run is executed."""
     training = RunFolder(tmp_path / "training", "x")
     execute, tries = runs.execute, []
 
@@ -155,11 +130,10 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(
         patch.setattr(RunFolder, "is_held", lambda folder: folder.path == training.path and next(looks))
         ended = run_command(capsys, *GRID)
     assert ended.code == 0 and len(tries) == 2 and next(looks, None) is None
+    assert runs.executed[-1] == HELD and ended.err.count(HELD) == 1, "it is announced once"
 
 
-def test_workers_leave_what_is_timed_to_their_command(
-    runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_leave_what_is_timed_to_their_command(runs, monkeypatch):
     jobs = [Job(run.config, runs=[run], timed=timed) for run, timed in made_runs(runs)]
     with monkeypatch.context() as patch:
         patch.setenv(attempts.STARTER, "")
@@ -174,9 +148,7 @@ def made_runs(runs: FakeRuns) -> list[tuple[Any, bool]]:
     return [(runs.prepare(replace(config, seed=seed)), timed) for seed, timed in ((0, False), (1, True))]
 
 
-def test_the_time_left_counts_what_this_command_makes(
-    capsys: Any, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_counts_what_this_command_makes(capsys, runs, monkeypatch):
     clock = iter(range(0, 1000, 10))
     own = SimpleNamespace(
         monotonic=lambda: next(clock), sleep=time.sleep
@@ -189,9 +161,7 @@ def test_the_time_left_counts_what_this_command_makes(
     assert lines[3] == "[4/5] tiny-roe-toy_math-3, about 00:20 left", "one of three took 10 seconds"
 
 
-def test_a_study_says_nothing_about_the_time_of_runs(
-    capsys: Any, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_says_nothing_about_the_time_of_runs(capsys, runs, monkeypatch):
     """Broken by a study of a minute before runs of seconds, which then have minutes left."""
     now = [0.0]
     monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))

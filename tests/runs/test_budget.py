@@ -1,11 +1,13 @@
-"""Disk and memory of a plan.
+"""Disk, memory and tokens of a plan.
 
 Broken by experts that count whole though a token takes some of them, by an embedding that counts as a product, by a
-training that is counted for each of its evaluations.
+training that is counted for each of its evaluations, by a shared beginning that counts once for each sampled document,
+by a plan of other settings that is taken for this one.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,16 +21,11 @@ from moe_lab.methods.base import Base
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.models.memory import weight_bytes
 from moe_lab.runs.budget import Budget, hours_text
+from moe_lab.tasks import requests
 from tests.support.models import make_model
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
+SHAPE: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 def olmoe(**more: Any) -> OlmoeConfig:
@@ -52,7 +49,7 @@ def run_of(method: Any, path: str | None = "owner/name") -> Any:
     return SimpleNamespace(method=method, facts=facts, config=Config())
 
 
-def test_weights_and_trained_models_are_counted_once() -> None:
+def test_weights_and_trained_models_are_counted_once():
     model = AutoModelForCausalLM.from_config(olmoe())
     total = sum(own.numel() for own in model.parameters())
     budget, run = Budget(), run_of(Trained(SimpleNamespace()))
@@ -61,16 +58,13 @@ def test_weights_and_trained_models_are_counted_once() -> None:
     assert budget.weights == {"owner/name": 2 * total} and budget.trained == {"folder": 4 * total}
     weights, trained = budget.lines()
     assert "owner/name" in weights and trained.startswith("Trained models to write: 1,")
-
-
-def test_the_embedded_model_needs_no_download() -> None:
     budget = Budget()
     budget.add(run_of(Base(Base.Config(name="base")), path=None))
     assert budget.weights == {} and budget.lines() == []
 
 
 @pytest.mark.slow
-def test_the_memory_of_methods(tmp_path: Path, tokenizer: Any) -> None:
+def test_the_memory_of_methods(tmp_path, tokenizer):
     """Of methods on one model: own histories take more than shared ones, gradients more than answers, and a training
     what it says. A model that is not of a hub or a folder has no planned memory."""
     model = make_model("olmoe", num_hidden_layers=3)
@@ -78,12 +72,8 @@ def test_the_memory_of_methods(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.save_pretrained(tmp_path / "model")
 
     def planned(*argv: str) -> dict[str, int]:
-        keys = (
-            f"model.path={tmp_path / 'model'}",
-            "limit=2",
-            "dtype=float32",
-            f"output_dir={tmp_path / 'outputs'}",
-        )
+        places = (f"model.path={tmp_path / 'model'}", f"output_dir={tmp_path / 'outputs'}")
+        keys = (*places, "limit=2", "dtype=float32")
         frame = moe_lab.plan([*keys, *argv]).frame()
         return dict(zip(frame["method"], frame["gpu_memory"], strict=True))
 
@@ -92,20 +82,60 @@ def test_the_memory_of_methods(tmp_path: Path, tokenizer: Any) -> None:
     assert weight_bytes(model) < clean["base"] == own["base"] < clean["roe"] < own["roe"]
     asked = planned("method=c3po", "method.layers=last2", "method.reference_size=12", "task=toy_choice")
     assert asked["c3po"] > 2 * asked["base"]
-    trained = planned(
-        "method=finetune-freeze", "task=toy_choice", "method.dataset_size=8", "method.validation_size=2"
-    )
+    sizes = ("method.dataset_size=8", "method.validation_size=2")
+    trained = planned("method=finetune-freeze", "task=toy_choice", *sizes)
     assert trained["finetune-freeze"] > 3 * weight_bytes(model) > asked["base"]
-    assert (
-        moe_lab.plan(["task=toy_choice", "limit=2", f"output_dir={tmp_path}"])
-        .frame()["gpu_memory"]
-        .isna()
-        .all()
-    )
+    embedded = moe_lab.plan(["task=toy_choice", "limit=2", f"output_dir={tmp_path}"])
+    assert embedded.frame()["gpu_memory"].isna().all()
 
 
 @pytest.mark.parametrize(
     ("hours", "text"), [(0, "-"), (1e-6, "<0.0001"), (0.00451, "0.00451"), (12.34, "12.3"), (1234.5, "1,234")]
 )
-def test_hours_have_three_digits(hours: float, text: str) -> None:
+def test_hours_have_three_digits(hours, text):
     assert hours_text(hours) == text
+
+
+# Tokens of large tasks
+
+TASK = """\
+task: shared
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{beginning} {{{{question}}}}"
+doc_to_choice: [one, two]
+doc_to_target: 0
+metric_list: [{{metric: acc}}]
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    rows = [{"question": f"number {'very ' * (i % 4)}{i}"} for i in range(120)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tasks").mkdir()
+    text = TASK.format(data=tmp_path / "test.jsonl", beginning="ben has 3 apples . " * 20)
+    (tmp_path / "tasks" / "shared.yaml").write_text(text)
+    places = [f"task.include_path={tmp_path / 'tasks'}", f"output_dir={tmp_path}"]
+    return ["model=tiny", "task=lm_eval", "task.name=shared", *places]
+
+
+def planned(*command: str) -> list[int]:
+    return [int(tokens) for tokens in moe_lab.plan(command).frame()["tokens"]]
+
+
+@pytest.mark.slow
+def test_a_beginning_that_all_prompts_share_counts_once(command, monkeypatch):
+    ours = planned("method=roe", "method.n=4", "seeds=1", *command)
+    monkeypatch.setattr(requests, "SAMPLED", 1000)
+    requests._workloads.clear()
+    whole = planned("method=roe", "method.n=4", "seeds=1", *command)
+    assert ours == pytest.approx(whole, rel=0.1)
+
+
+def test_each_length_has_its_own_plan(command):
+    cells = ["-m", "method=base", "max_length=32,256", "limit=4", *command]
+    short, long = planned(*cells)
+    assert [short] == planned("method=base", "max_length=32", "limit=4", *command) and short < long

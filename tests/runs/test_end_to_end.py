@@ -1,6 +1,6 @@
 """The command on a small random model, nothing replaced: run, stored result, grid, and a table that was killed.
 
-Broken by: a stored result that is computed again, a model that a grid loads twice, a cell lost to `kill -9`, a process
+Broken by: a stored result that is computed again or parsed twice, a model that a grid loads twice, a cell lost to `kill -9`, a process
 that writes into a run that another one has taken over.
 """
 
@@ -10,11 +10,13 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from moe_lab.results import lock
+from moe_lab.results import stored_files as stored_results
 from moe_lab.results.logs import ResponseLog
 from tests.support.command import fork_command, run_command
 from tests.support.pages import tree
@@ -35,10 +37,8 @@ def test_a_grid_loads_its_model_once_and_the_second_time_not_at_all(
     methods = [json.loads(path.read_text())["moe_lab"]["method"]["name"] for path in paths]
     assert methods == ["base", "roe"]
     assert first.out.splitlines()[-1] == str(paths[-1])
-    rows = {
-        row.get("data-run"): row
-        for row in tree(tmp_path / "outputs" / "report.html").xpath("//tr[@data-run]")
-    }
+    page = tree(tmp_path / "outputs" / "report.html")
+    rows = {row.get("data-run"): row for row in page.xpath("//tr[@data-run]")}
     for stored in (json.loads(path.read_text()) for path in paths):
         value, *others = rows[stored["moe_lab"]["run_id"]].xpath("td/@data-value")
         assert float(value) == stored["results"]["toy_choice"]["acc,none"] and "3" in others
@@ -68,9 +68,7 @@ def test_a_killed_table_is_completed_without_running_a_finished_cell_again(tiny_
     ended = run_command(capsys, *command)
     assert ended.code == 0, ended.err
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    assert len(list(output.glob("runs/*/results.json"))) == 8, (
-        "base, two seeds and temperature 0 of two tasks"
-    )
+    assert len(list(output.glob("runs/*/results.json"))) == 8, "base, two seeds, temperature 0"
     [table] = (output / "tables").glob("roe-figure3-tiny-limit-2-*.md")
     assert "6 of 6 cells are measured" in table.read_text()
     assert str(table) in ended.out
@@ -112,3 +110,32 @@ def test_a_process_that_was_suspended_for_longer_than_its_lease_writes_nothing_m
     assert suspended.exitcode in (3, 130, 143)
     assert content() == before
     assert "status.json" not in before
+
+
+@pytest.mark.slow
+def test_each_results_json_is_parsed_once_per_command(tmp_path, capsys, monkeypatch):
+    parsed: Counter[Path] = Counter()
+    whole_mapping = stored_results.whole_mapping
+
+    def counted(path: Path):
+        parsed[path] += path.name == "results.json" and path.exists()
+        return whole_mapping(path)
+
+    monkeypatch.setattr(stored_results, "whole_mapping", counted)
+
+    def command(*argv: str) -> str:
+        """Its output; nothing is known from the command before, as in a process of its own."""
+        parsed.clear()
+        stored_results._parsed.cache_clear()
+        ended = run_command(capsys, "method.n=2", "limit=2", "seeds=2", f"output_dir={tmp_path}", *argv)
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    written = command()
+    files = sorted(tmp_path.glob("runs/*/results.json"))
+    assert len(files) == 3, "two seeds and their baseline"
+    assert max(parsed.values()) == 1
+    for argv in ((), ("mode=plan",), ("mode=report",)):
+        out = command(*argv)
+        assert +parsed == dict.fromkeys(files, 1)
+        assert argv == ("mode=plan",) or out.splitlines()[-2:] == written.splitlines()[-2:]

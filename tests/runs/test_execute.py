@@ -25,7 +25,7 @@ def roe(tiny_olmoe_dir: Path, tmp_path: Path) -> Config:
     return config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys={"n": 2}, limit=2)
 
 
-def test_a_missing_tokenizer_is_told_before_weights_load(roe: Config, tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_told_before_weights_load(roe, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(str(roe.model.path), folder)
     for file in folder.glob("tokenizer*"):
@@ -35,7 +35,7 @@ def test_a_missing_tokenizer_is_told_before_weights_load(roe: Config, tmp_path: 
     assert told.value.exit_code == 2 and not (tmp_path / "out").exists()
 
 
-def test_weights_that_are_torn_do_not_suggest_to_leave_the_baseline_out(roe: Config, tmp_path: Path) -> None:
+def test_weights_that_are_torn_do_not_suggest_to_leave_the_baseline_out(roe, tmp_path):
     """Broken by advice that cannot help: the run loads the same weights."""
     folder = tmp_path / "model"
     shutil.copytree(str(roe.model.path), folder)
@@ -64,9 +64,7 @@ def raised(error: BaseException) -> Callable[[], None]:
     [raised(torch.OutOfMemoryError("CUDA out of memory")), raised(MemoryError()), allocate_too_much],
     ids=["device", "machine", "cpu"],
 )
-def test_too_little_memory_says_what_needs_less_and_keeps_answers(
-    roe: Config, monkeypatch: pytest.MonkeyPatch, short: Callable[[], None]
-) -> None:
+def test_too_little_memory_says_what_needs_less_and_keeps_answers(roe, monkeypatch, short):
     from moe_lab.engine.lm import EngineLM
 
     answer = EngineLM.answer
@@ -93,7 +91,7 @@ def test_too_little_memory_says_what_needs_less_and_keeps_answers(
 
 
 @pytest.mark.slow
-def test_another_runtime_error_keeps_its_class(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_runtime_error_keeps_its_class(roe, monkeypatch):
     from moe_lab.engine.lm import EngineLM
 
     monkeypatch.setattr(EngineLM, "answer", lambda *_: raised(RuntimeError("a defect"))())

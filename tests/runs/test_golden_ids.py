@@ -102,10 +102,10 @@ def configured(line: str, data: Path, model: Path, output: Path):
 
 
 @pytest.mark.parametrize("line", RUNS)
-def test_a_run_keeps_its_id(line: str, data: Path, model: Path, tmp_path: Path) -> None:
+def test_a_run_keeps_its_id(line, data, model, tmp_path):
     assert prepare(configured(line, data, model, tmp_path)).run_id == RUNS[line]
 
 
 @pytest.mark.parametrize("line", STUDIES)
-def test_a_study_keeps_its_id(line: str, data: Path, model: Path, tmp_path: Path) -> None:
+def test_a_study_keeps_its_id(line, data, model, tmp_path):
     assert prepare_study(configured(line, data, model, tmp_path)).study_id == STUDIES[line]

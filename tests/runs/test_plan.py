@@ -1,7 +1,11 @@
-"""The table of mode=plan: wide in a pipe, in 80 columns on a terminal."""
+"""The table of mode=plan, and the states of runs that are not done.
+
+Broken by a running or interrupted run that is planned as "missing" at full cost.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +13,19 @@ from pathlib import Path
 import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.methods import get_method
 from moe_lab.reports.terminal.layout import print_note
-from moe_lab.runs.plan import Plan, Row, print_rows
+from moe_lab.results.atomic import write_json
+from moe_lab.results.folder import Artifact
+from moe_lab.results.logs import ResponseLog
+from moe_lab.runs.attempts import run_state
+from moe_lab.runs.budget import workload_of
+from moe_lab.runs.plan import Plan, Row, print_plan
+from moe_lab.runs.prepare import prepare
+from moe_lab.runs.run import Run
 from tests.support.command import run_command
+from tests.support.requests import generating
+from tests.support.runs import config, small_data
 
 ROW = Row(
     run="a1b2c3d4",
@@ -24,29 +38,25 @@ ROW = Row(
 )
 
 
-def test_a_pipe_gets_one_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    print_rows([ROW, replace(ROW, run="00000000")])
+def test_a_pipe_gets_one_line_a_row(capsys):
+    print_plan(Plan(rows=[ROW, replace(ROW, run="00000000")]))
     title, *lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "a1b2c3d4" in line]
     assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title and "12.3" in line and "123,456,789" in line
 
 
-def test_a_terminal_gets_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_80_columns(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    print_rows([ROW, ROW])
+    print_plan(Plan(rows=[ROW, ROW]))
     print_note("(1) " + "a long reason " * 20)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in "".join(lines).replace(" ", "")
 
 
-def test_the_memory_of_the_largest_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, large = (
-        replace(ROW, memory=15 * 10**9),
-        replace(ROW, memory=95 * 10**9, names=["mixtral", *ROW.names[1:]]),
-    )
+def test_the_memory_of_the_largest_run_is_said(monkeypatch):
+    small = replace(ROW, memory=15 * 10**9)
+    large = replace(ROW, memory=95 * 10**9, names=["mixtral", *ROW.names[1:]])
     assert not [note for note in Plan(rows=[ROW]).notes if "GPU memory" in note]
     [alone] = [note for note in Plan(rows=[small]).notes if "GPU memory" in note]
     assert "at most 15 GB (olmoe finetune-freeze" in alone and "takes 1 of 80 GB" in alone
@@ -57,19 +67,110 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert "takes 1 of 141 GB" in Plan(rows=[small, large]).notes[-1]
 
 
-def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [
-        "-m",
-        "method=roe",
-        "model=tiny",
-        "task=toy_text",
-        "limit=2",
-        f"output_dir={tmp_path}",
-        "mode=plan",
-    ]
+def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(tmp_path, capsys):
+    command = f"-m method=roe model=tiny task=toy_text limit=2 output_dir={tmp_path} mode=plan".split()
     planned = run_command(capsys, *command, "tuning=none,uniform", "tuning.step=2")
     assert planned.code == 0, planned.err
     refused = run_command(capsys, *command, "tuning=none", "seed=0,1", "tuning.num_samples=7")
     assert refused.code == 2 and "tuning.num_samples=7" in refused.err
+
+
+# States
+
+
+ASKED = generating(2, prompt=25, new=5, each=2)
+READ = 4 * (25 + 5 - 1)
+"""Tokens of the base model: the last new token of an answer is not read."""
+
+
+@pytest.fixture
+def run(tiny_olmoe_dir: Path, tmp_path: Path) -> Run:
+    data = small_data(tmp_path / "data")
+    asked: Config = config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "base", limit=2)
+    return prepare(asked)
+
+
+def answer(run: Run, name: str, header: dict, keys: str) -> None:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    log = ResponseLog(run.folder / name, header)
+    for key in keys:
+        log.answer(key, "x", {})
+    log.close()
+
+
+def test_what_is_not_begun_is_missing(run):
+    assert run_state(run, ASKED) == ("missing", 1.0)
+    assert not run.folder.exists(), "a plan leaves nothing behind"
+    answer(run, "responses.jsonl", run.answers_header | {"versions": {}}, "ab")
+    assert run_state(run, ASKED) == ("missing", 1.0)
+
+
+def test_an_interrupted_run_says_how_far_it_came(run):
+    answer(run, "responses.jsonl", run.answers_header, "abb")
+    assert run_state(run, ASKED) == ("interrupted, 2 of 4 answered", 0.5)
+    with run.store.held():
+        pass
+    assert run_state(run, ASKED)[0] == "interrupted, 2 of 4 answered", "its lock file is free"
+    write_json(run.folder / "status.json", {"reason": "full"})
+    assert run_state(run, ASKED) == ("failed, 2 of 4 answered", 0.5)
+    again = replace(run, config=replace(run.config, rerun=True))
+    assert run_state(again, ASKED) == ("missing", 1.0), "a rerun has a log of its own"
+    answer(run, "responses.rerun.jsonl", run.answers_header, "abc")
+    assert run_state(again, ASKED) == ("failed, 3 of 4 answered", 0.25)
+
+
+@pytest.mark.parametrize(("measured", "says"), [(True, "done"), (False, "metrics missing")])
+def test_a_stored_run_says_what_it_lacks(run, monkeypatch, measured, says):
+    monkeypatch.setattr(Run, "done", True)
+    monkeypatch.setattr(Run, "measured", measured)
+    assert run_state(run, ASKED) == (says, 0.0)
+
+
+def test_a_running_run_is_told_by_its_lock(run):
+    with run.store.held():
+        answer(run, "responses.jsonl", run.answers_header, "a")
+        assert run_state(run, ASKED) == ("running, 1 of 4 answered", 0.75)
+    assert os.listdir(run.folder.parent) == [run.folder.name]
+
+
+def test_more_answers_than_estimated_leave_nothing(run):
+    answer(run, "responses.jsonl", run.answers_header, "abcdef")
+    assert run_state(run, ASKED) == ("interrupted, 6 of 6 answered", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, READ + 2 * 3 * (50 + 5) + 2 * 3 * 11 * 5),
+        ({"k": 1, "steps": 4, "tokens": "last3"}, READ + 2 * 55 + 2 * 5 * 7),
+        ({"optimizer": "oracle"}, READ + 2 * 55 + 2 * 11 * 5),
+        ({"optimizer": "kernel_regression"}, READ + 2 * 3 * 55 + 2 * 3 * 13 * 5),
+        ({"optimizer": "mode_finding", "shifts": 3}, READ + 2 * 3 * 55 + 2 * 3 * 4 * 5),
+    ],
+)
+def test_c3po_reads_its_neighbours_and_their_tails(keys, expected):
+    """Broken by C3PO at the tokens of base: 2 questions of 50 tokens, answers of 5."""
+    method = get_method("c3po")
+    assert method(method.Config(name="c3po", **keys)).forward_tokens(ASKED, None, None) == expected
+
+
+def test_a_reference_set_is_counted_until_it_is_there(tmp_path, monkeypatch):
+    settings = get_method("c3po").Config(name="c3po", reference_size=20)
+    asked = Config(method=settings, output_dir=str(tmp_path), limit=2)
+    asked.task.name = "toy_choice"
+    run = prepare(asked)
+    [(name, tokens)] = run.method.references_left(run.config, run.facts).items()
+    per_question = workload_of(run).prompt
+    assert 20 * per_question / 2 < tokens < 20 * per_question * 3
+    expected = _references(run)
+    assert expected.folder == tmp_path / "references" / name
+    monkeypatch.setattr(Artifact, "stored", lambda self: {} if self == expected else None)
+    assert run.method.references_left(run.config, run.facts) == {}
+
+
+def _references(run: Run) -> Artifact:
+    from moe_lab.methods.references.documents import reference_documents
+    from moe_lab.methods.references.reference_set import references_of
+
+    documents = reference_documents(run.config, run.config.method)
+    return references_of(run.config, run.config.method, documents, run.facts)

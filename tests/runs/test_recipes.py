@@ -25,11 +25,8 @@ COMMAND = ["method=calibration", "model=toy-repeated", *KEYS, "task=toy_text", "
 
 
 def results_in(out: str) -> list[dict]:
-    return [
-        json.loads(Path(line).read_text())["moe_lab"]
-        for line in out.splitlines()
-        if line.endswith("results.json")
-    ]
+    files = [Path(line) for line in out.splitlines() if line.endswith("results.json")]
+    return [json.loads(file.read_text())["moe_lab"] for file in files]
 
 
 def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():
@@ -42,27 +39,15 @@ def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("+model.recipe.stepz=4", "Did you mean 'model.recipe.steps'"),
-        ("model.recipe.steps=many", "model.recipe.steps"),
-        ("method=pretrain", "is trained on first use"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_trained(typed, says, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ended = run_command(capsys, "method=base", "model=toy-repeated", "task=toy_text", "limit=3", typed)
-    assert ended.code == 2 and says in ended.err + ended.out
-    assert not (tmp_path / "outputs").exists()
-
-
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
         (["method=c3po"], "method.layers=last5: the model has 3 MoE layers"),
         (["-m", "method=base,c3po"], "method.layers=last5: the model has 3 MoE layers"),
         (["method=c3po", "method.layers=all", "method.reference=toy_text"], "toy_text"),
         (["method=roe", "method.temperature=[0,1]"], "the model has 3 MoE layers"),
         (["method=roe", "method.skip_layers=2", "tuning=tpe"], "leaves none of the 3 MoE layers"),
         (["method=base", "task.metric=accuracyy"], "accuracyy"),
+        (["method=base", "+model.recipe.stepz=4"], "Did you mean 'model.recipe.steps'"),
+        (["method=base", "model.recipe.steps=many"], "model.recipe.steps"),
+        (["method=pretrain"], "is trained on first use"),
     ],
 )
 def test_the_run_is_checked_before_its_model_is_trained(typed, says, tmp_path, capsys, monkeypatch):
@@ -116,16 +101,13 @@ def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("training.json")} == stamps
     base = run_command(capsys, *COMMAND[1:], "method=base")
     assert base.code == 0 and len(results_in(base.out)) == 2, "base has a run per model, too"
-    assert {block["run_id"] for block in results_in(base.out)} == {
-        block["baseline"]["run_id"] for block in blocks
-    }
+    baselines = {block["baseline"]["run_id"] for block in blocks}
+    assert {block["run_id"] for block in results_in(base.out)} == baselines
 
 
 RULES = {"steps": 4, "hidden_size": 16, "layers": 1, "active_size": 16, "sequence_length": 32}
-RULES_KEYS = [
-    *(f"model.recipe.{key}={value}" for key, value in RULES.items()),
-    "+model.recipe.validation_rows=2",
-]
+RULES_KEYS = [f"model.recipe.{key}={value}" for key, value in RULES.items()]
+RULES_KEYS += ["+model.recipe.validation_rows=2"]
 
 
 @pytest.mark.slow

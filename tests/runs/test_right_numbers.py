@@ -63,9 +63,8 @@ def test_the_request_decides_which_metric_is_shown(tmp_path, capsys):
     assert "metric=word_perplexity,none" in shown and "bits_per_byte" not in shown
     asked = run_command(capsys, "method=base", "task.metric=byte_perplexity,none", *common)
     assert "metric=byte_perplexity,none" in asked.out
-    assert set(frame("method=base", "task.metric=bits_per_byte,none", *common)["metric"]) == {
-        "bits_per_byte,none"
-    }
+    found = frame("method=base", "task.metric=bits_per_byte,none", *common)
+    assert set(found["metric"]) == {"bits_per_byte,none"}
 
 
 def test_two_headline_metrics_of_one_run_are_refused(tmp_path, capsys):
@@ -94,10 +93,8 @@ def test_controls_and_expert_metrics_leave_the_p_of_scores_alone(tmp_path, capsy
     def families(*more: str) -> dict[str, set[tuple[float, int]]]:
         found = moe_lab.run([*command, *more], quiet=True).frame()
         tested = found[found["p_holm"].notna()]
-        return {
-            name: set(zip(own["p_holm"], own["family"], strict=True))
-            for name, own in tested.groupby("question")
-        }
+        groups = tested.groupby("question")
+        return {name: set(zip(own["p_holm"], own["family"], strict=True)) for name, own in groups}
 
     alone, measured = families(), families("metrics=expert")
     assert alone["scores"] == measured["scores"] and {count for _, count in alone["scores"]} == {1}

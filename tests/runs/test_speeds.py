@@ -12,7 +12,7 @@ import os
 import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
 from moe_lab.runs import speeds
 from moe_lab.runs.prepare import prepare
@@ -37,22 +37,12 @@ def test_each_method_answers_once_and_the_plan_has_its_hours(tmp_path, capsys):
     assert {file.suffix for file in (tmp_path / "pilots").iterdir()} == {".json"}
 
 
-def test_documents_are_spread_over_all_tasks(tmp_path):
-    config = Config(
-        method=get_method("base").Config(),
-        task=TaskConfig(name=["toy_choice", "toy_math", "toy_text"]),
-        output_dir=str(tmp_path),
-        limit=10,
-    )
+def test_documents_are_spread_over_all_tasks_with_every_answer_of_a_vote(tmp_path):
+    task = TaskConfig(name=["toy_choice", "toy_math", "toy_text"])
+    config = Config(method=get_method("base").Config(), task=task, output_dir=str(tmp_path), limit=10)
     requests = _requests(prepare(config), 6)
-    assert [(kind, len({one.args[0] for one in own})) for kind, own in requests.items()] == [
-        ("loglikelihood", 2),
-        ("generate_until", 2),
-        ("loglikelihood_rolling", 2),
-    ]
-
-
-def test_every_answer_of_a_vote_is_asked(tmp_path):
+    counts = {kind: len({one.args[0] for one in own}) for kind, own in requests.items()}
+    assert counts == dict.fromkeys(("loglikelihood", "generate_until", "loglikelihood_rolling"), 2)
     task = TaskConfig(name="toy_math", self_consistency=3)
     run = prepare(Config(method=get_method("base").Config(), task=task, output_dir=str(tmp_path), limit=4))
     assert [one.repeat for one in _requests(run, 2)["generate_until"]] == [0, 1, 2] * 2
@@ -68,54 +58,32 @@ def test_a_pilot_that_fails_leaves_the_plan(tmp_path, capsys, monkeypatch):
     assert "Hours here: add pilot=8" in ended.out
 
 
-def test_models_that_are_yet_to_be_trained_are_left_out(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("typed", "methods"),
+    [
+        ("method=finetune-freeze model=tiny task=toy_choice", ["base"]),
+        ("method=roe method.n=2 model=tiny task=toy_text tuning=uniform tuning.step=2", ["roe"]),
+        ("experiment=c3po/table14", ["base", "c3po"]),
+    ],
+    ids=["no training", "after a study", "once for all kernels"],
+)
+def test_runs_without_a_speed_have_a_pilot(typed, methods, tmp_path, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(speeds, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
-    given = ["mode=plan", "pilot=2", "model=tiny", "task=toy_choice", f"output_dir={tmp_path}"]
-    assert run_command(capsys, *given, "method=finetune-freeze").code == 0
-    assert [run.config.method.name for run in asked] == ["base"]
-
-
-def test_runs_after_a_study_have_a_pilot(tmp_path, capsys, monkeypatch):
-    asked = []
-    monkeypatch.setattr(speeds, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
-    given = ["mode=plan", "pilot=2", "model=tiny", "task=toy_text", f"output_dir={tmp_path}", "limit=2"]
-    ended = run_command(capsys, *given, "method=roe", "method.n=2", "tuning=uniform", "tuning.step=2")
+    ended = run_command(capsys, *typed.split(), "mode=plan", "pilot=2", "limit=2", f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
-    assert [run.config.method.name for run in asked] == ["roe"]
-
-
-def test_cells_of_an_experiment_have_pilots(tmp_path, capsys, monkeypatch):
-    asked = []
-    monkeypatch.setattr(speeds, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
-    few = ["experiment=c3po/table14", "mode=plan", "pilot=2", "limit=2", f"output_dir={tmp_path}"]
-    ended = run_command(capsys, *few)
-    assert ended.code == 0, ended.err
-    assert [run.config.method.name for run in asked] == ["base", "c3po"], "one for all kernels"
+    assert [run.config.method.name for run in asked] == methods
 
 
 @pytest.mark.slow
 def test_references_of_a_pilot_are_few_and_its_own(tmp_path, capsys):
-    command = [
-        "mode=plan",
-        "pilot=3",
-        "method=c3po",
-        "model=tiny",
-        "task=toy_choice",
-        f"output_dir={tmp_path}",
-    ]
-    ended = run_command(capsys, *command)
+    command = "mode=plan pilot=3 method=c3po model=tiny task=toy_choice".split()
+    ended = run_command(capsys, *command, f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
     assert not (tmp_path / "references").exists()
     [record] = (tmp_path / "pilots" / "references").glob("*/references.json")
     assert json.loads(record.read_text())["asked"] == speeds.REFERENCES
     assert measured_speed(tmp_path, "tiny", "c3po", "toy_choice") is not None
-
-
-def test_a_pilot_belongs_to_a_plan():
-    with pytest.raises(ConfigError, match="pilot=8 belongs to mode=plan"):
-        Config(pilot=8)
-    assert Config(pilot=8, mode="plan").pilot == 8
 
 
 def store(output, run_id: str, method: str, speed: float | None, written: int, task: str = "t") -> None:

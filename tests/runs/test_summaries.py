@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from moe_lab.results.rounding import Rounding
 from moe_lab.results.score_table import ScoreTable, SeedGroup
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
+from moe_lab.runs.run import Outcome
 from moe_lab.runs.summaries import _difference, _Other, summarize, summary, write_summaries
 from moe_lab.tasks.judges import toy
 from tests.support.runs import config, small_data
@@ -29,8 +31,19 @@ def files_of(groups: list[SeedGroup]) -> list[Path]:
     return [group.file for group in groups if group.file is not None]
 
 
-def show(groups: list[SeedGroup]) -> None:
+def shown(capsys: pytest.CaptureFixture[str], groups: list[SeedGroup]) -> str:
+    """What the terminal shows of summaries."""
+    capsys.readouterr()
     print_summaries([group for group in groups if group.file], files_of(groups), ScoreTable.of(groups).family)
+    return capsys.readouterr().out
+
+
+def of_seeds(one: Config, seeds: int = 2, **changes: Any) -> list[Outcome]:
+    """The configuration with other values, executed with each seed."""
+    return [execute(prepare(replace(one, seed=seed, **changes)), POOL) for seed in range(seeds)]
+
+
+POOL = ModelPool()
 
 
 @pytest.fixture
@@ -41,10 +54,8 @@ def roe(tiny_olmoe_dir: Path, tmp_path: Path) -> Config:
 
 
 @pytest.mark.slow
-def test_one_summary_per_run_with_several_seeds(roe: Config) -> None:
-    pool = ModelPool()
-    outcomes = [execute(prepare(replace(roe, seed=seed)), pool) for seed in (0, 1, 2)]
-    outcomes.append(execute(prepare(replace(roe, limit=4)), pool))
+def test_one_summary_per_run_with_several_seeds(roe):
+    outcomes = [*of_seeds(roe, 3), *of_seeds(roe, 1, limit=4)]
     files = files_of(summarize(outcomes))
     assert len(files) == 1 and files[0].parent == Path(roe.output_dir) / "summaries"
     content = json.loads(files[0].read_text())
@@ -62,12 +73,11 @@ def test_one_summary_per_run_with_several_seeds(roe: Config) -> None:
 
 
 @pytest.mark.slow
-def test_a_summary_compares_with_the_untouched_model_by_document(roe: Config) -> None:
-    pool = ModelPool()
+def test_a_summary_compares_with_the_untouched_model_by_document(roe):
     assert roe.baseline is False
-    alone = summary([execute(prepare(replace(roe, seed=seed, limit=4)), pool) for seed in (0, 1)])
+    alone = summary(of_seeds(roe, limit=4))
     assert "difference_ci95_documents" not in alone["scores"]["arc_easy"]["acc,none"]
-    outcomes = [execute(prepare(replace(roe, seed=seed, limit=4, baseline=True)), pool) for seed in (0, 1)]
+    outcomes = of_seeds(roe, limit=4, baseline=True)
     scores = summary(outcomes)["scores"]["arc_easy"]["acc,none"]
     before = outcomes[0].results["moe_lab"]["baseline"]["results"]["arc_easy"]["acc,none"]
     low, high = scores["difference_ci95_documents"]
@@ -80,20 +90,18 @@ def test_a_summary_compares_with_the_untouched_model_by_document(roe: Config) ->
 
 
 @pytest.mark.slow
-def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
-    roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(roe, monkeypatch, capsys):
     """Documents vary far more than the difference does, which is 1 with the first seed and 2 with the second."""
     noise = np.random.default_rng(0).normal(0, 0.1, (4, 8))
     shift = np.array([10, 11, 20, 22])  # hot, own; hot, own
     table = (100.0 * np.arange(8) + shift[:, None] + noise).tolist()
     asked = judged_as(table, roe, monkeypatch)
-    pool, runs = ModelPool(), []
+    runs = []
     for seed in (0, 1):
         one = replace(asked, seed=seed)
         hot = prepare(replace(one, method=replace(roe.method, temperature=9.0)))
         runs.append(replace(prepare(one), comparisons={"hot": hot}))
-    groups = summarize([execute(run, pool) for run in runs])
+    groups = summarize([execute(run, POOL) for run in runs])
     files = files_of(groups)
     found = json.loads(files[0].read_text())["scores"]["toy_safety"]["toy,none"]["compared"]["hot"]
     means = np.mean(table, axis=1)
@@ -104,65 +112,45 @@ def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
     assert found["difference_ci95_seeds"] == pytest.approx([middle - half, middle + half], abs=1e-4)
     low, high = found["difference_ci95_documents"]
     assert middle - 0.2 < low < middle < high < middle + 0.2
-    capsys.readouterr()
-    show(groups)
-    assert "Over seeds, compared with hot" in capsys.readouterr().out
-    alone = files_of(summarize([execute(replace(run, comparisons={}), pool) for run in runs]))
+    assert "Over seeds, compared with hot" in shown(capsys, groups)
+    alone = files_of(summarize([execute(replace(run, comparisons={}), POOL) for run in runs]))
     assert alone != files and files[0].exists(), "a command that compares less takes nothing away"
 
 
 @pytest.mark.slow
-def test_the_table_over_seeds_has_the_marks_of_its_runs(
-    roe: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pool = ModelPool()
-    outcomes = [execute(prepare(replace(roe, seed=seed, limit=3)), pool) for seed in (0, 1)]
+def test_the_table_over_seeds_has_the_marks_of_its_runs(roe, capsys):
+    outcomes = of_seeds(roe, limit=3)
     outcomes[0].results["moe_lab"]["versions"]["lm_eval"] = "0.0.1"
-    capsys.readouterr()
-    show(summarize(outcomes))
-    assert "PARTIAL untuned other-versions" in " ".join(capsys.readouterr().out.split())
+    assert "PARTIAL untuned other-versions" in " ".join(shown(capsys, summarize(outcomes)).split())
     outcomes[0].results["moe_lab"]["versions"] = outcomes[1].results["moe_lab"]["versions"]
-    show(summarize(outcomes))
-    shown = capsys.readouterr().out
-    assert "PARTIAL untuned" in shown and "older-intervals" not in shown
+    out = shown(capsys, summarize(outcomes))
+    assert "PARTIAL untuned" in out and "older-intervals" not in out
 
 
 @pytest.mark.slow
-def test_rows_over_seeds_say_what_tells_them_apart(roe: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    pool, outcomes = ModelPool(), []
+def test_rows_over_seeds_say_what_tells_them_apart(roe, capsys):
+    outcomes = []
     for n in (2, 3):
-        one = replace(
-            roe, limit=2, method=replace(roe.method, n=n), overrides=["method=roe", f"method.n={n}"]
-        )
-        outcomes += [execute(prepare(replace(one, seed=seed)), pool) for seed in (0, 1)]
-    capsys.readouterr()
-    show(summarize(outcomes))
-    out = capsys.readouterr().out
+        overrides = ["method=roe", f"method.n={n}"]
+        outcomes += of_seeds(roe, limit=2, method=replace(roe.method, n=n), overrides=overrides)
+    out = shown(capsys, summarize(outcomes))
     assert "method.n=2" in out and "method.n=3" in out
 
 
 @pytest.mark.slow
-def test_without_metrics_a_summary_shows_no_score(roe: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    pool = ModelPool()
-    runs = [prepare(replace(roe, seed=seed, limit=2, predict_only=True)) for seed in (0, 1)]
-    groups = summarize([execute(run, pool) for run in runs])
+def test_without_metrics_a_summary_shows_no_score(roe, capsys):
+    groups = summarize(of_seeds(roe, limit=2, predict_only=True))
     files = files_of(groups)
-    capsys.readouterr()
-    show(groups)
-    out = capsys.readouterr().out
+    out = shown(capsys, groups)
     assert "999" not in out and "bypass" not in out and str(files[0]) in out
     assert "Over seeds" not in out, "an empty table says nothing"
 
 
 @pytest.mark.slow
-def test_runs_of_repeated_studies_are_one_summary(roe: Config) -> None:
+def test_runs_of_repeated_studies_are_one_summary(roe):
     """Their temperatures differ, and nothing but the caller's list says that they belong together."""
-    pool = ModelPool()
-    configs = [
-        replace(roe, seed=seed, limit=2, method=replace(roe.method, temperature=1.0 + seed))
-        for seed in (0, 1)
-    ]
-    outcomes = [execute(prepare(each), pool) for each in configs]
+    methods = [replace(roe.method, temperature=temperature) for temperature in (1.0, 2.0)]
+    outcomes = [outcome for method in methods for outcome in of_seeds(roe, 1, limit=2, method=method)]
     assert files_of(summarize(outcomes)) == []
     run_ids = [outcome.run.run_id for outcome in outcomes]
     [group] = summarize(outcomes, [run_ids])
@@ -170,8 +158,8 @@ def test_runs_of_repeated_studies_are_one_summary(roe: Config) -> None:
     assert json.loads(file.read_text())["run_ids"] == run_ids
 
 
-def test_one_seed_has_no_summary(roe: Config) -> None:
-    assert files_of(summarize([execute(prepare(replace(roe, limit=2)), ModelPool())])) == []
+def test_one_seed_has_no_summary(roe):
+    assert files_of(summarize(of_seeds(roe, 1, limit=2))) == []
 
 
 def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
@@ -199,14 +187,11 @@ def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(
-    roe: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(roe, monkeypatch, capsys):
     """Each seed lacks another answer of eight: six have a score with all."""
     table = [[None if i == seed else i / 10 + seed for i in range(8)] for seed in (0, 1)]
     asked = judged_as(table, roe, monkeypatch)
-    outcomes = [execute(prepare(replace(asked, seed=seed)), ModelPool()) for seed in (0, 1)]
-    groups = summarize(outcomes)
+    groups = summarize(of_seeds(asked))
     files = files_of(groups)
     score = json.loads(files[0].read_text())["scores"]["toy_safety"]["toy,none"]
     means = [sum(range(1, 8)) / 70, (0 + sum(range(2, 8))) / 70 + 1]
@@ -214,13 +199,11 @@ def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(
     both = [i / 10 + 0.5 for i in range(2, 8)]
     low, high = score["ci95_documents"]
     assert min(both) <= low < sum(both) / 6 < high <= max(both)
-    capsys.readouterr()
-    show(groups)
-    assert "toy-judge" in capsys.readouterr().out
+    assert "toy-judge" in shown(capsys, groups)
 
 
 @pytest.mark.parametrize(("aggregate", "tested"), [(weighted_perplexity, True), (max, False)])
-def test_a_score_that_is_no_mean_is_tested_by_its_log_likelihoods_or_not_at_all(aggregate, tested) -> None:
+def test_a_score_that_is_no_mean_is_tested_by_its_log_likelihoods_or_not_at_all(aggregate, tested):
     base = {number: (-9.0 - number % 7, 5) for number in range(40)}
     seeds = [[(log + 1 + seed / 10, words) for log, words in base.values()] for seed in range(5)]
     scores = [aggregate(values) for values in seeds] if tested else [float(seed) for seed in range(5)]
@@ -236,7 +219,7 @@ def test_a_score_that_is_no_mean_is_tested_by_its_log_likelihoods_or_not_at_all(
         assert found["difference_p_documents"] < 0.01 and found["difference"] < 0
 
 
-def test_documents_that_rounding_moved_are_ties() -> None:
+def test_documents_that_rounding_moved_are_ties():
     """Two of 40 documents really changed; the others by rounding, all in one direction."""
     base = {number: -9.0 - number for number in range(40)}
     seeds = [[log + (1.0 if number < 2 else 1e-6) for number, log in base.items()] for _ in range(2)]

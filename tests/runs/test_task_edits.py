@@ -186,12 +186,8 @@ def instance():
     "data/test.jsonl": '{"question": "one", "answer": "x"}\n{"question": "two", "answer": "y"}\n',
 }
 MINE, CHOICE, MADE, ALL = "tasks/mine.yaml", "tasks/choice.yaml", "tasks/made.yaml", "tasks/all.yaml"
-COMMON, SCORING, HELPERS, BASE = (
-    "tasks/_common.yaml",
-    "tasks/scoring.py",
-    "tasks/helpers.py",
-    "tasks/base_task.py",
-)
+COMMON, SCORING, HELPERS = "tasks/_common.yaml", "tasks/scoring.py", "tasks/helpers.py"
+BASE = "tasks/base_task.py"
 DECORATORS, TOOLS = "tasks/common/decorators.py", "tasks/own/tools.py"
 CLASS, DATA = "tasks/made.py", "data/test.jsonl"
 Edit = tuple[str, str, str]
@@ -368,16 +364,16 @@ def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_is_another_run(run_id: Callable[[str | None], str], name: str) -> None:
+def test_an_edit_is_another_run(run_id, name):
     assert run_id(name) != run_id(None)
 
 
-def test_no_two_edits_are_one_run(run_id: Callable[[str | None], str]) -> None:
+def test_no_two_edits_are_one_run(run_id):
     assert len(EDITS) >= 50 and len({run_id(name) for name in EDITS}) == len(EDITS)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_harmless_edit_is_the_same_run(run_id: Callable[[str | None], str], name: str) -> None:
+def test_a_harmless_edit_is_the_same_run(run_id, name):
     assert run_id(name) == run_id(None)
 
 
@@ -420,9 +416,7 @@ def score(doc, results):
 
 
 @pytest.mark.slow
-def test_the_command_shows_the_score_of_the_edited_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_shows_the_score_of_the_edited_task(tmp_path, monkeypatch):
     """Stored answers, documents that `datasets` has read, and rows that it has mapped are those before the edit."""
     monkeypatch.delitem(
         sys.modules, "helpers", raising=False

@@ -64,7 +64,14 @@ def evaluate_answers(
             loaded = load_on_all_ranks(trained, models) if together else models.get(trained)
             context = Context(config=trained, folder=run.folder)
             load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
-            log.spend(load, environment(loaded))
+            own = loaded.model.config  # for the record; they are not part of a run's identity
+            one_way = not loaded.model._can_set_experts_implementation()
+            environment = {
+                "device": str(loaded.device),
+                "experts_implementation": None if one_way else getattr(own, "_experts_implementation", None),
+                "attn_implementation": getattr(own, "_attn_implementation", None),
+            }
+            log.spend(load, environment)
             logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
             reset_peak_memory(loaded.device)
             lm = opened.enter_context(run.method.open(loaded, context))
@@ -199,14 +206,3 @@ def ask_again(
         for kind in dict.fromkeys(kind for kind, _ in requests):
             own = [request for request_kind, request in requests if request_kind == kind]
             lm.answer(kind, own, lambda index, answer: None)
-
-
-def environment(loaded: LoadedModel) -> dict[str, str | None]:
-    """The device and implementations of a loaded model, for the record. They are not part of a run's identity."""
-    config = loaded.model.config
-    one_way = not loaded.model._can_set_experts_implementation()
-    return {
-        "device": str(loaded.device),
-        "experts_implementation": None if one_way else getattr(config, "_experts_implementation", None),
-        "attn_implementation": getattr(config, "_attn_implementation", None),
-    }

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 # The cells of an experiment, composed with the user's overrides and checked
 
 OURS = ("experiment", "scale", "mode", "pilot")
-TIMED = ("overhead",)
-"""Figures of the time and the power that a run takes."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
                 if compute:
                     job.check_judges()
                 known[name] = job
-                known[name].timed |= composed.experiment.figure in TIMED
+                known[name].timed |= composed.experiment.figure == "overhead"  # of time and power
             cells.append(PreparedCell(cell, config, known[name]))
         except MoeLabError as error:
             if isinstance(error, ModelError | TaskError):
@@ -222,9 +220,6 @@ def experiment_configs(config: Config, base: Cell) -> list[Config]:
 
 
 # The coordinates of an experiment's cells in its table, and the results of each
-
-NULL = "temperature 0"
-"""The suffix of a method without noise, which differs from the base model by rounding only."""
 
 
 def filled(
@@ -302,7 +297,9 @@ def coordinate(prepared: PreparedCell, key: str) -> str:
     if key == "model":
         return prepared.config.model.name
     if key == "method" and getattr(prepared.config.method, "temperature", None) == 0:
-        return f"{prepared.cell.choices[key]}, {NULL}"
+        return (
+            f"{prepared.cell.choices[key]}, temperature 0"  # it differs from the base model by rounding only
+        )
     if key in prepared.cell.choices:
         return prepared.cell.choices[key]
     group, _, name = key.partition(".")

@@ -157,17 +157,28 @@ def measured(
     stored = whole_mapping(path)
     if stored is not None or not compute:
         return stored
-    layers = key["equivalent_layers"]
-    assert isinstance(layers, int)
     loaded = models.get(config)
     path.parent.mkdir(parents=True, exist_ok=True)
+    plain = get_method("base")(get_method("base").Config(name="base"))
+    plain_context = Context(config=replace(config, method=plain.config))
     with lock_on(path.parent / "timing.lock"):  # two workers that measure at once would slow each other down
-        measurement = key | _measure(config, loaded, method, layers)
+        larger = of_depth(loaded, key["equivalent_layers"])
+        measurement = key | {
+            "non_embedding_parameters": non_embedding_parameters(loaded.model),
+            "equivalent_non_embedding_parameters": non_embedding_parameters(larger.model),
+            **measure_in_turns(
+                {
+                    "base": partial(plain.open, loaded, plain_context),
+                    config.method.name: partial(method.open, loaded, Context(config=config)),
+                    "equivalent": partial(plain.open, larger, plain_context),
+                }
+            ),
+        }
     write_file(path, json_text(measurement))
     return measurement
 
 
-def _key(config: Config, method: Method, ratio: float) -> dict[str, object]:
+def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
     """All that determines a measurement. Loads no weights."""
     import torch
 
@@ -190,23 +201,4 @@ def _key(config: Config, method: Method, ratio: float) -> dict[str, object]:
         "prompt": PROMPT,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu,
         "versions": versions(),
-    }
-
-
-def _measure(config: Config, loaded: LoadedModel, method: Method, layers: int) -> dict[str, object]:
-    larger = of_depth(loaded, layers)
-    plain = get_method("base")(get_method("base").Config(name="base"))
-    plain_context = Context(config=replace(config, method=plain.config))
-    generations = measure_in_turns(
-        {
-            "base": partial(plain.open, loaded, plain_context),
-            config.method.name: partial(method.open, loaded, Context(config=config)),
-            "equivalent": partial(plain.open, larger, plain_context),
-        }
-    )
-    sizes = [non_embedding_parameters(one.model) for one in (loaded, larger)]
-    return {
-        "non_embedding_parameters": sizes[0],
-        "equivalent_non_embedding_parameters": sizes[1],
-        **generations,
     }

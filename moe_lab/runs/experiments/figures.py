@@ -10,12 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.reports.figures.studies import studies_of
 from moe_lab.reports.figures.traces import traces_of
 from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment
+from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment, Published
 from moe_lab.reports.papers.files import file_stem, reference_rows, title, write_settings
 from moe_lab.results.score_table import Family
 
@@ -43,8 +42,11 @@ def equivalent_rows(
     for cell in cells:
         if not cell.results or cell.results[0].other_id() is None:
             continue
-        quality = _quality(cell)
-        measurement = measured(_at_its_temperatures(cell), models, quality["size_ratio"], compute=compute)
+        quality, roe, config = _quality(cell), cell.results[0].report, cell.config
+        assert config is not None
+        tuned = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
+        config = replace(config, method=tuned, batch_size=1)
+        measurement = measured(config, models, quality["size_ratio"], compute=compute)
         if measurement is not None:
             rows.append(quality | _measured_columns(measurement, cell.results[0].method))
     return sorted(rows, key=lambda row: row["n"])
@@ -54,6 +56,9 @@ def _quality(cell: TableCell) -> dict[str, Any]:
     row, result = cell.score(), cell.results[0]
     assert row is not None and row.value is not None and row.baseline is not None
     base = row.baseline
+    # the base model at its best logit scale: the mean over seeds, whose studies may have other scales
+    values: list[Any] = [one.other_scores(row.task, "calibration").get(row.metric) for one in cell.results]
+    calibrated = None if None in values else sum(values) / len(values)
     low, high = row.tested_interval or (math.nan, math.nan)
     ratios = [_ratio(base + difference, base) for difference in (row.value - base, high, low)]
     return {
@@ -68,21 +73,10 @@ def _quality(cell: TableCell) -> dict[str, Any]:
         "size_ratio": ratios[0],
         "size_ratio_low": ratios[1],
         "size_ratio_high": ratios[2],
-        **_calibrated(cell, row.task, row.metric, base),
+        "calibrated_perplexity": calibrated,
+        "calibrated_size_ratio": None if calibrated is None else _ratio(calibrated, base),
         "run_id": row.run_id,
     }
-
-
-def _calibrated(cell: TableCell, task: str, metric: str, base: float) -> dict[str, float | None]:
-    """Perplexity and size ratio of the base model at its best logit scale; None for results that do not have it.
-
-    The mean over seeds, whose studies may have other scales.
-    """
-    values: list[Any] = [result.other_scores(task, "calibration").get(metric) for result in cell.results]
-    if None in values:
-        return {"calibrated_perplexity": None, "calibrated_size_ratio": None}
-    perplexity = sum(values) / len(values)
-    return {"calibrated_perplexity": perplexity, "calibrated_size_ratio": _ratio(perplexity, base)}
 
 
 def size_ratio(loss: float, base_loss: float) -> float:
@@ -98,14 +92,6 @@ def size_ratio(loss: float, base_loss: float) -> float:
 def _ratio(perplexity: float, base: float) -> float | None:
     """The size ratio of two perplexities per word, whose logarithms are proportional to the losses per token."""
     return None if math.isnan(perplexity) else size_ratio(math.log(perplexity), math.log(base))
-
-
-def _at_its_temperatures(cell: TableCell) -> Config:
-    """The cell's configuration with the temperatures of its study."""
-    roe, config = cell.results[0].report, cell.config
-    assert config is not None
-    method = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
-    return replace(config, method=method, batch_size=1)
 
 
 def _measured_columns(measurement: Mapping[str, Any], method: str) -> dict[str, object]:
@@ -138,38 +124,26 @@ def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
     """RoE's Table 1: the default of tuning for every published number."""
     from moe_lab.runs.tuning.search import preset
 
-    rows = []
-    for published in experiment.paper:
-        where, value = published.cell, published.value
+    def row(published: Published) -> dict[str, Any]:
+        where, names = published.cell, NAMES.get(published.cell["quantity"])
         own = getattr(preset(where["category"], where["model"]), where["quantity"])
-        names = NAMES.get(where["quantity"])
-        rows.append(
-            {
-                **where,
-                "value": own,
-                "published": names[int(value)] if names else value,
-                "place": published.place,
-            }
-        )
-    return rows
+        value = names[int(published.value)] if names else published.value
+        return {**where, "value": own, "published": value, "place": published.place}
+
+    return [row(published) for published in experiment.paper]
 
 
 def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
     """MoE-Bench's Table 1: the default of the method's key for every published number."""
-    rows = []
-    for published in experiment.paper:
+
+    def row(published: Published) -> dict[str, Any]:
         name, key = published.cell["method"], published.cell["setting"]
         method: Any = get_method(name)
-        value = getattr(method.Config(name=name, dataset="lima").recipe(), key)
-        rows.append(
-            {
-                "setting": f"method.{key}",
-                "value": value,
-                "published": published.value,
-                "place": published.place,
-            }
-        )
-    return rows
+        own = getattr(method.Config(name=name, dataset="lima").recipe(), key)
+        said = {"published": published.value, "place": published.place}
+        return {"setting": f"method.{key}", "value": own, **said}
+
+    return [row(published) for published in experiment.paper]
 
 
 # The figure of an experiment: from its cells to a PNG and its CSV

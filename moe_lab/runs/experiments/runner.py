@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +30,9 @@ from moe_lab.runs.experiments.cells import (
     filled,
     prepare_cells,
 )
-from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results
-from moe_lab.runs.jobs import Job, by_model, digest_of, distinct_runs
-from moe_lab.runs.plan import Plan, plan_of, print_plan, task_name
+from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results, stored_outcomes
+from moe_lab.runs.jobs import Job, by_model, digest_of
+from moe_lab.runs.plan import Plan, plan_of, task_name
 from moe_lab.runs.speeds import run_pilots
 
 if TYPE_CHECKING:
@@ -78,12 +78,6 @@ def run_experiments(config: Config, cell: Cell) -> int:
     return run_distributed([config], lambda: _run(config, cell))
 
 
-def plan_experiments(config: Config, cell: Cell) -> int:
-    """Print the plan of the experiments. Loads no weights and writes nothing, but for pilots."""
-    print_plan(planned_experiments(config, cell))
-    return 0
-
-
 def planned_experiments(config: Config, cell: Cell) -> Plan:
     """The plan of the experiments, after their pilots. Loads no weights and writes nothing without them."""
     prepared = _prepare(config, cell)
@@ -121,9 +115,7 @@ def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExp
     composed = compose_experiments(config, cell)
     check_writable(config.output_dir)
     known: dict[str, Job] = {}
-    experiments = []
-    for each in composed:
-        experiments.append((each.experiment, prepare_cells(each, known, compute=compute)))
+    experiments = [(each.experiment, prepare_cells(each, known, compute=compute)) for each in composed]
     for job in known.values():
         job.group = config.experiment
     return PreparedExperiments(experiments)
@@ -144,48 +136,42 @@ def make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool)
         report_failures(failures, alone=False)
         if is_worker():
             return failures
-    own = {outcome.run.run_id: outcome for outcome in outcomes}
-    stored = own | _stored_before(jobs, own, models)
-    tables = [filled(one, config.scale, cells, stored, failures) for one, cells in prepared.experiments]
-    shown = outcomes if compute else list(stored.values())
-    family = _family(tables, shown)
+    stored = stored_outcomes(jobs)  # also of a run that failed with rerun=true
+    shown = outcomes if compute else stored
+    tables, family = _filled(prepared, config, [*stored, *outcomes], failures, shown)
     if shown:
         print_results(shown, family)
     _write(tables, config, models, family, compute=compute)
     return failures
 
 
-def _family(tables: Filled, outcomes: Sequence[Outcome]) -> Family:
-    """The families of the comparisons of the command."""
+def _filled(
+    prepared: PreparedExperiments,
+    config: Config,
+    outcomes: Sequence[Outcome],
+    failures: Sequence[Failure],
+    shown: Sequence[Outcome],
+) -> tuple[Filled, Family]:
+    """The tables, and the families of the comparisons in them and in the `shown` metrics. The last outcome counts."""
+    by_id = {outcome.run.run_id: outcome for outcome in outcomes}
+    tables = [filled(one, config.scale, cells, by_id, failures) for one, cells in prepared.experiments]
     in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
-    return Family.of(in_tables, measured_p_values(outcomes))
+    return tables, Family.of(in_tables, measured_p_values(shown))
 
 
 def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], dict[str, DataFrame], Family]:
     """The jobs of experiments, their tables of stored results by name, and the family; writes nothing."""
-    from moe_lab.models.memory import ModelPool
     from moe_lab.reports.frames import table_frame
 
     prepared = _prepare(config, cell, compute=False)
-    stored = _stored_before(prepared.jobs, {}, ModelPool())
-    tables = [filled(one, config.scale, cells, stored, []) for one, cells in prepared.experiments]
-    family, folder = _family(tables, list(stored.values())), Path(config.output_dir) / "tables"
+    stored = stored_outcomes(prepared.jobs)
+    tables, family = _filled(prepared, config, stored, [], stored)
+    folder = Path(config.output_dir) / "tables"
     frames = {
         experiment.name: table_frame(table_of(experiment, config.scale, cells, family, folder))
         for experiment, cells in tables
     }
     return prepared.jobs, frames, family
-
-
-def _stored_before(jobs: list[Job], outcomes: Mapping[str, Outcome], models: ModelPool) -> dict[str, Outcome]:
-    """The stored results of runs that this command did not compute, such as a failed run with rerun=true."""
-    from moe_lab.runs.execute import execute
-
-    return {
-        run.run_id: execute(run, models, compute=False)
-        for run in distinct_runs(jobs)
-        if run.run_id not in outcomes and run.done
-    }
 
 
 def _write(tables: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool) -> None:

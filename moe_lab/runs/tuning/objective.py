@@ -13,8 +13,6 @@ from moe_lab.runs.tuning.texts import EQUATIONS, with_equation
 from moe_lab.tasks.requests import build_requests, right_request
 
 if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
-
     from moe_lab.engine.lm import EngineLM
     from moe_lab.runs.tuning.study import Study
 
@@ -35,9 +33,8 @@ class Perplexity:
         kinds = {"loglikelihood_rolling": "loglikelihood_rolling"}
         self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
         self.lm = lm
-        right = [
-            (group[0].doc, right_request(study.config, study.task, group)) for group in _instances(study, lm)
-        ]
+        groups = build_requests(study.config, study.task, lm)  # of each document
+        right = [(group[0].doc, right_request(study.config, study.task, group)) for group in groups]
         if study.text == EQUATIONS:
             right = [(doc, (prompt, with_equation(doc, answer))) for doc, (prompt, answer) in right]
         self.requests = [Request(request) for _, request in right]
@@ -71,7 +68,7 @@ class Accuracy:
     def __init__(self, study: Study, lm: EngineLM):
         self.study, self.lm = study, lm
         self.metric: str | None = study.config.task.metric
-        _instances(study, lm)
+        build_requests(study.config, study.task, lm)
         study.task.build_all_requests = self._reset_answers
 
     def _reset_answers(self, **_: Any) -> None:
@@ -93,8 +90,3 @@ class Accuracy:
 def objective(study: Study, lm: EngineLM) -> Perplexity | Accuracy:
     """The study's metric over its tuning documents."""
     return Accuracy(study, lm) if study.search.metric == "accuracy" else Perplexity(study, lm)
-
-
-def _instances(study: Study, lm: EngineLM) -> list[list[Instance]]:
-    """lm-eval's requests, document by document."""
-    return build_requests(study.config, study.task, lm)

@@ -167,13 +167,15 @@ class Search:
         """The parameters whose value is at the upper bound of the search, and "logit_scale" at either of its own."""
         from moe_lab.engine.forward.ensemble import at_bound
 
-        names = [name for name in self.parameters if self._at_bound(name, params[name])]
-        return names + (["logit_scale"] if at_bound(logit_scale) else [])
-
-    def _at_bound(self, name: str, value: float) -> bool:
         if self.grid is None:
-            return value >= NEAR * self.max_temperature
-        return name in self.open_ended and value == self.bounds(name)[1]
+            names = [name for name in self.parameters if params[name] >= NEAR * self.max_temperature]
+        else:
+            names = [
+                one
+                for one in self.parameters
+                if one in self.open_ended and params[one] == self.bounds(one)[1]
+            ]
+        return names + (["logit_scale"] if at_bound(logit_scale) else [])
 
 
 def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:

@@ -39,7 +39,6 @@ REMEDY = "Move the study's folder away; the same command starts it again."
 URL_REMEDY = "Correct the URL, or use the version of Optuna that wrote it."
 OWNER, OWNER_FILE = "folder", ".storage"
 """A study in a database belongs to one output folder, whose file locks coordinate its processes. Both have a token."""
-POLL_SECONDS = 0.5
 
 
 @contextmanager
@@ -95,8 +94,13 @@ class Trials:
 
     def _opened(self) -> optuna.Study:
         """Optuna's study. Raises ConfigError for a storage that Optuna cannot use."""
+        in_file = self.storage is None
         with (
-            reading(self._place, REMEDY if self.storage is None else URL_REMEDY, says="cannot be used"),
+            reading(
+                self.folder / STORAGE if in_file else "tuning.storage",
+                REMEDY if in_file else URL_REMEDY,
+                says="cannot be used",
+            ),
             storage_errors(self.folder, self.storage),
         ):
             file = URL.create("sqlite", database=str(self.folder / STORAGE)).render_as_string()
@@ -123,10 +127,13 @@ class Trials:
             with self.lock:
                 trial = self._abandoned() or self._next()
                 if trial is not None:
-                    return trial, self._temperatures(trial)
+                    for place, name in enumerate(self.search.parameters):  # those that are missing are drawn
+                        self._seed([trial.number, place])
+                        trial.suggest_float(name, *self.search.bounds(name))
+                    return trial, self.search.temperatures(trial.params)
                 if not self._of(TrialState.RUNNING):
                     return None
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.5)
 
     def tell(self, trial: Trial, value: float | None, **measured: float) -> None:
         """Store a trial's value (None: pruned), and other measurements as user attributes.
@@ -184,11 +191,6 @@ class Trials:
                 f"{self.folder.name} --storage <URL>."
             )
 
-    @property
-    def _place(self) -> Path:
-        """For messages: where the trials are."""
-        return self.folder / STORAGE if self.storage is None else Path("tuning.storage")
-
     def _of(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)
 
@@ -224,13 +226,6 @@ class Trials:
         trial = self.study.ask()
         self._hold(trial.number)
         return trial
-
-    def _temperatures(self, trial: Trial) -> list[float]:
-        """Draw the missing parameters of a trial. Returns one temperature per MoE layer."""
-        for place, name in enumerate(self.search.parameters):
-            self._seed([trial.number, place])
-            trial.suggest_float(name, *self.search.bounds(name))
-        return self.search.temperatures(trial.params)
 
     def _seed(self, place: list[int]) -> None:
         """Give the study a new sampler with a seed of its own for this place: a trial, or a temperature of a trial.

@@ -125,6 +125,8 @@ def _trials(study: Study, loaded: LoadedModel, opened: ExitStack) -> RunTrial:
 
 def _grid_trials(study: Study, loaded: LoadedModel) -> RunTrial:
     """Runs trials of settings. Each trial opens the method again with its own settings."""
+    from moe_lab.engine.forward.ensemble import ScaleSweep
+
     measure: Any = None
 
     def run(trial: Trial, temperatures: list[float], trials: Trials) -> Measured:
@@ -134,7 +136,10 @@ def _grid_trials(study: Study, loaded: LoadedModel) -> RunTrial:
         config = replace(study.config, method=method.at(study.search.grid[trial.number]))
         with type(method)(config.method).open(loaded, Context(config=config)) as lm:
             lm.progress = False
-            sweep = _swept(study, lm) if trial.number == 0 else None
+            sweep = None
+            if trial.number == 0 and study.search.metric == "perplexity" and lm.engine is not None:
+                sweep = ScaleSweep()  # finds the base model's best logit scale
+                lm.set_ensemble(replace(lm.ensemble, sweep=sweep))
             if measure is None:
                 _set_template(study, lm)
                 measure = objective(study, lm)
@@ -142,17 +147,6 @@ def _grid_trials(study: Study, loaded: LoadedModel) -> RunTrial:
             return _scaled(study, _measure(measure, trial, None), sweep)
 
     return run
-
-
-def _swept(study: Study, lm: EngineLM) -> ScaleSweep | None:
-    """Let the LM find the base model's best logit scale in the first trial of a grid. None in studies of accuracy."""
-    from moe_lab.engine.forward.ensemble import ScaleSweep
-
-    if study.search.metric != "perplexity" or lm.engine is None:
-        return None
-    sweep = ScaleSweep()
-    lm.set_ensemble(replace(lm.ensemble, sweep=sweep))
-    return sweep
 
 
 def _set_template(study: Study, lm: EngineLM) -> None:

@@ -48,8 +48,8 @@ TASKS = [("arc_easy", {}), ("addsub", {"gen_kwargs": {"max_gen_toks": 6}})]
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "keys"), TASKS)
 def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_once(
-    task: str, keys: dict[str, Any], tiny_olmoe_dir: Path, data: Path, tmp_path: Path, loads: list[str]
-) -> None:
+    task, keys, tiny_olmoe_dir, data, tmp_path, loads
+):
     pool = ModelPool()
     keys = keys | {"limit": 4}
     wanted = config(tiny_olmoe_dir, data, tmp_path / "once", task, metrics="expert", **keys)
@@ -67,9 +67,8 @@ def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_onc
     assert plain.results["results"] == results
     assert not (plain.path.parent / "expert_metrics.json").exists()
     answers = (plain.path.parent / "responses.jsonl").read_text()
-    later = execute(
-        prepare(config(tiny_olmoe_dir, data, tmp_path / "stored", task, metrics="expert", **keys)), pool
-    )
+    later = config(tiny_olmoe_dir, data, tmp_path / "stored", task, metrics="expert", **keys)
+    later = execute(prepare(later), pool)
     assert later.results["results"] == results
     assert numbers(later.path.parent) == expected
     assert (later.path.parent / "responses.jsonl").read_text() == answers
@@ -82,9 +81,8 @@ def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_onc
     for name in ("responses.jsonl", "expert_metrics/capacity_most.jsonl"):
         lines = (torn / name).read_text().splitlines(keepends=True)
         (torn / name).write_text("".join(lines[: len(lines) // 2]))
-    again = execute(
-        prepare(config(tiny_olmoe_dir, data, tmp_path / "torn", task, metrics="expert", **keys)), pool
-    )
+    again = config(tiny_olmoe_dir, data, tmp_path / "torn", task, metrics="expert", **keys)
+    again = execute(prepare(again), pool)
     assert again.results["results"] == results
     assert numbers(torn) == expected
     cost = json.loads((torn / "expert_metrics.json").read_text())["cost"]
@@ -96,9 +94,7 @@ def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_onc
 
 
 @pytest.mark.slow
-def test_answers_under_a_policy_are_not_asked_twice(
-    tiny_olmoe_dir: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_under_a_policy_are_not_asked_twice(tiny_olmoe_dir, data, tmp_path, monkeypatch):
     run = prepare(config(tiny_olmoe_dir, data, tmp_path, "arc_easy", metrics="expert", limit=4))
     execute(run, ModelPool())
     (run.folder / "expert_metrics.json").unlink()
@@ -113,9 +109,7 @@ def test_answers_under_a_policy_are_not_asked_twice(
 
 
 @pytest.mark.slow
-def test_the_command_writes_files_that_agree_with_each_other(
-    tiny_olmoe_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp_path, capsys):
     typed = ["method=base", "metrics=expert", f"model.path={tiny_olmoe_dir}", "task=toy_choice", "limit=5"]
     ended = run_command(capsys, *typed, f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
@@ -134,15 +128,13 @@ def test_the_command_writes_files_that_agree_with_each_other(
     assert found["capacity"]["most"]["masked"] == together.argmax(axis=-1).tolist()
     loss = found["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"]
     assert loss["difference"] == pytest.approx(loss["base"] - loss["changed"])
-    assert (
-        loss["base"] == json.loads((folder / "results.json").read_text())["results"]["toy_choice"]["acc,none"]
-    )
+    scores = json.loads((folder / "results.json").read_text())["results"]["toy_choice"]
+    assert loss["base"] == scores["acc,none"]
     for name in ("coactivation", "selections"):
         assert (folder / "figures" / f"{name}.png").stat().st_size > 1000
     rows = (folder / "figures" / "coactivation.csv").read_text().splitlines()[1:]
-    assert sum(int(row.split(",")[3]) for row in rows) == sum(
-        counts[f"pairs.{p}"].sum() for p in ("prefill", "decode")
-    )
+    pairs = counts["pairs.prefill"].sum() + counts["pairs.decode"].sum()
+    assert sum(int(row.split(",")[3]) for row in rows) == pairs
     assert "To run: 0" in run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
     (folder / "expert_metrics.json").unlink()
     plan = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
@@ -154,27 +146,17 @@ def test_the_command_writes_files_that_agree_with_each_other(
 
 
 @pytest.mark.slow
-def test_several_tasks_have_their_documents_together_too(
-    tiny_olmoe_dir: Path, data: Path, tmp_path: Path
-) -> None:
+def test_several_tasks_have_their_documents_together_too(tiny_olmoe_dir, data, tmp_path):
     from moe_lab.config.schema import TaskConfig
 
     both = TaskConfig(name=["addsub", "svamp"])
     shutil.copytree(data / "addsub", data / "svamp", dirs_exist_ok=True)
-    wanted = config(
-        *(tiny_olmoe_dir, data, tmp_path),
-        task_config=both,
-        metrics="expert",
-        limit=3,
-        gen_kwargs={"max_gen_toks": 3},
-    )
+    keys = {"task_config": both, "metrics": "expert", "limit": 3, "gen_kwargs": {"max_gen_toks": 3}}
+    wanted = config(tiny_olmoe_dir, data, tmp_path, **keys)
     run = execute(prepare(wanted), ModelPool()).run
     tasks = numbers(run.folder)["specialization"]["tasks"]
-    assert {name: one["exact_match,numeric"]["n"] for name, one in tasks.items()} == {
-        "addsub": 3,
-        "svamp": 3,
-        "all": 6,
-    }
+    counts = {name: one["exact_match,numeric"]["n"] for name, one in tasks.items()}
+    assert counts == {"addsub": 3, "svamp": 3, "all": 6}
 
 
 @pytest.mark.parametrize(
@@ -188,9 +170,7 @@ def test_several_tasks_have_their_documents_together_too(
         (["method=base", "task=toy_safety"], "compares accuracies, and toy_safety has none"),
     ],
 )
-def test_what_has_no_expert_metrics_is_refused_before_weights_load(
-    typed: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], loads: list[str]
-) -> None:
+def test_what_has_no_expert_metrics_is_refused_before_weights_load(typed, named, tmp_path, capsys, loads):
     ended = run_command(capsys, "metrics=expert", *typed, f"output_dir={tmp_path / 'out'}")
     assert ended.code == 2
     assert named in ended.err
@@ -208,8 +188,8 @@ def folder_of(out: str) -> Path:
 
 @pytest.mark.slow
 def test_a_fine_tuned_model_has_metrics_of_its_own_beside_those_of_the_untrained_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     keys = [*TRAINED, "method.learning_rate=0.02", f"output_dir={tmp_path}"]
     assert run_command(capsys, *keys).code == 0
     [base] = tmp_path.glob("runs/*-base-*")
@@ -230,22 +210,16 @@ def test_a_fine_tuned_model_has_metrics_of_its_own_beside_those_of_the_untrained
         "capacity/most/tasks/toy_choice/acc,none": [loss["difference"] for loss in losses],
     }
     for path, (after, untrained) in values.items():
-        assert found["differences"]["baseline"][path]["difference"] == pytest.approx(
-            after - untrained, abs=1e-9
-        ), path
+        stored = found["differences"]["baseline"][path]["difference"]
+        assert stored == pytest.approx(after - untrained, abs=1e-9), path
     shown = [line.split()[0] for line in ended.out.splitlines() if "Load Balance," in line]
     assert [name == "base" for name in shown] == [True, True, False, False], "before, then after"
 
     # the same numbers as those of the trained folder by itself
-    model = (
-        tmp_path
-        / "models"
-        / json.loads((folder / "results.json").read_text())["moe_lab"]["finetune_freeze"]["model"]
-    )
-    alone = run_command(
-        *(capsys, "method=base", "metrics=expert", f"model.path={model / 'model'}", *TRAINED[1:3]),
-        f"output_dir={tmp_path / 'alone'}",
-    )
+    block = json.loads((folder / "results.json").read_text())["moe_lab"]
+    model = tmp_path / "models" / block["finetune_freeze"]["model"] / "model"
+    keys_alone = ["method=base", "metrics=expert", f"model.path={model}", *TRAINED[1:3]]
+    alone = run_command(capsys, *keys_alone, f"output_dir={tmp_path / 'alone'}")
     own = numbers(folder_of(alone.out))
     mine = numbers(folder)
     for key in ("load_balance", "collaboration", "capacity", "specialization", "tokens"):

@@ -84,10 +84,8 @@ def balanced(tokenizer: Any, start: str, form: str = "{}") -> str:
 
 def questions(count: int, text: Any) -> list[dict[str, Any]]:
     """Questions whose answers all begin alike; one more letter of each is predicted and not read."""
-    return [
-        row | {"question": text(n), "choices": {"text": [f"one {c}" for c in "xyz"], "label": list("ABC")}}
-        for n, row in enumerate(choices(count))
-    ]
+    answers = {"text": [f"one {c}" for c in "xyz"], "label": list("ABC")}
+    return [row | {"question": text(n), "choices": answers} for n, row in enumerate(choices(count))]
 
 
 def balanced_questions(tokenizer: Any) -> list[dict[str, Any]]:
@@ -98,9 +96,7 @@ def balanced_questions(tokenizer: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(
-    k: int, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(k, tokenizer, tmp_path):
     weight_ED = torch.zeros(EXPERTS, WIDTH)
     for remainder in range(EXPERTS):
         for place in range(k):  # a token takes the experts that follow its remainder
@@ -109,9 +105,8 @@ def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(
     assert found["experts"] == [EXPERTS] * LAYERS and found["top_k"] == [k] * LAYERS
     for phase in ("all", "prefill", "decode"):
         assert found["load_balance"][phase]["value"] == pytest.approx(math.log2(EXPERTS), abs=1e-12)
-        assert [one["value"] for one in found["load_balance"][phase]["layers"]] == pytest.approx(
-            [3.0] * LAYERS
-        )
+        layers = found["load_balance"][phase]["layers"]
+        assert [one["value"] for one in layers] == pytest.approx([3.0] * LAYERS)
         # an expert goes with those up to k - 1 places away, the nearer the more often
         weights = [k - distance for distance in range(1, k) for _ in (0, 1)]
         expected = -sum(w / sum(weights) * math.log2(w / sum(weights)) for w in weights)
@@ -120,14 +115,11 @@ def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(
-    k: int, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(k, tokenizer, tmp_path):
     weight_ED = torch.zeros(EXPERTS, WIDTH)
     weight_ED[2 : 2 + k, EXPERTS] = torch.arange(10.0, 10.0 + k)
-    found = metrics_of(
-        routed_by_token(k, weight_ED), tokenizer, tmp_path, questions(4, lambda n: "How? " * (n + 1))
-    )
+    asked = questions(4, lambda n: "How? " * (n + 1))
+    found = metrics_of(routed_by_token(k, weight_ED), tokenizer, tmp_path, asked)
     for phase in ("all", "prefill", "decode"):
         assert found["load_balance"][phase]["value"] == pytest.approx(math.log2(k), abs=1e-12)
         expected = k * math.log2(max(1, k - 1)) / EXPERTS
@@ -136,9 +128,7 @@ def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))
-def test_capacity_is_what_a_model_without_that_expert_loses(
-    family: str, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_capacity_is_what_a_model_without_that_expert_loses(family, tokenizer, tmp_path):
     model = make_model(family)
     found = metrics_of(model, tokenizer, tmp_path, choices(10))
     for _, which in LOSSES:
@@ -152,9 +142,7 @@ def test_capacity_is_what_a_model_without_that_expert_loses(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
-def test_a_model_whose_experts_are_copies_of_one_has_no_specialization(
-    family: str, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_model_whose_experts_are_copies_of_one_has_no_specialization(family, tokenizer, tmp_path):
     model = small_model(family)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:

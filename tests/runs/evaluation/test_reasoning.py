@@ -31,12 +31,7 @@ from tests.support.harmony import FINAL, OPEN, answer_with, harmony_tokenizer, r
 from tests.support.runs import small_data, write_jsonl
 
 PRESET: dict[str, Any] = {"think_end_token": FINAL, "max_gen_toks": 2048}
-WINOGRANDE = {
-    "sentence": "Ann thanked Eve since _ helped.",
-    "option1": "Ann",
-    "option2": "Eve",
-    "answer": "2",
-}
+WINOGRANDE = {"option1": "Ann", "option2": "Eve", "answer": "2", "sentence": "Ann thanked Eve since _ left."}
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +50,9 @@ def config(
     model: Path, data: Path, task: str = "gsm8k", preset: dict[str, Any] = PRESET, **keys: Any
 ) -> Config:
     keys = {"num_fewshot": 1, "apply_chat_template": True, **keys}
-    return Config(
-        model=ModelConfig(name="gpt-oss", path=str(model), **preset),
-        method=get_method("base").Config(),
-        task=TaskConfig(name=task),
-        data_dir=str(data),
-        output_dir=str(data / "outputs"),
-        offline=True,
-        **keys,
-    )
+    own = ModelConfig(name="gpt-oss", path=str(model), **preset)
+    places = {"data_dir": str(data), "output_dir": str(data / "outputs"), "offline": True}
+    return Config(model=own, method=get_method("base").Config(), task=TaskConfig(name=task), **places, **keys)
 
 
 def asked(given: Config) -> tuple[Any, list[list[Any]]]:
@@ -106,15 +95,8 @@ def test_a_reply_has_the_models_number_of_tokens_or_more(model, data):
 def test_an_answer_that_the_task_begins_has_no_reasoning(model, tmp_path):
     text = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}}}
     write_jsonl(tmp_path / "rows.jsonl", [{"question": "2 + 2?", "answer": "4"}])
-    yaml = {
-        **text,
-        "task": "begun",
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": "question",
-        "doc_to_target": "answer",
-        "gen_prefix": "It is",
-    }
+    yaml = text | {"task": "begun", "test_split": "test", "output_type": "generate_until"}
+    yaml |= {"doc_to_text": "question", "doc_to_target": "answer", "gen_prefix": "It is"}
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "begun.yaml").write_text(json.dumps(yaml))
     given = config(model, tmp_path, "begun", num_fewshot=0)
@@ -132,10 +114,8 @@ def run_id(given: Config) -> str:
 def test_it_is_part_of_a_runs_identity_with_a_chat_template_alone(model, data, task):
     plain = config(model, data, task, {}, apply_chat_template=False)
     assert run_id(config(model, data, task, apply_chat_template=False)) == run_id(plain)
-    ids = {
-        run_id(config(model, data, task, preset))
-        for preset in ({}, PRESET, {**PRESET, "think_end_token": "</think>"})
-    }
+    presets = ({}, PRESET, {**PRESET, "think_end_token": "</think>"})
+    ids = {run_id(config(model, data, task, preset)) for preset in presets}
     assert len(ids) == 3
     with pytest.raises(ConfigError, match="max_gen_toks=2048 has no effect without model.think_end_token"):
         config(model, data, task, {"max_gen_toks": 2048})

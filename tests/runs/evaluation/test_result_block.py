@@ -1,7 +1,9 @@
-"""Breaks if a stored difference has the other sign, or is over other documents than both runs have."""
+"""Breaks if a stored difference has the other sign or is over other documents than both runs have, if a cost is counted
+from the wrong moment, or if energy is invented where none can be read."""
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,9 @@ from lm_eval.api.metrics import mean, weighted_perplexity
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.methods.roe import RoE
+from moe_lab.models.memory import reset_peak_memory
 from moe_lab.results.samples import Sample
+from moe_lab.runs.evaluation import result_block as cost
 from moe_lab.runs.evaluation.result_block import moe_lab_block
 from tests.support.lm_eval_logs import samples_of
 from tests.support.runs import facts
@@ -44,7 +48,7 @@ def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline")
 
 
 @pytest.mark.parametrize(("metric", "to_right"), [("acc", 3), ("flagged", 1)])
-def test_a_difference_is_this_run_minus_the_other(metric: str, to_right: int) -> None:
+def test_a_difference_is_this_run_minus_the_other(metric, to_right):
     """Three documents go from 0 to 1 and one from 1 to 0: better for an accuracy, worse where 1 is a flagged answer."""
     block = stored({metric: [1.0, 1, 1, 0, 1, 0]}, {metric: [0.0, 0, 0, 1, 1, 0]})
     paired = block["paired"]["t"][f"{metric},none"]
@@ -56,7 +60,7 @@ def test_a_difference_is_this_run_minus_the_other(metric: str, to_right: int) ->
 
 
 @pytest.mark.parametrize("name", ["baseline", "full"])
-def test_the_sign_is_the_same_for_other_scores_and_other_runs(name: str) -> None:
+def test_the_sign_is_the_same_for_other_scores_and_other_runs(name):
     bleu = [10.0 + number % 3 for number in range(20)]
     logs = [(-9.0 - number % 3, 5) for number in range(20)]
     mine = {"bleu": bleu, "word_perplexity": logs}
@@ -67,7 +71,46 @@ def test_the_sign_is_the_same_for_other_scores_and_other_runs(name: str) -> None
     assert paired["word_perplexity,none"]["difference"] < 0 and paired["word_perplexity,none"]["ci95"][1] < 0
 
 
-def test_documents_of_one_run_alone_are_left_out() -> None:
+def test_documents_of_one_run_alone_are_left_out():
     block = stored({"acc": [1.0, 1, 0]}, {"acc": [0.0]})
     assert block["paired"]["t"]["acc,none"]["n"] == 1
     assert block["paired"]["t"]["acc,none"]["difference"] == 1
+
+
+# The cost
+
+
+def test_working_memory_is_what_answering_added():
+    """Broken by memory that an earlier run freed and the process still holds, and by counting the model."""
+    held = [bytearray(b"x" * 2**20) for _ in range(64)]
+    model: Any = SimpleNamespace(cost={}, device=SimpleNamespace(type="cpu"))
+    freed = [bytes(60_000) + bytes([index % 256]) for index in range(3000)]
+    del freed
+    reset_peak_memory(None)
+    meter = cost.Meter(model)
+    block = b"x" * (100 * 2**20)
+    del block
+    spent = meter.spent()
+    assert 90 * 2**20 < spent["peak_working_bytes"] < 150 * 2**20
+    assert spent["peak_memory_bytes"] > spent["peak_working_bytes"] + len(held) * 2**20
+
+
+def test_energy_is_the_difference_of_two_readings(monkeypatch):
+    readings = iter([1000, 5000, 9500])
+    nvml = SimpleNamespace(nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(readings))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(cost, "_nvml_handle", lambda device: "handle")
+    monkeypatch.setattr(cost, "peak_memory_bytes", lambda device: 1)
+    monkeypatch.setattr(cost, "memory_bytes", lambda device: 1)
+    model: Any = SimpleNamespace(cost={}, device=SimpleNamespace(type="cuda"))
+    meter = cost.Meter(model)
+    assert meter.spent()["energy_joules"] == 4.0
+    assert meter.spent()["energy_joules"] == 4.5
+
+
+def test_what_an_engine_counts_is_stored():
+    counts = {"tokens_in": 40.0, "tokens_out": 7.0, "near_ties": 3.0, "cut_prompts": 2.0, "wall_seconds": 4.0}
+    log: Any = SimpleNamespace(cost=counts, environment={})
+    block = cost.cost_block(log)
+    assert [block[key] for key in ("tokens_in", "tokens_out", "near_ties", "cut_prompts")] == [40, 7, 3, 2]
+    assert block["tokens_per_second"] == 10.0

@@ -6,14 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.runs.evaluation.run_lm_eval import resolve_trained
 from tests.support.runs import facts
 
 
-def test_the_figures_of_a_training_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figures_of_a_training_are_drawn_once(tmp_path, monkeypatch):
     drawn: list[Path] = []
 
     def draw(folder: Path, held_out: str) -> None:

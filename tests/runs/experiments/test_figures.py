@@ -24,7 +24,6 @@ from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import FIGURES, find_experiments
 from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.experiments import equivalent, figures
-from moe_lab.runs.experiments import figures as figure_rows
 from tests.support.command import run_command
 from tests.support.stored_results import results_of
 from tests.support.stored_studies import write_study
@@ -32,27 +31,21 @@ from tests.support.stored_studies import write_study
 
 def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
     config = Config(method=get_method("roe").Config())
-    return TableCell(
-        coordinates={},
-        run_id="r",
-        results=[results_of(**changes)] if changes else [],
-        studies=[study] if study else [],
-        config=config,
-    )
+    results, studies = [results_of(**changes)] if changes else [], [study] if study else []
+    return TableCell(coordinates={}, run_id="r", results=results, studies=studies, config=config)
 
 
-def test_every_kind_of_figure_can_be_drawn() -> None:
+def test_every_kind_of_figure_can_be_drawn():
     for kind, (_, module) in FIGURES.items():
         assert callable(getattr(import_module(f"moe_lab.reports.figures.{module}"), f"write_{kind}"))
 
 
 @pytest.mark.parametrize("name", ["figure7", "figure10"])
-def test_an_experiment_leaves_a_picture_beside_its_table(name: str, tmp_path: Path) -> None:
+def test_an_experiment_leaves_a_picture_beside_its_table(name, tmp_path):
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
     experiment = find_experiments(f"roe/{name}")[0]
-    paths = figures.make_figure(
-        experiment, "tiny", [cell_of(study)], ModelPool(), tmp_path / "tables", NO_COMPARISONS
-    )
+    folder = tmp_path / "tables"
+    paths = figures.make_figure(experiment, "tiny", [cell_of(study)], ModelPool(), folder, NO_COMPARISONS)
     stem = f"roe-{name}-tiny-{experiment.figure}"
     assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
     assert figures.make_figure(experiment, "tiny", [cell_of()], ModelPool(), tmp_path, NO_COMPARISONS) == []
@@ -78,7 +71,7 @@ STORED = {
 }
 
 
-def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     asked: list[Any] = []
 
     def measured(config: Config, models: ModelPool, ratio: float, *, compute: bool) -> dict[str, Any]:
@@ -86,36 +79,32 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch: pytest.M
         return STORED
 
     monkeypatch.setattr(equivalent, "measured", measured)
-    (row,) = figure_rows.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
+    (row,) = figures.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
     expected = [(math.log(10) / math.log(value)) ** (1 / 0.076) for value in (9.0, 10.5, 8.5)]
-    assert [row[key] for key in ("size_ratio", "size_ratio_low", "size_ratio_high")] == pytest.approx(
-        expected
-    )
+    ratios = [row[f"size_ratio{which}"] for which in ("", "_low", "_high")]
+    assert ratios == pytest.approx(expected)
     assert row["size_ratio_low"] < 1 < row["size_ratio"] < row["size_ratio_high"]
     assert row["calibrated_size_ratio"] is None
     assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
-
-
-def test_the_equivalent_size_of_calibration_stands_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalent, "measured", lambda *_, **__: STORED)
     compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
-    (row,) = figure_rows.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
+    (row,) = figures.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
     assert row["calibrated_perplexity"] == 9.5
     assert row["calibrated_size_ratio"] == pytest.approx((math.log(10) / math.log(9.5)) ** (1 / 0.076))
 
 
-def test_a_report_measures_nothing(tmp_path: Path) -> None:
+def test_a_report_measures_nothing(tmp_path):
     roe = {"roe": PERPLEXITY["roe"] | {"temperatures": [0.0] * 8}}
     config = Config(method=get_method("roe").Config(), output_dir=str(tmp_path))
     cell = replace(cell_of(**PERPLEXITY | roe), config=config)
-    assert figure_rows.equivalent_rows([cell], ModelPool(), compute=False) == []
+    assert figures.equivalent_rows([cell], ModelPool(), compute=False) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_presets_are_the_papers_table_1(tmp_path: Path) -> None:
+def test_presets_are_the_papers_table_1(tmp_path):
     experiment = find_experiments("roe/table1")[0]
-    rows = figure_rows.setup_rows(experiment)
+    rows = figures.setup_rows(experiment)
     assert len(rows) == 3 * 3 + 3 * 3 * 4
     assert [row for row in rows if row["value"] != row["published"]] == []
     markdown, table = figures.make_figure(experiment, "paper", [], ModelPool(), tmp_path, NO_COMPARISONS)
@@ -125,9 +114,7 @@ def test_presets_are_the_papers_table_1(tmp_path: Path) -> None:
     assert table.exists()
 
 
-def test_a_logger_gets_numbers_and_pictures_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_logger_gets_numbers_and_pictures_only(monkeypatch, capsys, tmp_path):
     """Broken by a Markdown table that is logged as a picture, which ends the logging."""
     logged: list[Path] = []
 
@@ -139,3 +126,17 @@ def test_a_logger_gets_numbers_and_pictures_only(
     ended = run_command(capsys, "experiment=roe/table1", f"output_dir={tmp_path}")
     assert ended.code == 0 and "roe-table1-tiny.md" in ended.out
     assert [path.name for path in logged] == ["roe-table1-tiny.csv"]
+
+
+# Equation 1.1 of the scaling law
+
+
+def test_the_ratio_is_that_of_two_sizes():
+    sizes = [8.8e13 * loss ** (-1 / figures.ALPHA_N) for loss in (2.0, 2.5)]  # equation 1.1, solved for N
+    assert figures.size_ratio(2.0, 2.5) == pytest.approx(sizes[0] / sizes[1])
+    assert figures.size_ratio(2.5, 2.5) == 1.0
+    assert figures.size_ratio(2.6, 2.5) < 1 < figures.size_ratio(2.4, 2.5), "a lower loss is a larger model"
+    # 10 ** -0.076 = 0.8395: Kaplan et al. (2020), section 1.2, as a power law in N
+    assert figures.size_ratio(0.8394600, 1.0) == pytest.approx(10, rel=1e-4)
+    # OLMoE-7B as good as a 10.5B model (section 3.4)
+    assert figures.size_ratio(0.97, 1.0) == pytest.approx(10.5 / 7, rel=0.01)

@@ -19,6 +19,7 @@ from moe_lab.config import catalog
 from moe_lab.config.compose import compose_cell
 from moe_lab.config.overrides import quote
 from moe_lab.errors import ConfigError, ModelError, ResultsError, TaskError
+from moe_lab.methods.c3po.method import C3PO
 from moe_lab.reports import loggers
 from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.experiment import Scale, find_experiments, load_experiment
@@ -49,10 +50,23 @@ paper:
 
 
 @pytest.fixture
-def runs(monkeypatch, tmp_path):
+def write(tmp_path):
+    """Writes an experiment's YAML: EXPERIMENT with other texts."""
+
+    def write(name, *changes, text=EXPERIMENT, folder="experiments/paper"):
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / f"{name}.yaml").write_text(text)
+
+    return write
+
+
+@pytest.fixture
+def runs(monkeypatch, tmp_path, write):
     """Runs that need no model, and one experiment file."""
-    (tmp_path / "experiments" / "paper").mkdir(parents=True)
-    (tmp_path / "experiments" / "paper" / "table_t.yaml").write_text(EXPERIMENT)
+    write("table_t")
     monkeypatch.setattr(catalog, "resource_folder", lambda name: tmp_path / name)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -60,29 +74,41 @@ def runs(monkeypatch, tmp_path):
 
 
 @pytest.fixture
+def seen(runs, monkeypatch):
+    """The configurations that are prepared."""
+    seen = []
+    monkeypatch.setattr(
+        moe_lab.runs.prepare, "prepare", lambda config: seen.append(config) or runs.prepare(config)
+    )
+    return seen
+
+
+@pytest.fixture
+def refuse(runs, monkeypatch):
+    """Makes the preparation of some configurations fail."""
+
+    def refuse(error, which=lambda config: True):
+        def prepare(config):
+            if which(config):
+                raise error
+            return runs.prepare(config)
+
+        monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
+
+    return refuse
+
+
+@pytest.fixture
 def tables(tmp_path):
     return tmp_path / "work" / "outputs" / "tables"
 
 
-def test_scales_expand_to_overrides():
+def test_scales_expand_to_overrides_and_an_option_brings_its_own():
     scale = Scale(grid={"task": ["a", "b"], "seed": [1, 2]}, cells=[["method=base"]], set=["limit=3"])
-    assert scale.overrides() == [
-        ["task=a", "seed=1", "limit=3"],
-        ["task=a", "seed=2", "limit=3"],
-        ["task=b", "seed=1", "limit=3"],
-        ["task=b", "seed=2", "limit=3"],
-        ["method=base", "limit=3"],
-    ]
-
-
-def test_grids_are_joined_and_an_option_brings_its_own_overrides():
-    scale = Scale(
-        grid=[
-            {"method": ["base", ["roe", "tuning=tpe", "seeds=2"]], "task": ["a"]},
-            {"model.path": [["owner/name", "model.name=x"]]},
-        ],
-        set=["limit=3"],
-    )
+    grid = [[f"task={task}", f"seed={seed}", "limit=3"] for task in "ab" for seed in (1, 2)]
+    assert scale.overrides() == [*grid, ["method=base", "limit=3"]]
+    methods = {"method": ["base", ["roe", "tuning=tpe", "seeds=2"]], "task": ["a"]}
+    scale = Scale(grid=[methods, {"model.path": [["owner/name", "model.name=x"]]}], set=["limit=3"])
     assert scale.overrides() == [
         ["method=base", "task=a", "limit=3"],
         ["method=roe", "tuning=tpe", "seeds=2", "task=a", "limit=3"],
@@ -103,42 +129,31 @@ columns: [method.n, method.temperature, method.skip_layers]
 """
 
 
-def test_cells_share_the_profile_of_one_study(monkeypatch, capsys, tmp_path):
+def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, capsys):
     """Broken by a study per cell, and by a profile that takes the place of a cell's own n."""
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments" / "table_p.yaml").write_text(PROFILE_EXPERIMENT)
-    monkeypatch.setattr(catalog, "resource_folder", lambda name: tmp_path / name)
-    runs = install(monkeypatch, FakeRuns())
+    write("table_p", text=PROFILE_EXPERIMENT)
     studies, after = [], []
     monkeypatch.setattr(cells, "job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
-    monkeypatch.setattr(
-        moe_lab.runs.tuning.study, "prepare_study", lambda config: studies.append(config) or "study"
-    )
+    prepare_study = lambda config: studies.append(config) or "study"  # noqa: E731
+    monkeypatch.setattr(moe_lab.runs.tuning.study, "prepare_study", prepare_study)
 
     def job_after(study, config):
         after.append((study, config.method.n))
         return Job(config, runs=[runs.prepare(config)])
 
     monkeypatch.setattr(cells, "job_after", job_after)
-    monkeypatch.chdir(tmp_path)
     assert run_command(capsys, "experiment=table_p").code == 0
     assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
     assert after == [("study", 4), ("study", 8)]
-    text = (tmp_path / "outputs" / "tables" / "table_p-tiny.md").read_text()
-    assert "| n=4 temperature=0 |" in text and "| n=8 temperature=profile |" in text, (
-        "what is unset is left out"
-    )
+    text = (tables / "paper-table_p-tiny.md").read_text()
+    assert "| n=4 temperature=0 |" in text and "| n=8 temperature=profile |" in text, "no unset key"
     assert "published" not in text, "the paper has no number for any cell"
 
 
 @pytest.mark.slow
-def test_a_temperature_that_is_typed_takes_the_place_of_the_profile(monkeypatch, capsys, tmp_path):
+def test_a_temperature_that_is_typed_takes_the_place_of_the_profile(runs, write, capsys):
     """Broken by a study whose profile is taken in the place of what the user wants."""
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments" / "table_p.yaml").write_text(PROFILE_EXPERIMENT)
-    monkeypatch.setattr(catalog, "resource_folder", lambda name: tmp_path / name)
-    runs = install(monkeypatch, FakeRuns())
-    monkeypatch.chdir(tmp_path)
+    write("table_p", text=PROFILE_EXPERIMENT)
     assert run_command(capsys, "experiment=table_p", "method.temperature=0.3").code == 0
     assert {config.method.temperature for config in runs.asked} == {0.3}
     assert len(runs.prepared) == 2, "temperatures 0 and profile are one cell now"
@@ -160,10 +175,8 @@ def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
         assert run_command(capsys, "experiment=table_t", *typed).code == 0
     assert first.read_text() == plain
     names = sorted(file.name for file in tables.glob("*-tiny-*.md"))
-    assert [name[:-12] for name in names] == [
-        "paper-table_t-tiny-limit-4-method.n-2",
-        "paper-table_t-tiny-limit-5",
-    ]
+    typed = [name.removeprefix("paper-table_t-tiny-")[:-12] for name in names]
+    assert typed == ["limit-4-method.n-2", "limit-5"]
     text = (tables / names[0]).read_text()
     assert text.startswith("# Table T (scale tiny, limit=4, method.n=2)\n")
     assert f"[Table T (scale tiny, limit=5)]({names[1]})" in (tables / "index.md").read_text()
@@ -172,18 +185,12 @@ def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
 def test_names_of_tables_tell_long_settings_apart():
     [experiment] = find_experiments("roe/figure6")
     temperatures = [f"method.temperature=[{','.join(['0.1'] * 40)},{last}]" for last in (1, 2)]
-    stems = [
-        file_stem(
-            replace(experiment, typed=typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", one])),
-            "tiny",
-        )
-        for one in temperatures
-    ]
+    settings = [typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", one]) for one in temperatures]
+    stems = [file_stem(replace(experiment, typed=typed), "tiny") for typed in settings]
     assert len(set(stems)) == 2
     for stem in stems:
-        assert re.fullmatch(
-            r"roe-figure6-tiny-method.profile--a-b-c-method.temperature--0[.0-9-]+-[0-9a-f]{8}", stem
-        )
+        own = stem.removeprefix("roe-figure6-tiny-method.profile--a-b-c-method.temperature")
+        assert re.fullmatch(r"--0[.0-9-]+-[0-9a-f]{8}", own)
         assert len(stem) < 100
 
 
@@ -203,15 +210,16 @@ def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, m
     assert "4 of 4 cells are measured" in text and "- tiny, toy_math, base: the disk is full" in text
 
 
-def test_a_table_of_nothing_is_not_written(runs, tables, capsys, monkeypatch):
-    def prepare(config):
-        raise TaskError("no data here")
-
-    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
+def test_without_data_no_table_is_written_and_the_plan_says_so_once(refuse, tables, capsys):
+    refuse(TaskError("no data here"))
     ended = run_command(capsys, "experiment=table_t")
     assert ended.code == 2, "the request is wrong: no cell can run"
     assert "No cell is measured: no table is written." in ended.err
     assert not tables.exists()
+    ended = run_command(capsys, "experiment=table_t", "mode=plan")
+    assert ended.code == 0 and ended.out.count("cannot run (1)") == 4
+    assert "To run: 0, about 0 forward tokens. Cannot run: 4." in ended.out
+    assert ended.out.count("no data here") == 1
 
 
 @pytest.mark.slow
@@ -238,31 +246,30 @@ def test_the_index_has_the_figures_of_each_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cell_of_two_tables_is_one_job(runs, capsys, tmp_path, monkeypatch):
-    second = tmp_path / "experiments" / "paper" / "table_u.yaml"
-    second.write_text(EXPERIMENT.replace("Table T", "Table U"))
+def test_a_cell_of_two_tables_is_one_job(runs, write, tables, capsys):
+    write("table_u", ("Table T", "Table U"))
+    out = run_command(capsys, "experiment=all", "mode=plan").out
+    assert "To run: 4, about 4,000 forward tokens." in out and not tables.exists()
+    runs.prepared.clear()
     assert run_command(capsys, "experiment=all").code == 0
     assert len(runs.prepared) == len(runs.executed) == 4
 
 
-def test_roe_at_temperature_0_is_a_column_of_its_own(runs, tables, capsys, tmp_path):
+def test_roe_at_temperature_0_is_a_column_of_its_own(runs, write, tables, capsys):
     """What rounding alone changes stands beside RoE and is not taken for it."""
-    file = tmp_path / "experiments" / "paper" / "table_t.yaml"
-    file.write_text(EXPERIMENT.replace("[base, roe]", "[base, roe, [roe, method.temperature=0]]"))
+    write("table_t", ("[base, roe]", "[base, roe, [roe, method.temperature=0]]"))
     assert run_command(capsys, "experiment=table_t").code == 0
-    [header] = [
-        line for line in (tables / "paper-table_t-tiny.md").read_text().splitlines() if "| base |" in line
-    ]
+    lines = (tables / "paper-table_t-tiny.md").read_text().splitlines()
+    [header] = [line for line in lines if "| base |" in line]
     assert "| roe |" in header and "| roe, temperature 0 |" in header
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axis, shown", [("", False), ("apply_chat_template: [false, true], ", True)])
-def test_a_row_key_that_no_cell_has_is_left_out(axis, shown, runs, tables, capsys, tmp_path):
+def test_a_row_key_that_no_cell_has_is_left_out(axis, shown, runs, write, tables, capsys):
     """Chat templates are an axis of Figure 3 at one scale and none at the others."""
-    text = EXPERIMENT.replace("rows: [model, task]", "rows: [model, task, apply_chat_template]")
-    text = text.replace("{model: [tiny], ", "{model: [tiny], " + axis)
-    (tmp_path / "experiments" / "paper" / "table_t.yaml").write_text(text)
+    rows = ("rows: [model, task]", "rows: [model, task, apply_chat_template]")
+    write("table_t", rows, ("{model: [tiny], ", "{model: [tiny], " + axis))
     assert run_command(capsys, "experiment=table_t").code == 0
     lines = (tables / "paper-table_t-tiny.md").read_text().splitlines()
     assert ("| model | task | apply_chat_template |" in "".join(lines)) is shown
@@ -284,13 +291,8 @@ def test_a_finished_cell_is_not_run_again(runs, tables, capsys):
 
 
 @pytest.mark.slow
-def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, tables, capsys, monkeypatch):
-    def prepare(config):
-        if config.task.name == "toy_choice":
-            raise TaskError("toy_choice.jsonl is missing")
-        return runs.prepare(config)
-
-    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
+def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, refuse, capsys):
+    refuse(TaskError("toy_choice.jsonl is missing"), lambda config: config.task.name == "toy_choice")
     ended = run_command(capsys, "experiment=table_t")
     assert ended.code == 1
     assert "Cannot run tiny-base-toy_choice, tiny-roe-toy_choice: toy_choice.jsonl is missing" in ended.err
@@ -298,15 +300,9 @@ def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, tables, capsys
     assert run_command(capsys, "experiment=table_t", "mode=plan").code == 0
 
 
-def test_a_model_that_one_method_refuses_runs_with_the_other(runs, tables, capsys, monkeypatch):
+def test_a_model_that_one_method_refuses_runs_with_the_other(runs, refuse, capsys):
     """GPT-OSS, whose routers are not supported yet: base is still measured."""
-
-    def prepare(config):
-        if config.method.name == "roe":
-            raise ModelError("No router was found")
-        return runs.prepare(config)
-
-    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
+    refuse(ModelError("No router was found"), lambda config: config.method.name == "roe")
     assert run_command(capsys, "experiment=table_t").code == 1
     assert runs.executed == ["tiny-base-toy_math-0", "tiny-base-toy_choice-0"]
 
@@ -326,11 +322,12 @@ def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):
     assert "3 of 4 cells" in after and "| missing |" in after and before != after
 
 
-def test_a_table_of_expert_metrics_needs_them(runs, capsys, tmp_path):
+def test_a_table_of_expert_metrics_needs_them(runs, write, capsys):
     """Broken by trainings whose table is never written."""
-    text = EXPERIMENT.replace("columns: [method]", "columns: [measure]\nmetric: {Load: expert.load_balance}")
-    text = text.replace("set: [limit=10]", "set: [limit=10, metrics=expert]").replace("[base, roe]", "[base]")
-    (tmp_path / "experiments" / "paper" / "table_e.yaml").write_text(text.partition("paper:")[0])
+    columns = ("columns: [method]", "columns: [measure]\nmetric: {Load: expert.load_balance}")
+    measured = ("set: [limit=10]", "set: [limit=10, metrics=expert]")
+    published = EXPERIMENT[EXPERIMENT.index("paper:") :]
+    write("table_e", columns, measured, ("[base, roe]", "[base]"), (published, ""))
     for mode in ("run", "plan"):
         ended = run_command(capsys, "experiment=table_e", "metrics=none", f"mode={mode}")
         assert ended.code == 2 and not runs.prepared
@@ -339,7 +336,7 @@ def test_a_table_of_expert_metrics_needs_them(runs, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, tables, capsys, tmp_path):
+def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, write, tables, capsys):
     """Broken by a table of results that another limit, of which nothing is stored, replaces by an empty one."""
     assert run_command(capsys, "experiment=table_t").code == 0
     files = [tables / "paper-table_t-tiny.md", tables / "paper-table_t-tiny.csv", tables / "index.md"]
@@ -351,9 +348,7 @@ def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, tables, capsys, tmp
     assert [file.read_bytes() for file in files] == before
 
     runs.done = {name for name in stored if "toy_math" in name}
-    (tmp_path / "experiments" / "paper" / "table_v.yaml").write_text(
-        EXPERIMENT.replace("[toy_math, toy_choice]", "[toy_choice]")
-    )
+    write("table_v", ("[toy_math, toy_choice]", "[toy_choice]"))
     ended = run_command(capsys, "experiment=all", "mode=report")
     assert ended.code == 0
     assert "experiment=paper/table_v: Nothing of this is stored yet." in ended.err
@@ -369,18 +364,7 @@ def test_a_table_that_needs_no_runs_is_written_in_a_report(capsys, tmp_path):
     assert (tmp_path / "tables" / "moe_bench-table1-tiny.md").exists()
 
 
-@pytest.mark.slow
-def test_plan_lists_the_cells_and_writes_nothing(runs, tables, capsys):
-    out = run_command(capsys, "experiment=all", "mode=plan").out
-    assert "To run: 4, about 4,000 forward tokens." in out
-    assert not tables.exists()
-
-
-def test_the_users_overrides_come_last(runs, capsys, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        moe_lab.runs.prepare, "prepare", lambda config: seen.append(config) or runs.prepare(config)
-    )
+def test_the_users_overrides_come_last(seen, capsys):
     run_command(capsys, "experiment=table_t", "limit=3", "mode=plan")
     assert {config.limit for config in seen} == {3}
     assert all(config.overrides[-1] == "limit=3" for config in seen)
@@ -432,20 +416,18 @@ def test_a_malformed_experiment_is_named(change, message, tmp_path):
     assert str(file) in str(error.value) and message in str(error.value)
 
 
-def test_names_are_found_with_and_without_their_folder(runs, tmp_path):
+def test_names_are_found_with_and_without_their_folder(runs, write):
     assert [each.name for each in find_experiments("table_t")] == ["paper/table_t"]
     assert [each.name for each in find_experiments("paper/table_t,table_t")] == ["paper/table_t"]
-    (tmp_path / "experiments" / "other").mkdir()
-    (tmp_path / "experiments" / "other" / "table_t.yaml").write_text(EXPERIMENT)
+    write("table_t", folder="experiments/other")
     with pytest.raises(ConfigError, match="ambiguous"):
         find_experiments("table_t")
 
 
-def test_experiments_of_ones_own_stand_in_the_folders_of_config_dir(runs, tmp_path):
+def test_experiments_of_ones_own_stand_in_the_folders_of_config_dir(runs, write, tmp_path):
     own = tmp_path / "mine" / "experiments"
-    (own / "own").mkdir(parents=True)
-    (own / "own" / "table_10.yaml").write_text(EXPERIMENT)
-    (own / "table_t.yaml").write_text(EXPERIMENT.replace("Table T", "Mine"))
+    write("table_10", folder="mine/experiments/own")
+    write("table_t", ("Table T", "Mine"), folder="mine/experiments")
     folders = [tmp_path / "mine", tmp_path / "empty"]
     found = find_experiments("own/table_10,table_10,table_t,paper/table_t", folders)
     assert [each.name for each in found] == ["own/table_10", "table_t", "paper/table_t"]
@@ -456,8 +438,7 @@ def test_experiments_of_ones_own_stand_in_the_folders_of_config_dir(runs, tmp_pa
     searched = [tmp_path / "experiments", own, tmp_path / "empty" / "experiments"]
     assert f"Searched: {', '.join(map(str, searched))}." in str(error.value)
     assert "Did you mean 'own/table_10'?" in str(error.value)
-    (own / "paper").mkdir()
-    (own / "paper" / "table_t.yaml").write_text(EXPERIMENT)
+    write("table_t", folder="mine/experiments/paper")
     with pytest.raises(ConfigError, match="paper/table_t.yaml has the name of another experiment"):
         find_experiments("paper/table_t", folders)
 
@@ -481,18 +462,6 @@ def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
                     assert typed == [quote(override) for override in overrides]
 
 
-def test_plan_lists_cells_that_cannot_run_with_their_reason_once(runs, capsys, monkeypatch):
-    def prepare(config):
-        raise TaskError("no data here")
-
-    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
-    ended = run_command(capsys, "experiment=table_t", "mode=plan")
-    assert ended.code == 0
-    assert ended.out.count("cannot run (1)") == 4
-    assert "To run: 0, about 0 forward tokens. Cannot run: 4." in ended.out
-    assert ended.out.count("no data here") == 1
-
-
 def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkeypatch):
     scores = {"acc,none": {"ci95_documents": [0.2, 0.8], "difference_ci95_documents": [-0.25, 0.75]}}
     told = {"scores": dict.fromkeys(("toy_math", "toy_choice"), scores)}
@@ -511,31 +480,22 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     text = table.read_text()
     assert "0.5000 ± 0.1000 [0.2000, 0.8000] seeds [0.2516, 0.7484]" in text
     assert "standard deviation after ±" in text
-    assert "| +0.1000 [-0.2500, +0.7500] |" in text and "(p=" not in text, (
-        "all seeds have the same difference"
-    )
+    assert "| +0.1000 [-0.2500, +0.7500] |" in text and "(p=" not in text, "equal differences"
     row = list(csv.DictReader(table.with_suffix(".csv").open()))[1]
     assert (row["seeds"], row["difference_low"]) == ("3", "-0.25")
     assert float(row["std"]) == pytest.approx(0.1)
     assert row["run_id"].split() == list(values)
 
 
-OTHER = EXPERIMENT.replace("method: [base, roe]", "method: [base, c3po]").replace("Table T", "Table U")
-
-
 @pytest.fixture
-def other(runs, tmp_path):
+def other(runs, write):
     """A second experiment, whose methods are others."""
-    (tmp_path / "experiments" / "paper" / "table_u.yaml").write_text(OTHER)
+    write("table_u", ("method: [base, roe]", "method: [base, c3po]"), ("Table T", "Table U"))
 
 
 @pytest.mark.slow
-def test_settings_of_a_method_reach_the_cells_that_have_them(runs, other, capsys, monkeypatch):
+def test_settings_of_a_method_reach_the_cells_that_have_them(other, seen, capsys):
     """Broken by base cells that lose their name, and by keys that are checked with the default method's."""
-    seen = []
-    monkeypatch.setattr(
-        moe_lab.runs.prepare, "prepare", lambda config: seen.append(config) or runs.prepare(config)
-    )
     typed = ["method.weights=perturbed", "++method.k=5"]
     for mode in ("plan", "run"):
         seen.clear()
@@ -557,32 +517,21 @@ def test_prefetch_has_the_settings_too(runs, other, capsys, monkeypatch):
     assert [getattr(config.method, "k", "none") for config in seen] == ["none", 5] * 2
 
 
-def test_a_setting_that_no_cell_has_is_a_wrong_request(runs, other, capsys):
+def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, other, capsys):
     ended = run_command(capsys, "experiment=table_t,table_u", "method.step=2", "mode=plan")
     assert ended.code == 2
-    assert (
-        "'method.step': no cell of experiment=table_t,table_u has 'step'. Did you mean 'steps'?" in ended.err
-    )
+    assert "no cell of experiment=table_t,table_u has 'step'. Did you mean 'steps'?" in ended.err
     assert "Methods of its cells: base, roe, c3po." in ended.err
     assert run_command(capsys, "experiment=table_u", "method.weights=perturbed", "mode=plan").code == 2
-
-
-def test_another_method_takes_its_settings_in_every_cell(runs, capsys, monkeypatch):
-    from moe_lab.methods.c3po.method import C3PO
-
-    seen = []
-    monkeypatch.setattr(C3PO, "references_left", lambda *asked: {})
-    monkeypatch.setattr(
-        moe_lab.runs.prepare, "prepare", lambda config: seen.append(config) or runs.prepare(config)
-    )
-    assert run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code == 0
-    assert {(config.method.name, config.method.k) for config in seen} == {("c3po", 5)}
-
-
-def test_an_override_that_a_cell_cannot_take_says_that_it_applies_to_all(runs, capsys):
     ended = run_command(capsys, "experiment=table_t", "scale=small", "method=base")
     assert ended.code == 2
     assert "method=roe has it" in ended.err and "applies to every cell" in ended.err
+
+
+def test_another_method_takes_its_settings_in_every_cell(seen, capsys, monkeypatch):
+    monkeypatch.setattr(C3PO, "references_left", lambda *asked: {})
+    assert run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code == 0
+    assert {(config.method.name, config.method.k) for config in seen} == {("c3po", 5)}
 
 
 def test_cells_that_a_setting_makes_equal_are_one(runs, capsys):

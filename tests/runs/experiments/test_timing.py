@@ -58,7 +58,7 @@ def opened(model, tokenizer, order: list[str], name: str):
 
 
 @pytest.mark.slow
-def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer) -> None:
+def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer):
     order: list[str] = []
     settings = {name: opened(olmoe, tokenizer, order, name) for name in ("a", "b")}
     found = measure_in_turns(settings, new_tokens=4, repetitions=2)
@@ -69,7 +69,7 @@ def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer
     assert found["a"]["energy_joules"] is None
 
 
-def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch) -> None:
+def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
     seconds = iter([100.0, 3.0, 1.0, 2.0])
     monkeypatch.setattr(generation, "_generate_once", lambda lm, count: Generation(next(seconds), 7, 5.0))
     found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
@@ -77,13 +77,13 @@ def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch) -> None:
     assert (found["memory_bytes"], found["energy_joules"]) == (7, 5.0)
 
 
-def test_an_end_token_does_not_end_a_measurement(olmoe, tokenizer, monkeypatch) -> None:
+def test_an_end_token_does_not_end_a_measurement(olmoe, tokenizer, monkeypatch):
     """Every token of the greedy answer is made an end token: all are suppressed, others are generated."""
     monkeypatch.setattr(olmoe.generation_config, "eos_token_id", list(range(200)))
     measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, new_tokens=6, repetitions=1)
 
 
-def test_a_shorter_answer_is_no_measurement(olmoe, tokenizer) -> None:
+def test_a_shorter_answer_is_no_measurement(olmoe, tokenizer):
     @contextmanager
     def stopping():
         lm = EngineLM(olmoe, tokenizer)
@@ -94,7 +94,7 @@ def test_a_shorter_answer_is_no_measurement(olmoe, tokenizer) -> None:
         measure_in_turns({"a": stopping}, new_tokens=6, repetitions=1)
 
 
-def test_another_depth_is_the_same_architecture(roe: Config) -> None:
+def test_another_depth_is_the_same_architecture(roe):
     loaded = ModelPool().get(roe)
     deeper = of_depth(loaded, 6)
     own = non_embedding_parameters(loaded.model)
@@ -107,7 +107,7 @@ def test_another_depth_is_the_same_architecture(roe: Config) -> None:
 
 
 @pytest.mark.slow
-def test_each_setting_measures_its_own_model(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_setting_measures_its_own_model(roe, monkeypatch):
     """The larger model is as deep as the ratio says, and alone: base and RoE are the model that was loaded."""
     layers: dict[str, int] = {}
     rows: dict[str, int] = {}
@@ -127,17 +127,12 @@ def test_each_setting_measures_its_own_model(roe: Config, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(
-    roe: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(roe, monkeypatch):
     monkeypatch.setattr(generation, "NEW_TOKENS", 4)
     monkeypatch.setattr(equivalent, "NEW_TOKENS", 4)
     settings: list[int] = []
-    monkeypatch.setattr(
-        equivalent,
-        "measure_in_turns",
-        lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1),
-    )
+    once = lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1)  # noqa: E731
+    monkeypatch.setattr(equivalent, "measure_in_turns", once)
     models = ModelPool()
     assert equivalent.measured(roe, models, 1.5, compute=False) is None
     first = equivalent.measured(roe, models, 1.5)
@@ -150,7 +145,7 @@ def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(
     assert settings == [3] and len(list((Path(roe.output_dir) / "measurements").glob("*.json"))) == 1
 
 
-def test_two_workers_do_not_measure_at_once(roe: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_workers_do_not_measure_at_once(roe, monkeypatch):
     """The lock is held while generations are timed, and released after."""
     lock = Path(roe.output_dir) / "measurements" / "timing.lock"
     held: list[bool] = []

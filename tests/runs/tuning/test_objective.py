@@ -68,9 +68,8 @@ def test_accuracy_is_lm_evals_and_the_same_again(tiny_olmoe_dir, data, tmp_path,
     right = 0
     for document in study.task.task_docs:
         prompt = f"Question: {document['question']}\nAnswer:"
-        scores = [
-            lm.loglikelihood([_instance((prompt, f" {text}"))])[0][0] for text in document["choices"]["text"]
-        ]
+        asked = [_instance((prompt, f" {text}")) for text in document["choices"]["text"]]
+        scores = [lm.loglikelihood([one])[0][0] for one in asked]
         right += "ABC"[scores.index(max(scores))] == document["answerKey"]
     value = measure(None, lambda *_: None)
     assert value == right / 4 == measure(None, lambda *_: None)

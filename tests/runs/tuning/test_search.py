@@ -1,18 +1,104 @@
-"""The search space of a study. Broken by: a value at the bound of its search that is not named, a point of a grid that is
-not its trial's, another grid in the same study, a key that is given and searched.
+"""What a study searches, what bounds a trial, and what a trial of a grid measures.
+
+`tests/runs/experiments/test_figures.py` compares the presets with Table 1 of the RoE paper. Broken by: a typed key that a
+preset replaces or a search ignores, a value at the bound of its search that is not named, a point of a grid that is not its
+trial's, an untuned model or a sweep's step that is pruned, a limit other than the worst.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from moe_lab.config.schema import Config, TaskConfig, TuningConfig
 from moe_lab.errors import ConfigError
-from moe_lab.methods.tuned_settings import TunedSettings
-from moe_lab.runs.tuning.search import Search, resolve_grid
+from moe_lab.methods import get_method
+from moe_lab.methods.tuned_settings import Settings, TunedSettings
+from moe_lab.runs.tuning import tune
+from moe_lab.runs.tuning.search import Search, paper_model, preset, resolve, resolve_grid
+from moe_lab.runs.tuning.tune import _grid_trials, _limit
 from tests.support.runs import facts
+
+
+def test_a_model_is_known_by_its_shape_whatever_it_is_called():
+    assert paper_model(facts("olmoe", 16)) == "olmoe"
+    assert paper_model(facts("mixtral", 32)) == "mixtral"
+    assert paper_model(facts("gpt_oss", 24)) == "gpt-oss"
+    assert paper_model(facts("olmoe", 8)) is None
+    assert preset("commonsense", None).skip_layers == 1 and preset("code", None).cache == "clean"
+
+
+def tuned(*overrides: str, method: dict | None = None, category: str | None = "math", **tuning) -> Config:
+    return Config(
+        method=get_method("roe").Config(**(method or {})),
+        task=TaskConfig(category=category),
+        tuning=TuningConfig(**{"name": "tpe", **tuning}),
+        overrides=list(overrides),
+    )
+
+
+def test_presets_fill_what_was_not_given():
+    config, search = resolve(tuned(), facts("mixtral", 32))
+    assert config.method.n == 64 and config.method.temperature == 0.0 and config.method.cache == "standard"
+    assert (search.n_trials, search.num_samples, search.max_temperature) == (50, 100, 0.25)
+    assert list(search.layers) == list(range(5, 27))
+    assert search.direction == "minimize"
+
+
+def test_typed_keys_win_over_presets():
+    typed = ("method.n=3", "method.cache=clean")
+    given = tuned(*typed, method={"n": 3, "skip_layers": 2}, metric="accuracy", n_trials=7, num_samples=9)
+    config, search = resolve(given, facts("mixtral", 32))
+    assert config.method.n == 3 and config.method.cache == "clean"
+    assert (search.metric, search.n_trials, search.num_samples, search.skip_layers) == ("accuracy", 7, 9, 2)
+    assert search.direction == "maximize"
+
+
+def test_the_untuned_model_is_trial_0_and_other_trials_are_the_samplers():
+    search = resolve(tuned(), facts())[1]
+    assert search.fixed(0) == {f"layer_{layer}": 0.0 for layer in range(1, 7)}
+    assert search.fixed(1) is None
+    found = search.temperatures({f"layer_{i}": i / 10 for i in range(1, 7)})
+    assert found == [*(i / 10 for i in range(7)), 0]
+
+
+def test_uniform_tries_every_step_in_all_layers():
+    search = resolve(tuned(name="uniform", max_temperature=0.3), facts())[1]
+    assert search.n_trials == 7
+    assert [search.fixed(k)["temperature"] for k in range(7)] == [0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3]
+    assert search.temperatures({"temperature": 0.15}) == [0.15] * 8
+    assert resolve(tuned(name="uniform"), facts())[1].n_trials == 21
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (tuned("method.temperature=0.3"), "leave method.temperature out"),
+        (tuned("method.n=1", method={"n": 1}), "nothing to tune"),
+        (tuned(method={"skip_layers": 4}), "leaves none of the 8"),
+        (tuned(name="uniform", n_trials=5), "leave tuning.n_trials out"),
+    ],
+)
+def test_searches_that_cannot_be(config, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(config, facts())
+
+
+def test_seeds_are_five_with_tuning_unless_given():
+    assert tuned().num_seeds == 5
+    assert replace(tuned(), seeds=2).num_seeds == 2
+    assert Config(method=get_method("roe").Config()).num_seeds == 1
+    assert tuned(seeds=3).num_seeds == tuned(seeds=3).num_studies == 3
+    assert Config(method=get_method("roe").Config(), tuning=TuningConfig(seeds=3), seeds=2).num_seeds == 2
+
+
+# Bounds and grids
+
 
 SEARCH = {"metric": "perplexity", "n_trials": 1, "num_samples": 1, "max_temperature": 0.5, "skip_layers": 1}
 
@@ -47,36 +133,82 @@ def test_a_grid_has_a_trial_for_each_point():
     assert search.identity["grid"] == GRID and other.identity != search.identity
 
 
+# Trials
+
+
+POWERS = [0.0, 2.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    "tuning, scaled, number, limit",
+    [
+        ("tpe", False, 0, None),
+        ("tpe", False, 12, 1.5),
+        ("uniform", False, 12, None),
+        ("tpe", True, 12, None),
+        ("random", False, 12, 1.5),
+    ],
+)
+def test_only_a_samplers_trial_has_a_limit_and_it_is_the_worst_value(tuning, scaled, number, limit):
+    study = SimpleNamespace(search=SimpleNamespace(tuning=tuning, logit_scale=scaled))
+    trials = SimpleNamespace(worst=lambda: 1.5, best=lambda: SimpleNamespace(value=1.1))
+    assert _limit(study, SimpleNamespace(number=number), trials) == limit
+
+
 class Powered(TunedSettings):
+    """A method whose value is its setting."""
+
     @dataclass(kw_only=True)
     class Config(TunedSettings.Config):
         name: str = "powered"
-        power: float = 0.5
+        power: float = 7.0
         fixed: int = 3
 
-    def grid(self, facts):
-        return [{"power": 0.0}, {"power": 1.0}]
+    def grid(self, facts: Any) -> list[Settings]:
+        return [{"power": power} for power in POWERS]
 
-    def open(self, model, context):
-        raise NotImplementedError
+    @contextmanager
+    def open(self, model: Any, context: Any) -> Iterator[Any]:
+        assert context.config.method == self.config
+        yield SimpleNamespace(value=self.config.power, engine=None)
+
+
+class Measure:
+    """An objective: the value of the model that is open."""
+
+    def __init__(self, study: Any, lm: Any):
+        self.lm = lm
+
+    def __call__(self, limit: float | None, report: Any) -> float:
+        assert limit is None
+        value: float = self.lm.value
+        return value
+
+
+def test_each_trial_of_a_grid_measures_its_own_settings_and_the_best_ones_are_kept(monkeypatch):
+    monkeypatch.setattr(tune, "objective", Measure)
+    own = Powered(Powered.Config())
+    search = SimpleNamespace(grid=own.grid(None), metric="accuracy", logit_scale=False)
+    study = SimpleNamespace(method=own, config=Config(method=own.config), search=search)
+    run = _grid_trials(study, loaded=None)
+    trials = [
+        SimpleNamespace(number=number, report=None) for number in (2, 0, 1)
+    ]  # workers take them in any order
+    assert [run(trial, [], None)[0] for trial in trials] == [0.5, 0.0, 2.0]
+    assert own.settings(search.grid[1]) == {"power": 2.0, "fixed": 3}
 
 
 def powered(metric=None, **keys):
-    method = Powered(Powered.Config(**keys))
+    tuning = SimpleNamespace(name="grid", metric=metric, num_samples=None)
     config = SimpleNamespace(
-        method=method.config,
-        task=SimpleNamespace(category="code"),
-        tuning=SimpleNamespace(name="grid", metric=metric, num_samples=None),
+        method=Powered.Config(**keys), task=SimpleNamespace(category="code"), tuning=tuning
     )
-    return resolve_grid(config, facts(), method)
+    return resolve_grid(config, facts(), Powered(config.method))
 
 
 def test_the_search_of_a_grid_has_the_budget_of_the_task():
     search = powered(fixed=4)
-    assert (search.metric, search.num_samples, search.n_trials) == ("accuracy", 50, 2)
+    assert (search.metric, search.num_samples, search.n_trials) == ("accuracy", 50, 3)
     assert powered(metric="perplexity").direction == "minimize"
-
-
-def test_a_key_that_is_searched_is_not_given():
     with pytest.raises(ConfigError, match="method.power=0.7: tuning=grid searches it"):
         powered(power=0.7)

@@ -1,6 +1,6 @@
-"""The requests of an evaluation, divided among processes.
+"""The LMs that lm-eval calls: replayed answers, and the requests of an evaluation divided among processes.
 
-Broken by: a request that nobody or two answer, an answer that gets to another request, choices of one question in two
+Broken by: an answer that is asked twice or given to another question, a chat prompt that needs weights, a request that nobody or two answer, an answer that gets to another request, choices of one question in two
 processes, a part that is much larger than the others, a cost that is counted twice, a kill that loses what
 was answered, numbers that depend on the number of processes.
 """
@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,8 @@ def test_every_request_has_one_process_and_a_context_one_too(kind, contexts, pro
 
 def test_scoring_is_divided_by_what_is_read():
     """Subjects with long examples of their own, of which one would outweigh all questions if each question counted it."""
-    texts = [
-        f"{subject}{'example ' * examples}{number:02} ?"
-        for subject, examples in zip("ABCDEFGH", (50, 0, 3, 20, 8, 0, 15, 5), strict=True)
-        for number in range(20)
-    ]
+    lengths = dict(zip("ABCDEFGH", (50, 0, 3, 20, 8, 0, 15, 5), strict=True))
+    texts = [f"{one}{'example ' * n}{number:02} ?" for one, n in lengths.items() for number in range(20)]
     random.Random(0).shuffle(texts)
 
     def read(indices: Iterable[int]) -> int:
@@ -73,9 +71,7 @@ def test_scoring_is_divided_by_what_is_read():
         return len({texts[index][:end] for index in indices for end in range(len(texts[index]) + 1)})
 
     parts = divide("loglikelihood", [request("loglikelihood", text, " yes") for text in texts], 2)
-    assert sum(map(read, parts)) <= read(range(len(texts))) + max(map(len, texts)), (
-        "one beginning is read twice"
-    )
+    assert sum(map(read, parts)) <= read(range(len(texts))) + max(map(len, texts)), "one text is shared"
     shares = [(read(part) + 4 * len(part)) for part in parts]
     assert 0.7 < shares[0] / shares[1] < 1.4, shares
 
@@ -97,18 +93,98 @@ class StubLM:
 
     def __init__(self, fails_at: str | None = None) -> None:
         self.cost: Counter[str] = Counter(tokens_in=0)
+        self.asked: list[tuple[str, int]] = []
         self.fails_at = fails_at
 
     def answer(self, kind: str, requests: list[Request], on_answer: Callable[[int, Any], None]) -> None:
-        for index in reversed(range(len(requests))):
-            if requests[index].args[0] == self.fails_at:
+        for index, ((text, *_), repeat) in reversed(list(enumerate(requests))):
+            if text == self.fails_at:
                 raise KeyboardInterrupt
-            self.cost["tokens_in"] += len(requests[index].args[0])
-            on_answer(index, (requests[index].args[0], requests[index].repeat))
-        self.cost["tokens_in"] += 1
+            self.asked.append((text, repeat))
+            self.cost["tokens_in"] += len(text)
+            on_answer(index, f"{kind} {text} {repeat}")
+        self.cost["tokens_in"] += 1  # a cost that belongs to no answer
 
 
 HEADER = {"run_id": "a"}
+
+
+def recorded(folder: Path, lm: StubLM | None, shared: bool = False, **model: Any) -> RecordedLM:
+    """What lm-eval calls in process 0; without an `lm` nothing may be asked."""
+    config = Config(method=get_method("base").Config(name="base"), model=ModelConfig(**model))
+    log = ResponseLog(folder / "responses.jsonl", HEADER)
+
+    def open_model() -> Any:
+        assert lm is not None, "the model was opened"
+        return SharedLM(lm, config, log) if shared else lm
+
+    return RecordedLM(log, open_model, lambda: pytest.fail("a tokenizer was loaded"))
+
+
+def ask(lm: RecordedLM, *texts: str, repeats: int = 1) -> list[Any]:
+    """lm-eval lists an Instance once per repeat; two documents with one prompt are two Instances."""
+    made = [Instance("generate_until", {}, (text, {}), 0) for text in texts]
+    return lm.generate_until([instance for instance in made for _ in range(repeats)])
+
+
+def answers_to(*texts: str, repeats: int = 1) -> list[str]:
+    return [f"generate_until {text} {repeat}" for text in texts for repeat in range(repeats)]
+
+
+# One process: answers that are stored are not asked again
+
+
+def test_only_missing_answers_are_asked(tmp_path):
+    model = StubLM()
+    assert ask(recorded(tmp_path, model), "a", "b") == answers_to("a", "b")
+    assert ask(recorded(tmp_path, model), "c", "b", "a") == answers_to("c", "b", "a")
+    assert model.asked == [("b", 0), ("a", 0), ("c", 0)]
+    assert ask(recorded(tmp_path, None), "c", "a") == answers_to("c", "a")
+
+
+def test_repeats_are_numbered_and_equal_prompts_shared(tmp_path):
+    model = StubLM()
+    assert ask(recorded(tmp_path, model), "a", "a", repeats=2) == answers_to("a", "a", repeats=2)
+    assert sorted(model.asked) == [("a", 0), ("a", 1)]
+    lm, asked = recorded(tmp_path, StubLM()), [Instance("loglikelihood", {}, ("a", "b"), 0)]
+    assert lm.loglikelihood(asked) != lm.generate_until(asked)
+
+
+def test_cost_is_the_whole_runs(tmp_path):
+    ask(recorded(tmp_path, StubLM()), "aaaaa", "bbbbb")
+    lm = recorded(tmp_path, StubLM())
+    ask(lm, "aaaaa", "ccccc")
+    assert lm.log.cost["tokens_in"] == 17, "two answers and one, five each, and one more per session"
+    assert lm.log.cost["wall_seconds"] > 0 and lm.log.cost["peak_memory_bytes"] > 2**20
+
+
+def test_an_interrupted_model_loses_nothing_that_it_answered(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        ask(recorded(tmp_path, StubLM(fails_at="a")), "a", "b")
+    model = StubLM()
+    assert ask(recorded(tmp_path, model), "a", "b") == answers_to("a", "b") and model.asked == [("a", 0)]
+
+
+def test_chat_prompts_are_lm_evals_own_without_weights(tmp_path, olmoe, tokenizer):
+    from lm_eval.models.huggingface import HFLM
+
+    chatty = deepcopy(tokenizer)
+    chatty.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' and strict %}{{ raise_exception('no') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    hf = HFLM(pretrained=olmoe, tokenizer=chatty)
+    log = ResponseLog(tmp_path / "log", HEADER)
+    lm = RecordedLM(log, lambda: pytest.fail("opened"), lambda: chatty, True)
+    history = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+    prefilled = [*history, {"role": "assistant", "content": "It is"}]
+    prompt = "[system]Be brief.[user]1+1?[assistant]"
+    assert lm.apply_chat_template(history) == hf.apply_chat_template(history) == prompt
+    assert lm.apply_chat_template(prefilled, False) == hf.apply_chat_template(prefilled, False)
+    assert lm.tokenizer_name == hf.tokenizer_name
+
+
+# Several processes
 
 
 @pytest.fixture
@@ -123,40 +199,28 @@ def other(monkeypatch) -> StubLM:
     return lm
 
 
-def recorded(folder: Path, lm: StubLM, **model: Any) -> RecordedLM:
-    """What lm-eval calls in process 0."""
-    config = Config(method=get_method("base").Config(name="base"), model=ModelConfig(**model))
-    log = ResponseLog(folder / "responses.jsonl", HEADER)
-    return RecordedLM(log, lambda: SharedLM(lm, config, log), lambda: pytest.fail("a tokenizer was loaded"))
-
-
-def ask(lm: RecordedLM, texts: list[str]) -> list[Any]:
-    made = (Instance("generate_until", {}, (text, {}), 0) for text in texts)
-    return lm.generate_until([instance for instance in made for _ in range(2)])
-
-
 @pytest.mark.parametrize("texts", [["a", "bb", "ccc", "dddd", "bb"], ["alone"], []])
 def test_answers_and_costs_of_all_processes_come_together(texts, other, tmp_path):
-    lm = recorded(tmp_path, StubLM())
-    assert ask(lm, texts) == [(text, repeat) for text in texts for repeat in range(2)]
+    lm = recorded(tmp_path, StubLM(), shared=True)
+    assert ask(lm, *texts, repeats=2) == answers_to(*texts, repeats=2)
     ends = min(2, len(set(texts)))
     assert lm.log.cost.get("tokens_in", 0) == 2 * sum(map(len, set(texts))) + ends
     assert bool(other.cost["tokens_in"]) == (len(texts) > 1), "the other process has its part"
-    assert ask(lm, [*texts, "another"])[-1] == ("another", 1), "a second call of the same run"
+    assert ask(lm, *texts, "another")[-1:] == answers_to("another"), "a second call of the same run"
     assert [path.name for path in tmp_path.iterdir()] == ["responses.jsonl"]
 
 
 def test_with_tp_plan_all_processes_answer_all_and_one_writes(other, tmp_path):
-    lm = recorded(tmp_path, StubLM(), path="some/model", tp_plan="auto")
-    assert ask(lm, ["a", "bb"]) == [("a", 0), ("a", 1), ("bb", 0), ("bb", 1)]
+    lm = recorded(tmp_path, StubLM(), shared=True, path="some/model", tp_plan="auto")
+    assert ask(lm, "a", "bb", repeats=2) == answers_to("a", "bb", repeats=2)
     assert other.cost == lm.model.cost and lm.log.cost["tokens_in"] == 7
 
 
 def test_a_kill_keeps_what_all_processes_have_answered(other, tmp_path):
     """Any number of processes goes on: one reads the logs of all others."""
-    lm = recorded(tmp_path, StubLM(fails_at="ccc"))
+    lm = recorded(tmp_path, StubLM(fails_at="ccc"), shared=True)
     with pytest.raises(KeyboardInterrupt):
-        ask(lm, ["a", "bb", "ccc", "dddd"])
+        ask(lm, "a", "bb", "ccc", "dddd", repeats=2)
     lm.log.close()
     assert len(lm.log) == 0 and answers_in(tmp_path / "responses.jsonl", HEADER) == 4
     tokens = other.cost["tokens_in"]
@@ -228,11 +292,8 @@ def test_two_processes_give_the_results_of_one(tmp_path):
 
     codes = fork_ranks(killed_after_three_answers, [*COMMAND, f"output_dir={killed}"], log=log)
     assert codes[0] == -signal.SIGKILL and codes[1] != 0
-    (left,) = (
-        file
-        for file in killed.glob("runs/*-roe-*/responses.jsonl")
-        if not file.with_name("results.json").exists()
-    )
+    logs = killed.glob("runs/*-roe-*/responses.jsonl")
+    (left,) = (file for file in logs if not file.with_name("results.json").exists())
     kept = answers_of(left) | answers_of(left.with_name("responses.1.jsonl"))
     assert len(answers_of(left)) == 3
     assert main([*COMMAND, f"output_dir={killed}"]) == 0, "one process continues what two have begun"

@@ -5,8 +5,6 @@ run that is stored under the id of another profile, a profile of test documents 
 many partners, groups of experts.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -33,9 +31,7 @@ def command(capsys: Any, folder: Path, *keys: str) -> Ended:
 
 
 @pytest.mark.slow
-def test_it_records_a_profile_once_and_constrains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_records_a_profile_once_and_constrains(tmp_path, capsys, monkeypatch):
     block = block_of(command(capsys, tmp_path, "method.partners=3", "metrics=expert"))
     assert block["c2r"]["partners"] == 3 and 0 < block["c2r"]["changed_fraction"] < 1
     assert answers(tmp_path, "*", block["run_id"]) != answers(tmp_path, "*", block["baseline"]["run_id"])
@@ -63,9 +59,7 @@ def test_it_records_a_profile_once_and_constrains(
 
 
 @pytest.mark.slow
-def test_the_recorded_profile_is_that_of_conversations_read_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_recorded_profile_is_that_of_conversations_read_alone(tmp_path, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from moe_lab.tasks.toy.questions import instructions
@@ -91,9 +85,7 @@ def test_the_recorded_profile_is_that_of_conversations_read_alone(
 
 
 @pytest.mark.slow
-def test_a_profile_of_a_run_is_taken_by_its_content(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_of_a_run_is_taken_by_its_content(tmp_path, capsys):
     plain = run_command(capsys, "method=base", "metrics=expert", f"output_dir={tmp_path}", *FEW[:3])
     assert plain.code == 0, plain.err
     folder = Path(plain.out.splitlines()[-1]).parent
@@ -128,17 +120,13 @@ def test_a_profile_of_a_run_is_taken_by_its_content(
         (["method.dataset_size=0"], "dataset_size"),
     ],
 )
-def test_what_cannot_be_constrained_is_refused_before_weights_load(
-    typed: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], loads: list[str]
-) -> None:
+def test_what_cannot_be_constrained_is_refused_before_weights_load(typed, named, tmp_path, capsys, loads):
     ended = command(capsys, tmp_path / "out", *typed)
     assert ended.code == 2 and named in ended.err
     assert loads == [] and not (tmp_path / "out").exists()
 
 
-def test_a_profile_of_another_model_and_routers_with_groups_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: Any, loads: list[str]
-) -> None:
+def test_a_profile_of_another_model_and_routers_with_groups_are_refused(tmp_path, capsys, tokenizer, loads):
     save_file({"pairs": torch.zeros(2, 3, 3, dtype=torch.long)}, tmp_path / "small.safetensors")
     ended = command(capsys, tmp_path, f"method.profile={tmp_path / 'small.safetensors'}")
     assert ended.code == 2 and "of this model" in " ".join(ended.err.split())

@@ -2,8 +2,6 @@
 ends in a traceback, a generated data set that trains on a question of its task or has the wrong split.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -5,8 +5,6 @@ choice that is scored after an interruption; a test label that reaches a prompt;
 weights were loaded.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -3,8 +3,6 @@ not found, information of a session that is lost if all answers are stored, a st
 plug-in's code changed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,9 +69,7 @@ def recorded(kind: type[Method], calls: list[str]) -> type[Method]:
     return type("Noted", (kind, TrainingMethod), hooks | {"__module__": Base.__module__})
 
 
-def test_hooks_are_called_in_the_documented_order(
-    tiny_olmoe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_are_called_in_the_documented_order(tiny_olmoe_dir, tmp_path, monkeypatch):
     calls: list[str] = []
     kind = recorded(Recorded, calls)
     monkeypatch.setattr(moe_lab.runs.prepare, "get_method", lambda name: kind)
@@ -92,7 +88,7 @@ def test_hooks_are_called_in_the_documented_order(
     assert again.results["moe_lab"]["recorded"] == {"answered_by": "Noted"}
 
 
-def test_only_methods_that_train_have_training_hooks() -> None:
+def test_only_methods_that_train_have_training_hooks():
     hooks = {"trained_facts", "resolve_model", "training_left", "training_memory", "train"}
     kinds = {name: get_method(name) for name in option_files("method", [resource_folder("conf")])}
     training = {name for name, kind in kinds.items() if issubclass(kind, TrainingMethod | ModelMaker)}
@@ -100,13 +96,13 @@ def test_only_methods_that_train_have_training_hooks() -> None:
     assert training == {"finetune-freeze", "pretrain", "pretrain-tiny"}
 
 
-def test_every_yaml_names_a_method() -> None:
+def test_every_yaml_names_a_method():
     for name in option_files("method", [resource_folder("conf")]):
         kind = get_method(name)
         assert kind.Config.name == name and name in method_names()
 
 
-def test_a_method_is_one_module_and_one_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_is_one_module_and_one_yaml(tmp_path, monkeypatch):
     """Adds `throw-away` in a copy of conf/ and a folder on the package's path."""
     import moe_lab.methods
 
@@ -138,9 +134,7 @@ def test_a_method_is_one_module_and_one_yaml(tmp_path: Path, monkeypatch: pytest
         *("method=scmoe method.beta=-1", "method=scmoe method.weak=last"),
     ],
 )
-def test_what_a_model_cannot_do_is_refused_before_weights_load(
-    typed: str, tmp_path: Path, capsys: Any, loads: list[str]
-) -> None:
+def test_what_a_model_cannot_do_is_refused_before_weights_load(typed, tmp_path, capsys, loads):
     ended = run_command(capsys, *typed.split(), "task=toy_choice", f"output_dir={tmp_path / 'out'}")
     assert ended.code == 2 and typed.split()[1] in ended.err
     assert loads == [] and not (tmp_path / "out").exists()
@@ -186,9 +180,7 @@ def fresh() -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("changed", ["halved.py", "scale.py", "deep/rest.py"])
-def test_any_change_of_a_plug_ins_source_is_another_run(
-    plugin: Path, fresh: Callable[[], None], tmp_path: Path, changed: str
-) -> None:
+def test_any_change_of_a_plug_ins_source_is_another_run(plugin, fresh, tmp_path, changed):
     def run_id() -> str:
         fresh()
         method = get_method("halved").Config(name="halved")
@@ -202,13 +194,13 @@ def test_any_change_of_a_plug_ins_source_is_another_run(
     assert run_id() != first
 
 
-def test_own_methods_have_their_numerics_alone() -> None:
+def test_own_methods_have_their_numerics_alone():
     for name in ("base", "roe", "c3po", "finetune-freeze"):
         method = get_method(name)
         assert method.version.fget(method.__new__(method)) == method.numerics  # type: ignore[attr-defined]
 
 
-def test_a_plug_in_of_one_file_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_in_of_one_file_counts_too(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "lab_single_module.py"
     digests = set()
@@ -219,7 +211,7 @@ def test_a_plug_in_of_one_file_counts_too(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(digests) == 2
 
 
-def test_a_package_without_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_without_source_is_refused(tmp_path, monkeypatch):
     (tmp_path / "lab_empty").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     source_digest.cache_clear()

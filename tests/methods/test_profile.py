@@ -5,8 +5,6 @@ key that a profile overrides in silence, a run whose id depends on the path of i
 that were tuned on and are tested, a scale that changes greedy answers, a model without routers that is refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,7 +166,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "best.yaml")
 
 
-def test_a_profile_gives_all_keys_and_its_examples_are_left_out(path: str) -> None:
+def test_a_profile_gives_all_keys_and_its_examples_are_left_out(path):
     method = powered(profile=path)
     assert (method.config.power, method.config.rank) == (1.0, 2)
     assert method.tuned_on == {"a", "b"}
@@ -176,7 +174,7 @@ def test_a_profile_gives_all_keys_and_its_examples_are_left_out(path: str) -> No
     assert method.identity(facts()) == {"name": "powered", "power": 1.0, "rank": 2, "study": "s"}
 
 
-def test_a_study_stores_all_keys() -> None:
+def test_a_study_stores_all_keys():
     method = powered(rank=4)
     assert method.settings({"power": 0.25}) == {"rank": 4, "power": 0.25}
     assert method.at({"power": 0.25}).power == 0.25
@@ -184,7 +182,7 @@ def test_a_study_stores_all_keys() -> None:
     assert powered().tuning_block == {"untuned": True} and powered().tuned_on == frozenset()
 
 
-def test_a_key_that_contradicts_the_profile_is_refused(path: str) -> None:
+def test_a_key_that_contradicts_the_profile_is_refused(path):
     assert powered(profile=path, rank=2).config.rank == 2
     with pytest.raises(ConfigError, match=r"method\.rank=3 contradicts method\.profile"):
         powered(profile=path, rank=3)
@@ -193,7 +191,7 @@ def test_a_key_that_contradicts_the_profile_is_refused(path: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "has"), [(None, "temperatures"), ({"beta": 1.0}, "those of beta"), ({"power": 1.0}, "power")]
 )
-def test_a_profile_of_another_method_is_refused(settings: Any, has: str, tmp_path: Path) -> None:
+def test_a_profile_of_another_method_is_refused(settings, has, tmp_path):
     (tmp_path / "best.yaml").write_text(replace(TUNED, settings=settings).text())
     with pytest.raises(ConfigError, match=has):
         powered(profile=str(tmp_path / "best.yaml"))
@@ -203,7 +201,7 @@ def test_a_profile_of_another_method_is_refused(settings: Any, has: str, tmp_pat
         powered(profile="nowhere.yaml")
 
 
-def test_it_is_compared_with_calibration_where_its_study_measured_it(tmp_path: Path, path: str) -> None:
+def test_it_is_compared_with_calibration_where_its_study_measured_it(tmp_path, path):
     assert powered().comparisons() == powered(profile=path).comparisons() == {}
     (tmp_path / "best.yaml").write_text(replace(TUNED, calibrated_scale=1.1).text())
     config, overrides = powered(profile=path).comparisons()["calibration"]

@@ -2,8 +2,6 @@
 weights load.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 temperature 0 or outside its pass; weights from noisy scores; a temperature of another sequence or step.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -52,10 +50,7 @@ def test_temperature_0_is_no_noise_bit_for_bit(model):
 def test_outside_its_pass_there_is_none_even_after_an_error(olmoe):
     noise = RoutingNoise(0)
     with routed(olmoe, noise), torch.no_grad():
-        with (
-            pytest.raises(KeyboardInterrupt),
-            noise.noisy(torch.arange(1), LENGTH, torch.tensor([5.0])),
-        ):
+        with pytest.raises(KeyboardInterrupt), noise.noisy(torch.arange(1), LENGTH, torch.tensor([5.0])):
             noisy = olmoe(ids(1), use_cache=False).logits
             raise KeyboardInterrupt
         after = olmoe(ids(1), use_cache=False).logits

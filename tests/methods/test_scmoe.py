@@ -6,8 +6,6 @@ strength of 0 that is not the base model bit for bit; a prompt that is read twic
 before weights load.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -143,18 +141,18 @@ def check_against_brute_force(model: Any, tokenizer: Any, weak: str, rank: int, 
 
 
 @pytest.mark.parametrize(("family", "weak"), CASES)
-def test_it_equals_two_full_passes(family: str, weak: str, tokenizer: Any) -> None:
+def test_it_equals_two_full_passes(family, weak, tokenizer):
     check_against_brute_force(small_model(family), tokenizer, weak, 3, "clean")
 
 
 @pytest.mark.parametrize("weak", ["rank", "others"])
-def test_a_history_of_its_own_is_read_weakly_from_the_first_token_on(weak: str, tokenizer: Any) -> None:
+def test_a_history_of_its_own_is_read_weakly_from_the_first_token_on(weak, tokenizer):
     check_against_brute_force(small_model("mixtral"), tokenizer, weak, 2, "standard")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["clean", "standard"])
-def test_models_with_recurrent_layers(cache: str, tokenizer: Any) -> None:
+def test_models_with_recurrent_layers(cache, tokenizer):
     model = small_model("qwen3_next")
     check_against_brute_force(model, tokenizer, "rank", 2, cache)
 
@@ -163,7 +161,7 @@ def test_models_with_recurrent_layers(cache: str, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "gpt_oss", "deepseek_v3"]))
-def test_a_strength_of_0_is_the_base_model_bit_for_bit(family: str, tokenizer: Any) -> None:
+def test_a_strength_of_0_is_the_base_model_bit_for_bit(family, tokenizer):
     model = small_model(family)
     with opened(scmoe(beta=0), model, tokenizer, SEED) as lm:
         found = [answered(lm, "loglikelihood", PAIRS), answered(lm, "generate_until", PROMPTS)]
@@ -173,7 +171,7 @@ def test_a_strength_of_0_is_the_base_model_bit_for_bit(family: str, tokenizer: A
     assert rolling == answered(base, "loglikelihood_rolling", [(CONTEXT,)])
 
 
-def test_it_reads_what_roe_with_two_samples_reads(tokenizer: Any) -> None:
+def test_it_reads_what_roe_with_two_samples_reads(tokenizer):
     model = small_model("deepseek_v3")  # its first layer is dense
     roe = get_method("roe")(get_method("roe").Config(n=2, skip_layers=0))
     counted = []
@@ -186,7 +184,7 @@ def test_it_reads_what_roe_with_two_samples_reads(tokenizer: Any) -> None:
     assert counted[0] == counted[1]
 
 
-def test_a_token_that_is_not_plausible_is_scored_and_not_decoded(tokenizer: Any) -> None:
+def test_a_token_that_is_not_plausible_is_scored_and_not_decoded(tokenizer):
     model = small_model("olmoe")
     with opened(scmoe(alpha=1.0, beta=5.0), model, tokenizer, SEED) as lm:
         found = answered(lm, "loglikelihood", PAIRS)
@@ -198,19 +196,19 @@ def test_a_token_that_is_not_plausible_is_scored_and_not_decoded(tokenizer: Any)
         assert texts != answered(lm, "generate_until", PROMPTS)
 
 
-def test_a_seed_draws_other_random_experts_and_nothing_else_depends_on_it() -> None:
+def test_a_seed_draws_other_random_experts_and_nothing_else_depends_on_it():
     assert scmoe(weak="random").random
     assert not scmoe(weak="random", beta=0).random and not scmoe().random and not scmoe(weak="others").random
 
 
-def test_the_identity_has_what_matters() -> None:
+def test_the_identity_has_what_matters():
     own = scmoe().identity(FACTS)
     assert (own["beta"], own["rank"], own["study"]) == (BETA, 2, None) and "profile" not in own
     assert scmoe(weak="random").identity(FACTS) == scmoe(weak="random", rank=5).identity(FACTS)
     assert scmoe(beta=0).identity(FACTS) == scmoe(beta=0, weak="others", cache="standard").identity(FACTS)
 
 
-def test_the_report_and_the_cost() -> None:
+def test_the_report_and_the_cost():
     blocks = scmoe(rank=3).report(FACTS, {}, {})
     expected = {"beta": BETA, "alpha": ALPHA, "weak": "rank", "rank": 3, "cache": "clean"}
     assert blocks == {"untuned": True, "scmoe": expected}
@@ -220,7 +218,7 @@ def test_the_report_and_the_cost() -> None:
     ]  # fmt: skip
 
 
-def test_the_grid_is_the_papers_with_the_base_model_before_it() -> None:
+def test_the_grid_is_the_papers_with_the_base_model_before_it():
     """Section 3.2: beta is 0.1, 0.3, 0.5, 0.7 or 0.9, and the weak expert any of the layer's."""
     betas = (0.1, 0.3, 0.5, 0.7, 0.9)
     first, *others = scmoe().grid(FACTS)
@@ -242,12 +240,12 @@ def test_the_grid_is_the_papers_with_the_base_model_before_it() -> None:
         ({"cache": "none"}, "Choices: clean, standard"),
     ],
 )
-def test_impossible_values_are_refused(keys: dict[str, Any], says: str) -> None:
+def test_impossible_values_are_refused(keys, says):
     with pytest.raises(ConfigError, match=says):
         scmoe(**keys)
 
 
-def test_experts_that_the_model_does_not_have_are_refused() -> None:
+def test_experts_that_the_model_does_not_have_are_refused():
     with pytest.raises(ConfigError, match="from 1 to 6"):
         scmoe(rank=7).check(FACTS)
     scmoe(rank=7, weak="random").check(FACTS)
@@ -258,7 +256,7 @@ def test_experts_that_the_model_does_not_have_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_study_finds_settings_that_another_run_takes(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_a_study_finds_settings_that_another_run_takes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("moe_lab.methods.scmoe.BETAS", (0.1, 2.0))
     monkeypatch.setattr("moe_lab.methods.scmoe.RANKS", 2)
     command = ["method=scmoe", "model=tiny", "task=toy_text", "limit=4", f"output_dir={tmp_path}"]

@@ -2,8 +2,6 @@
 counted, conversations that runs of a grid encode again, or get from another tokenizer, data set or length.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

@@ -5,8 +5,6 @@ that is counted again, a model that answers for another one or is trained twice,
 incomplete, a trained model that stays in memory.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Breaks if a difference stands in another metric's row, or a column without numbers is shown."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from moe_lab.metrics.stored import StoredMetrics

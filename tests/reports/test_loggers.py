@@ -1,7 +1,5 @@
 """Breaks if what is logged is missing or renamed, cannot be read with W&B's tools, needs the network or costs a result."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Breaks if a file can be half written, or if NaN gets into JSON."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -4,8 +4,6 @@ Each experiment draws its own truth (an accuracy, a share of changed answers), a
 standard error of a coverage of 95% is 0.7% with 1,000 experiments; where there are fewer, three of them are allowed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Breaks if run.log loses a record or a warning of lm-eval, or if a full disk under it prints a traceback or stops the run.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

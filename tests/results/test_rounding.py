@@ -1,7 +1,5 @@
 """Breaks if rounding is taken for a difference, or a difference for rounding."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Breaks if a log is not read back as it was written, or if a lost one passes for an empty one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

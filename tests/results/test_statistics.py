@@ -1,7 +1,5 @@
 """Breaks if an interval or a p-value is not the textbook's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from statsmodels.stats.proportion import proportion_confint

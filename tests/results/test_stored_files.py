@@ -5,8 +5,6 @@ Types of stored content. Broken by a wrong type that a reader would meet, and by
 Breaks if a stored result says other things of its tasks than its configuration does.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Short pre-trainings of small designs on random rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

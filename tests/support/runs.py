@@ -1,7 +1,5 @@
 """Small local data and configurations of runs over it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """results.json and expert_metrics.json of runs, made by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from moe_lab.reports.papers.cells import CellTable, TableCell

@@ -1,7 +1,5 @@
 """Short fine-tunings of small models with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

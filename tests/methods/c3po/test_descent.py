@@ -4,8 +4,6 @@ Broken by: a gradient that is not that of whole passes, a change outside the pat
 probable, a question without right neighbours that is changed.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from types import SimpleNamespace

@@ -5,8 +5,6 @@ label that reaches anything but the oracle, answers that change without steps, a
 are not those of the optimization, an answer without a line.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -2,8 +2,6 @@
 at the alpha with the least loss; mode finding on two clusters with known centres. Broken by another result.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -5,8 +5,6 @@ Broken by: half a reference set that is used, an answer that is computed again o
 together, operations that are averaged over sessions otherwise than over questions.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

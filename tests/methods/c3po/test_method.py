@@ -5,8 +5,6 @@ that counts as stored though its references changed, a request that is refused o
 for one computation or one id for two, names of layers that differ from the paper's Table 8.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -2,8 +2,6 @@
 ones, experts that are chosen or weighed by other probabilities.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -2,8 +2,6 @@
 bad phases that are accepted.
 """
 
-from __future__ import annotations
-
 import pytest
 from transformers import get_scheduler
 
@@ -24,10 +22,7 @@ def test_the_papers_nine_schedules_have_their_halves():
     assert len(SCHEDULES) == 9
     labels = {label(phases_of(name)) for name in SCHEDULES}
     assert labels == {f"{first}→{second}" for first in "NRE" for second in "NRE"}
-    assert phases_of("none-router") == (
-        Phase(frozen=(), until=0.5),
-        Phase(frozen=("router",), until=1.0),
-    )
+    assert phases_of("none-router") == (Phase(frozen=(), until=0.5), Phase(frozen=("router",), until=1.0))
 
 
 @pytest.mark.parametrize(

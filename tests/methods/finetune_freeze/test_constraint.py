@@ -4,8 +4,6 @@ Broken by: a pass of the training that leaves the constraint, gradients of exper
 it, a resume that ends in other weights, two constraints with one id.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from copy import deepcopy

@@ -4,8 +4,6 @@ Broken by: a weight of the model that moves, a rank or a scale that does not rea
 silence, a resume that ends in another adapter, an adapter that peft and transformers read as another model.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 
@@ -18,15 +16,8 @@ from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import trainer as shared
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
-from moe_lab.methods.finetune_freeze.lora import (
-    empty_to_train,
-    with_lora,
-)
-from moe_lab.methods.finetune_freeze.parameter_groups import (
-    counts,
-    parameter_groups,
-    trainable,
-)
+from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
+from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
 from moe_lab.methods.trained import save_model
 from moe_lab.models.load import load_model
 from tests.support import rounding

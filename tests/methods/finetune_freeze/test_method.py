@@ -5,8 +5,6 @@ weights that the next run of a grid is given, answers other than those of plain 
 something else than the untrained model, a request that is refused only after weights were loaded.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import asdict

@@ -2,8 +2,6 @@
 or a note that is missing, code that does not load the model, a path of this machine.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

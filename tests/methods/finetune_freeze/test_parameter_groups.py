@@ -1,7 +1,5 @@
 """Broken by: a family whose routers, experts or shared experts are not found, or another parameter taken for one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

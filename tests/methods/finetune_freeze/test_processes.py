@@ -5,8 +5,6 @@ takes, frozen tensors that move, a part of the optimizer's state lost between ph
 process that the others wait for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@ in other weights or forgets what was measured, a key that does not reach transfo
 optimizer does not keep, a held-out conversation that is trained on, the weights of another epoch than the best.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

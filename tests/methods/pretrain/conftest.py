@@ -1,7 +1,5 @@
 """Designs that begin with large weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM

@@ -3,8 +3,6 @@ request that cannot be trained and is accepted, one recipe with two ids, a regis
 transformers has, a model that plain transformers cannot load, or that computes something else there.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

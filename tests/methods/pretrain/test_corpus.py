@@ -5,8 +5,6 @@ corpora or two tokenizers share; a file without text that is only found in the t
 loses; a token lost or twice at the end of a row; an epoch that leaves a row out or repeats the order of another one.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from itertools import count, islice

@@ -5,8 +5,6 @@ comparison with the tokenizer's model, a request that is refused only after a tr
 methods cannot use, checkpoints of another training that are continued or lost.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

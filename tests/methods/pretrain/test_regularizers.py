@@ -5,8 +5,6 @@ gradient or fine-tuning moves, a step by passes or processes instead of the opti
 that a checkpoint loses, regularizers that read another choice than the experts got, hooks that stay.
 """
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -4,8 +4,6 @@ Broken by: a coefficient that is scaled by layers, passes, experts or not at all
 a logged loss with regularizers in it; a noise schedule that ends elsewhere; held-out rows in other passes or with noise.
 """
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -2,8 +2,6 @@
 choice that moves with limit=, a missing file or split that is not told with the way out.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

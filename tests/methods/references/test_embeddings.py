@@ -5,8 +5,6 @@ model that is not named, a neighbour that is too similar or too far, another ord
 on how questions are divided.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,11 +125,7 @@ def encoder_folder(tmp_path_factory, tokenizer) -> Path:
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=300,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
+        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
     )
     transformers.BertModel(config).save_pretrained(folder / "plain")
     tokenizer.save_pretrained(folder / "plain")

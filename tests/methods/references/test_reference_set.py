@@ -2,8 +2,6 @@
 is built twice, a set of another model or prompt that is used.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

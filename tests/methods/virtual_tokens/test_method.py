@@ -5,8 +5,6 @@ seed or set of questions; anything that stays on the model which the next run of
 refused only after weights were loaded.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

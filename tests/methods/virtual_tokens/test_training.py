@@ -5,8 +5,6 @@ that peft cannot serve and that is not refused, a loss that counts the prompt or
 another adapter, a base model that changes.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 Figures as SVG. Broken by a colour that stays light in the dark, a text on a heatmap that does not, a file that changes.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import xml.etree.ElementTree as ElementTree

@@ -1,8 +1,6 @@
 """Figures of studies. Broken by a study that is drawn twice, a skipped layer shown as 0, a pruned trial that counts as a
 value, and the default learning rate of the routers at zero."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Figures from traces. Broken by traces joined with other documents, weights that are counted instead of selected experts,
 a missing factor of the expert work, and another question or layer than the one that is named."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,8 +1,6 @@
 """Figures of trainings. Broken by a training drawn once for each measure, one setting's lines in another one's panel, a lost
 seed, and a phase line at another step."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

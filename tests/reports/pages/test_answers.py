@@ -1,8 +1,6 @@
 """Answers on pages. Broken by the wrong choice that is called the answer, a flip in the wrong direction, a document that
 is paired with another one or lost, and by a question in the wrong group of confidence."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

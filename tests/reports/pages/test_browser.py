@@ -4,8 +4,6 @@ Broken by a script that fails, a page that asks for anything outside of it, an a
 white in the dark, and what the keyboard does not reach.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 import time

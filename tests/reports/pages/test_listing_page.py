@@ -1,7 +1,5 @@
 """The list of what is stored. Broken by a row without its data, an entry in another state, and text that becomes markup."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ up a small difference.
 Verdicts. Broken by a difference that is significant without evidence, or in the wrong direction.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

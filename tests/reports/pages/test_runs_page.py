@@ -1,8 +1,6 @@
 """The page of a grid. Broken by a number that is not the stored one, an answer that becomes markup, a request, layers out of
 order, and a study that is not shown or is shown twice."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

@@ -1,8 +1,6 @@
 """The page of tables. Broken by a number that is not the stored one, an empty cell without a reason, and text of a run
 that becomes markup."""
 
-from __future__ import annotations
-
 import json
 import re
 from base64 import b64decode

@@ -4,8 +4,6 @@ Broken by an average over part of the tasks, by an interval that treats all docu
 loses its interval, by published numbers put beside the wrong task.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

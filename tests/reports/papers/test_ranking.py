@@ -4,8 +4,6 @@ Broken by an order by accuracy, by a difference that is not paired, by chance of
 is nothing to rank.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp

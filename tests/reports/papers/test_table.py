@@ -6,8 +6,6 @@ is said to agree with a paper, an empty cell that gives no reason, and a place t
 Breaks if a column of several metrics is said to show one of them.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Breaks if a difference that is not significant is bold, or p is corrected for other comparisons than the command's."""
 
-from __future__ import annotations
-
 import pytest
 
 from moe_lab.reports.papers.cells import TableCell

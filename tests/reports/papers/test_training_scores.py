@@ -9,8 +9,6 @@ Broken by: a metric in another one's column, the capacity of the most activated 
 task's loss for that of all, a difference to base that is called one to full fine-tuning.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace

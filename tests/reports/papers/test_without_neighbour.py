@@ -6,8 +6,6 @@ question has the k nearest.
 Table 7 of C3PO. Broken by a paper's number beside another set, and by a set that is left out.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

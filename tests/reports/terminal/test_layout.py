@@ -1,8 +1,6 @@
 """Breaks when a table on a narrow terminal loses a letter or a digit, or no longer says whose numbers they are, and when a
 missing number looks like a zero."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

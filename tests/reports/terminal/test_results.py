@@ -9,8 +9,6 @@ Broken by a profile beside the wrong study, and by a table that is wider than 80
 Breaks if the table or the list of flips shows other numbers than the comparison's, or hides what is left out.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -6,8 +6,6 @@ rows, a score that is aggregated by another function than lm-eval's, and by what
 Breaks if a document is paired with another one, or if other questions pass for the same.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

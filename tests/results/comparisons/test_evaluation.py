@@ -3,8 +3,6 @@
 Breaks if a comparison reads other files than those that were named.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -110,22 +110,6 @@ def test_a_profile_of_a_run_is_taken_by_its_content(tmp_path, capsys):
     assert block_of(ended)["c2r"]["test_profile"] is False and "test-profile" not in ended.out
 
 
-@pytest.mark.parametrize(
-    ("typed", "named"),
-    [
-        (["method.partners=2"], "from 3 to 15"),
-        (["method.partners=16"], "method.partners=16"),
-        (["method.profile=/nowhere"], "metrics=expert"),
-        (["method.dataset=/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
-        (["method.dataset_size=0"], "dataset_size"),
-    ],
-)
-def test_what_cannot_be_constrained_is_refused_before_weights_load(typed, named, tmp_path, capsys, loads):
-    ended = command(capsys, tmp_path / "out", *typed)
-    assert ended.code == 2 and named in ended.err
-    assert loads == [] and not (tmp_path / "out").exists()
-
-
 def test_a_profile_of_another_model_and_routers_with_groups_are_refused(tmp_path, capsys, tokenizer, loads):
     save_file({"pairs": torch.zeros(2, 3, 3, dtype=torch.long)}, tmp_path / "small.safetensors")
     ended = command(capsys, tmp_path, f"method.profile={tmp_path / 'small.safetensors'}")

@@ -176,26 +176,6 @@ def test_fewer_correct_references_than_demonstrations_are_told(tmp_path, capsys)
     assert "method.k=5" in ended.err and "method.reference_size" in ended.err
 
 
-@pytest.mark.parametrize(
-    ("keys", "told"),
-    [
-        (["method.k=0"], "at least 1"),
-        (["method.reference_size=0"], "at least 1"),
-        (["method.reference=nosuchtask"], "nosuchtask"),
-        (["method.reference=toy_math"], "multiple-choice"),
-        (["method.embeddings=nosuch.safetensors"], "no such file"),
-        (["model.tp_plan=auto"], "torchrun"),
-        (["task=toy_math", "task.answer=text"], "multiple-choice"),
-    ],
-    ids=str,
-)
-def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, capsys, loads, small_index):
-    ended = command(capsys, tmp_path, "task=toy_choice", *keys)
-    assert ended.code == 2
-    assert told in ended.err
-    assert loads == []
-
-
 def test_a_prompt_for_every_choice_is_refused(tmp_path, capsys, loads):
     row = {"sentence": "The cup is _ blue.", "option1": "red", "option2": "green", "answer": "1"}
     write_jsonl(tmp_path / "winogrande" / "validation.jsonl", [row])

@@ -36,12 +36,6 @@ def answers(model, tokenizer, kind, requests, **keys):
     return [found[index] for index in range(len(requests))]
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, "nowhere.yaml"])
-def test_an_impossible_scale_is_refused(scale):
-    with pytest.raises(ConfigError, match=r"method\.logit_scale"):
-        calibration(logit_scale=scale)
-
-
 def test_greedy_answers_are_those_of_the_base_model(olmoe, tokenizer):
     requests = [Request(("2 + 2 =", {"max_gen_toks": 6, "do_sample": False, "until": []}))]
     texts = [answers(olmoe, tokenizer, "generate_until", requests, logit_scale=scale) for scale in (1.0, 0.5)]

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from moe_lab.config.compose import compose_cell
-from moe_lab.errors import ConfigError
 from moe_lab.methods import steer
 from moe_lab.methods.steer import (
     Steer,
@@ -224,21 +223,6 @@ def test_the_grid_begins_with_the_base_model():
         Steer(own.at(point)).check(FACTS)
 
 
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"activate": -1}, "method.activate=-1"),
-        ({"activate": 9}, "method.activate=9.*from 0 to 8"),
-        ({"deactivate": 25}, "method.deactivate=25.*from 0 to 24"),
-        ({"dataset_size": 0}, "method.dataset_size=0"),
-        ({"positive": "a", "negative": "a"}, "method.positive=a and method.negative=a"),
-    ],
-)
-def test_impossible_values_are_refused(keys, says):
-    with pytest.raises(ConfigError, match=says):
-        Steer(Steer.Config(**keys)).check(FACTS)
-
-
 def test_safe_and_unsafe_replies_are_to_the_same_requests_none_of_them_tested():
     safe, unsafe = (replies_to_harm("train", 60, safe=kind) for kind in (True, False))
     asked = [row["messages"][0]["content"] for row in safe]
@@ -249,21 +233,6 @@ def test_safe_and_unsafe_replies_are_to_the_same_requests_none_of_them_tested():
 
 
 TYPED = ["method=steer", "model=tiny"]
-
-
-@pytest.mark.parametrize(
-    ("typed", "named"),
-    [
-        (["task=toy_safety", "method.activate=33"], "method.activate=33"),
-        (["task=toy_safety", "method.positive=/nowhere/rows.jsonl"], "method.positive=/nowhere/rows.jsonl"),
-        (["task=toy_safety", "method.negative=nothing:wrong"], "method.negative=nothing:wrong"),
-        (["task=toy_choice", "method.negative=toy_math:wrong"], "toy_math has no choices"),
-    ],
-)
-def test_they_are_refused_before_weights_load(typed, named, tmp_path, capsys, loads, small_index):
-    ended = run_command(capsys, *TYPED, f"output_dir={tmp_path / 'out'}", *typed)
-    assert ended.code == 2 and named in ended.err
-    assert loads == [] and not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

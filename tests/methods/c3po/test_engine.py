@@ -96,20 +96,6 @@ def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatc
     assert [own for _, own in given] == [None] * 6
 
 
-@pytest.mark.parametrize(
-    ("keys", "told"),
-    [
-        (["task=toy_math", "method.trace=true"], "method.trace=true is for multiple-choice questions"),
-        (["task=toy_choice", "method.persistence=all_new"], "method.persistence=all_new"),
-        (["task=toy_text", "task.answer=text"], "likelihood of texts"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(keys, told, outputs, capsys, loads):
-    ended = run_command(capsys, "method=c3po", f"output_dir={outputs}", *keys)
-    assert ended.code == 2 and told in ended.err
-    assert loads == []
-
-
 TRACED = ["method=c3po", "task=toy_choice", "limit=10", "method.reference_size=60", "method.k=2"]
 
 

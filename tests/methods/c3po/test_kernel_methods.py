@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from moe_lab.errors import ConfigError, RoutingError
+from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.config import ALPHAS, C3POConfig
 from moe_lab.methods.c3po.descent import NeighbourLoss
 from moe_lab.methods.c3po.kernel_methods import (
@@ -66,12 +66,6 @@ def test_a_neighbour_in_the_same_place_is_no_trouble(name):
 
 def test_opposite_directions_weigh_nothing_under_the_linear_kernel():
     assert kernel("linear", torch.tensor([[1.5, 1.9]])).tolist() == [[0, 0]]
-
-
-@pytest.mark.parametrize("name", sorted(set(KERNELS) - set(SCALED)))
-def test_a_bandwidth_of_a_kernel_without_one_is_refused(name):
-    with pytest.raises(ConfigError, match=f"method.bandwidth=0.4: the {name} kernel has none"):
-        C3POConfig(kernel=name, bandwidth=0.4)
 
 
 def pathway_of(setting, token):

@@ -241,29 +241,6 @@ def test_other_references_make_another_run(tmp_path, capsys):
     assert ids[0] != ids[2]
 
 
-@pytest.mark.parametrize(
-    ("key", "told"),
-    [
-        ("method.optimizer=sgd", "Choices: ngd"),
-        ("method.layers=last9", "8 MoE layers"),
-        ("method.k=0", "at least 1"),
-        ("method.epsilon=0.05", "method.epsilon=0.05 finds no neighbour"),
-        ("method.tokens=last", "last1 or middle3"),
-        ("method.loss=hinge", "Choices: cross_entropy, l2"),
-        ("method.alpha=2", "between 0 and 1"),
-        ("method.learning_rate=[0.1]", "the first and the last"),
-        ("method.learning_rate=[0.1,0]", "above 0"),
-        ("model.tp_plan=auto", "torchrun"),
-        ("method.reference=nosuchtask", "nosuchtask"),
-        ("method.k=500", "toy_choice:near have 100 reference questions"),
-    ],
-)
-def test_impossible_settings_are_refused(key, told, tmp_path, capsys, small_index):
-    ended = command(capsys, tmp_path, "task=toy_choice", key)
-    assert ended.code == 2
-    assert told in ended.err
-
-
 FACTS = ModelFacts(
     name="x",
     path=None,
@@ -313,13 +290,6 @@ def test_keys_that_make_no_difference_make_no_other_run(settings, unread):
 def test_keys_that_make_a_difference_make_another_run(settings, read):
     for key, value in read.items():
         assert identity(**settings) != identity(**{**settings, key: value}), key
-
-
-@pytest.mark.parametrize("optimizer", ["ngd", "kernel_regression"])
-@pytest.mark.parametrize(("epsilon", "most_similar"), [(0.05, 0.95), (0.01, 0.95), (0.3, 0.7)])
-def test_a_radius_at_which_nobody_is_left_is_refused(optimizer, epsilon, most_similar):
-    with pytest.raises(ConfigError, match=rf"method.epsilon={epsilon} finds no neighbour.*cosine distance"):
-        C3PO.Config(optimizer=optimizer, epsilon=epsilon, most_similar=most_similar)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import training as module
-from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.training import finetune
 from moe_lab.routing import routed
 from moe_lab.routing.policies import PartnersOnly, partners_of
@@ -123,19 +122,6 @@ def test_a_training_that_stops_continues_to_the_same_weights(tmp_path):
     assert_same(whole, train("broken"))
     finetune(training_of(tmp_path / "free"), free)
     assert any(not torch.equal(*each) for each in zip(whole.parameters(), free.parameters(), strict=True))
-
-
-@pytest.mark.parametrize(
-    "keys, message",
-    [
-        ({"profile": "runs/x"}, "method.profile=runs/x has no effect without method.partners="),
-        ({"partners": 3, "routing_noise": 1.0}, "both change the routers' choice"),
-        ({"partners": -1}, "method.partners"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(keys, message):
-    with pytest.raises(ConfigError, match=message):
-        FinetuneConfig(**keys)
 
 
 def config(tmp_path, **keys):

@@ -155,31 +155,6 @@ def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
     assert left(tmp_path, steps=10, gradient_accumulation=3) == {name: (6, 6 * 2 * 3 * 12)}
 
 
-@pytest.mark.parametrize(
-    "keys, told",
-    [
-        (["method.experts_per_token=3"], "is not divisible by the 3 experts"),
-        (["method.router=tokens"], "method.router"),
-        (["method.backbone=mixtral"], "method.backbone"),
-        (["method.dataset=pile"], "method.dataset=pile is unknown"),
-        (["method.dataset=minipile", "offline=true"], "JeanKaddour/minipile"),
-        (["method.dataset={tmp}/none.txt"], "there is no file"),
-        (["method.dataset={tmp}/empty.txt"], "has no text"),
-        (["method.gradient_acumulation=2"], "Did you mean"),
-        (["dtype=float16"], "float16 overflows"),
-        (["model.experts_per_token=4"], "Use method.experts_per_token"),
-        (["seed=4294967296"], "seeds below 2^32"),
-        (["device=cuda:1"], "cuda"),
-    ],
-)
-def test_a_wrong_request_ends_with_2_before_anything_is_trained(keys, told, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(training, "train", None)
-    (tmp_path / "empty.txt").write_text("\n \n")
-    ended = command(capsys, tmp_path / "out", *TASK, *(key.format(tmp=tmp_path) for key in keys))
-    assert ended.code == 2 and told in ended.err, ended.err
-    assert not (tmp_path / "out" / "models").exists()
-
-
 def test_processes_that_do_not_share_the_passes_are_refused(tmp_path, monkeypatch):
     from moe_lab.errors import ConfigError
 

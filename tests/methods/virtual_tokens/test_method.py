@@ -134,29 +134,6 @@ def test_a_kill_between_training_and_answers_costs_no_training(tmp_path, capsys,
     block_of(command(capsys, "soft-prompt", tmp_path, *SHORT))
 
 
-@pytest.mark.parametrize(
-    ("keys", "told"),
-    [
-        (["method.virtual_tokens=0"], "at least 1"),
-        (["method.virtual_tokens=2000"], "at most 1024"),
-        (["max_length=20"], "leaves no room"),
-        (["method.learning_rate=0"], "above 0"),
-        (["method.epochs=0"], "at least 1"),
-        (["method.reference=nosuchtask"], "nosuchtask"),
-        (["method.reference=toy_math"], "multiple-choice"),
-        (["model.tp_plan=auto"], "torchrun"),
-        (["device=cuda:1"], "cuda"),
-        (["task=toy_math", "task.answer=text"], "multiple-choice"),
-    ],
-    ids=str,
-)
-def test_impossible_settings_are_refused_before_weights(keys, told, tmp_path, capsys, loads, small_index):
-    ended = command(capsys, "prefix-tuning", tmp_path, "task=toy_choice", *keys)
-    assert ended.code == 2
-    assert told in ended.err
-    assert loads == []
-
-
 def test_a_model_without_room_for_a_prefix_is_refused_before_weights(tmp_path, tokenizer, capsys, loads):
     from tests.support.models import small_model
 

@@ -62,18 +62,3 @@ def test_a_loss_is_corrected_for_the_losses_alone():
     several = family_of(found, 0.5, 0.001)
     assert "(scores: 2, expert metrics: 2)" in explained(several)["p (Holm)"]
     assert several.corrected["1", "t", "acc,none", "base"] == 0.002
-
-
-def test_without_a_baseline_there_is_no_difference():
-    assert all(line[-2:] == ("", "") for line in lines(METRICS))
-    least = next(line for line in lines(METRICS) if "least" in line[1])
-    assert least == (
-        "Capacity, acc,none",
-        "least activated expert masked",
-        "+0.0200",
-        "[+0.0000, +0.1000]",
-        "0.5000 to 0.4800",
-        "0.7500",
-        "",
-        "",
-    )

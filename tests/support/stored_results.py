@@ -10,8 +10,9 @@ from moe_lab.results.model import RunResult
 
 
 def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> RunResult:
-    """A results.json of one task."""
-    block = {
+    """A results.json of one task with four documents; `changes` go to its `moe_lab` block."""
+    of_roe = {"roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"}} if method == "roe" else {}
+    block = of_roe | {
         "run_id": "r",
         "partial": False,
         "model": {"name": "tiny", "top_k": 4},
@@ -21,7 +22,6 @@ def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: A
         "statistics": statistics.VERSION,
         "samples": {"t": [0, 1, 2, 3]},
         "intervals": {"t": {"acc,none": [value - 0.1, value + 0.1]}},
-        "roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"},
         "cost": {
             "wall_seconds": 2.0,
             "tokens_out": 100,
@@ -31,23 +31,16 @@ def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: A
             "energy_joules": None,
             "device": "cpu",
         },
-    } | changes
-    return RunResult({"results": {"t": {"acc,none": value}}, "moe_lab": block})
+    }
+    return RunResult({"results": {"t": {"acc,none": value}}, "moe_lab": block | changes})
 
 
 def expert_results(**more) -> RunResult:
-    block = {
-        "run_id": "r1",
-        "model": {"name": "tiny"},
-        "method": {"name": "finetune-freeze"},
-        "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
-        "versions": versions(),
-        "statistics": statistics.VERSION,
-        "samples": {"t": [0, 1, 2, 3]},
-        "intervals": {"t": {"acc,none": [0.4, 0.8]}},
-    }
-    scores = {"t": {"acc,none": 0.6, "acc_stderr,none": 0.05}}
-    return RunResult({"results": scores, "moe_lab": block | more})
+    """Those of a fine-tuned model, with lm-eval's own standard error."""
+    intervals = {"t": {"acc,none": [0.4, 0.8]}}
+    results = results_of("finetune-freeze", 0.6, **{"run_id": "r1", "intervals": intervals} | more)
+    results["results"]["t"]["acc_stderr,none"] = 0.05
+    return results
 
 
 def loss(difference: float) -> dict:
@@ -62,39 +55,12 @@ EXPERT_METRICS: dict[str, Any] = {
     "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3)}}},
     "specialization": {"tasks": {"t": loss(0.5), "u": loss(0.1), "all": loss(0.25)}},
 }
-_CONTENT: dict[str, Any] = {
-    "results": {
-        "toy": {
-            "alias": "toy",
-            "acc,none": 0.5,
-            "acc_stderr,none": "N/A",
-            "f1,none": 0.25,
-            "f1_stderr,none": 0.1,
-        }
-    },
-    "moe_lab": {
-        "run_id": "abc",
-        "model": {"name": "toy", "commit": None, "identified_by": "content"},
-        "partial": True,
-        "untuned": False,
-        "method": {"name": "roe", "config": {"name": "roe"}},
-        "task": {"name": "toy", "tasks": ["toy"], "metric": "acc,none"},
-        "baseline": {"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
-        "paired": {"toy": {"acc,none": {"difference": 0.1}}},
-        "samples": {"toy": [3]},
-        "cost": {"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
-    },
-}
-
-
-RESULTS = RunResult(_CONTENT)
 
 
 def cell_table(*cells: TableCell, **keys: Any) -> CellTable:
     """Cells of an experiment without axes; `keys` are those of the Experiment."""
     given = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}, "paper": []}
-    axes: dict[str, Any] = {"rows": [], "columns": [], "metric": "headline"}
-    return CellTable(Experiment(**(given | axes | keys)), cells)
+    return CellTable(Experiment(**(given | {"rows": [], "columns": [], "metric": "headline"} | keys)), cells)
 
 
 def cell_of(**changes: Any) -> TableCell:

@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from moe_lab.errors import ConfigError
 from moe_lab.methods import c2r
-from moe_lab.methods.c2r import check_partners
 from moe_lab.models.source import TINY
 from moe_lab.routing import record
+from moe_lab.tasks.toy.questions import instructions
 from tests.support.command import Ended, run_command
 from tests.support.ended import answers, block_of
 from tests.support.models import small_model
-from tests.support.runs import facts
 
 FEW = ["model=tiny", "task=toy_choice", "limit=6", "method.dataset_size=12"]
 
@@ -60,10 +59,6 @@ def test_it_records_a_profile_once_and_constrains(tmp_path, capsys, monkeypatch)
 
 @pytest.mark.slow
 def test_the_recorded_profile_is_that_of_conversations_read_alone(tmp_path, capsys):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from moe_lab.tasks.toy.questions import instructions
-
     assert command(capsys, tmp_path).code == 0
     [file] = (tmp_path / "profiles").glob("*/counts.safetensors")
     pairs = load_file(file)["pairs"]
@@ -124,11 +119,3 @@ def test_a_profile_of_another_model_and_routers_with_groups_are_refused(tmp_path
     ended = command(capsys, tmp_path, f"model.path={tmp_path / 'grouped'}")
     assert ended.code == 2 and "within groups" in ended.err
     assert loads == []
-
-
-def test_each_expert_has_as_many_partners_as_a_token_needs_and_there_are():
-    for count in (facts().top_k - 1, facts().experts - 1):
-        check_partners(count, facts())
-    for count in (facts().top_k - 2, facts().experts):
-        with pytest.raises(ConfigError, match=f"method.partners={count}: this model takes"):
-            check_partners(count, facts())

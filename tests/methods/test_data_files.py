@@ -148,15 +148,3 @@ def test_the_first_conversations_are_the_same_for_any_number():
         read_data(Config(), "toy_subtract", size=30).train
         == read_data(Config(), "toy_subtract", size=60).train[:30]
     )
-
-
-def test_the_message_for_an_unknown_name_lists_the_generated_data_sets():
-    with pytest.raises(
-        TaskError, match="=toy_substract is unknown. Use toy, toy_subtract, toy_safe, toy_unsafe, lima"
-    ):
-        read_data(Config(), "toy_substract")
-
-
-def test_messages_name_the_key_of_the_data_set():
-    with pytest.raises(TaskError, match=r"method\.positive=nothing is unknown"):
-        read_data(Config(), "nothing", key="method.positive")

@@ -184,12 +184,6 @@ def test_any_change_of_a_plug_ins_source_is_another_run(plugin, fresh, tmp_path,
     assert run_id() != first
 
 
-def test_own_methods_have_their_numerics_alone():
-    for name in ("base", "roe", "c3po", "finetune-freeze"):
-        method = get_method(name)
-        assert method.version.fget(method.__new__(method)) == method.numerics  # type: ignore[attr-defined]
-
-
 def test_a_plug_in_of_one_file_counts_too(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "lab_single_module.py"

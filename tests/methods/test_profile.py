@@ -89,8 +89,6 @@ def test_roe_takes_its_temperatures_documents_and_study(file):
 
 
 def _facts(moe_layers):
-    from tests.support.runs import facts
-
     return facts(moe_layers=moe_layers)
 
 

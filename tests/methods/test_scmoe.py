@@ -7,10 +7,8 @@ before weights load.
 """
 
 import csv
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ from moe_lab.methods.scmoe import SelfContrast
 from moe_lab.routing import document_key, gumbel
 from tests.support import rounding
 from tests.support.command import run_command
+from tests.support.ended import block_of
 from tests.support.models import small_model
 from tests.support.opened_methods import answered, opened
 from tests.support.requests import generating
@@ -255,8 +254,7 @@ def test_a_study_finds_settings_that_another_run_takes(tmp_path, capsys, monkeyp
     found = trials[profile["trial"]]
     settings = {key: float(found[f"params_{key}"]) for key in ("beta", "rank")}
     assert profile["settings"] == settings | {"alpha": 0.1, "weak": "rank", "cache": "clean"}
-    result = json.loads(Path(ended.out.splitlines()[-1]).read_text())["moe_lab"]
+    result = block_of(ended)
     assert result["scmoe"]["beta"] == settings["beta"] and "Compared with calibration" in ended.out
-    tested = run_command(capsys, *command, f"method.profile={best}", "baseline=false")
-    again = json.loads(Path(tested.out.splitlines()[-1]).read_text())["moe_lab"]
+    again = block_of(run_command(capsys, *command, f"method.profile={best}", "baseline=false"))
     assert again["run_id"] == result["run_id"] and "untuned" not in again

@@ -12,7 +12,8 @@ from itertools import product
 import numpy as np
 import pytest
 from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
-from scipy.stats import ttest_1samp
+from lm_eval.api.registry import aggregation_registry
+from scipy.stats import t, ttest_1samp, ttest_rel
 from statsmodels.stats.multitest import multipletests
 
 from moe_lab.results.measured import Paired
@@ -84,8 +85,6 @@ def test_a_score_that_is_no_mean():
 @pytest.mark.parametrize("name", ["weighted_perplexity", "bits_per_byte", "perplexity"])
 def test_a_perplexity_is_tested_as_all_its_swaps_are(name):
     """The p of the log-likelihoods is that of the perplexities themselves, over all swaps of nine documents."""
-    from lm_eval.api.registry import aggregation_registry
-
     aggregate = aggregation_registry[name]
     random = np.random.default_rng(4)
     words = random.integers(5, 40, 9)
@@ -108,20 +107,11 @@ def test_a_perplexity_is_tested_as_all_its_swaps_are(name):
 
 
 def test_a_perplexity_over_other_words_has_no_log_likelihoods():
-    from lm_eval.api.metrics import weighted_perplexity
-
     assert log_likelihoods([(-1.0, 2)], [(-1.0, 3)], weighted_perplexity) is None
     assert log_likelihoods([(-1.0, 2)], [(-1.0, 2)], max) is None
 
 
-def test_it_is_seeded():
-    values, baseline = [0.1, 0.4, 0.9, 0.3], [0.2, 0.1, 0.5, 0.7]
-    assert randomization_test(values, baseline) == randomization_test(values, baseline)
-
-
 def test_p_over_seeds_is_students_paired_test():
-    from scipy.stats import ttest_rel
-
     mine, theirs = [0.5, 0.52, 0.57, 0.49], [0.45, 0.5, 0.5, 0.5]
     differences = [one - other for one, other in zip(mine, theirs, strict=True)]
     assert p_over_seeds(differences) == pytest.approx(ttest_rel(mine, theirs).pvalue)
@@ -257,8 +247,6 @@ def test_by_hand():
 
 
 def _quantile(p: float, degrees: float) -> float:
-    from scipy.stats import t
-
     return float(t.ppf(p / 2, degrees))
 
 

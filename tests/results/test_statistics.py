@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from lm_eval.api.metrics import weighted_perplexity
 from statsmodels.stats.proportion import proportion_confint
 
 from moe_lab.results.measured import Spread
@@ -52,8 +53,6 @@ def test_bootstrap_of_a_mean_is_close_to_the_normal_interval():
 
 
 def test_bootstrap_uses_the_tasks_own_aggregation():
-    from lm_eval.api.metrics import weighted_perplexity
-
     values = [(-10.0 - i % 3, 5) for i in range(30)]
     low, high = interval(values, weighted_perplexity)  # type: ignore[misc]
     assert low < weighted_perplexity(values) < high
@@ -165,8 +164,6 @@ def test_is_binary():
 
 def test_an_empty_text_counts_as_one_of_the_texts():
     """Draws of the empty text alone have no perplexity. They are left out, in the difference too."""
-    from lm_eval.api.metrics import weighted_perplexity
-
     texts, others = [(-20.0, 10), (0.0, 0), (-30.0, 10)], [(-22.0, 10), (0.0, 0), (-31.0, 10)]
     low, high = interval(texts, weighted_perplexity)  # type: ignore[misc]
     assert low == pytest.approx(np.exp(2)) and high == pytest.approx(np.exp(3))

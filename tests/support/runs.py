@@ -45,6 +45,14 @@ def choices(count: int, start: int = 0) -> list[dict[str, Any]]:
     ]
 
 
+def arc(folder: Path, answers: str = "ABCABC") -> Path:
+    """A data_dir with six questions whose right answers are those letters, and 48 others in the train split."""
+    test = [row | {"answerKey": answer} for row, answer in zip(choices(6), answers, strict=True)]
+    write_jsonl(folder / "arc_easy" / "test.jsonl", test)
+    write_jsonl(folder / "arc_easy" / "train.jsonl", choices(60)[12:])
+    return folder
+
+
 def small_data(folder: Path) -> Path:
     """A data_dir with `addsub` (12 documents), `arc_easy` (10, and 6 for few-shot) and `gsm8k` (5, and 4)."""
     write_jsonl(folder / "addsub" / "test.jsonl", sums(12))

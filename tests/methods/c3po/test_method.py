@@ -18,11 +18,11 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po import optimizer as optimizing
 from moe_lab.methods.c3po.method import C3PO, named_layers
 from moe_lab.methods.references import embeddings
-from moe_lab.models.facts import ModelFacts
 from moe_lab.runs.config import to_config
 from moe_lab.runs.experiments.cells import coordinate
 from tests.support.command import run_command
-from tests.support.runs import choices, write_jsonl
+from tests.support.ended import block_of
+from tests.support.runs import arc, choices, facts, write_jsonl
 
 OPTIMIZERS = ("ngd", "kernel_regression", "mode_finding", "oracle")
 
@@ -33,11 +33,20 @@ def command(capsys, folder, *keys):
 
 
 def result(ended):
-    assert ended.code == 0, ended.err
-    path = Path(ended.out.splitlines()[-1])
-    [samples] = path.parent.glob("samples_*.jsonl")
-    responses = [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
-    return json.loads(path.read_text())["moe_lab"], responses
+    block = block_of(ended)
+    [samples] = Path(ended.out.splitlines()[-1]).parent.glob("samples_*.jsonl")
+    return block, [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+
+
+def scores(responses):
+    """The log-likelihood of each choice, by question."""
+    return [[float(choice[0][0]) for choice in each] for each in responses]
+
+
+def near(responses, others, bound=1e-4):
+    """Whether the scores of each question are those of the other run."""
+    pairs = zip(scores(responses), scores(others), strict=True)
+    return [one == pytest.approx(other, abs=bound) for one, other in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +106,7 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
     keys = ["task=toy_choice", "limit=6", "method.steps=0", "method.shifts=0", "baseline=false"]
     keys += ["method.alpha=1.0"] if optimizer == "kernel_regression" else []
     _, found = result(command(capsys, outputs, *keys, f"method.optimizer={optimizer}"))
-    for mine, own in zip(found, base, strict=True):
-        assert [float(choice[0][0]) for choice in mine] == pytest.approx(
-            [float(choice[0][0]) for choice in own], abs=1e-4
-        )
+    assert all(near(found, base))
 
 
 @pytest.mark.slow
@@ -136,32 +142,13 @@ def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(output
     block, found = result(ended)
     without = block["c3po"]["reference"]["questions_without"]
     assert without > 0 and f"epsilon 0.0501: {without} of 6 questions had no neighbour" in ended.out
-    kept = sum(
-        [float(choice[0][0]) for choice in mine]
-        == pytest.approx([float(choice[0][0]) for choice in own], abs=1e-5)
-        for mine, own in zip(found, base, strict=True)
-    )
-    assert kept >= without
-
-
-def arc(folder: Path, answers: str) -> Path:
-    """Questions whose right answers are those letters in the test, and always the same in the train split."""
-    test = [row | {"answerKey": answer} for row, answer in zip(choices(6), answers, strict=True)]
-    write_jsonl(folder / "arc_easy" / "test.jsonl", test)
-    write_jsonl(folder / "arc_easy" / "train.jsonl", choices(60)[12:])
-    return folder
+    assert sum(near(found, base, 1e-5)) >= without
 
 
 @pytest.mark.slow
 def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkeypatch):
     """The same neighbours, and answers, as with a pass of its own for the embedding, which other tokens would need."""
-    keys = [
-        "task=toy_choice",
-        "limit=6",
-        "method.learning_rate=[0.1,0.1]",
-        "method.steps=3",
-        "baseline=false",
-    ]
+    keys = "task=toy_choice limit=6 method.learning_rate=[0.1,0.1] method.steps=3 baseline=false".split()
     command(capsys, outputs, *keys)
     passes = []
     own = embeddings.hidden_states
@@ -176,10 +163,7 @@ def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkey
     monkeypatch.setattr(optimizing, "text_ids", lambda texts, model: [[] for _ in texts])
     _, twice = result(command(capsys, outputs, *keys, "rerun=true"))
     assert passes == [6]
-    for mine, other in zip(once, twice, strict=True):
-        assert [float(choice[0][0]) for choice in mine] == pytest.approx(
-            [float(choice[0][0]) for choice in other], abs=1e-4
-        )
+    assert all(near(once, twice))
 
 
 @pytest.mark.slow
@@ -207,15 +191,14 @@ def test_documents_with_one_prompt_have_each_their_own_right_answer(tmp_path, ca
     """The oracle's scores of a question do not depend on what else is asked."""
     row = {"goal": "How to open a jar?", "sol1": "Turn the lid.", "sol2": "Eat the jar.", "label": 0}
     other = row | {"sol1": "Drop it.", "sol2": "Warm the lid.", "label": 1}
-    scores = []
+    found = []
     for name, asked in {"alone": [row], "both": [row, other], "reversed": [other, row]}.items():
         write_jsonl(tmp_path / name / "piqa" / "validation.jsonl", asked)
         keys = [f"data_dir={tmp_path / name}", "task=piqa", "task.answer=text", "method.optimizer=oracle"]
         keys += ["method.learning_rate=[0.5,0.1]", "method.steps=4", "baseline=false"]
         ended = command(capsys, tmp_path / f"out-{name}", *keys)
-        found = result(ended)[1]
-        scores.append([float(choice[0][0]) for choice in found[-1 if name == "reversed" else 0]])
-    assert scores[1] == pytest.approx(scores[0], abs=1e-3) and scores[2] == pytest.approx(scores[0], abs=1e-3)
+        found.append(result(ended)[1][-1 if name == "reversed" else 0])
+    assert all(near(found, [found[0]] * 3, 1e-3))
 
 
 @pytest.mark.slow
@@ -241,22 +224,8 @@ def test_other_references_make_another_run(tmp_path, capsys):
     assert ids[0] != ids[2]
 
 
-FACTS = ModelFacts(
-    name="x",
-    path=None,
-    revision=None,
-    commit=None,
-    family="olmoe",
-    dtype="float32",
-    moe_layers=8,
-    experts=16,
-    top_k=4,
-    max_length=64,
-)
-
-
 def identity(**keys):
-    return C3PO(C3PO.Config(**keys)).identity(FACTS)
+    return C3PO(C3PO.Config(**keys)).identity(facts())
 
 
 @pytest.mark.parametrize(
@@ -353,5 +322,5 @@ def test_layers_that_there_are_not_are_refused(name):
 
 
 def test_a_run_without_a_question_reports_no_dropped_reference():
-    block = C3PO(C3PO.Config()).report(FACTS, {}, {})["c3po"]
+    block = C3PO(C3PO.Config()).report(facts(), {}, {})["c3po"]
     assert block["reference"] == {"too_similar": 0, "questions_without": 0, "set": None}

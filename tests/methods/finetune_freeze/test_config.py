@@ -3,6 +3,7 @@ bad phases that are accepted.
 """
 
 import pytest
+import torch
 from transformers import get_scheduler
 
 from moe_lab.methods.finetune_freeze.config import (
@@ -59,8 +60,6 @@ def test_the_switch_is_at_half_of_the_steps_rounded_down():
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup"])
 def test_every_scheduler_is_the_one_of_transformers(name):
-    import torch
-
     recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1, scheduler=name).recipe()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = get_scheduler(name, optimizer, 4, 40).lr_lambdas[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
@@ -147,8 +148,6 @@ def test_the_best_epoch_is_kept(folder, tmp_path):
 
 
 def shared_state(checkpoint: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
     return load_file(checkpoint / "adapter_model.safetensors")
 
 

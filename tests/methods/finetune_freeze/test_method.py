@@ -13,6 +13,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
+from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe_lab.cli.main import main
@@ -21,16 +22,17 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import lora, training
 from moe_lab.methods.finetune_freeze import method as module
-from moe_lab.methods.finetune_freeze.config import Lora
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
 from moe_lab.methods.trained import COMPLETE
 from moe_lab.models.source import TINY
+from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.results.model import RunResult
 from moe_lab.runs.prepare import prepare
 from tests.support.adapters import make_adapter
 from tests.support.command import run_command
 from tests.support.designs import design
 from tests.support.ended import answers, block_of, samples_of
-from tests.support.models import make_model, make_tokenizer, small_model
+from tests.support.models import make_model, make_tokenizer, small_config, small_model
 from tests.support.ranks import fork_ranks
 
 SHORT = ["task=toy_choice", "limit=3", "method.max_steps=4", "method.learning_rate=0.01"]
@@ -74,8 +76,6 @@ def test_noise_needs_routers_of_single_tokens(tmp_path, capsys, loads):
 
 @pytest.mark.slow
 def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     planned = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "mode=plan")
     assert "To train: 2" in planned.out, planned.out
     ended = command(capsys, tmp_path, *SHORT, "method.schedule=none-router")
@@ -203,8 +203,6 @@ def test_a_grid_trains_every_schedule_from_the_untrained_model(tmp_path, capsys)
     assert weights(tmp_path / "grid", "R→R") == weights(tmp_path / "alone", "R→R")
     assert weights(tmp_path / "grid", "R→R") != weights(tmp_path / "grid", "N→N")
     gate = "model.layers.0.mlp.gate.weight"
-    from safetensors.torch import load
-
     untrained = load((TINY / "model.safetensors").read_bytes())[gate]
     assert torch.equal(load(weights(tmp_path / "grid", "R→R"))[gate], untrained.float()), "frozen all along"
 
@@ -225,8 +223,6 @@ def test_seed_data_and_recipe_make_other_models_and_save_steps_does_not(tmp_path
 
 def test_the_defaults_are_the_papers():
     """MoE-Bench, Table 1."""
-    from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-
     recipe = asdict(FinetuneConfig(dataset="lima").recipe())
     table = {"length": 2048, "batch_size": 1, "gradient_accumulation": 4, "learning_rate": 2e-5}
     table |= {"warmup_ratio": 0.03, "weight_decay": 0.0, "epochs": 3}
@@ -239,8 +235,6 @@ def test_the_defaults_are_the_papers():
 @pytest.mark.slow
 def test_what_only_the_tokenizer_tells_comes_before_weights_load(tmp_path, capsys, loads):
     """Phases without a step, once conversations are left out; a role that the template refuses; also in the plan."""
-    from moe_lab.models.tokenizer import load_tokenizer
-
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     file, model = tmp_path / "own.jsonl", tmp_path / "model"
     shutil.copytree(TINY, model)
@@ -261,8 +255,6 @@ def test_what_only_the_tokenizer_tells_comes_before_weights_load(tmp_path, capsy
 
 
 def test_an_auxiliary_loss_that_a_family_does_not_have_is_refused(tmp_path, capsys, loads, tokenizer):
-    from tests.support.models import small_config
-
     small_config("deepseek_v3").save_pretrained(tmp_path / "v3")
     tokenizer.save_pretrained(tmp_path / "v3")
     keys = [f"model.path={tmp_path / 'v3'}", "task=toy_choice", "limit=2", "method.router_aux_loss_coef=0.01"]

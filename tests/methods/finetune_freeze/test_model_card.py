@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 
 from moe_lab.config.schema import Config, ModelConfig
@@ -75,8 +76,6 @@ def test_the_data_set_is_read_as_a_training_writes_it(monkeypatch):
 
 
 def test_settings_data_losses_and_versions_are_shown():
-    import yaml
-
     shown = yaml.safe_load(card_of(Lora(r=8)).partition("```yaml\n")[2].partition("```")[0])
     assert shown["base_model"] == {"name": "owner/base", "commit": "def"}
     for key in (

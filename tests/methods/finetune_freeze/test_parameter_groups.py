@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups
 from tests.support.families import ZOO
@@ -61,8 +62,6 @@ def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these():
 
 
 def test_a_dense_model_is_one_group():
-    from transformers import LlamaConfig
-
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = empty_model(LlamaConfig(vocab_size=30, **sizes))
     other = sum(parameter.numel() for parameter in model.parameters())

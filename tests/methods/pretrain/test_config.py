@@ -9,7 +9,8 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from moe_lab.methods.pretrain.config import architecture, with_design
 from moe_lab.methods.pretrain.method import Pretrain
@@ -236,9 +237,6 @@ def test_the_end_token_has_a_gradient(keys):
 
 def test_every_id_of_a_tokenizer_has_an_embedding():
     """Also behind a gap in the ids, where the number of tokens is less than the highest id."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
     words = Tokenizer(models.WordLevel({"a": 0, "b": 3, "<end>": 7}, unk_token="a"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
     assert len(tokenizer) == 3

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.errors import ConfigError
 from moe_lab.methods.pretrain import training
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.trained import COMPLETE
@@ -156,8 +157,6 @@ def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
 
 
 def test_processes_that_do_not_share_the_passes_are_refused(tmp_path, monkeypatch):
-    from moe_lab.errors import ConfigError
-
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="gradient_accumulation=3 is not divisible by 2"):
         left(tmp_path, gradient_accumulation=3)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
 from moe_lab.methods.pretrain.trainer import (
@@ -26,7 +27,7 @@ from moe_lab.methods.trained import save_model
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.routing.hook import Routing, routed
 from tests.support.families import VOCAB
-from tests.support.models import make_model, make_tokenizer, small_model
+from tests.support.models import make_tokenizer, small_model
 from tests.support.pretrainings import training_of
 from tests.support.routed_designs import Seen, made
 from tests.support.tiers import by_family
@@ -187,8 +188,6 @@ def test_no_optimizer_has_the_bias_and_the_steps_move_it(tmp_path):
 
 
 def test_the_saved_model_has_the_bias_in_float32(tmp_path):
-    from transformers import AutoModelForCausalLM
-
     training = training_of(tmp_path, bias_rate=0.1, steps=1)
     model, _ = train_together(training)
     expected = [bias.clone() for bias in biases(model)]
@@ -263,18 +262,6 @@ def test_a_pass_keeps_its_own_decisions_only(olmoe):
                 olmoe(ids(rows), use_cache=False)
             olmoe(ids(2), use_cache=False)
             assert [len(layer.index_TK) for layer in routing.layers] == [rows * LENGTH] * 4
-
-
-def test_a_dense_model_runs_without_decisions():
-    dense = make_model("llama")
-    temperature_B = torch.tensor([1.0, 1.0])
-    with (
-        torch.no_grad(),
-        training_routing(dense, 0) as routing,
-        routing.one_pass(torch.arange(2), LENGTH, temperature_B),
-    ):
-        dense(ids(2))
-    assert routing.layers == []
 
 
 @pytest.mark.parametrize("router", UNITS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.engine import pass_size
@@ -19,6 +20,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.references import embeddings
 from moe_lab.methods.references import embeddings as module
 from moe_lab.methods.references.embeddings import embed, embedding_identity, neighbours
+from moe_lab.models.load import load_model
 from tests.support import rounding
 from tests.support.documents import write_vectors
 from tests.support.families import ZOO
@@ -30,8 +32,6 @@ TEXTS = ["Question: What is wet?\nAnswer:", "short", "a longer text " * 9, "é\n
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, tokenizer):
-    from moe_lab.models.load import load_model
-
     folder = tmp_path_factory.mktemp("model")
     make_model("olmoe").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -120,8 +120,6 @@ def test_a_model_that_is_not_there_offline_is_named():
 def encoder_folder(tmp_path_factory, tokenizer) -> Path:
     """A small random BERT as sentence-transformers saves it: mean over the tokens."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    import transformers
-
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
     config = transformers.BertConfig(

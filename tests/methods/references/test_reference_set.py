@@ -13,12 +13,13 @@ from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
+from moe_lab.methods.references import reference_set as references
 from moe_lab.methods.references import store as reference_files
 from moe_lab.methods.references.reference_set import load_or_build, references_left
 from moe_lab.methods.references.store import check_own
 from moe_lab.models.load import load_model
 from moe_lab.routing import record
-from tests.support.documents import OPENBOOKQA
+from tests.support.documents import OPENBOOKQA, write_vectors
 from tests.support.models import make_model
 from tests.support.runs import choices, write_jsonl
 
@@ -180,9 +181,6 @@ def test_a_damaged_set_is_one_error(config, file, damage):
 
 
 def test_embeddings_are_kept_of_each_kind(config, monkeypatch, tmp_path):
-    from moe_lab.methods.references import reference_set as references
-    from tests.support.documents import write_vectors
-
     found, _ = build(config)
     file = tmp_path / "vectors.safetensors"
     write_vectors(found.texts, lambda texts: torch.eye(len(texts)), file)

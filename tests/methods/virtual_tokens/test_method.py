@@ -13,11 +13,18 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from moe_lab.config.compose import compose_cell
 from moe_lab.methods.virtual_tokens import training
+from moe_lab.models.memory import ModelPool
 from moe_lab.models.source import TINY
+from moe_lab.runs.budget import workload_of
+from moe_lab.runs.config import to_config
+from moe_lab.runs.execute import execute
+from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
 from tests.support.ended import answers, block_of, samples_of
-from tests.support.runs import choices, write_jsonl
+from tests.support.models import small_model
+from tests.support.runs import arc, choices, write_jsonl
 
 METHODS = ("soft-prompt", "prefix-tuning")
 SHORT = ["task=toy_choice", "limit=3", "method.reference_size=16", "method.epochs=2"]
@@ -64,11 +71,6 @@ def test_an_adapter_is_trained_stored_in_pefts_format_and_scores(method, tmp_pat
 @pytest.mark.parametrize("method", METHODS)
 def test_planned_tokens_are_those_that_are_read(method, tmp_path, capsys):
     """Questions whose prompts begin alike, with answers of one token and of several."""
-    from moe_lab.config.compose import compose_cell
-    from moe_lab.runs.budget import workload_of
-    from moe_lab.runs.config import to_config
-    from moe_lab.runs.prepare import prepare
-
     keys = [f"method={method}", f"output_dir={tmp_path}", *SHORT, "task=toy_rules", "task.answer=text"]
     run = prepare(to_config(compose_cell(keys, [])))
     block = block_of(command(capsys, method, tmp_path, *keys[1:]))
@@ -78,12 +80,6 @@ def test_planned_tokens_are_those_that_are_read(method, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_grids_next_run_has_the_untouched_model(method, tmp_path, capsys, loads):
-    from moe_lab.config.compose import compose_cell
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.runs.config import to_config
-    from moe_lab.runs.execute import execute
-    from moe_lab.runs.prepare import prepare
-
     def run(folder: str, *methods: list[str]) -> None:
         pool = ModelPool()
         for keys in methods:
@@ -99,15 +95,9 @@ def test_a_grids_next_run_has_the_untouched_model(method, tmp_path, capsys, load
     assert answers(tmp_path / "together", method) != answers(tmp_path / "alone", "base")
 
 
-def arc(folder: Path) -> Path:
-    for name in ("arc_easy", "arc_challenge"):
-        write_jsonl(folder / name / "test.jsonl", choices(6))
-    write_jsonl(folder / "arc_easy" / "train.jsonl", choices(40)[12:])
-    return folder
-
-
 @pytest.mark.slow
 def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch):
+    write_jsonl(tmp_path / "data" / "arc_challenge" / "test.jsonl", choices(6))
     keys = [f"data_dir={arc(tmp_path / 'data')}", "method.reference=arc_easy:train", "method.epochs=1"]
     keys += ["limit=2", "baseline=false"]
     block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys))
@@ -135,8 +125,6 @@ def test_a_kill_between_training_and_answers_costs_no_training(tmp_path, capsys,
 
 
 def test_a_model_without_room_for_a_prefix_is_refused_before_weights(tmp_path, tokenizer, capsys, loads):
-    from tests.support.models import small_model
-
     folder = tmp_path / "mla"
     small_model("deepseek_v3").save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -34,11 +34,6 @@ def test_the_baseline_is_found_by_its_whole_id(tmp_path):
     assert read_samples(own)["t"][0].responses == [["2"]]
 
 
-def test_a_generated_answer():
-    found = answer_of(Sample.of(generated_line(3, (" 42", 1.0))), "exact_match")
-    assert (found.prompt, found.text, found.choices) == ("Question 3", " 42", ())
-
-
 def test_the_first_of_several_generated_answers_and_their_vote():
     line = generated_line(3, ("one 4", 1.0)) | {
         "resps": [["one 4", "two 5", "three 5"]],

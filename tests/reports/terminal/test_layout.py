@@ -50,18 +50,6 @@ def test_what_all_rows_share_stands_in_the_title_alone(capsys):
     )
 
 
-def test_numbers_that_are_equal_stay_beside_their_rows():
-    table = text_table("Results", [*names({"method": ["base", "roe"]}), *numbers({"value": ["0.5", "0.5"]})])
-    assert table.title == "Results" and table.headings == ["method", "value"]
-
-
-def test_in_a_pipe_each_run_is_one_line(capsys):
-    [line] = [line for line in printed(capsys) if line.startswith(SETTINGS)]
-    assert line.split() == [
-        *(SETTINGS, "0.6000", "[0.5464,", "0.6323]", "+0.0100", "[-0.01,", "+0.03]", "+112", "-98")
-    ]
-
-
 @pytest.mark.parametrize("width", (40, 60, 80, 200))
 def test_on_a_narrow_terminal_every_cell_is_whole_and_named(capsys, monkeypatch, width):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)

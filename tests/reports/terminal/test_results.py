@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from scipy.stats import ttest_1samp
 
 from moe_lab.reports.terminal.comparison import SHOWN_FLIPS, flip_lines, print_comparison
 from moe_lab.reports.terminal.results import (
@@ -215,8 +216,6 @@ def test_each_group_has_its_means(tmp_path, capsys):
 
 def test_both_tests_and_the_family_of_two_decide(tmp_path):
     """With two seeds p is the larger of both: Student's over seeds here. Holm multiplies the smallest by two."""
-    from scipy.stats import ttest_1samp
-
     groups = [group("roe", 0.5, tmp_path / "a"), group("finetune-freeze", 0.6, tmp_path / "b")]
     scores = ScoreTable.of(groups).scores
     expected = [

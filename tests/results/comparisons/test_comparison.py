@@ -253,11 +253,6 @@ def test_multiple_choice_has_its_choices(tmp_path):
     assert documents["t"][0]["choices"] == [" 0", " 1", " 2"]
 
 
-def test_without_flips_nothing_is_kept(tmp_path):
-    evaluations = [evaluation(tmp_path, key, {"t": samples_of(acc=[1.0])}) for key in "ab"]
-    assert compare(evaluations).documents == {}
-
-
 def pairs_of(tmp_path: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[str, list[Any]]:
     a, b = evaluation(tmp_path, "a", {"t": mine}), evaluation(tmp_path, "b", {"t": theirs}, **more)
     return paired_lines(a, b, "t")

@@ -91,11 +91,6 @@ def test_the_newest_of_several_is_taken_and_said(tmp_path, capsys):
     assert capsys.readouterr().err == f"b={newest} is the newest of 2 results there.\n"
 
 
-def test_a_runs_folder(tmp_path):
-    (tmp_path / "results.json").write_text("{}")
-    assert results_file("a", tmp_path) == tmp_path / "results.json"
-
-
 def test_results_in_several_folders_are_named(tmp_path):
     for name in ("one", "two"):
         write_log(tmp_path / name, ONE)

@@ -4,6 +4,7 @@ Broken by: an impossible value that is accepted or named without its key, a mess
 ends otherwise than with 2, or only after weights were loaded or a folder was made.
 """
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from tests.support.command import run_command
+from tests.support.designs import design
+from tests.support.models import small_model
 from tests.support.pretrainings import SMALL
 from tests.support.routed_by_hand import FACTS
 
@@ -226,11 +229,46 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize(("line", "told"), COMMANDS.items())
-def test_a_wrong_command_ends_with_2_before_weights_load(line, told, tmp_path, capsys, loads, small_index):
-    """At most three lines say why, and nothing is left behind."""
+@pytest.fixture
+def refused(tmp_path, capsys, loads, small_index):
+    """A function of a method and keys: what the command says on stderr, in at most three lines, leaving nothing behind."""
     (tmp_path / "empty.txt").write_text("\n \n")
-    keys = f"task=toy_choice limit=2 method={line.replace('{tmp}', str(tmp_path))}".split()
-    ended = run_command(capsys, *keys, f"output_dir={tmp_path / 'out'}")
-    assert ended.code == 2 and told in ended.err, ended.err
-    assert len(ended.err.splitlines()) <= 3 and not loads and not (tmp_path / "out").exists()
+
+    def run(line: str) -> str:
+        keys = f"task=toy_choice limit=2 method={line.replace('{tmp}', str(tmp_path))}".split()
+        ended = run_command(capsys, *keys, f"output_dir={tmp_path / 'out'}")
+        assert ended.code == 2 and len(ended.err.splitlines()) <= 3, ended.err
+        assert not loads and not (tmp_path / "out").exists()
+        return ended.err
+
+    return run
+
+
+@pytest.mark.parametrize(("line", "told"), COMMANDS.items())
+def test_a_wrong_command_ends_with_2_before_weights_load(line, told, refused):
+    assert told in refused(line)
+
+
+@pytest.mark.parametrize(
+    ("family", "line", "told"),
+    [
+        ("deepseek_v3", "prefix-tuning", "deepseek_v3.*Sizes of tensors must match"),
+        ("deepseek_v3", "c2r", "within groups"),
+        ("deepseek_v3", "finetune-freeze method.router_aux_loss_coef=0.01", "no auxiliary loss"),
+        (
+            "jetmoe",
+            "finetune-freeze method.activation_checkpointing=true",
+            "models of type jetmoe have no checkpointing",
+        ),
+        (
+            "word",
+            "finetune-freeze method.routing_noise=1",
+            "method.routing_noise needs routers of single tokens",
+        ),
+    ],
+)
+def test_what_a_family_cannot_do(family, line, told, refused, tmp_path, tokenizer):
+    model = design(family) if family == "word" else small_model(family)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert re.search(told, refused(f"{line} model.path={{tmp}}/model"))

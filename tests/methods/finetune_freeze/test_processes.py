@@ -121,13 +121,8 @@ def test_what_deepspeed_cannot_do_is_refused_before_weights_load(
     schedule, told, monkeypatch, tmp_path, capsys, loads
 ):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    keys = [
-        "method=finetune-freeze",
-        f"method.schedule={schedule}",
-        "task=toy_choice",
-        f"output_dir={tmp_path}",
-    ]
-    ended = run_command(capsys, *keys)
+    keys = f"method=finetune-freeze method.schedule={schedule} task=toy_choice output_dir={tmp_path}"
+    ended = run_command(capsys, *keys.split())
     assert ended.code == 2 and re.search(told, ended.err) and not loads
 
 
@@ -191,38 +186,15 @@ def test_a_loss_of_one_process_that_is_no_number_stops_both(shared):
 def test_the_command_by_accelerate_with_fsdp(tmp_path, capsys):
     """One process reports; the folder is a model like any other; another number of processes does not continue it."""
     config = resource_folder("conf") / "accelerate" / "fsdp.yaml"
-    command = [
-        "-m",
-        "accelerate.commands.accelerate_cli",
-        "launch",
-        "--config_file",
-        str(config),
-        "-m",
-        "moe_lab",
-    ]
-    keys = [
-        "method=finetune-freeze",
-        "method.schedule=none-router",
-        "task=toy_choice",
-        "limit=4",
-        "method.max_steps=2",
-    ]
-    keys += [
-        "method.dataset_size=16",
-        "method.validation_size=0",
-        f"output_dir={tmp_path}",
-        "method.save_steps=1",
-    ]
-    keys += ["method.compare_with_full=false", "device=cpu"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    first = subprocess.run(
-        [sys.executable, *command, *keys],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+    launch = f"-m accelerate.commands.accelerate_cli launch --config_file {config} -m moe_lab"
+    keys = (
+        "method=finetune-freeze method.schedule=none-router method.max_steps=2 method.dataset_size=16".split()
     )
+    keys += "method.validation_size=0 method.save_steps=1 method.compare_with_full=false".split()
+    keys += f"task=toy_choice limit=4 device=cpu output_dir={tmp_path}".split()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, *launch.split(), *keys]
+    first = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("results.json") == 1
     [record] = tmp_path.glob("models/*/training.json")

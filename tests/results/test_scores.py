@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.results import statistics
 from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family, mean_score, task_mean
 from moe_lab.results.scores import Score, headline, marks_of, scores_of
 from moe_lab.results.significance import holm
+from tests.support import stored_results as stored
 
 
 def score(task: str, value: float | None, **more: float | tuple[float, float]) -> Score:
@@ -42,19 +42,15 @@ def test_tasks_have_equal_weight_in_their_average():
     assert mean.stderr == pytest.approx(0.25) and mean.difference is None and mean.interval is None
 
 
+PAIRED = {"n": 2, "difference": 0.5, "ci95": [-0.1, 0.9], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
+
+
 def results_of(scores, tasks, **more):
     """A results.json of two documents per task."""
-    block = {
-        "run_id": "r",
-        "partial": False,
-        "model": {"name": "m"},
-        "method": {"name": "base"},
-        "task": {"name": "t", "tasks": tasks, "metric": "acc,none"},
-        "versions": versions(),
-        "statistics": statistics.VERSION,
-        "samples": {task: [0, 3] for task in tasks},
-    }
-    return RunResult({"results": scores, "moe_lab": block, **more})
+    task = {"name": "t", "tasks": tasks, "metric": "acc,none"}
+    samples = {task: [0, 3] for task in tasks}
+    told = stored.results_of("base", task=task, samples=samples, intervals={}, cost={}, model={"name": "m"})
+    return RunResult({"results": scores, "moe_lab": told["moe_lab"], **more})
 
 
 def test_the_headline_is_the_tasks_own_metric_else_the_first():
@@ -72,22 +68,9 @@ def test_the_headline_is_the_tasks_own_metric_else_the_first():
 def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
     """Broken by MMLU's 57 subjects in the family of one comparison, and by tasks that were asked for without a p."""
     scores = {name: {"acc,none": 0.5} for name in ("g", "h", "a", "b")}
-    paired = {
-        name: {
-            "acc,none": {
-                "n": 2,
-                "difference": 0.5,
-                "ci95": [-0.1, 0.9],
-                "p_mcnemar": 1.0,
-                "to_right": 1,
-                "to_wrong": 0,
-            }
-        }
-        for name in ("a", "b")
-    }
     more = {"groups": {"g": {}, "h": {}}, "group_subtasks": {"g": ["h"], "h": ["a", "b"], "a": [], "b": []}}
     results = results_of(scores, ["a", "b"], **more)
-    results["moe_lab"]["paired"] = paired
+    results["moe_lab"]["paired"] = {name: {"acc,none": PAIRED} for name in ("a", "b")}
 
     def tested(*asked):
         results["moe_lab"]["task"]["name"] = list(asked)
@@ -116,34 +99,34 @@ def test_what_does_not_exist_is_none():
     assert row.value is None
 
 
-def test_marks_say_what_a_reader_must_know():
-    block = results_of({}, [])["moe_lab"]
-    assert marks_of(RunResult({"moe_lab": block})) == ()
-    expected = ("PARTIAL", "untuned")
-    assert marks_of(RunResult({"moe_lab": block | {"partial": True, "untuned": True}})) == expected
-    assert marks_of(RunResult({"moe_lab": block | {"versions": versions() | {"lm_eval": "0.4.1"}}})) == (
-        "other-versions",
-    )
-    assert marks_of(RunResult({"moe_lab": block | {"cost": {"cut_prompts": 2}}})) == ("cut-prompts",)
-    assert marks_of(RunResult({"moe_lab": block | {"cost": {"cut_prompts": 0}}})) == ()
-    for calibrated, marked in ((1.9, True), (2.0, False), (2.0 - 1e-7, False), (2.1, False), (None, False)):
-        tuned = {"tuning": {"model": "m", "score": 2.0, "calibrated_score": calibrated}}
-        assert ("worse-than-calibrated" in marks_of(RunResult({"moe_lab": block | tuned}))) == marked
-        control = tuned | {"method": {"name": "calibration"}}
-        assert "worse-than-calibrated" not in marks_of(RunResult({"moe_lab": block | control}))
-    assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": True}}})) == ("test-profile",)
-    assert marks_of(RunResult({"moe_lab": block | {"c2r": {"test_profile": False}}})) == ()
-    tuned = {"model": "tiny", "n": 8}
-    mine = block | {"model": {"name": "tiny"}, "method": {"config": {"n": 8}}, "tuning": tuned}
-    assert marks_of(RunResult({"moe_lab": mine})) == ()
-    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"n": 4}}})) == ("other-profile",)
-    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"model": "olmoe"}}})) == (
-        "other-profile",
-    )
-    assert marks_of(RunResult({"moe_lab": mine | {"tuning": tuned | {"noise": "gumbel"}}})) == ()
-    assert marks_of(
-        RunResult({"moe_lab": mine | {"method": {"config": {"n": 8, "noise": "antithetic"}}}})
-    ) == ("other-profile",)
+def tuned_by(calibrated):
+    return {"tuning": {"model": "m", "score": 2.0, "calibrated_score": calibrated}}
+
+
+def profiled(config=None, **tuning):
+    """A run of n=8 with a profile of n=8 but for these changes."""
+    of_run = {"model": {"name": "tiny"}, "method": {"config": {"n": 8} | (config or {})}}
+    return of_run | {"tuning": {"model": "tiny", "n": 8} | tuning}
+
+
+@pytest.mark.parametrize(
+    ("changes", "marks"),
+    [
+        ({}, ()),
+        ({"partial": True, "untuned": True}, ("PARTIAL", "untuned")),
+        ({"versions": versions() | {"lm_eval": "0.4.1"}}, ("other-versions",)),
+        *(({"cost": {"cut_prompts": count}}, ("cut-prompts",) * bool(count)) for count in (2, 0)),
+        *(({"c2r": {"test_profile": own}}, ("test-profile",) * own) for own in (True, False)),
+        (tuned_by(1.9), ("worse-than-calibrated",)),
+        *((tuned_by(calibrated), ()) for calibrated in (2.0, 2.0 - 1e-7, 2.1, None)),
+        (tuned_by(1.9) | {"method": {"name": "calibration"}}, ()),
+        *((profiled(**same), ()) for same in ({}, {"noise": "gumbel"})),
+        *((profiled(**other), ("other-profile",)) for other in ({"n": 4}, {"model": "olmoe"})),
+        (profiled({"noise": "antithetic"}), ("other-profile",)),
+    ],
+)
+def test_marks_say_what_a_reader_must_know(changes, marks):
+    assert marks_of(RunResult({"moe_lab": results_of({}, [])["moe_lab"] | changes})) == marks
 
 
 def test_holms_correction_is_over_the_scores_that_have_a_p():

@@ -43,22 +43,16 @@ def test_the_lowest_loss_comes_first_with_paired_differences():
     assert one.startswith("| 1 | 2/8 | ") and two.endswith(" | 0.375 |")
 
 
-def test_seeds_are_paired():
-    """Their spread is large, that of the difference is not."""
-    seeds = [[2.0, 2.0], [2.5, 2.5], [3.0, 3.0]]
-    other = [[loss + more for loss in rows] for rows, more in zip(seeds, (0.1, 0.2, 0.3), strict=True)]
-    _, second = ranking(experiment(), [*design_cells("2/8", seeds), *design_cells("4/16", other)])
-    assert second.loss.difference == pytest.approx(0.2)
-    assert second.interval == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
-
-
 def test_seeds_are_paired_by_number_and_not_by_place():
+    """Their spread is large, that of the difference is not."""
     first = design_cells("2/8", [[2.0, 2.0], [2.5, 2.5], [3.0, 3.0]])
     second = design_cells("4/16", [[2.1, 2.1], [2.7, 2.7], [3.3, 3.3]])
-    for cell in second:
-        cell.results.reverse()
-    _, found = ranking(experiment(), [*first, *second])
-    assert found.interval == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
+    for reverse in (False, True):
+        for cell in second if reverse else ():
+            cell.results.reverse()
+        _, found = ranking(experiment(), [*first, *second])
+        assert found.loss.difference == pytest.approx(0.2)
+        assert found.interval == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
     for cell in second:
         cell.results[0]["moe_lab"]["seed"] = 7
     _, found = ranking(experiment(), [*first, *second])
@@ -88,14 +82,11 @@ def test_only_designs_that_are_told_from_the_first_have_a_lower_rank():
     assert lines[4].startswith("| 3 | 8/32 |") and "**+0.4100 [+" in lines[4].replace("[0", "[+0")
 
 
-def test_one_seed_ranks_nothing():
-    found = ranking(experiment(), [*design_cells("2/8", [[2.0, 2.0]]), *design_cells("4/16", [[9.0, 9.0]])])
+@pytest.mark.parametrize("other", [[9.0, 9.0], [3.0, 3.0, 3.0]], ids=["one seed", "other rows"])
+def test_one_seed_ranks_nothing_and_other_rows_are_not_subtracted(other):
+    found = ranking(experiment(), [*design_cells("2/8", [[2.0, 2.0]]), *design_cells("4/16", [other])])
     assert [one.rank for one in found] == [1, 1]
-
-
-def test_designs_on_other_rows_are_not_subtracted():
-    cells = [*design_cells("2/8", [[2.0, 2.0]]), *design_cells("4/16", [[3.0, 3.0, 3.0]])]
-    assert ranking(experiment(), cells)[1].loss.difference is None
+    assert (found[1].loss.difference is None) == (len(other) == 3)
 
 
 def test_expert_choice_is_named_as_what_it_is():

@@ -7,7 +7,6 @@ that were tuned on and are tested, a scale that changes greedy answers, a model 
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,8 +53,7 @@ def test_a_profile_gives_its_scale_and_its_documents_are_left_out(tmp_path):
     (tmp_path / "best.yaml").write_text(replace(PROFILE, logit_scale=3.0, calibrated_scale=1.25).text())
     method = calibration(logit_scale=str(tmp_path / "best.yaml"))
     assert method.logit_scale == 1.25 and method.tuned_on == frozenset(PROFILE.documents)
-    facts = SimpleNamespace(moe_layers=3)
-    assert method.identity(facts)["logit_scale"] == 1.25 != calibration().identity(facts)["logit_scale"]
+    assert method.identity(facts())["logit_scale"] == 1.25 != calibration().identity(facts())["logit_scale"]
     assert method.temperatures(3) == [0.0, 0.0, 0.0]
     (tmp_path / "other.yaml").write_text(PROFILE.text())
     with pytest.raises(ConfigError, match="has not measured the scale of the base model"):
@@ -83,22 +81,18 @@ def test_roe_takes_its_temperatures_documents_and_study(file):
     assert method.temperatures(4) == PROFILE.temperature
     assert method.tuned_on == frozenset(PROFILE.documents)
     assert method.first_noisy(4) == 1
-    report = method.report(_facts(4), {}, {})
+    report = method.report(facts(moe_layers=4), {}, {})
     assert "untuned" not in report and report["tuning"]["study"] == PROFILE.study
     assert report["tuning"]["samples"] == {"toy_math": [1, 5]}
-
-
-def _facts(moe_layers):
-    return facts(moe_layers=moe_layers)
 
 
 def test_a_profile_is_part_of_the_identity_wherever_it_lies(file, tmp_path):
     other = tmp_path / "elsewhere.yaml"
     other.write_text(file.read_text())
-    first = roe(temperature=str(file)).identity(_facts(4))
-    assert roe(temperature=str(other)).identity(_facts(4)) == first
+    first = roe(temperature=str(file)).identity(facts(moe_layers=4))
+    assert roe(temperature=str(other)).identity(facts(moe_layers=4)) == first
     other.write_text(replace(PROFILE, temperature=[0.0, 0.2, 0.0, 0.4]).text())
-    assert roe(temperature=str(other)).identity(_facts(4)) != first
+    assert roe(temperature=str(other)).identity(facts(moe_layers=4)) != first
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,15 @@ from torch import Tensor
 from moe_lab.methods.trainer import RoutingNoise, Temperatures
 from moe_lab.routing.hook import routed
 from moe_lab.routing.noise import gumbel
-from tests.support.models import make_model, small_model
-from tests.support.routed_designs import Seen, made
+from tests.support.models import make_model
+from tests.support.routed_designs import LENGTH, Seen, biased_or
+from tests.support.routed_designs import byte_rows as ids
 from tests.support.tiers import by_family
-
-LENGTH = 9
 
 
 @pytest.fixture(params=["biased", *by_family(("olmoe", "deepseek", "deepseek_v3", "gpt_oss"))])
 def model(request):
-    """`biased`: a design with a selection bias that is not zero."""
-    return made("token", bias_rate=0.1) if request.param == "biased" else small_model(request.param)
-
-
-def ids(rows: int) -> Tensor:
-    return torch.randint(0, 256, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
+    return biased_or(request.param)
 
 
 @torch.no_grad()

@@ -38,18 +38,20 @@ def finished(folder: Path, **changes: Any) -> RunFolder:
     return RunFolder(folder, "a")
 
 
-def test_a_finished_result_is_returned(tmp_path):
+def test_a_finished_result_is_returned_for_its_commit(tmp_path):
     assert finished(tmp_path).stored() is not None
-    assert finished(tmp_path, model={"name": "m", "commit": "c1"}).stored("c1") is not None
+    of_commit = finished(tmp_path, model={"name": "m", "commit": "c1"})
+    assert of_commit.stored("c1") is not None and of_commit.stored("c2") is None
 
 
-@pytest.mark.parametrize("changes", [{"run_id": "b"}, {"schema_version": 2}, {"status": "error"}])
-def test_foreign_and_unfinished_results_are_not(tmp_path, changes):
+WRONG = [{"run_id": "b"}, {"schema_version": 2}, {"status": "error"}]
+
+
+@pytest.mark.parametrize(
+    "changes", [*WRONG, *({key: wrong} for key in BLOCKS for wrong in (None, [1]))], ids=str
+)
+def test_foreign_unfinished_and_odd_results_are_not(tmp_path, changes):
     assert finished(tmp_path, **changes).stored() is None
-
-
-def test_another_commit_is_not(tmp_path):
-    assert finished(tmp_path, model={"commit": "c1"}).stored("c2") is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"results": {}}', "null"])
@@ -63,12 +65,6 @@ def test_a_result_of_the_wrong_shape_is_said(tmp_path, capsys):
     finished(tmp_path, model=[1]).stored()
     said = capsys.readouterr().err
     assert f"{tmp_path}/results.json is damaged" in said and said.endswith("It is not used.\n")
-
-
-@pytest.mark.parametrize("key", BLOCKS)
-def test_a_result_of_the_wrong_shape_is_not(tmp_path, key):
-    assert finished(tmp_path, **{key: None}).stored() is None
-    assert finished(tmp_path, **{key: [1]}).stored() is None
 
 
 def _hold(folder: Path, ready: Any, seconds: float) -> None:

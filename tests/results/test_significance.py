@@ -141,12 +141,9 @@ def test_p_over_documents_is_that_of_all_swaps_of_means_over_seeds():
     assert p_over_documents(differences) == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5)
 
 
-def test_a_document_without_a_number_tells_nothing():
-    assert p_over_documents([float("nan"), 1.0, 1.0]) == 1.0
-
-
-def test_p_over_documents_of_nothing_changed():
-    assert p_over_documents([0.0, 0.0, 0.0]) == p_over_documents([]) == 1.0
+@pytest.mark.parametrize("differences", [[float("nan"), 1.0, 1.0], [0.0, 0.0, 0.0], []], ids=str)
+def test_a_document_without_a_number_and_nothing_changed_tell_nothing(differences):
+    assert p_over_documents(differences) == 1.0
 
 
 def test_paired_difference():

@@ -24,7 +24,7 @@ from tests.support.routed_by_hand import (
     base_answers,
     both_answers,
     check_answers,
-    open_groups,
+    open_experts,
     routed_pass,
     weights_of,
 )
@@ -82,11 +82,9 @@ def top_p(**keys: Any) -> TopP:
 def order_of(router: Any, logits: Any) -> tuple[list[int], Any]:
     """(experts in the order of choice, probabilities)"""
     if not hasattr(router, "num_group"):
-        return logits.argsort(descending=True).tolist(), logits.softmax(-1)
-    shares = logits.sigmoid() / logits.sigmoid().sum()
+        return open_experts(router, logits), logits.softmax(-1)
     scores = logits.sigmoid() + router.e_score_correction_bias
-    size, best = len(scores) // router.num_group, open_groups(router, scores)
-    return [e for e in scores.argsort(descending=True).tolist() if e // size in best], shares
+    return open_experts(router, scores), logits.sigmoid() / logits.sigmoid().sum()
 
 
 def chosen(router: Any, logits: Any, p: float, k_max: int) -> list[int]:

@@ -27,7 +27,7 @@ from tests.support.models import small_model
 from tests.support.opened_methods import answered, opened
 from tests.support.requests import generating
 from tests.support.roe_reference import in_float64
-from tests.support.routed_by_hand import FACTS, FAMILIES, open_groups, routed_pass, weights_of
+from tests.support.routed_by_hand import FACTS, FAMILIES, open_experts, routed_pass, weights_of
 from tests.support.runs import facts as facts_of
 from tests.support.tiers import by_family
 
@@ -66,10 +66,7 @@ def weak_experts(router: Any, logits: Any, own: list[int], weak: str, rank: int,
         return [int(noise.argmax())]
     if weak == "others":
         return [e for e in order if e not in own]
-    if hasattr(router, "num_group"):  # one expert of the groups that the router may take
-        size, best = len(scores) // router.num_group, open_groups(router, scores)
-        return [next(e for e in order if e // size in best)]
-    return order[:1]
+    return open_experts(router, scores)[:1]
 
 
 def logits_after(model64: Any, ids: list[int], positions: Any, weak: str, rank: int, document: int) -> Any:

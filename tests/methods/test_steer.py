@@ -41,7 +41,7 @@ from tests.support.routed_by_hand import (
     base_answers,
     both_answers,
     check_answers,
-    open_groups,
+    open_experts,
     routed_pass,
     weights_of,
 )
@@ -117,12 +117,8 @@ def choice_and_weights(
         return new
 
     moved = forced(logits)
-    if kind != "deepseek_v3":
-        experts = moved.argsort(descending=True)[:2].tolist()
-        return experts, weights_of(kind, router, moved, experts), moved
-    scores = forced(logits.sigmoid() + router.e_score_correction_bias)
-    size, best = len(scores) // router.num_group, open_groups(router, scores)
-    experts = [e for e in scores.argsort(descending=True).tolist() if e // size in best][:2]
+    scores = forced(logits.sigmoid() + router.e_score_correction_bias) if kind == "deepseek_v3" else moved
+    experts = open_experts(router, scores)[:2]
     return experts, weights_of(kind, router, moved, experts), moved
 
 

@@ -229,50 +229,43 @@ def identity(**keys):
 
 
 @pytest.mark.parametrize(
-    ("settings", "unread"),
+    ("settings", "unread", "read"),
     [
-        ({}, {"alpha": 0.2, "shifts": 3}),
+        ({}, {"alpha": 0.2, "shifts": 3}, {"k": 7, "steps": 3, "kernel": "matern", "loss": "l2"}),
         (
             {"optimizer": "kernel_regression"},
             {"steps": 3, "parameters": "weights", "update": "gd", "relax": "topk", "shifts": 4},
+            {"alpha": 0.5, "k": 4, "bandwidth": 0.3},
         ),
-        ({"optimizer": "mode_finding"}, {"steps": 3, "schedule": "fixed", "learning_rate": [0.1, 0.1]}),
-        ({"optimizer": "oracle"}, {"k": 7, "reference": "arc_easy", "kernel": "matern"}),
-        ({"epsilon": 0.4}, {"k": 9}),
+        (
+            {"optimizer": "mode_finding"},
+            {"steps": 3, "schedule": "fixed", "learning_rate": [0.1, 0.1]},
+            {"alpha": 0.7, "shifts": 2, "epsilon": 0.3},
+        ),
+        ({"optimizer": "mode_finding", "epsilon": 0.3}, {}, {"k": 9}),
+        (
+            {"optimizer": "oracle"},
+            {"k": 7, "reference": "arc_easy", "kernel": "matern"},
+            {"steps": 3, "layers": "all", "core_experts": 6, "tokens": "last3"},
+        ),
+        ({"epsilon": 0.4}, {"k": 9}, {}),
     ],
 )
-def test_keys_that_make_no_difference_make_no_other_run(settings, unread):
-    for key, value in unread.items():
-        assert identity(**settings) == identity(**{**settings, key: value}), key
+def test_keys_that_make_a_difference_and_no_others_make_another_run(settings, unread, read):
+    for key, value in (unread | read).items():
+        assert (identity(**settings) == identity(**settings | {key: value})) == (key in unread), key
 
 
-@pytest.mark.parametrize(
-    ("settings", "read"),
-    [
-        ({}, {"k": 7, "steps": 3, "kernel": "matern", "loss": "l2"}),
-        ({"optimizer": "kernel_regression"}, {"alpha": 0.5, "k": 4, "bandwidth": 0.3}),
-        ({"optimizer": "mode_finding"}, {"alpha": 0.7, "shifts": 2, "epsilon": 0.3}),
-        ({"optimizer": "mode_finding", "epsilon": 0.3}, {"k": 9}),
-        ({"optimizer": "oracle"}, {"steps": 3, "layers": "all", "core_experts": 6, "tokens": "last3"}),
-    ],
-)
-def test_keys_that_make_a_difference_make_another_run(settings, read):
-    for key, value in read.items():
-        assert identity(**settings) != identity(**{**settings, key: value}), key
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"epsilon": 0.06},
+def test_other_radii_are_taken():
+    """Mode finding has a ball of pathways, of which none are dropped."""
+    others = (
+        {},
         {"epsilon": 0.05, "most_similar": 1.0},
-        {"epsilon": 0.01, "optimizer": "mode_finding"},  # a ball of pathways, of which none are dropped
-        {"epsilon": 0.01, "optimizer": "oracle"},
-    ],
-    ids=str,
-)
-def test_other_radii_are_taken(keys):
-    assert C3PO.Config(**keys).epsilon == keys["epsilon"]
+        {"optimizer": "mode_finding"},
+        {"optimizer": "oracle"},
+    )
+    for epsilon, keys in zip((0.06, 0.05, 0.01, 0.01), others, strict=True):
+        assert C3PO.Config(**{"epsilon": epsilon} | keys).epsilon == epsilon
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,6 @@ def test_the_randomization_test_is_close_to_all_swaps():
         )
 
 
-def test_for_right_and_wrong_it_is_mcnemars():
-    values, baseline = [1.0] * 9 + [0.0] * 3 + [1.0] * 8, [0.0] * 9 + [1.0] * 3 + [1.0] * 8
-    p = mcnemar(9, 3)
-    assert randomization_test(values, baseline) == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5)
-
-
 def test_a_score_that_is_no_mean():
     random = np.random.default_rng(2)
     baseline = list(random.normal(0, 1, 31))

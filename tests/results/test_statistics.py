@@ -65,12 +65,6 @@ def test_bootstrap_of_a_mean_is_close_to_the_normal_interval():
     assert (low, high) == interval(values), "seeded"
 
 
-def test_bootstrap_uses_the_tasks_own_aggregation():
-    values = [(-10.0 - i % 3, 5) for i in range(30)]
-    low, high = interval(values, weighted_perplexity)  # type: ignore[misc]
-    assert low < weighted_perplexity(values) < high
-
-
 def test_too_few_documents_have_no_interval():
     assert interval([1.0]) is None
     assert interval_of_difference([[1.0]], [[0.0]]) is None

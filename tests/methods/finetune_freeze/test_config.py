@@ -24,6 +24,7 @@ from moe_lab.methods.finetune_freeze.trainer import Rate
 from tests.support.families import ZOO
 from tests.support.models import small_config
 from tests.support.tiers import by_family
+from tests.support.trainings import names_by_group
 
 
 def test_the_papers_nine_schedules_have_their_halves():
@@ -123,11 +124,6 @@ SHARED = {
 """Types of models with shared experts."""
 
 
-def names_of(model, group) -> set[str]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {names[id(parameter)] for parameter in group}
-
-
 @pytest.mark.parametrize("model_type", by_family(ZOO))
 def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_type):
     model = empty_model(small_config(model_type))
@@ -135,7 +131,8 @@ def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_
     every = [id(parameter) for group in groups.values() for parameter in group]
     assert sorted(every) == sorted(map(id, model.parameters()))
     assert {parameter.shape[0] for parameter in groups["experts"]} <= {8, 10, 8 * 24}, "one slice per expert"
-    routers, experts = names_of(model, groups["router"]), names_of(model, groups["experts"])
+    names = names_by_group(model)
+    routers, experts = names["router"], names["experts"]
     assert not any("shared" in name or "attn" in name for name in routers | experts)
     wide = {
         name for name, parameter in model.named_parameters() if parameter.dim() == 3 and ".experts." in name
@@ -144,8 +141,8 @@ def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_
         "JetMoE's attention has some, too"
     )
     assert counts(groups)["router"] < counts(groups)["experts"]
-    shared = {name for name in names_of(model, model.parameters()) if "shared" in name}
-    assert names_of(model, groups["shared_experts"]) == shared
+    shared = {name for name, _ in model.named_parameters() if "shared" in name}
+    assert names["shared_experts"] == shared
     assert bool(shared) == (model_type in SHARED), "as docs/models.md says"
 
 
@@ -159,10 +156,10 @@ def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these():
         ),
     ):
         model = empty_model(small_config(model_type))
-        groups = parameter_groups(model)
+        names = names_by_group(model)
         for group, wanted in (("router", router), ("experts", experts)):
             expected = {f"model.layers.{layer}.mlp.{name}" for layer in range(4) for name in wanted}
-            assert names_of(model, groups[group]) == expected
+            assert names[group] == expected
 
 
 def test_a_dense_model_is_one_group():

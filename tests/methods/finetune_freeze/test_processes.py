@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM
 from moe_lab.cli.main import main
 from moe_lab.config.catalog import resource_folder
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.trainer import Order
 from moe_lab.methods.tokenized import EMPTY
 from moe_lab.methods.trained import COMPLETE
@@ -30,6 +29,7 @@ from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
 from tests.support.once import made_once
 from tests.support.ranks import fork_ranks
+from tests.support.trainings import names_by_group
 from tests.support.two_processes import FSDP, all_by_two, by_one, by_two
 
 WRAPS = ("ddp", "fsdp")
@@ -132,16 +132,16 @@ def test_two_processes_are_equal_to_each_other_and_train_as_one(schedule, shared
     wrap, two = shared[0], shared[1] / schedule
     folder, weights = alone(**SCHEDULES[schedule])
     loaded = small_model("olmoe")
-    names = {id(own): name for name, own in loaded.named_parameters()}
-    groups = {key: {names[id(own)] for own in group} for key, group in parameter_groups(loaded).items()}
+    groups = names_by_group(loaded)
+    names = set().union(*groups.values())
     before = loaded.state_dict()
     for part, step in zip(schedule.split("-"), (3, 6), strict=True):
         after, moments, split = held_after(two, step)
         frozen = groups.get(part, set())
-        assert moments == set(names.values()) - frozen and split == (wrap == "fsdp")
+        assert moments == names - frozen and split == (wrap == "fsdp")
         for name, value in after.items():
             torch.testing.assert_close(value, weights[step][name], atol=1e-5, rtol=0)
-            assert torch.equal(value, before[name]) == (name in frozen or name not in names.values()), name
+            assert torch.equal(value, before[name]) == (name in frozen or name not in names), name
         before = after
     lines = [json.loads((x / "log.jsonl").read_text().splitlines()[-1]) for x in (folder, two)]
     assert lines[1]["validation_loss"] == pytest.approx(lines[0]["validation_loss"], abs=1e-5)

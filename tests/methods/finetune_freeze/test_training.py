@@ -23,7 +23,6 @@ from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze import training
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, MOMENTS, FinetuneConfig
-from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.trainer import AtEpochEnds, stopped
 from moe_lab.methods.tokenized import Pad
 from moe_lab.methods.trainer import LOSS, RoutingNoise
@@ -31,7 +30,7 @@ from tests.support.command import exit_code
 from tests.support.designs import design
 from tests.support.models import make_model, small_model
 from tests.support.tiers import first_fast
-from tests.support.trainings import assert_same, interrupted, rows, train, training_of
+from tests.support.trainings import assert_same, interrupted, names_by_group, rows, train, training_of
 
 
 @pytest.mark.parametrize("optimizer", sorted({*MOMENTS} - {EIGHT_BIT}))
@@ -113,10 +112,9 @@ def same_bytes(before: torch.Tensor, after: torch.Tensor) -> bool:
 @pytest.mark.parametrize("family", first_fast(FAMILIES, 2))
 def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family, tmp_path, watch):
     model = deepcopy(small_model(family))
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = {key: {names[id(own)] for own in group} for key, group in parameter_groups(model).items()}
+    groups = names_by_group(model)
     train(model, tmp_path, phases=PHASES, weight_decay=0.5)
-    parameters = set(names.values())
+    parameters = set().union(*groups.values())
     assert len(watch.states) == 7
     for phase, frozen in enumerate(("", "router", "experts")):
         first, last = watch.states[2 * phase], watch.states[2 * phase + 2]
@@ -138,13 +136,13 @@ def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family
 @pytest.mark.parametrize("freeze", (False, True))
 def test_shared_experts_train_unless_they_are_frozen_with_the_experts(family, freeze, tmp_path, watch):
     model = deepcopy(small_model(family))
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = {key: {names[id(own)] for own in group} for key, group in parameter_groups(model).items()}
+    groups = names_by_group(model)
     train(model, tmp_path, count=4, epochs=1, phases=PHASES[2:], freeze_shared_experts=freeze)
     first, last = watch.states[0], watch.states[-1]
-    moved = {name for name in names.values() if not same_bytes(first[name], last[name])}
-    expected = groups["experts"] | (groups["shared_experts"] if freeze else set())
-    assert groups["shared_experts"] and set(names.values()) - moved == expected
+    kept = {name for name in set().union(*groups.values()) if same_bytes(first[name], last[name])}
+    assert groups["shared_experts"] and kept == groups["experts"] | (
+        groups["shared_experts"] if freeze else set()
+    )
 
 
 @pytest.mark.parametrize("router", ("word", "expert"))

@@ -127,19 +127,17 @@ def test_a_set_is_built_once(config, asked):
 @pytest.mark.parametrize("change", ["model", "prompt", "size", "sample_seed", "data"])
 def test_what_determines_a_set_makes_another_one(config, models, change, tmp_path):
     first, _ = build(config, reference_size=10)
-    size = 10
-    if change == "model":
-        config = replace(config, model=ModelConfig(name="small", path=str(models[1])))
-    elif change == "prompt":
-        config = replace(config, task=replace(config.task, answer="text"))
-    elif change == "sample_seed":
-        config = replace(config, sample_seed=3)
-    elif change == "size":
-        size = 11
-    else:
+    changes = {
+        "model": {"model": ModelConfig(name="small", path=str(models[1]))},
+        "prompt": {"task": replace(config.task, answer="text")},
+        "sample_seed": {"sample_seed": 3},
+    }
+    if change == "data":
         changed = [row | {"question_stem": row["question_stem"] + "?"} for row in rows(QUESTIONS)]
         write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", changed)
-    other, _ = build(config, reference_size=size)
+    other, _ = build(
+        replace(config, **changes.get(change, {})), reference_size=11 if change == "size" else 10
+    )
     assert other.folder != first.folder
 
 

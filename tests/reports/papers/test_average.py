@@ -54,14 +54,6 @@ def test_the_interval_of_a_mean_follows_from_its_parts():
     assert (low, high) == pytest.approx((0.55, 0.75))
 
 
-def test_an_average_over_large_tasks_is_the_pooled_proportions():
-    """Two halves of one sample of 2,000: the interval is that of the whole."""
-    halves = [[1] * 430 + [0] * 570, [1] * 470 + [0] * 530]
-    whole = interval(halves[0] + halves[1])
-    known = [one for half in halves if (one := interval(half))]
-    assert interval_of_mean_of_tasks([0.43, 0.47], known) == pytest.approx(whole, abs=5e-4)
-
-
 def test_an_average_needs_all_tasks(tmp_path):
     experiment = experiment_of(tmp_path)
     (whole,) = averages(experiment, [cell_of("a", 0.4), cell_of("b", 0.6)])

@@ -53,6 +53,17 @@ def test_changed_parameters_change_core_experts_alone_and_keep_their_mass(pathwa
         assert (found.gather(-1, core) - clean.gather(-1, core)).abs().min() > 1e-4
 
 
+def test_other_pathways_are_scaled_to_the_cores_mass(pathway_NWME):
+    pathways = Pathways(pathway_NWME, LAYERS, CORE)
+    other_NWLE = torch.rand(N, W, 2, E)
+    core_NWLC = pathways.to_core(other_NWLE)
+    torch.testing.assert_close(core_NWLC.sum(-1, keepdim=True), pathways.mass_NWL1)
+    ratio = core_NWLC / other_NWLE.gather(-1, pathways.core)
+    torch.testing.assert_close(ratio, ratio[..., :1].expand_as(ratio))
+    pathways.set_core(core_NWLC)
+    torch.testing.assert_close(pathways.core_probs(), core_NWLC)
+
+
 def test_an_expert_of_probability_0_can_be_in_the_core():
     pathway_NWME = torch.tensor([[[[0.75, 0.25, 0.0]]]])
     pathways = Pathways(pathway_NWME, [0], 3)

@@ -1,7 +1,5 @@
 """Training in bfloat16 by autocast. Broken by experts that compute in float32, by a change of training in float32."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

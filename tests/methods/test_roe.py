@@ -2,8 +2,6 @@
 weights load.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -39,41 +37,6 @@ def roe(**keys):
 )
 def test_temperature_per_layer(keys, expected):
     assert roe(**keys).temperatures(5) == expected
-
-
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"n": 0}, "method.n=0"),
-        ({"temperature": -0.1}, "method.temperature=-0.1"),
-        ({"temperature": "warm"}, "method.temperature=warm"),
-        ({"temperature": [0.1, -1, 0, 0, 0]}, "at least 0"),
-        ({"temperature": True}, "method.temperature=True"),
-        ({"skip_layers": -1}, "at least 0"),
-        ({"cache": "cleen"}, "Choices: clean, standard, none. Did you mean 'clean'"),
-        ({"prefill": "none", "cache": "standard"}, "Choices: noisy, clean"),
-        ({"prefill": "clean"}, "cache=standard"),
-        ({"weights": "noisy"}, "clean, perturbed"),
-        ({"noise": "antithetik"}, "Did you mean 'antithetic'"),
-        ({"n": 1, "include_clean": False}, "method.include_clean=false"),
-    ],
-)
-def test_impossible_values_are_refused(keys, says):
-    with pytest.raises(ConfigError, match=says):
-        roe(**keys)
-
-
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"skip_layers": 3}, "none would be left"),
-        ({"temperature": [0.1] * 4}, "4 entries, and the model has 5"),
-        ({"temperature": [0.1] * 5, "skip_layers": 1}, "contradicts"),
-    ],
-)
-def test_what_does_not_fit_the_model_is_refused(keys, says):
-    with pytest.raises(ConfigError, match=says):
-        roe(**keys).check(FACTS)
 
 
 def test_report():

@@ -2,8 +2,6 @@
 temperature 0 or outside its pass; weights from noisy scores; a temperature of another sequence or step.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,21 +9,15 @@ from torch import Tensor
 from moe_lab.methods.trainer import RoutingNoise, Temperatures
 from moe_lab.routing.hook import routed
 from moe_lab.routing.noise import gumbel
-from tests.support.models import make_model, small_model
-from tests.support.routed_designs import Seen, made
+from tests.support.models import make_model
+from tests.support.routed_designs import LENGTH, Seen, biased_or
+from tests.support.routed_designs import byte_rows as ids
 from tests.support.tiers import by_family
-
-LENGTH = 9
 
 
 @pytest.fixture(params=["biased", *by_family(("olmoe", "deepseek", "deepseek_v3", "gpt_oss"))])
 def model(request):
-    """`biased`: a design with a selection bias that is not zero."""
-    return made("token", bias_rate=0.1) if request.param == "biased" else small_model(request.param)
-
-
-def ids(rows: int) -> Tensor:
-    return torch.randint(0, 256, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
+    return biased_or(request.param)
 
 
 @torch.no_grad()
@@ -52,10 +44,7 @@ def test_temperature_0_is_no_noise_bit_for_bit(model):
 def test_outside_its_pass_there_is_none_even_after_an_error(olmoe):
     noise = RoutingNoise(0)
     with routed(olmoe, noise), torch.no_grad():
-        with (
-            pytest.raises(KeyboardInterrupt),
-            noise.noisy(torch.arange(1), LENGTH, torch.tensor([5.0])),
-        ):
+        with pytest.raises(KeyboardInterrupt), noise.noisy(torch.arange(1), LENGTH, torch.tensor([5.0])):
             noisy = olmoe(ids(1), use_cache=False).logits
             raise KeyboardInterrupt
         after = olmoe(ids(1), use_cache=False).logits

@@ -6,8 +6,6 @@ expert that is not the base model bit for bit, a set that is counted twice, an e
 impossible values that are not refused before weights load.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,6 @@ import pytest
 import torch
 
 from moe_lab.config.compose import compose_cell
-from moe_lab.errors import ConfigError
 from moe_lab.methods import steer
 from moe_lab.methods.steer import (
     Steer,
@@ -44,7 +41,7 @@ from tests.support.routed_by_hand import (
     base_answers,
     both_answers,
     check_answers,
-    open_groups,
+    open_experts,
     routed_pass,
     weights_of,
 )
@@ -120,12 +117,8 @@ def choice_and_weights(
         return new
 
     moved = forced(logits)
-    if kind != "deepseek_v3":
-        experts = moved.argsort(descending=True)[:2].tolist()
-        return experts, weights_of(kind, router, moved, experts), moved
-    scores = forced(logits.sigmoid() + router.e_score_correction_bias)
-    size, best = len(scores) // router.num_group, open_groups(router, scores)
-    experts = [e for e in scores.argsort(descending=True).tolist() if e // size in best][:2]
+    scores = forced(logits.sigmoid() + router.e_score_correction_bias) if kind == "deepseek_v3" else moved
+    experts = open_experts(router, scores)[:2]
     return experts, weights_of(kind, router, moved, experts), moved
 
 
@@ -153,9 +146,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "activate", "deactivate"), CASES)
-def test_it_equals_steering_by_hand(
-    family: str, activate: int, deactivate: int, opened: Any, tokenizer: Any
-) -> None:
+def test_it_equals_steering_by_hand(family, activate, deactivate, opened, tokenizer):
     model = small_model(family)
     double = in_float64(model)
     with opened(model, activate=activate, deactivate=deactivate) as lm:
@@ -171,7 +162,7 @@ def test_it_equals_steering_by_hand(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_steered_expert_is_the_base_model_bit_for_bit(family: str, opened: Any, tokenizer: Any) -> None:
+def test_no_steered_expert_is_the_base_model_bit_for_bit(family, opened, tokenizer):
     model = small_model(family)
     expected = base_answers(model, tokenizer)
     with opened(model, activate=0, deactivate=0) as lm:
@@ -179,7 +170,7 @@ def test_no_steered_expert_is_the_base_model_bit_for_bit(family: str, opened: An
         assert lm.cost["constrained_decisions"] == 0
 
 
-def test_the_right_choices_are_the_answers_of_documents_that_are_not_evaluated(tmp_path: Path) -> None:
+def test_the_right_choices_are_the_answers_of_documents_that_are_not_evaluated(tmp_path):
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(9))
     write_jsonl(tmp_path / "arc_easy" / "train.jsonl", choices(6, start=7))  # q7 and q8 are test documents
     config = to_config(compose_cell(["model=tiny", "task=arc_easy", "limit=1", f"data_dir={tmp_path}"], []))
@@ -195,7 +186,7 @@ def test_the_right_choices_are_the_answers_of_documents_that_are_not_evaluated(t
     assert pairs("right") == right and pairs("wrong") == asked - right
 
 
-def test_selections_belong_to_the_texts_and_the_model() -> None:
+def test_selections_belong_to_the_texts_and_the_model():
     def content(texts: Texts, dtype: str = "float32", model: str = "tiny") -> dict[str, Any]:
         facts = replace(FACTS, dtype=dtype)
         return profile_content(to_config(compose_cell([f"model={model}"], [])), texts, facts)
@@ -212,14 +203,14 @@ def test_selections_belong_to_the_texts_and_the_model() -> None:
 FACTS = replace(SIX_EXPERTS, experts=8)
 
 
-def test_a_layer_takes_no_more_experts_than_it_can() -> None:
+def test_a_layer_takes_no_more_experts_than_it_can():
     difference = torch.tensor([[0.9, 0.8, 0.7, -0.1, 0.0], [0.5, -0.9, -0.8, -0.7, -0.6]])
     found = steered_experts(difference, [5, 5], 2, activate=3, deactivate=9)
     assert found.tolist() == [[1, 1, 0, -1, 0], [0, -1, -1, -1, 0]]  # the third is skipped, not replaced
     assert steered_experts(difference, [5, 5], 2, 0, 0).sum() == 0
 
 
-def test_the_grid_begins_with_the_base_model() -> None:
+def test_the_grid_begins_with_the_base_model():
     own = Steer(Steer.Config())
     grid = own.grid(FACTS)
     assert grid[0] == {"activate": 0, "deactivate": 0} and len(grid) == 10
@@ -228,22 +219,7 @@ def test_the_grid_begins_with_the_base_model() -> None:
         Steer(own.at(point)).check(FACTS)
 
 
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"activate": -1}, "method.activate=-1"),
-        ({"activate": 9}, "method.activate=9.*from 0 to 8"),
-        ({"deactivate": 25}, "method.deactivate=25.*from 0 to 24"),
-        ({"dataset_size": 0}, "method.dataset_size=0"),
-        ({"positive": "a", "negative": "a"}, "method.positive=a and method.negative=a"),
-    ],
-)
-def test_impossible_values_are_refused(keys: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        Steer(Steer.Config(**keys)).check(FACTS)
-
-
-def test_safe_and_unsafe_replies_are_to_the_same_requests_none_of_them_tested() -> None:
+def test_safe_and_unsafe_replies_are_to_the_same_requests_none_of_them_tested():
     safe, unsafe = (replies_to_harm("train", 60, safe=kind) for kind in (True, False))
     asked = [row["messages"][0]["content"] for row in safe]
     assert asked == [row["messages"][0]["content"] for row in unsafe] and len(set(asked)) == 60
@@ -255,27 +231,8 @@ def test_safe_and_unsafe_replies_are_to_the_same_requests_none_of_them_tested() 
 TYPED = ["method=steer", "model=tiny"]
 
 
-@pytest.mark.parametrize(
-    ("typed", "named"),
-    [
-        (["task=toy_safety", "method.activate=33"], "method.activate=33"),
-        (["task=toy_safety", "method.positive=/nowhere/rows.jsonl"], "method.positive=/nowhere/rows.jsonl"),
-        (["task=toy_safety", "method.negative=nothing:wrong"], "method.negative=nothing:wrong"),
-        (["task=toy_choice", "method.negative=toy_math:wrong"], "toy_math has no choices"),
-    ],
-)
-def test_they_are_refused_before_weights_load(
-    typed: list[str], named: str, tmp_path: Path, capsys: Any, loads: list[str], small_index: None
-) -> None:
-    ended = run_command(capsys, *TYPED, f"output_dir={tmp_path / 'out'}", *typed)
-    assert ended.code == 2 and named in ended.err
-    assert loads == [] and not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
-def test_a_set_is_counted_once_and_serves_the_other_direction(
-    tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
+def test_a_set_is_counted_once_and_serves_the_other_direction(tmp_path, capsys, monkeypatch):
     keys = [*TYPED, "task=toy_choice", "limit=6", "method.dataset_size=20", f"output_dir={tmp_path}"]
     right, wrong = "toy_choice:right", "toy_choice:wrong"
     one = block_of(run_command(capsys, *keys, f"method.positive={right}", f"method.negative={wrong}"))
@@ -296,7 +253,7 @@ def test_a_set_is_counted_once_and_serves_the_other_direction(
 
 
 @pytest.mark.slow
-def test_a_study_finds_numbers_of_experts(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_a_study_finds_numbers_of_experts(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(steer, "SHARE", 64)
     keys = [*TYPED, "task=toy_choice", "limit=6", "method.dataset_size=20", f"output_dir={tmp_path}"]
     sets = ["method.positive=toy_choice:right", "method.negative=toy_choice:wrong"]

@@ -2,8 +2,6 @@
 counted, conversations that runs of a grid encode again, or get from another tokenizer, data set or length.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +16,7 @@ from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Pad, Row, Rows, encode, encode_all
 from moe_lab.models.tokenizer import load_tokenizer, with_template
 from moe_lab.tasks.loading import task_cache
+from moe_lab.tasks.toy.questions import instructions
 from tests.support.models import make_tokenizer
 
 
@@ -80,12 +79,6 @@ def test_empty_conversations_and_those_that_the_assistant_opens_are_left_out(tin
         encode_all(tiny, [[], TURNS[1:]], 2048)
 
 
-def test_a_template_that_refuses_a_role_is_told(tiny):
-    tiny.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(TaskError, match="no system role"):
-        encode(tiny, [TURNS])
-
-
 def test_long_rows_are_cut_behind_the_limit_and_counted(tiny):
     whole, first = encode(tiny, [TURNS, TURNS[:2]])
     cut = encode_all(tiny, [TURNS, TURNS[:2], TURNS[:1]], len(whole.ids) - 2)
@@ -130,8 +123,6 @@ def test_files_of_messages_and_of_turns_are_the_same(tmp_path):
 
 
 def test_the_toy_conversations_are_of_the_train_split():
-    from moe_lab.tasks.toy.questions import instructions
-
     found = read(Config(), "toy", 20)
     assert found == [row["messages"] for row in instructions("train", 20)]
 

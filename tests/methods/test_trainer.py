@@ -5,8 +5,6 @@ that is counted again, a model that answers for another one or is trained twice,
 incomplete, a trained model that stays in memory.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from types import SimpleNamespace
@@ -116,23 +114,20 @@ def folder_of(config, content, trained):
     return artifact.folder
 
 
-def test_another_training_is_made_for_other_content(tmp_path):
+def test_a_training_is_made_for_other_content_and_where_something_is_gone(tmp_path, capsys):
+    """Once each; it prints once where its model is. Checkpoints that a kill left go."""
     config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
     first = folder_of(config, CONTENT, trained)
+    assert capsys.readouterr().err == f"Trained: {first / 'model'}\n"
+    (first / "checkpoints").mkdir()
     assert folder_of(config, dict(CONTENT), trained) == first and len(trained) == 1
-    others = {folder_of(config, CONTENT | {key: "other"}, trained) for key in CONTENT}
-    assert len(others - {first}) == len(CONTENT) and len(trained) == 1 + len(CONTENT)
+    assert capsys.readouterr().err == "", "it is not trained again"
+    (first / "model").rmdir()
+    assert folder_of(config, CONTENT, trained) == first and len(trained) == 2
     (first / "training.json").write_text('{"id": "of another"}')
-    assert folder_of(config, CONTENT, trained) == first and len(trained) == 2 + len(CONTENT)
-
-
-def test_what_is_gone_is_made_again_and_checkpoints_that_a_kill_left_go(tmp_path):
-    config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
-    folder = folder_of(config, CONTENT, trained)
-    (folder / "checkpoints").mkdir()
-    assert folder_of(config, CONTENT, trained) == folder and len(trained) == 1
-    (folder / "model").rmdir()
-    assert folder_of(config, CONTENT, trained) == folder and len(trained) == 2
+    assert folder_of(config, CONTENT, trained) == first and len(trained) == 3
+    others = {folder_of(config, CONTENT | {key: "other"}, trained) for key in CONTENT}
+    assert len(others - {first}) == len(CONTENT) and len(trained) == 3 + len(CONTENT)
 
 
 def test_what_a_training_leaves_in_reference_cycles_is_removed(tmp_path):
@@ -150,14 +145,6 @@ def test_what_a_training_leaves_in_reference_cycles_is_removed(tmp_path):
     config = Config(method=Base.Config(name="base"), output_dir=str(tmp_path))
     Trained.of(config, CONTENT, "model").load_or_train(train)
     assert seen[0]() is None
-
-
-def test_a_training_prints_once_where_its_model_is(tmp_path, capsys):
-    config, trained = Config(method=Base.Config(name="base"), output_dir=str(tmp_path)), []
-    folder = folder_of(config, CONTENT, trained)
-    assert capsys.readouterr().err == f"Trained: {folder / 'model'}\n"
-    folder_of(config, CONTENT, trained)
-    assert capsys.readouterr().err == "", "it is not trained again"
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 Broken by activations, gradients, moments or copies that are not planned.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from types import SimpleNamespace

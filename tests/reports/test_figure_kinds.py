@@ -1,7 +1,5 @@
 """A kind of figure is one module and one line. Broken by a second place that has to know its name."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

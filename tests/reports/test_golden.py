@@ -4,8 +4,6 @@ Three tables of experiments, one with a failed cell, a grid of 2x2 with two seed
 change MOE_LAB_GOLDEN=write writes the files in golden/ anew. Review their differences before you commit them.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Breaks if what is logged is missing or renamed, cannot be read with W&B's tools, needs the network or costs a result."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -18,9 +16,30 @@ from moe_lab.errors import ConfigError
 from moe_lab.reports import loggers
 from moe_lab.reports.loggers import Logger, WandbLogger, open_logger
 from moe_lab.results.model import RunResult
-from tests.support.stored_results import RESULTS
+from tests.support.runs import write_jsonl
+from tests.support.stored_results import results_of
 from tests.support.wandb_log import REPOSITORY, Logged
 
+RESULTS = results_of(
+    run_id="abc",
+    partial=True,
+    untuned=True,
+    c3po={"upper_bound": True},
+    task={"name": "toy", "tasks": ["toy"], "metric": "acc,none"},
+    samples={"toy": [3]},
+    intervals={},
+    baseline={"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
+    paired={"toy": {"acc,none": {"difference": 0.1}}},
+    cost={"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
+)
+RESULTS["results"].clear()
+RESULTS["results"]["toy"] = {
+    "alias": "toy",
+    "acc,none": 0.5,
+    "acc_stderr,none": "N/A",
+    "f1,none": 0.25,
+    "f1_stderr,none": 0.1,
+}
 KEY = "0123456789abcdef0123456789abcdef01234567"
 CODE = """
 import json, sys
@@ -130,7 +149,7 @@ def test_results_samples_and_configuration_can_be_read_back(logged):
     assert run.summary["summary"]["toy/acc,none"] == 0.5 and run.summary["summary"]["score"] == 0.5
     assert run.summary["config"]["seed"] == 5 and run.summary["config"]["run_id"] == "abc"
     assert run.table("samples/toy")["data"] == [[3, "none", "Q", "2", "two", "2", 1.0]]
-    assert {"mine", "partial"} <= set(run.run["tags"])
+    assert {"mine", "partial", "untuned", "upper-bound"} <= set(run.run["tags"])
     assert run.summary["state"] == "finished"
     assert run.table("tables/scores") == {"columns": ["seed", "p"], "data": [[1, 0.5], [None, None]]} | {
         name: value for name, value in run.table("tables/scores").items() if name not in ("columns", "data")
@@ -319,103 +338,30 @@ def test_the_score_of_a_group_is_its_own():
     assert "difference" not in loggers.scores(results), "it was compared task by task"
 
 
-class LoggedRun:
-    """A W&B run that keeps what is logged."""
-
-    def __init__(self) -> None:
-        self.logged: list[dict[str, Any]] = []
-        self.tags: tuple[str, ...] = ("mine",)
-        self.config = self.summary = {}
-
-    def log(self, values: dict[str, Any]) -> None:
-        self.logged.append(values)
-
-    def define_metric(self, *names: str, **options: str) -> None: ...
-
-
-@pytest.fixture
-def run_of_logger(monkeypatch: pytest.MonkeyPatch) -> tuple[WandbLogger, LoggedRun]:
-    monkeypatch.setattr(loggers, "sample_frames", lambda result: {})
-    monkeypatch.setattr(loggers, "training_lines", lambda result: [])
-    monkeypatch.setattr(loggers, "expert_metrics_of", lambda result: None)
-    logger, run = (
-        WandbLogger(Config(logger=LoggerConfig(name="wandb")), "run", "r", None, "offline", None),
-        LoggedRun(),
-    )
-    logger.__dict__["_run"] = run
-    return logger, run
-
-
-def test_all_notes_are_tags(run_of_logger):
-    logger, run = run_of_logger
-    block = RESULTS["moe_lab"] | {"untuned": True, "c3po": {"upper_bound": True}}
-    logger.log_results(RunResult(RESULTS.content | {"moe_lab": block}))
-    assert run.tags[:4] == ("mine", "partial", "untuned", "upper-bound") and run.logged
-
-
-def test_a_pruned_trial_has_no_value(run_of_logger):
-    logger, run = run_of_logger
-    logger.log_trial(7, None, [0.0, 0.5], "PRUNED")
-    logger.log_trial(8, 2.5, [0.0, 0.5], "COMPLETE")
-    assert [line.get("value") for line in run.logged] == [None, 2.5] and "value" not in run.logged[0]
-    assert run.logged[0] == {"trial": 7, "state": "PRUNED", **loggers.by_layer([0.0, 0.5])}
-
-
-def test_a_sample_is_a_row(tmp_path):
-    line = {
-        "doc_id": 3,
-        "filter": "none",
-        "arguments": {"gen_args_0": {"arg_0": "Q: 1+1?", "arg_1": {}}},
-        "target": "2",
-        "resps": [["two"]],
-        "filtered_resps": ["2"],
-        "metrics": ["exact_match"],
-        "exact_match": 1.0,
-    }
-    (tmp_path / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
-    frame = loggers.sample_frames(RunResult(RESULTS.content, tmp_path))["toy"]
-    names = ["doc_id", "filter", "prompt", "target", "response", "filtered", "exact_match"]
-    expected = {"index": [0], "columns": names, "data": [[3, "none", "Q: 1+1?", "2", "two", "2", 1.0]]}
-    assert frame.to_dict("split") == expected
-
-
 def test_temperatures_are_named_in_the_order_of_layers():
     names = list(loggers.by_layer([0.0] * 11))
     assert names == sorted(names) and names[-1] == "temperature/layer_10"
 
 
-LINES = [{"step": 2, "loss": 3.5, "z_loss": [4.0, 5.0]}, {"step": 4, "validation_loss": 3.25}]
-
-
-def run_of(method: str, model: str, output: Path) -> RunResult:
-    block = {"method": {"name": method}, method.replace("-", "_"): {"model": model, "training": {}}}
-    return RunResult({"moe_lab": block}, output / "runs" / "run")
-
-
 @pytest.mark.parametrize("method", ["pretrain", "finetune-freeze"])
 def test_a_trained_model_has_its_lines(method, tmp_path):
-    model = tmp_path / "models" / "mine"
-    model.mkdir(parents=True)
-    (model / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    found = loggers.training_lines(run_of(method, "mine", tmp_path))
-    assert found == [
-        {
-            "training/step": 2,
-            "training/loss": 3.5,
-            "training/z_loss/layer_0": 4.0,
-            "training/z_loss/layer_1": 5.0,
-        },
-        {"training/step": 4, "training/validation_loss": 3.25},
-    ]
+    lines = [{"step": 2, "loss": 3.5, "z_loss": [4.0, 5.0]}, {"step": 4, "validation_loss": 3.25}]
+    write_jsonl(tmp_path / "models" / "mine" / "log.jsonl", lines)
+    block = {"method": {"name": method}, method.replace("-", "_"): {"model": "mine", "training": {}}}
+    first, second = loggers.training_lines(RunResult({"moe_lab": block}, tmp_path / "runs" / "run"))
+    layers = {f"training/z_loss/layer_{layer}": value for layer, value in enumerate((4.0, 5.0))}
+    assert first == {"training/step": 2, "training/loss": 3.5, **layers}
+    assert second == {"training/step": 4, "training/validation_loss": 3.25}
 
 
-def test_a_run_without_training_has_none(tmp_path):
-    untrained = RunResult({"moe_lab": {"method": {"name": "roe"}, "roe": {}}}, tmp_path / "runs" / "run")
-    assert loggers.training_lines(untrained) == []
-    assert loggers.training_lines(run_of("pretrain", "gone", tmp_path)) == []
-
-
-def test_a_training_without_a_model_has_none(tmp_path):
-    """Soft prompts and prefixes report a training; no model is written."""
-    block = {"method": {"name": "soft-prompt"}, "soft_prompt": {"training": {"steps": 8}}}
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"method": {"name": "roe"}, "roe": {}},
+        {"method": {"name": "pretrain"}, "pretrain": {"model": "gone", "training": {}}},
+        {"method": {"name": "soft-prompt"}, "soft_prompt": {"training": {"steps": 8}}},  # without a model
+    ],
+    ids=["none", "gone", "virtual tokens"],
+)
+def test_a_run_without_a_trained_model_has_none(block, tmp_path):
     assert loggers.training_lines(RunResult({"moe_lab": block}, tmp_path / "runs" / "run")) == []

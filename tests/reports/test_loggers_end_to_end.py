@@ -5,8 +5,6 @@ Breaks if the command line does not take what a W&B sweep agent gives it.
 Breaks if expert metrics do not reach W&B, under other names, or with another layer's values.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

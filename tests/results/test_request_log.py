@@ -3,8 +3,6 @@
 Breaks if run.log loses a record or a warning of lm-eval, or if a full disk under it prints a traceback or stops the run.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging
@@ -27,17 +25,23 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "responses.jsonl"
 
 
-def test_answers_come_back_as_they_were(path):
+def write(path, **answers):
+    """A closed log with these answers, each of whose questions had 3 tokens."""
     log = ResponseLog(path, HEADER)
+    for key, response in answers.items():
+        log.answer(key, response, {"tokens_in": 3})
+    log.close()
+    return log
+
+
+def test_answers_come_back_as_they_were(path):
     given: dict[str, Any] = {
         "a": (-1.0 / 3, True),
         "b": -12345.678901234567,
         "c": "text\nwith \u2028 lines \ud83d",
         "d": (-1e-300, False),
     }
-    for key, response in given.items():
-        log.answer(key, response, {})
-    log.close()
+    write(path, **given)
     again = ResponseLog(path, HEADER)
     assert {key: again[key] for key in given} == given
     assert isinstance(again["a"], tuple)
@@ -57,34 +61,27 @@ def test_keys_tell_requests_apart():
 
 
 def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path):
-    log = ResponseLog(path, HEADER)
-    log.answer("a", "first", {"tokens_in": 3})
-    log.answer("b", "second", {"tokens_in": 4})
-    log.close()
+    write(path, a="first", b="second")
     whole = path.read_bytes()
     for length in range(whole.rindex(b'{"key"'), len(whole)):  # every place where a kill can tear the line
         path.write_bytes(whole[:length])
         log = ResponseLog(path, HEADER)
         assert "a" in log and "b" not in log and log.cost == {"tokens_in": 3}
-        log.answer("b", "second", {"tokens_in": 4})
         log.close()
+        write(path, b="second")
         assert path.read_bytes() == whole
 
 
 def test_a_torn_header_starts_anew(path):
     ResponseLog(path, HEADER).close()
     path.write_bytes(path.read_bytes()[:10])
-    log = ResponseLog(path, HEADER)
-    log.answer("a", "x", {})
-    log.close()
+    write(path, a="x")
     assert "a" in ResponseLog(path, HEADER)
 
 
 @pytest.mark.parametrize("damage", ["not json", "[]", '"key"', '{"key": "b"}', '{"response": "x"}'])
 def test_a_damaged_line_is_a_missing_answer(path, damage):
-    log = ResponseLog(path, HEADER)
-    log.answer("a", "x", {})
-    log.close()
+    write(path, a="x")
     with path.open("a") as file:
         file.write(damage + "\n")
     assert len(ResponseLog(path, HEADER)) == 1
@@ -95,9 +92,7 @@ def test_a_damaged_line_is_a_missing_answer(path, damage):
     [HEADER | {"run_id": "b"}, HEADER | {"commit": "c0ffee"}, HEADER | {"versions": {"lm_eval": "2"}}],
 )
 def test_another_header_is_never_served_nor_erased(path, other):
-    log = ResponseLog(path, HEADER)
-    log.answer(KEY, "x", {"tokens_in": 1})
-    log.close()
+    log = write(path, **{KEY: "x"})
     assert log.set_aside is None
     earlier = path.read_bytes()
     path.with_name("responses.1.old.jsonl").write_text("of another time")
@@ -151,9 +146,8 @@ def test_an_unwritable_log_is_named(tmp_path):
 
 
 @pytest.fixture
-def logger() -> logging.Logger:
-    found = logging.Logger("test")
-    return found
+def logger():
+    return logging.Logger("test")
 
 
 def test_records_are_appended(tmp_path, logger):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -73,6 +74,14 @@ class Forked:
         """How it ended; waits for it."""
         self.process.join(300)
         return Ended(self.process.exitcode, *(file.read_text() for file in self.files))
+
+
+def exit_code(function: Callable[..., Any], *args: Any) -> int | None:
+    """How a process ends that is forked from this one and calls the function; minus the signal that kills it."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=args)
+    process.start()
+    process.join(120)
+    return process.exitcode
 
 
 def fork_command(cwd: Path, *argv: str) -> BaseProcess:

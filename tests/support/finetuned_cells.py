@@ -1,7 +1,5 @@
 """Cells of fine-tuned models by schedule and task."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from pandas import DataFrame

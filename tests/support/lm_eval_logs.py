@@ -1,7 +1,5 @@
 """Results and sample logs as lm-eval's own tracker writes them, made by hand."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Cells of pre-trained designs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

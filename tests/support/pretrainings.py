@@ -1,11 +1,11 @@
 """Short pre-trainings of small designs on random rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig
@@ -37,6 +37,21 @@ SMALL: dict[str, Any] = {
     "validation_rows": 3,
     "save_steps": 1000,
 }
+
+
+def by_loops(name: str, logits_TE: Tensor, index_TK: Tensor, devices: int = 1) -> Tensor:
+    """The balance_loss, z_loss or device_loss of a layer, by loops over tokens and experts."""
+    tokens, experts = logits_TE.shape
+    if name == "z_loss":
+        return sum((logits.exp().sum().log() ** 2 for logits in logits_TE), torch.zeros(())) / tokens
+    chosen, p_E = index_TK.flatten().tolist(), logits_TE.softmax(-1).mean(0)
+    f = [chosen.count(expert) / tokens for expert in range(experts)]
+    if name == "balance_loss":
+        return sum((f[expert] * p_E[expert] for expert in range(experts)), torch.zeros(()))
+    size, k, total = experts // devices, index_TK.shape[1], torch.zeros(())
+    for group in (range(size * device, size * (device + 1)) for device in range(devices)):
+        total = total + sum(experts / k * f[e] for e in group) / size * sum(p_E[e] for e in group)
+    return total
 
 
 def design(**settings: Any) -> PretrainConfig:

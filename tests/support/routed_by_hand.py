@@ -29,6 +29,15 @@ def open_groups(router: Any, scores: Any) -> list[int]:
     return groups.topk(2).values.sum(-1).argsort(descending=True)[: router.topk_group].tolist()
 
 
+def open_experts(router: Any, scores: Any) -> list[int]:
+    """The experts that a token may take, by falling scores."""
+    order = scores.argsort(descending=True).tolist()
+    if not hasattr(router, "num_group"):
+        return order
+    size, best = len(scores) // router.num_group, open_groups(router, scores)
+    return [expert for expert in order if expert // size in best]
+
+
 def weights_of(kind: str, router: Any, logits: Any, experts: list[int]) -> Any:
     """The weights of a token's experts by the rule of the family."""
     if kind == "gpt_oss":

@@ -12,7 +12,7 @@ from moe_lab.methods.pretrain.config import architecture
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables
 from moe_lab.routing.hook import Router, Routing
-from tests.support.models import make_tokenizer
+from tests.support.models import make_tokenizer, small_model
 from tests.support.pretrainings import design
 
 
@@ -30,6 +30,19 @@ def made(router: str, **settings: Any) -> Any:
     if router in UNITS:
         model.set_units(unit_tables(tokenizer, router))
     return model
+
+
+LENGTH = 9
+
+
+def biased_or(family: str) -> Any:
+    """A small model, or for `biased` a design with a selection bias that is not zero."""
+    return made("token", bias_rate=0.1) if family == "biased" else small_model(family)
+
+
+def byte_rows(rows: int) -> torch.Tensor:
+    """[rows, LENGTH] random bytes."""
+    return torch.randint(0, 256, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
 class Seen:

@@ -1,7 +1,5 @@
 """Small local data and configurations of runs over it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -45,6 +43,14 @@ def choices(count: int, start: int = 0) -> list[dict[str, Any]]:
         }
         for i in range(start, start + count)
     ]
+
+
+def arc(folder: Path, answers: str = "ABCABC") -> Path:
+    """A data_dir with six questions whose right answers are those letters, and 48 others in the train split."""
+    test = [row | {"answerKey": answer} for row, answer in zip(choices(6), answers, strict=True)]
+    write_jsonl(folder / "arc_easy" / "test.jsonl", test)
+    write_jsonl(folder / "arc_easy" / "train.jsonl", choices(60)[12:])
+    return folder
 
 
 def small_data(folder: Path) -> Path:

@@ -34,13 +34,13 @@ def block_of(
 
 def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> RunResult:
     """A results.json of one task."""
+    of_roe = {"roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"}} if method == "roe" else {}
     block = (
         block_of(method)
         | {
             "model": {"name": "tiny", "top_k": 4},
             "method": {"name": method, "config": {"name": method} | ({"n": n} if method == "roe" else {})},
             "intervals": {"t": {"acc,none": [value - 0.1, value + 0.1]}},
-            "roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"},
             "cost": {
                 "wall_seconds": 2.0,
                 "tokens_out": 100,
@@ -51,6 +51,7 @@ def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: A
                 "device": "cpu",
             },
         }
+        | of_roe
         | changes
     )
     return RunResult({"results": {"t": {"acc,none": value}}, "moe_lab": block})

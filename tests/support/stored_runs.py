@@ -1,7 +1,5 @@
 """Run folders made by hand: results.json and sample logs, of generated answers and of choices."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

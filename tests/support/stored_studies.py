@@ -1,7 +1,5 @@
 """Study folders as a study leaves them, made by hand."""
 
-from __future__ import annotations
-
 import csv
 import json
 import struct

@@ -1,7 +1,5 @@
 """A C3PO run's folder with traces, made by hand."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Short fine-tunings of small models with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +11,7 @@ import torch
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.training import Training, finetune
 from moe_lab.methods.tokenized import Row
 from moe_lab.methods.trainer import MoeTrainer
@@ -63,6 +62,12 @@ def training_of(
 def train(model: Any, folder: Path, **settings: Any) -> dict[str, Any]:
     """Fine-tune the model in place."""
     return finetune(training_of(folder, **settings), model)[1]
+
+
+def names_by_group(model: Any) -> dict[str, set[str]]:
+    """The names of the parameters in each group that can be frozen."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {key: {names[id(own)] for own in group} for key, group in parameter_groups(model).items()}
 
 
 @contextmanager

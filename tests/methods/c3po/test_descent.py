@@ -4,8 +4,6 @@ Broken by: a gradient that is not that of whole passes, a change outside the pat
 probable, a question without right neighbours that is changed.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from types import SimpleNamespace
@@ -133,16 +131,6 @@ def test_three_tokens_change_apart_and_nothing_else_does(family):
         assert torch.equal(before[:, 3:], after[:, 3:])
     assert not torch.equal(own.weights_TK, given.weights_TK)
     assert remix.noted[other][1] is None
-
-
-def test_no_steps_change_nothing(setting):
-    pathways = setting.pathways()
-    changed, losses = ngd(pathways, setting.loss(), C3POConfig(steps=0))
-    assert torch.equal(changed.theta, pathways.theta) and losses.shape == (1, 3)
-    rounding.assert_close(
-        setting.tails.logits(setting.questions, changed.remix("topk")),
-        setting.tails.logits(setting.questions, None),
-    )
 
 
 def test_only_questions_with_neighbours_change_and_their_input_does_not(setting):

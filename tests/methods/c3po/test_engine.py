@@ -5,8 +5,6 @@ label that reaches anything but the oracle, answers that change without steps, a
 are not those of the optimization, an answer without a line.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -15,9 +13,14 @@ import pytest
 import torch
 
 from moe_lab.config.schema import ModelConfig
+from moe_lab.methods.c3po.optimizer import PathwayOptimizer
 from moe_lab.methods.references.embeddings import text_key
+from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.tasks.toy import toy_math
 from tests.support import rounding
 from tests.support.command import run_command
+from tests.support.ended import answers as stored_answers
+from tests.support.ended import block_of, samples_of
 
 KEYS = ["method=c3po", "task=toy_math", "limit=6", "method.reference_size=16", "method.k=2", "method.steps=2"]
 
@@ -27,15 +30,10 @@ def outputs(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("outputs")
 
 
-def answers(capsys, folder: Path, *keys: str) -> tuple[dict, list[str]]:
+def answers(capsys, folder, *keys):
     """(the moe_lab block, what was generated)"""
-    ended = run_command(capsys, f"output_dir={folder}", *keys)
-    assert ended.code == 0, ended.err
-    run = Path(ended.out.splitlines()[-1]).parent
-    lines = (run / "samples_toy_math.jsonl").read_text().splitlines()
-    return json.loads((run / "results.json").read_text())["moe_lab"], [
-        json.loads(line)["resps"][0][0] for line in lines
-    ]
+    block = block_of(run_command(capsys, f"output_dir={folder}", *keys))
+    return block, [resps[0][0] for resps in stored_answers(folder, run_id=block["run_id"])]
 
 
 @pytest.mark.slow
@@ -54,8 +52,6 @@ def test_references_are_the_models_own_right_answers(outputs, capsys):
     assert counts["label"] == "own train split" and counts["asked"] == 16
     [folder] = (outputs / "references").iterdir()
     lines = [json.loads(line) for line in (folder / "references.jsonl").read_text().splitlines()]
-    from moe_lab.tasks.toy import toy_math
-
     gold = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in toy_math()["train"]}
     for line in lines:
         said, right = (re.search(r"#### (-?\d+)", text) for text in (line["answer"], gold[line["text"]]))
@@ -74,10 +70,6 @@ def test_every_optimizer_generates(optimizer, outputs, capsys):
 
 @pytest.mark.slow
 def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatch):
-    from moe_lab.methods.c3po.optimizer import PathwayOptimizer
-    from moe_lab.models.tokenizer import load_tokenizer
-    from moe_lab.tasks.toy import toy_math
-
     gold = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in toy_math()["test"]}
     given = []
     original = PathwayOptimizer.__call__
@@ -98,20 +90,6 @@ def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatc
     assert [own for _, own in given] == [None] * 6
 
 
-@pytest.mark.parametrize(
-    ("keys", "told"),
-    [
-        (["task=toy_math", "method.trace=true"], "method.trace=true is for multiple-choice questions"),
-        (["task=toy_choice", "method.persistence=all_new"], "method.persistence=all_new"),
-        (["task=toy_text", "task.answer=text"], "likelihood of texts"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(keys, told, outputs, capsys, loads):
-    ended = run_command(capsys, "method=c3po", f"output_dir={outputs}", *keys)
-    assert ended.code == 2 and told in ended.err
-    assert loads == []
-
-
 TRACED = ["method=c3po", "task=toy_choice", "limit=10", "method.reference_size=60", "method.k=2"]
 
 
@@ -127,14 +105,12 @@ def no_pictures(monkeypatch):
     monkeypatch.setattr("moe_lab.reports.figures.write_run_figures", lambda *given: [])
 
 
-def traced(capsys, folder: Path, *keys: str) -> tuple[dict, list[dict], list[dict]]:
-    """(the c3po block, traces, samples)"""
-    ended = run_command(capsys, f"output_dir={folder}", *TRACED, "method.trace=true", *keys)
-    assert ended.code == 0, ended.err
-    run = Path(ended.out.splitlines()[-1]).parent
-    lines = [json.loads(line) for line in (run / "traces.jsonl").read_text().splitlines()]
-    samples = [json.loads(line) for line in (run / "samples_toy_choice.jsonl").read_text().splitlines()]
-    return json.loads((run / "results.json").read_text())["moe_lab"]["c3po"], lines, samples
+def traced(capsys, folder, *keys):
+    """(the moe_lab block, traces if there are some, samples)"""
+    block = block_of(run_command(capsys, f"output_dir={folder}", *TRACED, *keys))
+    files = [*folder.glob(f"runs/*-{block['run_id'][:8]}/traces.jsonl")]
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return block, lines, samples_of(folder, run_id=block["run_id"])
 
 
 @pytest.mark.slow
@@ -149,7 +125,7 @@ def traced(capsys, folder: Path, *keys: str) -> tuple[dict, list[dict], list[dic
     ids=str,
 )
 def test_every_answer_has_its_line(keys, states, traces, capsys):
-    block, lines, samples = traced(capsys, traces, *keys)
+    block, lines, samples = traced(capsys, traces, "method.trace=true", *keys)
     by_prompt = {line["prompt"]: line for line in lines}
     assert len(lines) == len(samples) == 10
     changed = 0
@@ -161,7 +137,7 @@ def test_every_answer_has_its_line(keys, states, traces, capsys):
         assert dict(zip(line["continuations"], line["scores"][-1], strict=True)) == pytest.approx(answered)
         assert len(line["scores"]) == len(line["losses"]) == states
         before, after = torch.tensor(line["before"]), torch.tensor(line["after"])
-        assert before.shape == after.shape == (1, 5, 16) and line["layers"] == block["layers"]
+        assert before.shape == after.shape == (1, 5, 16) and line["layers"] == block["c3po"]["layers"]
         assert torch.allclose(after.sum(-1), torch.ones(1, 5), atol=1e-4)
         changed += not torch.allclose(after, before, atol=1e-4)
         assert len(line["neighbours"]) == (0 if "oracle" in str(keys) else 2)
@@ -172,15 +148,10 @@ def test_every_answer_has_its_line(keys, states, traces, capsys):
 
 @pytest.mark.slow
 def test_a_trace_changes_no_answer_and_begins_with_the_untouched_model(traces, capsys):
-    _, lines, traced_samples = traced(capsys, traces, "method.steps=3")
-    ended = run_command(capsys, f"output_dir={traces}", *TRACED, "method.steps=3")
-    run = Path(ended.out.splitlines()[-1]).parent
-    assert not (run / "traces.jsonl").exists()
-    plain = [json.loads(line) for line in (run / "samples_toy_choice.jsonl").read_text().splitlines()]
-    assert [sample["resps"] for sample in traced_samples] == [sample["resps"] for sample in plain]
-    [base] = (traces / "runs").glob("tiny-base-*")
-    for text in (base / "samples_toy_choice.jsonl").read_text().splitlines():
-        sample = json.loads(text)
+    _, lines, samples = traced(capsys, traces, "method.trace=true", "method.steps=3")
+    _, untraced, plain = traced(capsys, traces, "method.steps=3")
+    assert untraced == [] and [one["resps"] for one in samples] == [one["resps"] for one in plain]
+    for sample in samples_of(traces, "base"):
         key = text_key(sample["arguments"]["gen_args_0"]["arg_0"])
         line = next(line for line in lines if line["prompt"] == key)
         own = [float(resps[0][0]) for resps in sample["resps"]]

@@ -5,10 +5,7 @@ Broken by: half a reference set that is used, an answer that is computed again o
 together, operations that are averaged over sessions otherwise than over questions.
 """
 
-from __future__ import annotations
-
 import json
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -22,7 +19,7 @@ from moe_lab.methods.c3po import descent
 from moe_lab.methods.c3po import engine as pathway_engine
 from moe_lab.methods.references import store as reference_files
 from moe_lab.results.logs import ResponseLog
-from tests.support.command import run_command
+from tests.support.command import exit_code, run_command
 
 QUESTIONS, AT_ONCE, PORTION, STEPS = 8, 4, 40, 4
 
@@ -69,13 +66,6 @@ def stored(output: Path) -> int:
     return len(file.read_text().splitlines())
 
 
-def kill(run: Callable[[list[str]], None], argv: list[str]) -> None:
-    child = multiprocessing.get_context("fork").Process(target=run, args=(argv,))
-    child.start()
-    child.join(120)
-    assert child.exitcode == -signal.SIGKILL, run.__name__
-
-
 def numbers(path: str) -> tuple[dict[str, Any], list[list[float]]]:
     folder = Path(path).parent
     [samples] = folder.glob("samples_*.jsonl")
@@ -93,12 +83,12 @@ def test_a_killed_run_ends_with_the_numbers_of_one_that_was_not(tmp_path, capsys
         return ["method=c3po", "task=toy_choice", *few, f"output_dir={tmp_path / folder}"]
 
     broken = argv("broken")
-    kill(killed_in_the_second_portion_of_references, broken)
+    assert exit_code(killed_in_the_second_portion_of_references, broken) == -signal.SIGKILL
     assert not list((tmp_path / "broken").glob("references/*/references.json*"))
-    kill(killed_in_a_step_of_the_second_batch, broken)
+    assert exit_code(killed_in_a_step_of_the_second_batch, broken) == -signal.SIGKILL
     [pathways] = (tmp_path / "broken").glob("references/*/pathways.safetensors")
     first = stored(tmp_path / "broken")
-    kill(killed_among_the_answers_of_the_second_batch, broken)
+    assert exit_code(killed_among_the_answers_of_the_second_batch, broken) == -signal.SIGKILL
     second = stored(tmp_path / "broken")
     assert 0 < first < second < 4 * QUESTIONS
     built = pathways.stat().st_mtime_ns

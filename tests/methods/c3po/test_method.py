@@ -5,8 +5,6 @@ that counts as stored though its references changed, a request that is refused o
 for one computation or one id for two, names of layers that differ from the paper's Table 8.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -20,11 +18,11 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po import optimizer as optimizing
 from moe_lab.methods.c3po.method import C3PO, named_layers
 from moe_lab.methods.references import embeddings
-from moe_lab.models.facts import ModelFacts
 from moe_lab.runs.config import to_config
 from moe_lab.runs.experiments.cells import coordinate
 from tests.support.command import run_command
-from tests.support.runs import choices, write_jsonl
+from tests.support.ended import block_of
+from tests.support.runs import arc, choices, facts, write_jsonl
 
 OPTIMIZERS = ("ngd", "kernel_regression", "mode_finding", "oracle")
 
@@ -35,11 +33,20 @@ def command(capsys, folder, *keys):
 
 
 def result(ended):
-    assert ended.code == 0, ended.err
-    path = Path(ended.out.splitlines()[-1])
-    [samples] = path.parent.glob("samples_*.jsonl")
-    responses = [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
-    return json.loads(path.read_text())["moe_lab"], responses
+    block = block_of(ended)
+    [samples] = Path(ended.out.splitlines()[-1]).parent.glob("samples_*.jsonl")
+    return block, [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+
+
+def scores(responses):
+    """The log-likelihood of each choice, by question."""
+    return [[float(choice[0][0]) for choice in each] for each in responses]
+
+
+def near(responses, others, bound=1e-4):
+    """Whether the scores of each question are those of the other run."""
+    pairs = zip(scores(responses), scores(others), strict=True)
+    return [one == pytest.approx(other, abs=bound) for one, other in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +106,7 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
     keys = ["task=toy_choice", "limit=6", "method.steps=0", "method.shifts=0", "baseline=false"]
     keys += ["method.alpha=1.0"] if optimizer == "kernel_regression" else []
     _, found = result(command(capsys, outputs, *keys, f"method.optimizer={optimizer}"))
-    for mine, own in zip(found, base, strict=True):
-        assert [float(choice[0][0]) for choice in mine] == pytest.approx(
-            [float(choice[0][0]) for choice in own], abs=1e-4
-        )
+    assert all(near(found, base))
 
 
 @pytest.mark.slow
@@ -138,32 +142,13 @@ def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(output
     block, found = result(ended)
     without = block["c3po"]["reference"]["questions_without"]
     assert without > 0 and f"epsilon 0.0501: {without} of 6 questions had no neighbour" in ended.out
-    kept = sum(
-        [float(choice[0][0]) for choice in mine]
-        == pytest.approx([float(choice[0][0]) for choice in own], abs=1e-5)
-        for mine, own in zip(found, base, strict=True)
-    )
-    assert kept >= without
-
-
-def arc(folder: Path, answers: str) -> Path:
-    """Questions whose right answers are those letters in the test, and always the same in the train split."""
-    test = [row | {"answerKey": answer} for row, answer in zip(choices(6), answers, strict=True)]
-    write_jsonl(folder / "arc_easy" / "test.jsonl", test)
-    write_jsonl(folder / "arc_easy" / "train.jsonl", choices(60)[12:])
-    return folder
+    assert sum(near(found, base, 1e-5)) >= without
 
 
 @pytest.mark.slow
 def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkeypatch):
     """The same neighbours, and answers, as with a pass of its own for the embedding, which other tokens would need."""
-    keys = [
-        "task=toy_choice",
-        "limit=6",
-        "method.learning_rate=[0.1,0.1]",
-        "method.steps=3",
-        "baseline=false",
-    ]
+    keys = "task=toy_choice limit=6 method.learning_rate=[0.1,0.1] method.steps=3 baseline=false".split()
     command(capsys, outputs, *keys)
     passes = []
     own = embeddings.hidden_states
@@ -178,10 +163,7 @@ def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkey
     monkeypatch.setattr(optimizing, "text_ids", lambda texts, model: [[] for _ in texts])
     _, twice = result(command(capsys, outputs, *keys, "rerun=true"))
     assert passes == [6]
-    for mine, other in zip(once, twice, strict=True):
-        assert [float(choice[0][0]) for choice in mine] == pytest.approx(
-            [float(choice[0][0]) for choice in other], abs=1e-4
-        )
+    assert all(near(once, twice))
 
 
 @pytest.mark.slow
@@ -209,15 +191,14 @@ def test_documents_with_one_prompt_have_each_their_own_right_answer(tmp_path, ca
     """The oracle's scores of a question do not depend on what else is asked."""
     row = {"goal": "How to open a jar?", "sol1": "Turn the lid.", "sol2": "Eat the jar.", "label": 0}
     other = row | {"sol1": "Drop it.", "sol2": "Warm the lid.", "label": 1}
-    scores = []
+    found = []
     for name, asked in {"alone": [row], "both": [row, other], "reversed": [other, row]}.items():
         write_jsonl(tmp_path / name / "piqa" / "validation.jsonl", asked)
         keys = [f"data_dir={tmp_path / name}", "task=piqa", "task.answer=text", "method.optimizer=oracle"]
         keys += ["method.learning_rate=[0.5,0.1]", "method.steps=4", "baseline=false"]
         ended = command(capsys, tmp_path / f"out-{name}", *keys)
-        found = result(ended)[1]
-        scores.append([float(choice[0][0]) for choice in found[-1 if name == "reversed" else 0]])
-    assert scores[1] == pytest.approx(scores[0], abs=1e-3) and scores[2] == pytest.approx(scores[0], abs=1e-3)
+        found.append(result(ended)[1][-1 if name == "reversed" else 0])
+    assert all(near(found, [found[0]] * 3, 1e-3))
 
 
 @pytest.mark.slow
@@ -243,99 +224,48 @@ def test_other_references_make_another_run(tmp_path, capsys):
     assert ids[0] != ids[2]
 
 
-@pytest.mark.parametrize(
-    ("key", "told"),
-    [
-        ("method.optimizer=sgd", "Choices: ngd"),
-        ("method.layers=last9", "8 MoE layers"),
-        ("method.k=0", "at least 1"),
-        ("method.epsilon=0.05", "method.epsilon=0.05 finds no neighbour"),
-        ("method.tokens=last", "last1 or middle3"),
-        ("method.loss=hinge", "Choices: cross_entropy, l2"),
-        ("method.alpha=2", "between 0 and 1"),
-        ("method.learning_rate=[0.1]", "the first and the last"),
-        ("method.learning_rate=[0.1,0]", "above 0"),
-        ("model.tp_plan=auto", "torchrun"),
-        ("method.reference=nosuchtask", "nosuchtask"),
-        ("method.k=500", "toy_choice:near have 100 reference questions"),
-    ],
-)
-def test_impossible_settings_are_refused(key, told, tmp_path, capsys, small_index):
-    ended = command(capsys, tmp_path, "task=toy_choice", key)
-    assert ended.code == 2
-    assert told in ended.err
-
-
-FACTS = ModelFacts(
-    name="x",
-    path=None,
-    revision=None,
-    commit=None,
-    family="olmoe",
-    dtype="float32",
-    moe_layers=8,
-    experts=16,
-    top_k=4,
-    max_length=64,
-)
-
-
 def identity(**keys):
-    return C3PO(C3PO.Config(**keys)).identity(FACTS)
+    return C3PO(C3PO.Config(**keys)).identity(facts())
 
 
 @pytest.mark.parametrize(
-    ("settings", "unread"),
+    ("settings", "unread", "read"),
     [
-        ({}, {"alpha": 0.2, "shifts": 3}),
+        ({}, {"alpha": 0.2, "shifts": 3}, {"k": 7, "steps": 3, "kernel": "matern", "loss": "l2"}),
         (
             {"optimizer": "kernel_regression"},
             {"steps": 3, "parameters": "weights", "update": "gd", "relax": "topk", "shifts": 4},
+            {"alpha": 0.5, "k": 4, "bandwidth": 0.3},
         ),
-        ({"optimizer": "mode_finding"}, {"steps": 3, "schedule": "fixed", "learning_rate": [0.1, 0.1]}),
-        ({"optimizer": "oracle"}, {"k": 7, "reference": "arc_easy", "kernel": "matern"}),
-        ({"epsilon": 0.4}, {"k": 9}),
+        (
+            {"optimizer": "mode_finding"},
+            {"steps": 3, "schedule": "fixed", "learning_rate": [0.1, 0.1]},
+            {"alpha": 0.7, "shifts": 2, "epsilon": 0.3},
+        ),
+        ({"optimizer": "mode_finding", "epsilon": 0.3}, {}, {"k": 9}),
+        (
+            {"optimizer": "oracle"},
+            {"k": 7, "reference": "arc_easy", "kernel": "matern"},
+            {"steps": 3, "layers": "all", "core_experts": 6, "tokens": "last3"},
+        ),
+        ({"epsilon": 0.4}, {"k": 9}, {}),
     ],
 )
-def test_keys_that_make_no_difference_make_no_other_run(settings, unread):
-    for key, value in unread.items():
-        assert identity(**settings) == identity(**{**settings, key: value}), key
+def test_keys_that_make_a_difference_and_no_others_make_another_run(settings, unread, read):
+    for key, value in (unread | read).items():
+        assert (identity(**settings) == identity(**settings | {key: value})) == (key in unread), key
 
 
-@pytest.mark.parametrize(
-    ("settings", "read"),
-    [
-        ({}, {"k": 7, "steps": 3, "kernel": "matern", "loss": "l2"}),
-        ({"optimizer": "kernel_regression"}, {"alpha": 0.5, "k": 4, "bandwidth": 0.3}),
-        ({"optimizer": "mode_finding"}, {"alpha": 0.7, "shifts": 2, "epsilon": 0.3}),
-        ({"optimizer": "mode_finding", "epsilon": 0.3}, {"k": 9}),
-        ({"optimizer": "oracle"}, {"steps": 3, "layers": "all", "core_experts": 6, "tokens": "last3"}),
-    ],
-)
-def test_keys_that_make_a_difference_make_another_run(settings, read):
-    for key, value in read.items():
-        assert identity(**settings) != identity(**{**settings, key: value}), key
-
-
-@pytest.mark.parametrize("optimizer", ["ngd", "kernel_regression"])
-@pytest.mark.parametrize(("epsilon", "most_similar"), [(0.05, 0.95), (0.01, 0.95), (0.3, 0.7)])
-def test_a_radius_at_which_nobody_is_left_is_refused(optimizer, epsilon, most_similar):
-    with pytest.raises(ConfigError, match=rf"method.epsilon={epsilon} finds no neighbour.*cosine distance"):
-        C3PO.Config(optimizer=optimizer, epsilon=epsilon, most_similar=most_similar)
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"epsilon": 0.06},
+def test_other_radii_are_taken():
+    """Mode finding has a ball of pathways, of which none are dropped."""
+    others = (
+        {},
         {"epsilon": 0.05, "most_similar": 1.0},
-        {"epsilon": 0.01, "optimizer": "mode_finding"},  # a ball of pathways, of which none are dropped
-        {"epsilon": 0.01, "optimizer": "oracle"},
-    ],
-    ids=str,
-)
-def test_other_radii_are_taken(keys):
-    assert C3PO.Config(**keys).epsilon == keys["epsilon"]
+        {"optimizer": "mode_finding"},
+        {"optimizer": "oracle"},
+    )
+    for epsilon, keys in zip((0.06, 0.05, 0.01, 0.01), others, strict=True):
+        assert C3PO.Config(**{"epsilon": epsilon} | keys).epsilon == epsilon
 
 
 @pytest.mark.parametrize(
@@ -385,5 +315,5 @@ def test_layers_that_there_are_not_are_refused(name):
 
 
 def test_a_run_without_a_question_reports_no_dropped_reference():
-    block = C3PO(C3PO.Config()).report(FACTS, {}, {})["c3po"]
+    block = C3PO(C3PO.Config()).report(facts(), {}, {})["c3po"]
     assert block["reference"] == {"too_similar": 0, "questions_without": 0, "set": None}

@@ -1,13 +1,15 @@
 """Schedules and rates. Broken by: a schedule that switches elsewhere than at half, a learning rate that does not follow it,
 bad phases that are accepted.
+
+Broken by: a family whose routers, experts or shared experts are not found, or another parameter taken for one.
 """
 
-from __future__ import annotations
+from pathlib import Path
 
 import pytest
-from transformers import get_scheduler
+import torch
+from transformers import LlamaConfig, get_scheduler
 
-from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.config import (
     SCHEDULES,
     FinetuneConfig,
@@ -17,17 +19,19 @@ from moe_lab.methods.finetune_freeze.config import (
     phase_at,
     phases_of,
 )
+from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups
 from moe_lab.methods.finetune_freeze.trainer import Rate
+from tests.support.families import ZOO
+from tests.support.models import small_config
+from tests.support.tiers import by_family
+from tests.support.trainings import names_by_group
 
 
 def test_the_papers_nine_schedules_have_their_halves():
     assert len(SCHEDULES) == 9
     labels = {label(phases_of(name)) for name in SCHEDULES}
     assert labels == {f"{first}→{second}" for first in "NRE" for second in "NRE"}
-    assert phases_of("none-router") == (
-        Phase(frozen=(), until=0.5),
-        Phase(frozen=("router",), until=1.0),
-    )
+    assert phases_of("none-router") == (Phase(frozen=(), until=0.5), Phase(frozen=("router",), until=1.0))
 
 
 @pytest.mark.parametrize(
@@ -63,51 +67,8 @@ def test_the_switch_is_at_half_of_the_steps_rounded_down():
     assert boundaries(thirds, 10) == [1, 7, 10], "0.7 * 10 is below 7 in floating point"
 
 
-@pytest.mark.parametrize(
-    "phases",
-    [
-        [],
-        "router",
-        [{"frozen": [], "until": 0.5}],
-        [{"frozen": [], "until": 0.5}, {"frozen": [], "until": 0.5}, {"frozen": [], "until": 1.0}],
-        [{"frozen": [], "until": 0.0}, {"frozen": [], "until": 1.0}],
-        [{"frozen": [], "until": 0.5}, {"frozen": [], "until": 1.5}],
-        [{"frozen": ["gate"], "until": 1.0}],
-        [{"frozen": "router", "until": 1.0}],
-        [{"frozen": [], "until": 1.0, "lr": -1}],
-        [{"frozen": [], "until": 1.0, "rate": 1}],
-        [{"frozen": [], "until": True}],
-    ],
-)
-def test_phases_that_are_none_are_refused(phases):
-    with pytest.raises(ConfigError, match=r"method\.phases"):
-        FinetuneConfig(phases=phases)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"epochs": 0},
-        {"learning_rate": 0.0},
-        {"router_lr": float("inf")},
-        {"weight_decay": -1.0},
-        {"warmup_ratio": 1.0},
-        {"optimizer": "adam_mini"},
-        {"scheduler": "constant"},
-        {"max_grad_norm": 0.0},
-    ]
-    + [{key: 0} for key in ("max_steps", "batch_size", "gradient_accumulation", "length", "dataset_size")],
-)
-def test_an_impossible_value_is_named(wrong):
-    (key,) = wrong
-    with pytest.raises(ConfigError, match=f"method.{key}="):
-        FinetuneConfig(**wrong)
-
-
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup"])
 def test_every_scheduler_is_the_one_of_transformers(name):
-    import torch
-
     recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1, scheduler=name).recipe()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = get_scheduler(name, optimizer, 4, 40).lr_lambdas[0]
@@ -152,3 +113,57 @@ def test_shared_experts_are_frozen_with_the_experts_and_are_part_of_what_determi
     )
     listed = [{"frozen": ["shared_experts"], "until": 1.0}]
     assert FinetuneConfig(phases=listed).recipe().label == "S→S"
+
+
+TABLE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+SHARED = {
+    line.split(" | ")[1].strip("`")
+    for line in TABLE.splitlines()
+    if line.startswith("| ") and line.split(" | ")[4:5] == ["yes"]
+}
+"""Types of models with shared experts."""
+
+
+@pytest.mark.parametrize("model_type", by_family(ZOO))
+def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_type):
+    model = empty_model(small_config(model_type))
+    groups = parameter_groups(model)
+    every = [id(parameter) for group in groups.values() for parameter in group]
+    assert sorted(every) == sorted(map(id, model.parameters()))
+    assert {parameter.shape[0] for parameter in groups["experts"]} <= {8, 10, 8 * 24}, "one slice per expert"
+    names = names_by_group(model)
+    routers, experts = names["router"], names["experts"]
+    assert not any("shared" in name or "attn" in name for name in routers | experts)
+    wide = {
+        name for name, parameter in model.named_parameters() if parameter.dim() == 3 and ".experts." in name
+    }
+    assert wide <= experts | {name for name in wide if "self_attention" in name}, (
+        "JetMoE's attention has some, too"
+    )
+    assert counts(groups)["router"] < counts(groups)["experts"]
+    shared = {name for name, _ in model.named_parameters() if "shared" in name}
+    assert names["shared_experts"] == shared
+    assert bool(shared) == (model_type in SHARED), "as docs/models.md says"
+
+
+def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these():
+    for model_type, router, experts in (
+        ("olmoe", {"gate.weight"}, {"experts.gate_up_proj", "experts.down_proj"}),
+        (
+            "gpt_oss",
+            {"router.weight", "router.bias"},
+            {f"experts.{half}_proj{end}" for half in ("gate_up", "down") for end in ("", "_bias")},
+        ),
+    ):
+        model = empty_model(small_config(model_type))
+        names = names_by_group(model)
+        for group, wanted in (("router", router), ("experts", experts)):
+            expected = {f"model.layers.{layer}.mlp.{name}" for layer in range(4) for name in wanted}
+            assert names[group] == expected
+
+
+def test_a_dense_model_is_one_group():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = empty_model(LlamaConfig(vocab_size=30, **sizes))
+    other = sum(parameter.numel() for parameter in model.parameters())
+    assert counts(parameter_groups(model)) == {"router": 0, "experts": 0, "shared_experts": 0, "other": other}

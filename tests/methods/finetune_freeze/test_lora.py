@@ -4,29 +4,21 @@ Broken by: a weight of the model that moves, a rank or a scale that does not rea
 silence, a resume that ends in another adapter, an adapter that peft and transformers read as another model.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import trainer as shared
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
-from moe_lab.methods.finetune_freeze.lora import (
-    empty_to_train,
-    with_lora,
-)
-from moe_lab.methods.finetune_freeze.parameter_groups import (
-    counts,
-    parameter_groups,
-    trainable,
-)
+from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
+from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
 from moe_lab.methods.trained import save_model
 from moe_lab.models.load import load_model
 from tests.support import rounding
@@ -156,8 +148,6 @@ def test_the_best_epoch_is_kept(folder, tmp_path):
 
 
 def shared_state(checkpoint: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
     return load_file(checkpoint / "adapter_model.safetensors")
 
 

@@ -2,8 +2,6 @@
 tensors, loses its state in a resume, or trains worse than float32 by more than seeds differ.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

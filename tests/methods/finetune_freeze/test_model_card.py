@@ -2,12 +2,11 @@
 or a note that is missing, code that does not load the model, a path of this machine.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 
 from moe_lab.config.schema import Config, ModelConfig
@@ -77,8 +76,6 @@ def test_the_data_set_is_read_as_a_training_writes_it(monkeypatch):
 
 
 def test_settings_data_losses_and_versions_are_shown():
-    import yaml
-
     shown = yaml.safe_load(card_of(Lora(r=8)).partition("```yaml\n")[2].partition("```")[0])
     assert shown["base_model"] == {"name": "owner/base", "commit": "def"}
     for key in (

@@ -5,8 +5,6 @@ takes, frozen tensors that move, a part of the optimizer's state lost between ph
 process that the others wait for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -24,7 +22,6 @@ from transformers import AutoModelForCausalLM
 from moe_lab.cli.main import main
 from moe_lab.config.catalog import resource_folder
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
 from moe_lab.methods.finetune_freeze.trainer import Order
 from moe_lab.methods.tokenized import EMPTY
 from moe_lab.methods.trained import COMPLETE
@@ -32,6 +29,7 @@ from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
 from tests.support.once import made_once
 from tests.support.ranks import fork_ranks
+from tests.support.trainings import names_by_group
 from tests.support.two_processes import FSDP, all_by_two, by_one, by_two
 
 WRAPS = ("ddp", "fsdp")
@@ -123,13 +121,8 @@ def test_what_deepspeed_cannot_do_is_refused_before_weights_load(
     schedule, told, monkeypatch, tmp_path, capsys, loads
 ):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    keys = [
-        "method=finetune-freeze",
-        f"method.schedule={schedule}",
-        "task=toy_choice",
-        f"output_dir={tmp_path}",
-    ]
-    ended = run_command(capsys, *keys)
+    keys = f"method=finetune-freeze method.schedule={schedule} task=toy_choice output_dir={tmp_path}"
+    ended = run_command(capsys, *keys.split())
     assert ended.code == 2 and re.search(told, ended.err) and not loads
 
 
@@ -139,16 +132,16 @@ def test_two_processes_are_equal_to_each_other_and_train_as_one(schedule, shared
     wrap, two = shared[0], shared[1] / schedule
     folder, weights = alone(**SCHEDULES[schedule])
     loaded = small_model("olmoe")
-    names = {id(own): name for name, own in loaded.named_parameters()}
-    groups = {key: {names[id(own)] for own in group} for key, group in parameter_groups(loaded).items()}
+    groups = names_by_group(loaded)
+    names = set().union(*groups.values())
     before = loaded.state_dict()
     for part, step in zip(schedule.split("-"), (3, 6), strict=True):
         after, moments, split = held_after(two, step)
         frozen = groups.get(part, set())
-        assert moments == set(names.values()) - frozen and split == (wrap == "fsdp")
+        assert moments == names - frozen and split == (wrap == "fsdp")
         for name, value in after.items():
             torch.testing.assert_close(value, weights[step][name], atol=1e-5, rtol=0)
-            assert torch.equal(value, before[name]) == (name in frozen or name not in names.values()), name
+            assert torch.equal(value, before[name]) == (name in frozen or name not in names), name
         before = after
     lines = [json.loads((x / "log.jsonl").read_text().splitlines()[-1]) for x in (folder, two)]
     assert lines[1]["validation_loss"] == pytest.approx(lines[0]["validation_loss"], abs=1e-5)
@@ -193,38 +186,15 @@ def test_a_loss_of_one_process_that_is_no_number_stops_both(shared):
 def test_the_command_by_accelerate_with_fsdp(tmp_path, capsys):
     """One process reports; the folder is a model like any other; another number of processes does not continue it."""
     config = resource_folder("conf") / "accelerate" / "fsdp.yaml"
-    command = [
-        "-m",
-        "accelerate.commands.accelerate_cli",
-        "launch",
-        "--config_file",
-        str(config),
-        "-m",
-        "moe_lab",
-    ]
-    keys = [
-        "method=finetune-freeze",
-        "method.schedule=none-router",
-        "task=toy_choice",
-        "limit=4",
-        "method.max_steps=2",
-    ]
-    keys += [
-        "method.dataset_size=16",
-        "method.validation_size=0",
-        f"output_dir={tmp_path}",
-        "method.save_steps=1",
-    ]
-    keys += ["method.compare_with_full=false", "device=cpu"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    first = subprocess.run(
-        [sys.executable, *command, *keys],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+    launch = f"-m accelerate.commands.accelerate_cli launch --config_file {config} -m moe_lab"
+    keys = (
+        "method=finetune-freeze method.schedule=none-router method.max_steps=2 method.dataset_size=16".split()
     )
+    keys += "method.validation_size=0 method.save_steps=1 method.compare_with_full=false".split()
+    keys += f"task=toy_choice limit=4 device=cpu output_dir={tmp_path}".split()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, *launch.split(), *keys]
+    first = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("results.json") == 1
     [record] = tmp_path.glob("models/*/training.json")

@@ -5,8 +5,6 @@ corpora or two tokenizers share; a file without text that is only found in the t
 loses; a token lost or twice at the end of a row; an epoch that leaves a row out or repeats the order of another one.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from itertools import count, islice
@@ -15,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ModelError, TaskError
@@ -151,8 +151,6 @@ def test_a_trained_tokenizer_has_all_bytes_and_the_end_token(vocab_size, cat_cor
 
 
 def test_it_is_the_same_again_and_after_it_was_saved(cat_corpus, tmp_path):
-    from transformers import AutoTokenizer
-
     first, shared = trained(cat_corpus), trained(cat_corpus)
     _train.cache_clear()
     again = trained(cat_corpus)
@@ -205,8 +203,6 @@ def test_one_without_an_end_token_is_refused_with_what_to_do(tmp_path):
 
 
 def test_a_slow_one_is_refused_with_what_to_do(tmp_path):
-    from transformers import ByT5Tokenizer
-
     with pytest.raises(ModelError, match="model=mine is not one of the tokenizers library.*tokenizer=train"):
         given(ByT5Tokenizer(), tmp_path)
 
@@ -289,8 +285,6 @@ def test_memory_is_taken_for_the_rows_that_there_are(tmp_path):
 
 
 def test_special_tokens_are_not_added_by_the_tokenizer(tmp_path):
-    from tokenizers.processors import TemplateProcessing
-
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|end|> $A <|end|>", special_tokens=[("<|end|>", END_ID)]

@@ -5,14 +5,12 @@ gradient or fine-tuning moves, a step by passes or processes instead of the opti
 that a checkpoint loses, regularizers that read another choice than the experts got, hooks that stay.
 """
 
-from __future__ import annotations
-
-import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
 from moe_lab.methods.pretrain.trainer import (
@@ -28,9 +26,10 @@ from moe_lab.methods.trained import save_model
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.routing.hook import Routing, routed
 from tests.support.families import VOCAB
-from tests.support.models import make_model, make_tokenizer, small_model
-from tests.support.pretrainings import training_of
-from tests.support.routed_designs import Seen, made
+from tests.support.models import make_tokenizer
+from tests.support.pretrainings import by_loops, training_of
+from tests.support.routed_designs import LENGTH, Seen, biased_or, made
+from tests.support.routed_designs import byte_rows as ids
 from tests.support.tiers import by_family
 from tests.support.trainings import train as finetune
 
@@ -46,56 +45,29 @@ def given(tokens: int, experts: int, k: int) -> tuple[Tensor, Tensor]:
     return logits_TE, index_TK
 
 
-def shares(logits_TE: Tensor, index_TK: Tensor) -> tuple[list[float], list[float]]:
-    """f and P of every expert."""
-    tokens, experts = logits_TE.shape
-    chosen, probability = [0.0] * experts, [0.0] * experts
-    for token in range(tokens):
-        numbers = [math.exp(logit) for logit in logits_TE[token].tolist()]
-        for expert in range(experts):
-            chosen[expert] += (expert in index_TK[token].tolist()) / tokens
-            probability[expert] += numbers[expert] / sum(numbers) / tokens
-    return chosen, probability
-
-
-def by_loops(name: str, logits_TE: Tensor, index_TK: Tensor, devices: int = 1) -> float:
-    f, p = shares(logits_TE, index_TK)
-    if name == "balance":
-        return sum(a * b for a, b in zip(f, p, strict=True))
-    if name == "z":
-        sums = [math.log(sum(math.exp(logit) for logit in row)) for row in logits_TE.tolist()]
-        return sum(each**2 for each in sums) / len(sums)
-    size, k = len(f) // devices, index_TK.shape[1]
-    groups = [range(size * device, size * (device + 1)) for device in range(devices)]
-    return sum(
-        sum(len(f) / k * f[expert] for expert in group) / size * sum(p[expert] for expert in group)
-        for group in groups
-    )
-
-
 LOSSES = {
-    "balance": lambda logits, index: balance_loss(logits, index),
-    "z": lambda logits, index: z_loss(logits),
-    "device": lambda logits, index: device_loss(logits, index, 3),
+    "balance_loss": lambda logits, index: balance_loss(logits, index),
+    "z_loss": lambda logits, index: z_loss(logits),
+    "device_loss": lambda logits, index: device_loss(logits, index, 3),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ("balance", "z"))
+@pytest.mark.parametrize("name", ("balance_loss", "z_loss"))
 def test_losses_are_their_formulas(name, shape):
     logits_TE, index_TK = given(*shape)
     found = LOSSES[name](logits_TE.float(), index_TK)
     assert found.dtype == torch.float32 and found.dim() == 0
-    assert found.item() == pytest.approx(by_loops(name, logits_TE, index_TK), rel=1e-6)
+    assert found.item() == pytest.approx(by_loops(name, logits_TE, index_TK).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("devices", (1, 2, 3, 6))
 def test_the_device_loss_is_its_formula(devices):
     logits_TE, index_TK = given(5, 6, 2)
-    expected = by_loops("device", logits_TE, index_TK, devices)
+    expected = by_loops("device_loss", logits_TE, index_TK, devices).item()
     assert device_loss(logits_TE.float(), index_TK, devices).item() == pytest.approx(expected, rel=1e-6)
     if devices == 6:
-        assert expected == pytest.approx(6 / 2 * by_loops("balance", logits_TE, index_TK))
+        assert expected == pytest.approx(6 / 2 * by_loops("balance_loss", logits_TE, index_TK).item())
     if devices == 1:
         assert expected == pytest.approx(1.0), "one device has all"
 
@@ -111,7 +83,7 @@ def test_gradients_are_finite_differences(name):
         for sign in (1, -1):
             moved_TE = logits_TE.clone()
             moved_TE.view(-1)[place] += sign * 1e-4
-            values.append(by_loops(name, moved_TE, index_TK, 3))
+            values.append(by_loops(name, moved_TE, index_TK, 3).item())
         expected = (values[0] - values[1]) / 2e-4
         assert leaf_TE.grad.view(-1)[place].item() == pytest.approx(expected, abs=1e-6)
 
@@ -133,10 +105,10 @@ def test_transformers_loss_of_one_layer_is_e_times_ours(shape):
 def test_half_precision_logits_are_summed_in_float32():
     logits_TE, index_TK = given(64, 8, 2)
     low_TE = logits_TE.bfloat16()
-    for name in ("balance", "z"):
+    for name in ("balance_loss", "z_loss"):
         found = LOSSES[name](low_TE, index_TK)
         assert found.dtype == torch.float32
-        assert found.item() == pytest.approx(by_loops(name, low_TE.double(), index_TK), rel=1e-5)
+        assert found.item() == pytest.approx(by_loops(name, low_TE.double(), index_TK).item(), rel=1e-5)
 
 
 ALONE = SimpleNamespace(world_size=1)
@@ -189,8 +161,6 @@ def test_no_optimizer_has_the_bias_and_the_steps_move_it(tmp_path):
 
 
 def test_the_saved_model_has_the_bias_in_float32(tmp_path):
-    from transformers import AutoModelForCausalLM
-
     training = training_of(tmp_path, bias_rate=0.1, steps=1)
     model, _ = train_together(training)
     expected = [bias.clone() for bias in biases(model)]
@@ -214,17 +184,9 @@ def test_fine_tuning_leaves_the_bias(schedule, tmp_path):
     assert torch.equal(model.model.layers[0].mlp.gate.weight, gate) == (schedule == "router")
 
 
-LENGTH = 9
-
-
 @pytest.fixture(params=["biased", *by_family(("olmoe", "deepseek", "deepseek_v3", "gpt_oss"))])
 def model(request):
-    """`biased`: a design with a selection bias that is not zero."""
-    return made("token", bias_rate=0.1) if request.param == "biased" else small_model(request.param)
-
-
-def ids(rows: int) -> Tensor:
-    return torch.randint(0, 256, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
+    return biased_or(request.param)
 
 
 @torch.no_grad()
@@ -265,18 +227,6 @@ def test_a_pass_keeps_its_own_decisions_only(olmoe):
                 olmoe(ids(rows), use_cache=False)
             olmoe(ids(2), use_cache=False)
             assert [len(layer.index_TK) for layer in routing.layers] == [rows * LENGTH] * 4
-
-
-def test_a_dense_model_runs_without_decisions():
-    dense = make_model("llama")
-    temperature_B = torch.tensor([1.0, 1.0])
-    with (
-        torch.no_grad(),
-        training_routing(dense, 0) as routing,
-        routing.one_pass(torch.arange(2), LENGTH, temperature_B),
-    ):
-        dense(ids(2))
-    assert routing.layers == []
 
 
 @pytest.mark.parametrize("router", UNITS)

@@ -5,8 +5,6 @@ take other rows than one does or wait for one that failed, counts of parameters 
 prefixes that count as information from later tokens, a causal model with a leak.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -24,13 +22,7 @@ from moe_lab.config.schema import EXPERTS_IMPLEMENTATIONS, Config, ModelConfig
 from moe_lab.methods.pretrain import training as module
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import PackedRows, pack, read_corpus, tokenizer_of
-from moe_lab.methods.pretrain.training import (
-    leak,
-    learning_rate,
-    parameters_of,
-    train,
-    train_together,
-)
+from moe_lab.methods.pretrain.training import leak, learning_rate, parameters_of, train, train_together
 from moe_lab.methods.trained import last_checkpoint
 from tests.support.models import make_model
 from tests.support.once import made_once

@@ -2,8 +2,6 @@
 choice that moves with limit=, a missing file or split that is not told with the way out.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -94,9 +92,11 @@ def test_a_test_document_is_no_reference(data):
     assert asked(reference_documents(config(data, "arc_easy", limit=1), settings("arc_easy"))) == asked(found)
 
 
-def test_nothing_left_is_an_error(data):
+def test_nothing_left_and_a_task_without_right_answers_are_refused(data):
     with pytest.raises(ConfigError, match=r"all 9 documents of arc_easy:test are evaluated"):
         reference_documents(config(data, "arc_easy"), settings("arc_easy:test"))
+    with pytest.raises(ConfigError, match="toy_text.* neither choices nor texts that are right or wrong"):
+        reference_documents(Config(task=TaskConfig(name="toy_choice")), settings("toy_text"))
 
 
 def test_another_task_uses_its_own_train_split(data):
@@ -149,11 +149,6 @@ def test_a_source_has_local_files_and_otherwise_the_hub(data, monkeypatch):
     found = reference_documents(config(data, "arc_easy"), settings())
     assert list(found.tasks) == ["copa:train"]
     assert found.sources[0]["data"] == [f"files in {data / 'super_glue' / 'copa'}"]
-
-
-def test_a_task_without_right_answers_is_refused():
-    with pytest.raises(ConfigError, match="toy_text.* neither choices nor texts that are right or wrong"):
-        reference_documents(Config(task=TaskConfig(name="toy_choice")), settings("toy_text"))
 
 
 def test_generated_answers_are_right_by_the_tasks_headline_metric(data):

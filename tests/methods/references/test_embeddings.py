@@ -5,8 +5,6 @@ model that is not named, a neighbour that is too similar or too far, another ord
 on how questions are divided.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.engine import pass_size
@@ -21,6 +20,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.references import embeddings
 from moe_lab.methods.references import embeddings as module
 from moe_lab.methods.references.embeddings import embed, embedding_identity, neighbours
+from moe_lab.models.load import load_model
 from tests.support import rounding
 from tests.support.documents import write_vectors
 from tests.support.families import ZOO
@@ -32,8 +32,6 @@ TEXTS = ["Question: What is wet?\nAnswer:", "short", "a longer text " * 9, "é\n
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, tokenizer):
-    from moe_lab.models.load import load_model
-
     folder = tmp_path_factory.mktemp("model")
     make_model("olmoe").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -84,31 +82,18 @@ def test_vectors_of_a_file_belong_to_their_texts(tmp_path):
     assert torch.allclose(found, torch.nn.functional.normalize(expected, dim=1))
 
 
-def test_a_missing_text_is_named(tmp_path):
-    file = tmp_path / "vectors.safetensors"
+def test_what_is_not_there_is_named(tmp_path, monkeypatch):
+    file, leave_out = tmp_path / "vectors.safetensors", r"(.|\n)*Leave method.embeddings out"
     write_vectors(TEXTS[:2], lambda texts: torch.ones(len(texts), 3), file)
     with pytest.raises(ConfigError, match=r"no vector for 2 of 3 texts(.|\n)*a longer text"):
         embed(TEXTS[1:], file, None)
-
-
-def test_a_file_that_holds_none_is_named(tmp_path):
-    file = tmp_path / "vectors.safetensors"
     file.write_bytes(b"no tensors")
-    with pytest.raises(
-        ConfigError, match=r"vectors.safetensors cannot be read(.|\n)*Leave method.embeddings out"
-    ):
+    with pytest.raises(ConfigError, match=rf"vectors.safetensors cannot be read{leave_out}"):
         embed(TEXTS, file, None)
-
-
-def test_what_is_not_there_is_told_before_anything_is_computed(tmp_path, monkeypatch):
-    with pytest.raises(
-        ConfigError, match=r"none.safetensors: there is no such file(.|\n)*Leave method.embeddings out"
-    ):
+    with pytest.raises(ConfigError, match=rf"none.safetensors: there is no such file{leave_out}"):
         embedding_identity(str(tmp_path / "none.safetensors"))
     monkeypatch.setattr(embeddings, "find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"pip install -e '\.\[embeddings\]'(.|\n)*Leave method.embeddings out"
-    ):
+    with pytest.raises(ConfigError, match=rf"pip install -e '\.\[embeddings\]'{leave_out}"):
         embedding_identity("all-MiniLM-L6-v2")
 
 
@@ -122,16 +107,10 @@ def test_a_model_that_is_not_there_offline_is_named():
 def encoder_folder(tmp_path_factory, tokenizer) -> Path:
     """A small random BERT as sentence-transformers saves it: mean over the tokens."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    import transformers
-
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=300,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
+        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
     )
     transformers.BertModel(config).save_pretrained(folder / "plain")
     tokenizer.save_pretrained(folder / "plain")

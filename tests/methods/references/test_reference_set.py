@@ -2,8 +2,6 @@
 is built twice, a set of another model or prompt that is used.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +13,13 @@ from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
+from moe_lab.methods.references import reference_set as references
 from moe_lab.methods.references import store as reference_files
 from moe_lab.methods.references.reference_set import load_or_build, references_left
 from moe_lab.methods.references.store import check_own
 from moe_lab.models.load import load_model
 from moe_lab.routing import record
-from tests.support.documents import OPENBOOKQA
+from tests.support.documents import OPENBOOKQA, write_vectors
 from tests.support.models import make_model
 from tests.support.runs import choices, write_jsonl
 
@@ -128,19 +127,17 @@ def test_a_set_is_built_once(config, asked):
 @pytest.mark.parametrize("change", ["model", "prompt", "size", "sample_seed", "data"])
 def test_what_determines_a_set_makes_another_one(config, models, change, tmp_path):
     first, _ = build(config, reference_size=10)
-    size = 10
-    if change == "model":
-        config = replace(config, model=ModelConfig(name="small", path=str(models[1])))
-    elif change == "prompt":
-        config = replace(config, task=replace(config.task, answer="text"))
-    elif change == "sample_seed":
-        config = replace(config, sample_seed=3)
-    elif change == "size":
-        size = 11
-    else:
+    changes = {
+        "model": {"model": ModelConfig(name="small", path=str(models[1]))},
+        "prompt": {"task": replace(config.task, answer="text")},
+        "sample_seed": {"sample_seed": 3},
+    }
+    if change == "data":
         changed = [row | {"question_stem": row["question_stem"] + "?"} for row in rows(QUESTIONS)]
         write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", changed)
-    other, _ = build(config, reference_size=size)
+    other, _ = build(
+        replace(config, **changes.get(change, {})), reference_size=11 if change == "size" else 10
+    )
     assert other.folder != first.folder
 
 
@@ -182,9 +179,6 @@ def test_a_damaged_set_is_one_error(config, file, damage):
 
 
 def test_embeddings_are_kept_of_each_kind(config, monkeypatch, tmp_path):
-    from moe_lab.methods.references import reference_set as references
-    from tests.support.documents import write_vectors
-
     found, _ = build(config)
     file = tmp_path / "vectors.safetensors"
     write_vectors(found.texts, lambda texts: torch.eye(len(texts)), file)

@@ -5,10 +5,7 @@ that peft cannot serve and that is not refused, a loss that counts the prompt or
 another adapter, a base model that changes.
 """
 
-from __future__ import annotations
-
 import json
-import multiprocessing
 import os
 import signal
 from copy import deepcopy
@@ -16,7 +13,7 @@ from copy import deepcopy
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from moe_lab.cli.main import main
 from moe_lab.engine.lm import Request
@@ -25,6 +22,7 @@ from moe_lab.methods.virtual_tokens import training
 from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, refusal, with_adapter
 from moe_lab.models.source import TINY
 from tests.support import rounding
+from tests.support.command import exit_code
 from tests.support.families import ZOO
 from tests.support.models import make_tokenizer, small_config, small_model
 from tests.support.tiers import by_family
@@ -150,8 +148,6 @@ def log_of(folder) -> list[dict]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_the_answers_tokens_alone(kind, tmp_path, monkeypatch):
     """All questions in one batch: the first step's loss is the mean over all answer tokens, computed by hand."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     rows = []
     whole = MoeTrainer.__init__
     monkeypatch.setattr(
@@ -190,12 +186,7 @@ def _killed_at_step_4(kind: str, folder) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_training_continues_to_the_same_adapter(kind, tmp_path, capsys):
     assert train(tmp_path / "whole", kind) == 0
-    child = multiprocessing.get_context("fork").Process(
-        target=_killed_at_step_4, args=(kind, tmp_path / "cut")
-    )
-    child.start()
-    child.join(120)
-    assert child.exitcode == -signal.SIGKILL
+    assert exit_code(_killed_at_step_4, kind, tmp_path / "cut") == -signal.SIGKILL
     capsys.readouterr()
     assert train(tmp_path / "cut", kind) == 0
     assert "training, continuing at step 4 of 6\n" in capsys.readouterr().err

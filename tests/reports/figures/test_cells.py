@@ -1,8 +1,6 @@
 """Figures of cells: the numbers behind them. Broken by a comparison that is left out or filled without being significant, a
 cost divided by the wrong thing, a missing meter shown as 0, and a metric without its unit."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
@@ -126,10 +124,7 @@ def test_on_a_gpu_memory_is_the_devices_peak_and_power_is_energy_over_time():
     assert [row["watts"] for row in rows] == [300.0, pytest.approx(600.0)]
     assert rows[1]["relative_watts"] == pytest.approx(2.0)
     assert rows[0]["memory_bytes"] == 10**9
-
-
-def test_without_one_row_nothing_is_relative():
-    assert overhead_rows([overhead_cell(8, 1.0)])[0]["relative_seconds_per_token"] is None
+    assert overhead_rows([overhead_cell(8, 1.0)])[0]["relative_seconds_per_token"] is None, "without one row"
 
 
 TABLE = Experiment(**KEYS, rows=["model", "method", "method.n"], columns=["task"])
@@ -262,7 +257,3 @@ def test_one_task_is_drawn_as_it_is():
     told = [cell for cell in cells() if cell.coordinates["task"] != "b"]
     rows = records(design_rows(CellTable(experiment(**AXES), told)))
     assert {row["panel"] for row in rows} == {"held-out loss", "accuracy"} and len(rows) == 10
-
-
-def test_nothing_measured_draws_nothing(tmp_path):
-    assert write_designs(CellTable(experiment(), []), tmp_path, "f", "T") == []

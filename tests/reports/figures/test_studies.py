@@ -1,11 +1,8 @@
 """Figures of studies. Broken by a study that is drawn twice, a skipped layer shown as 0, a pruned trial that counts as a
 value, and the default learning rate of the routers at zero."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -31,9 +28,12 @@ def test_tpe_leaves_history_and_heatmap(tmp_path):
 
 
 def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profile_no_heatmap(tmp_path):
-    assert write_study_figures(write_study(tmp_path / "s", [])) == []
-    paths = write_study_figures(write_study(tmp_path / "t", [2.0]))
-    assert [path.name for path in paths] == ["history.png", "history.csv"]
+    begun = write_study(tmp_path / "s", [])
+    assert write_study_figures(begun) == []
+    done = write_study(tmp_path / "t", [2.0])
+    assert [path.name for path in write_study_figures(done)] == ["history.png", "history.csv"]
+    cells = [TableCell(coordinates={}, run_id="r", studies=own) for own in ([done], [done], [begun], [])]
+    assert [study.folder for study in studies_of(cells)] == [done], "each is drawn once"
 
 
 @pytest.mark.slow
@@ -43,17 +43,6 @@ def test_matplotlib_is_imported_only_to_draw():
         "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def cell_of(study: Path | None = None) -> TableCell:
-    return TableCell(coordinates={}, run_id="r", studies=[study] if study else [])
-
-
-def test_a_study_of_several_cells_is_drawn_once(tmp_path):
-    done = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0])
-    begun = write_study(tmp_path / "b", [])
-    cells = [cell_of(done), cell_of(done), cell_of(begun), cell_of()]
-    assert [study.folder for study in studies_of(cells)] == [done]
 
 
 def test_the_heatmap_tells_skipped_layers_from_those_tuned_to_zero(tmp_path):
@@ -88,14 +77,10 @@ def test_the_history_has_every_ended_trial_and_the_best_so_far(tmp_path):
         ("4", "COMPLETE", "1.75", "", "1.5"),
     ]
     assert {row["untuned"] for row in rows} == {"2.0"}
-
-
-def test_an_accuracy_is_maximized(tmp_path):
-    folder = write_study(
-        tmp_path / "s", [0.5, 0.7, 0.7, 0.6], temperature=PROFILE, metric="accuracy", direction="maximize"
-    )
-    assert [row["best"] for row in rows_of(write_study_figures(folder)[1])] == ["0.5", "0.7", "0.7", "0.7"]
-    assert read_study(folder).best["trial"] == 1, "of equal ones the first"
+    maximized = {"metric": "accuracy", "direction": "maximize"}
+    study = write_study(tmp_path / "a", [0.5, 0.7, 0.7, 0.6], temperature=PROFILE, **maximized)
+    assert [row["best"] for row in rows_of(write_study_figures(study)[1])] == ["0.5", "0.7", "0.7", "0.7"]
+    assert read_study(study).best["trial"] == 1, "of equal ones the first"
 
 
 def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path):

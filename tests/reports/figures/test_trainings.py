@@ -1,23 +1,34 @@
 """Figures of trainings. Broken by a training drawn once for each measure, one setting's lines in another one's panel, a lost
 seed, and a phase line at another step."""
 
-from __future__ import annotations
-
 import csv
-import json
 from dataclasses import replace
 from itertools import product
 
 import pytest
 from matplotlib.axes import Axes
 
-from moe_lab.reports.figures.comparisons import write_forest
-from moe_lab.reports.figures.curves import schedule_label, schedule_rows, write_lines, write_schedules
-from moe_lab.reports.figures.training import curve_rows, write_training_curves, write_training_loss
+from moe_lab.reports.figures.comparisons import write_accuracy, write_control, write_forest
+from moe_lab.reports.figures.cost import write_overhead
+from moe_lab.reports.figures.curves import (
+    schedule_label,
+    schedule_rows,
+    write_flops,
+    write_lines,
+    write_schedules,
+)
+from moe_lab.reports.figures.training import (
+    curve_rows,
+    write_designs,
+    write_training_curves,
+    write_training_loss,
+)
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from tests.support.finetuned_cells import KEYS, bars, cell, cells, records
 from tests.support.pretrained_cells import design_cells, experiment, trained_results
+from tests.support.runs import write_jsonl
+from tests.support.stored_results import cell_table
 
 
 def test_each_column_is_a_panel_with_the_average_last(tmp_path):
@@ -42,16 +53,16 @@ def test_a_forest_has_a_point_for_each_setting_with_the_average_last(tmp_path):
 
 
 def test_an_average_without_its_axis_stands_alone():
-    told = [replaced(one, model="tiny") for one in cells()]
+    told = [
+        cell(
+            one.score().value,
+            **{k.replace(".", "__"): v for k, v in (one.coordinates | {"model": "tiny"}).items()},
+        )
+        for one in cells()
+    ]
     rows = records(schedule_rows(CellTable(bars(columns=["model"]), told)))
     expected = [("tiny", "base"), ("tiny", "N→R"), ("tiny", "E→E")]
     assert [(row["panel"], row["schedule"]) for row in rows] == expected
-
-
-def replaced(one: TableCell, **coordinates) -> TableCell:
-    return cell(
-        one.score().value, **{k.replace(".", "__"): v for k, v in (one.coordinates | coordinates).items()}
-    )
 
 
 @pytest.mark.parametrize(
@@ -69,56 +80,40 @@ def test_schedules_bear_the_papers_names(schedule, rate, label):
 
 def test_nothing_measured_draws_nothing(tmp_path):
     missing = TableCell(coordinates={"task": "a", "method.schedule": "none", "method": "x"}, run_id=None)
-    assert write_schedules(CellTable(bars(average=None), [missing]), tmp_path, "f", "T") == []
     lines = Experiment(**KEYS, rows=["method.schedule"], columns=["task"], metric="headline", paper=[])
-    assert write_lines(CellTable(lines, [missing]), tmp_path, "g", "T") == []
+    without_log = CellTable(experiment(**AXES), cells_of("2/8", "z-loss", tmp_path))
+    for write, table in (
+        (write_schedules, CellTable(bars(average=None), [missing])),
+        (write_lines, CellTable(lines, [missing])),
+        (write_training_curves, without_log),
+        (write_designs, CellTable(experiment(), [])),
+        *(
+            (write, cell_table(missing))
+            for write in (write_accuracy, write_control, write_overhead, write_flops)
+        ),
+    ):
+        assert write(table, tmp_path / "out", "f", "T") == []
+    assert list(tmp_path.iterdir()) == []
 
 
 AXES = {"rows": ["method.label"], "columns": ["method.regularizers", "method.shared_experts", "measure"]}
-LOG = [{"loss": 4.0, "step": 20}, {"validation_loss": 9.0, "step": 20}, {"loss": 3.0, "step": 40}]
-
-
-def cells_of(label: str, setting: str, shared: str, folder):
-    cells = design_cells(
-        label, [[2.0, 2.0]], coordinates={"method.regularizers": setting, "method.shared_experts": shared}
-    )
-    for one in cells:
-        results = (
-            trained_results([2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=training(seed))
-            for seed in (0, 1)
-        )
-        one.results[:] = [replace(result, folder=folder / "runs" / "r") for result in results]
-    return cells
-
-
-def training(seed: int) -> dict:
-    return {"model": f"m{seed}", "training": {"validation": {"loss": 2.0, "ci95": None}}}
 
 
 def test_a_panel_has_a_line_for_each_granularity(tmp_path):
     for seed in (0, 1):
-        (tmp_path / "models" / f"m{seed}").mkdir(parents=True)
-        lines = [line | ({"loss": line["loss"] + seed} if "loss" in line else {}) for line in LOG]
-        (tmp_path / "models" / f"m{seed}" / "log.jsonl").write_text(
-            "".join(json.dumps(each) + "\n" for each in lines)
-        )
-    cells = [
-        cell
-        for label, setting, shared in (
-            ("2/8", "z-loss", "0"),
-            ("16/64", "z-loss", "0"),
-            ("1/7+1", "z-loss", "1"),
-        )
-        for cell in cells_of(label, setting, shared, tmp_path)
-    ]
-    table = CellTable(experiment(**AXES), cells)
-    png, found = write_training_curves(table, tmp_path, "f", "T")
+        lines = [
+            {"loss": 4.0 + seed, "step": 20},
+            {"validation_loss": 9.0, "step": 20},
+            {"loss": 3.0 + seed, "step": 40},
+        ]
+        write_jsonl(tmp_path / "models" / f"m{seed}" / "log.jsonl", lines)
+    cells = [*cells_of("2/8", "z-loss", tmp_path), *cells_of("16/64", "z-loss", tmp_path)]
+    cells += cells_of("1/7+1", "z-loss", tmp_path, shared="1")
+    png, found = write_training_curves(CellTable(experiment(**AXES), cells), tmp_path, "f", "T")
     rows = list(csv.DictReader(found.open()))
     assert [(row["panel"], row["line"], row["seed"], row["step"], row["loss"]) for row in rows[:4]] == [
-        ("z-loss, shared experts: 0", "2/8", "0", "20", "4.0"),
-        ("z-loss, shared experts: 0", "2/8", "0", "40", "3.0"),
-        ("z-loss, shared experts: 0", "2/8", "1", "20", "5.0"),
-        ("z-loss, shared experts: 0", "2/8", "1", "40", "4.0"),
+        ("z-loss, shared experts: 0", "2/8", *numbers)
+        for numbers in (("0", "20", "4.0"), ("0", "40", "3.0"), ("1", "20", "5.0"), ("1", "40", "4.0"))
     ]
     assert {row["difference"] for row in rows} == {"0.0"}
     assert len(rows) == 3 * 2 * 2 and rows[-1]["panel"] == "z-loss, shared experts: 1"
@@ -127,21 +122,33 @@ def test_a_panel_has_a_line_for_each_granularity(tmp_path):
 
 def test_differences_are_to_the_first_line_of_the_same_seed(tmp_path):
     for seed, name in product((0, 1), ("m", "n")):
-        (tmp_path / "models" / f"{name}{seed}").mkdir(parents=True)
         line = {"loss": 3.0 + seed + (0.5 + seed) * (name == "n"), "step": 20}
-        (tmp_path / "models" / f"{name}{seed}" / "log.jsonl").write_text(json.dumps(line) + "\n")
-    first, second = cells_of("2/8", "z-loss", "0", tmp_path), cells_of("4/16", "z-loss", "0", tmp_path)
-    for one in second:
-        for seed, results in enumerate(one.results):
-            results["moe_lab"]["pretrain"] = training(seed) | {"model": f"n{seed}"}
-    rows = curve_rows(CellTable(experiment(**AXES), [*first, *second]))
+        write_jsonl(tmp_path / "models" / f"{name}{seed}" / "log.jsonl", [line])
+    cells = [*cells_of("2/8", "z-loss", tmp_path), *cells_of("4/16", "z-loss", tmp_path, model="n")]
+    rows = curve_rows(CellTable(experiment(**AXES), cells))
     assert [(row["line"], row["seed"], row["difference"]) for row in rows] == [
         ("2/8", 0, 0.0), ("2/8", 1, 0.0), ("4/16", 0, 0.5), ("4/16", 1, 1.5)]  # fmt: skip
 
 
-def test_runs_without_a_log_draw_nothing(tmp_path):
-    cells = cells_of("2/8", "z-loss", "0", tmp_path)
-    assert write_training_curves(CellTable(experiment(**AXES), cells), tmp_path, "f", "T") == []
+def cells_of(label, setting, folder, *, shared="0", model="m"):
+    """A design trained with seeds 0 and 1, as the models m0 and m1."""
+    place = {"method.regularizers": setting, "method.shared_experts": shared}
+    cells = design_cells(label, [[2.0, 2.0]], coordinates=place)
+    for one in cells:
+        one.results[:] = [
+            replace(
+                trained_results(
+                    [2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=pretrained(f"{model}{seed}")
+                ),
+                folder=folder / "runs" / "r",
+            )
+            for seed in (0, 1)
+        ]
+    return cells
+
+
+def pretrained(model):
+    return {"model": model, "training": {"validation": {"loss": 2.0, "ci95": None}}}
 
 
 @pytest.fixture
@@ -161,35 +168,26 @@ def drawn(monkeypatch):
     return curves, switches
 
 
-def write(folder, *lines: dict, held_out: str = "validation_loss"):
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_training_loss(folder, held_out)
-    assert (folder / "figures" / "loss.png").stat().st_size > 1000
-    return list(csv.DictReader((folder / "figures" / "loss.csv").open()))
-
-
-def test_both_losses_are_drawn_by_step(tmp_path, drawn):
-    rows = write(
-        tmp_path,
-        {"step": 2, "loss": 3.0, "learning_rate": 0.1, "balance_loss": [0.2, 0.3]},
-        {"step": 2, "validation_loss": 3.5},
-        {"step": 4, "loss": 2.0, "learning_rate": 0.2},
-        {"step": 4, "validation_loss": 2.5},
-    )
+def test_losses_are_drawn_by_step_with_a_line_at_the_end_of_each_phase(tmp_path, drawn):
     curves, switches = drawn
-    assert curves == {"training": [(2, 3.0), (4, 2.0)], "validation": [(2, 3.5), (4, 2.5)]}
-    assert switches == []
-    assert [row["step"] for row in rows] == ["2", "2", "4", "4"]
-    assert [row["validation_loss"] for row in rows] == ["", "3.5", "", "2.5"]
-    assert [row["loss"] for row in rows] == ["3.0", "", "2.0", ""]
-
-
-def test_a_line_stands_at_the_end_of_each_phase(tmp_path, drawn):
-    logged = [{"step": step, "loss": 1.0, "phase": phase} for step, phase in ((1, 1), (2, 1), (3, 2), (4, 2))]
-    write(tmp_path, *logged[:2], {"step": 2, "held": 1.5}, *logged[2:], held_out="held")
-    assert drawn[1] == [2] and drawn[0]["validation"] == [(2, 1.5)]
-
-
-def test_without_held_out_rows_there_is_one_curve(tmp_path, drawn):
-    write(tmp_path, {"step": 1, "loss": 1.0})
-    assert list(drawn[0]) == ["training"]
+    validation = {"step": 2, "held": 3.5}
+    lines = [
+        {"step": 2, "loss": 3.0, "phase": 1, "balance_loss": [0.2, 0.3]},
+        validation,
+        {"step": 4, "loss": 2.0, "phase": 2},
+    ]
+    write_jsonl(tmp_path / "log.jsonl", lines)
+    write_training_loss(tmp_path, "held")
+    assert curves == {"training": [(2, 3.0), (4, 2.0)], "validation": [(2, 3.5)]} and switches == [2]
+    assert (tmp_path / "figures" / "loss.png").stat().st_size > 1000
+    rows = list(csv.DictReader((tmp_path / "figures" / "loss.csv").open()))
+    assert [(row["step"], row["loss"], row["held"]) for row in rows] == [
+        ("2", "3.0", ""),
+        ("2", "", "3.5"),
+        ("4", "2.0", ""),
+    ]
+    curves.clear()
+    switches.clear()
+    write_jsonl(tmp_path / "log.jsonl", [{"step": 1, "loss": 1.0}])
+    write_training_loss(tmp_path, "held")
+    assert list(curves) == ["training"] and switches == [], "nothing is held out, and there are no phases"

@@ -1,8 +1,6 @@
 """Answers on pages. Broken by the wrong choice that is called the answer, a flip in the wrong direction, a document that
 is paired with another one or lost, and by a question in the wrong group of confidence."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -34,11 +32,6 @@ def test_the_baseline_is_found_by_its_whole_id(tmp_path):
     assert baseline_of(own).folder == base.folder and baseline_of(base) is None
     assert find_run(tmp_path / "runs", "b" * 8 + "d" * 56) is None
     assert read_samples(own)["t"][0].responses == [["2"]]
-
-
-def test_a_generated_answer():
-    found = answer_of(Sample.of(generated_line(3, (" 42", 1.0))), "exact_match")
-    assert (found.prompt, found.text, found.choices) == ("Question 3", " 42", ())
 
 
 def test_the_first_of_several_generated_answers_and_their_vote():

@@ -4,8 +4,6 @@ Broken by a script that fails, a page that asks for anything outside of it, an a
 white in the dark, and what the keyboard does not reach.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 import time
@@ -67,6 +65,22 @@ def opened(browser, request):
     tab.close()
 
 
+@pytest.fixture
+def opened_run(opened, tmp_path):
+    """A function that opens the page of a run with these lines, which is compared with none."""
+    return lambda *lines: opened(
+        write_runs_page([stored_run(tmp_path, "c" * 64, lines, "base")], tmp_path / "report.html")
+    )
+
+
+@pytest.fixture
+def opened_pair(opened, tmp_path):
+    """A function that opens the page of RoE's and the base model's answers."""
+    return lambda *answers: opened(
+        write_runs_page(pair_of_runs(tmp_path, *answers), tmp_path / "report.html")
+    )
+
+
 def visible(tab, cell=0):
     """A cell of each visible row, in their order."""
     return tab.eval_on_selector_all(
@@ -107,10 +121,10 @@ def test_tables_are_sorted_and_filtered(opened, tmp_path):
     assert visible(tab) == []
 
 
-def test_answers_are_text_and_can_be_searched(opened, tmp_path):
+def test_answers_are_text_and_can_be_searched(opened_pair):
     before = [(f"same {HOSTILE} {i}", float(i % 2)) for i in range(50)]
     after = [(f"same {HOSTILE} other {i}", float(i % 3 == 0)) for i in range(50)]
-    tab = opened(write_runs_page(pair_of_runs(tmp_path, before, after), tmp_path / "report.html"))
+    tab = opened_pair(before, after)
     assert tab.locator(".answer").count() == 25 and tab.locator(".answer[open]").count() == 1
     own = after[0 if after[0][1] > before[0][1] else 2][0]
     assert tab.locator(".answer pre").nth(2).text_content() == own
@@ -137,11 +151,10 @@ def test_answers_are_text_and_can_be_searched(opened, tmp_path):
     assert status.text_content() == "1 of 50 answers" and tab.locator(".answer").count() == 1
 
 
-def test_answers_of_one_run_and_a_long_prompt(opened, tmp_path):
+def test_answers_of_one_run_and_a_long_prompt(opened_run):
     """A run that is compared with none; the prompt is whole, few-shot examples included, behind a click."""
     lines = [generated_line(i, (f"answer {i}", float(i % 2)), "Example. " * 200 + HOSTILE) for i in range(4)]
-    run = stored_run(tmp_path, "c" * 64, lines, "base")
-    tab = opened(write_runs_page([run], tmp_path / "report.html"))
+    tab = opened_run(*lines)
     tab.select_option("#answer-filters select[name=kind]", "right")
     assert tab.locator(".columns span").all_text_contents() == COLUMNS
     lines = tab.locator(".answer > summary")
@@ -164,24 +177,24 @@ def test_answers_of_one_run_and_a_long_prompt(opened, tmp_path):
     assert whole.is_visible() and whole.text_content() == f"{'Example. ' * 200}{HOSTILE} 1"
 
 
-def test_choices_with_a_prompt_each_are_told_apart(opened, tmp_path):
+def test_choices_with_a_prompt_each_are_told_apart(opened_run):
     """As of WinoGrande: both choices begin with the few-shot examples and the sentence, and share the ending."""
     line = choice_line(0, ((-1.0, -2.0, -3.0), 1.0)) | {"target": "was big."}
     shots = "An example of another question, long enough.\n\nThe trophy did not fit into the old suitcase because the "
     for request, word in zip(line["arguments"].values(), ("trophy", "suitcase", "box"), strict=True):
         request |= {"arg_0": shots + word, "arg_1": "was big."}
-    tab = opened(write_runs_page([stored_run(tmp_path, "c" * 64, [line], "base")], tmp_path / "report.html"))
+    tab = opened_run(line)
     cells = tab.locator(".answer > summary > span").all_text_contents()
     assert cells[2:] == [
         "The trophy did not fit into the old suitcase because the … was big.", "target: ", "this run: trophy",
     ]  # fmt: skip
 
 
-def test_answers_have_an_address_and_an_order(opened, tmp_path):
+def test_answers_have_an_address_and_an_order(opened_pair):
     """A link leads to an answer on the second page, whatever is filtered; by document the changed ones are not first."""
     before = [(f"same {i}", 0.0) for i in range(30)]
     after = [(f"same {i}", float(i == 7)) for i in range(30)]
-    tab = opened(write_runs_page(pair_of_runs(tmp_path, before, after), tmp_path / "report.html"))
+    tab = opened_pair(before, after)
     first = tab.locator(".answer > summary").first
     assert first.text_content().startswith("wrong to rightt 7")
     tab.select_option("select[name=order]", "document")
@@ -198,14 +211,14 @@ def test_answers_have_an_address_and_an_order(opened, tmp_path):
     assert tab.input_value(".pager input") == "2"
 
 
-def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(opened, tmp_path):
+def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(opened_run):
     """400,000 characters of a prompt are no taller than a screen, and the keyboard scrolls them."""
     long, prompt = "x" * 500, "y" * 400_000
     choices = choice_line(0, ((-3.0, -1.0, -2.0), 1.0)) | {"metrics": ["exact_match"], "exact_match": 1.0}
     for request in choices["arguments"].values():
         request |= {"arg_0": prompt, "arg_1": f" {long}"}
     lines = [choices, generated_line(1, (long, 0.0), prompt) | {"target": long, "filtered_resps": [long[1:]]}]
-    tab = opened(write_runs_page([stored_run(tmp_path, "c" * 64, lines, "base")], tmp_path / "report.html"))
+    tab = opened_run(*lines)
     assert tab.locator(".answer").count() == 2
     tab.locator(".answer > summary").last.click()
     for content in tab.locator(".answer .content").all():
@@ -215,9 +228,9 @@ def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(ope
         assert region.bounding_box()["height"] < 600 and region.get_attribute("tabindex") == "0"
 
 
-def test_what_the_metric_reads_is_shown(opened, tmp_path):
+def test_what_the_metric_reads_is_shown(opened_run):
     lines = [generated_line(0, ("5 + 60 = 65 #### 65", 1.0)) | {"filtered_resps": ["65"]}]
-    tab = opened(write_runs_page([stored_run(tmp_path, "c" * 64, lines, "base")], tmp_path / "report.html"))
+    tab = opened_run(*lines)
     assert tab.locator(".answer .box p").text_content() == "The metric reads: 65"
 
 
@@ -295,10 +308,9 @@ def test_figures_follow_the_scheme_and_are_scrolled_with_the_keyboard(opened, tm
     assert abs(shown[2, 2, 0] - ground) < 0.01 and beyond == 0
 
 
-def test_what_is_opened_is_scrolled_with_the_keyboard(opened, tmp_path):
+def test_what_is_opened_is_scrolled_with_the_keyboard(opened_pair):
     """A table in a closed part of the page has no width until it is opened."""
-    runs = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
-    tab = opened(write_runs_page(runs, tmp_path / "report.html"))
+    tab = opened_pair([("1", 0.0)], [("2", 1.0)])
     tab.locator("#provenance ~ details summary").first.focus()
     tab.keyboard.press("Enter")
     wide = tab.locator("#provenance ~ details .wide")

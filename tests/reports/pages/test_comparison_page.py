@@ -1,7 +1,5 @@
 """The page of a comparison. Broken by a number that is not that of comparison.json, and by a flip that is lost."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

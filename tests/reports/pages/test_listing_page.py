@@ -1,13 +1,10 @@
 """The list of what is stored. Broken by a row without its data, an entry in another state, and text that becomes markup."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
 
 import pytest
-import yaml
 
 from moe_lab.reports.pages.listing_page import setting_texts, stored_entries, write_listing_page
 from moe_lab.results.folder import RunFolder
@@ -36,11 +33,8 @@ def test_every_run_has_a_row_with_what_filters_it(tmp_path):
 def test_every_finished_entry_has_its_page(tmp_path):
     """Broken by a page without the baseline's answers, and by pages that are made again for nothing."""
     pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
-    study = tmp_path / "studies" / "s"
-    study.mkdir(parents=True)
-    (study / "study.json").write_text(
-        '{"model": "tiny", "task": "t", "tuning": "tpe", "metric": "accuracy", "finished": 1}'
-    )
+    study = {"model": "tiny", "task": "t", "tuning": "tpe", "metric": "accuracy", "finished": 1}
+    write(tmp_path / "studies" / "s" / "study.json", study)
     root = tree(write_listing_page(tmp_path))
     links = root.xpath("//tr[@data-row]/td[2]/a/@href")
     assert len(links) == 3 and all((tmp_path / link).is_file() for link in links)
@@ -106,25 +100,22 @@ def roe(output: Path, run_id: str, n: int, *typed: str):
     return stored_run(output, run_id, LINES, config=config, overrides=["method=roe", f"method.n={n}", *typed])
 
 
-def write(path: Path, content: dict) -> None:
+def write(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def started(output: Path, name: str, **status) -> Path:
+def started(output, name, **status):
     """The folder of a run without a result."""
     folder = output / "runs" / name
-    config = {
-        "model": {"name": "tiny"},
-        "method": {"name": "c3po", "k": 3},
-        "task": {"name": ["t", "u"]},
-        "seed": 1,
-    }
-    folder.mkdir(parents=True)
+    method = {"name": "c3po", "k": 3}
+    write(
+        folder / "config.yaml",
+        {"model": {"name": "tiny"}, "method": method, "task": {"name": ["t", "u"]}, "seed": 1},
+    )
+    write(folder / "overrides.yaml", ["method=c3po", "task=t,u"])
     if status:
         write(folder / "status.json", status)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "overrides.yaml").write_text(yaml.safe_dump(["method=c3po", "task=t,u"]))
     return folder
 
 
@@ -169,15 +160,12 @@ def test_studies_and_trainings_are_listed(tmp_path):
         "steps": 250,
         "validation": {"loss": 1.25},
     }
-    write(tmp_path / "models" / "tiny-pretrain-01234567" / "training.json", training)
-    write(
-        tmp_path / "models" / "tiny-pretrain-76543210" / "identity.json",
-        {"method": "pretrain", "recipe": {"experts": 9}},
-    )
+    whole, stopped = "models/tiny-pretrain-01234567", "models/tiny-pretrain-76543210"
+    write(tmp_path / whole / "training.json", training)
+    write(tmp_path / stopped / "identity.json", {"method": "pretrain", "recipe": {"experts": 9}})
     found = {entry.folder: entry for entry in stored_entries(tmp_path)[0]}
-    one = found["studies/s"]
+    one, made, cut = (found[place] for place in ("studies/s", whole, stopped))
     assert (one.method, one.n, one.score, one.state) == ("tuning=tpe", 12, 1.5, "done")
-    made, cut = found["models/tiny-pretrain-01234567"], found["models/tiny-pretrain-76543210"]
     expected = ("tiny", 250, 1.25, {"experts": 8}, "done")
     assert (made.model, made.n, made.score, made.settings, made.state) == expected
     assert (cut.score, cut.settings, cut.state) == (None, {"experts": 9}, "stopped")

@@ -3,8 +3,6 @@
 CSV files of rows. Broken by a text that a spreadsheet executes, and by a number that becomes a text.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

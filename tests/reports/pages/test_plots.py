@@ -4,8 +4,6 @@ up a small difference.
 Verdicts. Broken by a difference that is significant without evidence, or in the wrong direction.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -111,6 +109,10 @@ def test_the_sentences_can_be_quoted():
     )
 
 
+ABOVE = {"p_mcnemar": None, "difference_interval": (0.01, 0.05)}
+"""Without p, an interval above 0."""
+
+
 @pytest.mark.parametrize(
     "changes, lower, outcome",
     [
@@ -121,22 +123,14 @@ def test_the_sentences_can_be_quoted():
         ({"p_mcnemar": 0.05}, False, NOT_SIGNIFICANT),
         ({"p_mcnemar": 0.01}, True, WORSE),
         ({"p_mcnemar": 0.01, "difference": -0.03}, False, WORSE),
-        ({"p_mcnemar": 0.06, "difference_interval": (0.01, 0.05)}, False, NOT_SIGNIFICANT),
-        ({"p_mcnemar": None, "difference_interval": (0.01, 0.05)}, False, BETTER),
+        (ABOVE | {"p_mcnemar": 0.06}, False, NOT_SIGNIFICANT),
+        (ABOVE, False, BETTER),
         ({"p_mcnemar": None, "p_randomization": 0.04}, False, BETTER),
-        (
-            {"p_mcnemar": None, "p_randomization": 0.06, "difference_interval": (0.01, 0.05)},
-            False,
-            NOT_SIGNIFICANT,
-        ),
+        (ABOVE | {"p_randomization": 0.06}, False, NOT_SIGNIFICANT),
         ({"p_mcnemar": None, "difference_interval": (-0.05, -0.01), "difference": -0.03}, True, BETTER),
         ({"p_mcnemar": None, "difference_interval": None}, False, NOT_SIGNIFICANT),
-        ({"p_mcnemar": None, "difference_interval": (0.01, 0.05), "seeds": 3}, False, NOT_SIGNIFICANT),
-        (
-            {"p_mcnemar": None, "difference_interval": (0.01, 0.05), "seeds": 3, "p_seeds": 0.04},
-            False,
-            BETTER,
-        ),
+        (ABOVE | {"seeds": 3}, False, NOT_SIGNIFICANT),
+        (ABOVE | {"seeds": 3, "p_seeds": 0.04}, False, BETTER),
         ({"p_mcnemar": None, "difference": 0.0, "difference_interval": (0.0, 0.0)}, False, NOT_SIGNIFICANT),
     ],
 )
@@ -163,8 +157,11 @@ def test_equal_within_rounding_is_no_difference():
     assert "p =" not in made.text
 
 
-def test_a_score_without_comparison_has_no_verdict():
-    assert verdicts([ScoreLine(replace(SCORE, difference=None), "")]) == []
+def test_a_score_without_comparison_and_a_part_of_a_group_have_no_verdict():
+    """A part has no p, as an expert metric has none; but the group's comparison is the one that was asked for."""
+    part = replace(SCORE, p_mcnemar=None, difference_interval=(0.01, 0.07))
+    others = (replace(part, marks=("part",)), replace(SCORE, difference=None))
+    assert verdicts([ScoreLine(part, "")]) and not verdicts([ScoreLine(other, "") for other in others])
 
 
 def test_holm_corrects_for_all_comparisons_of_the_command():
@@ -173,13 +170,6 @@ def test_holm_corrects_for_all_comparisons_of_the_command():
     made = verdicts([ScoreLine(score, "") for score in map(family_of(given).correct, given)])
     assert [one.score.verdict for one in made] == [NOT_SIGNIFICANT, BETTER, NOT_SIGNIFICANT, NOT_SIGNIFICANT]
     assert "(McNemar's p = 0.01, 0.03 by Holm for 3 scores)" in made[1].text
-
-
-def test_a_part_of_a_group_has_no_verdict():
-    """It has no p, as an expert metric has none; but the group's comparison is the one that was asked for."""
-    part = replace(SCORE, p_mcnemar=None, difference_interval=(0.01, 0.07))
-    assert verdicts([ScoreLine(part, "")])
-    assert not verdicts([ScoreLine(replace(part, marks=("part",)), "")])
 
 
 def test_one_of_several_seeds_has_no_verdict():

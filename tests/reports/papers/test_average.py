@@ -4,8 +4,6 @@ Broken by an average over part of the tasks, by an interval that treats all docu
 loses its interval, by published numbers put beside the wrong task.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +52,6 @@ def test_the_interval_of_a_mean_follows_from_its_parts():
     assert (low, high) == pytest.approx((2.25, 2.35)), "of intervals that correct a bias, as of any others"
     low, high = interval_of_mean_of_tasks([0.9, 0.5], [(0.6, 1.0), (0.5, 0.5)])
     assert (low, high) == pytest.approx((0.55, 0.75))
-
-
-def test_an_average_over_large_tasks_is_the_pooled_proportions():
-    """Two halves of one sample of 2,000: the interval is that of the whole."""
-    halves = [[1] * 430 + [0] * 570, [1] * 470 + [0] * 530]
-    whole = interval(halves[0] + halves[1])
-    known = [one for half in halves if (one := interval(half))]
-    assert interval_of_mean_of_tasks([0.43, 0.47], known) == pytest.approx(whole, abs=5e-4)
 
 
 def test_an_average_needs_all_tasks(tmp_path):

@@ -1,7 +1,5 @@
 """Broken by a quantity read from another row or column of the figure, or shown in another unit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

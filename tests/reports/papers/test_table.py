@@ -6,8 +6,6 @@ is said to agree with a paper, an empty cell that gives no reason, and a place t
 Breaks if a column of several metrics is said to show one of them.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -40,16 +38,6 @@ SCORE = Score(
     model="m", method="roe", task="t", metric="acc,none", run_id="r", n=100, value=0.52, interval=(0.48, 0.56)
 )
 ROW = Row(coordinates={"task": "t", "method.n": "8"}, score=SCORE, state=State.NOT_PUBLISHED)
-
-
-def test_rows_have_the_stored_numbers_and_the_published_ones():
-    made = table(TABLE9, "tiny", CELLS)
-    first, second = made.rows
-    assert first.score.value == 0.625 and first.score.interval == (0.525, 0.725)
-    assert first.published.fraction == 0.555 and first.runs == ["r"]
-    assert second.score is None and second.problem == "the disk is full"
-    assert [each.coordinates for each in made.unmatched] == [{"task": "gsm8k"}]
-    assert made.runs["r"].documents == {"t": "0-3"}
 
 
 def test_what_is_written_is_read_again(tmp_path):

@@ -9,8 +9,6 @@ Broken by: a metric in another one's column, the capacity of the most activated 
 task's loss for that of all, a difference to base that is called one to full fine-tuning.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace
@@ -69,6 +67,8 @@ def test_other_methods_have_none_and_unknown_numbers_are_told():
     assert training_score([results_of("base")], LOSS) is None
     with pytest.raises(ConfigError, match="training.validation_loss, training.leak"):
         training_score([trained_results([2.0, 2.0])], "training.loss")
+    with pytest.raises(ConfigError, match="expert.load_balance, expert.collaboration"):
+        expert_score(expert_results(), StoredMetrics(EXPERT_METRICS), "expert.balance")
 
 
 def test_the_loss_is_one_column_beside_the_tasks():
@@ -126,11 +126,6 @@ def test_the_difference_is_that_of_the_metric_and_the_other_run():
     }
 
 
-def test_an_unknown_metric_is_told():
-    with pytest.raises(ConfigError, match="expert.load_balance, expert.collaboration"):
-        expert_score(expert_results(), StoredMetrics(EXPERT_METRICS), "expert.balance")
-
-
 def experiment_of(**more) -> Experiment:
     told = {"rows": ["method.schedule"], "columns": ["measure"], "scales": {"tiny": Scale()}, "paper": []}
     metric = {"Load Balance": "expert.load_balance", "accuracy": "headline"}
@@ -144,43 +139,22 @@ def test_a_metric_of_which_lower_is_better_says_so():
     assert cell.shows() == "toy,none, lower is better"
 
 
-def test_a_run_without_expert_metrics_has_none():
-    cell = TableCell(
-        coordinates={}, run_id="r1", metric="expert.capacity", results=[expert_results()], expert=[None]
-    )
-    assert cell.score() is None
-
-
 def test_seeds_without_expert_metrics_are_left_out():
-    """Not given another seed's."""
-    second = expert_results(run_id="r2")
-    cell = TableCell(
-        coordinates={},
-        run_id="r1",
-        metric="expert.capacity",
-        results=[expert_results(), second],
-        expert=[None, StoredMetrics(EXPERT_METRICS)],
-    )
-    row = cell.score()
-    assert row is not None and (row.run_id, row.seeds) == ("r2", 1)
-
-
-def test_a_metric_that_the_task_does_not_have_is_missing():
-    """Not its first metric in the place of, say, a judge that was not asked."""
-    cell = TableCell(coordinates={}, run_id="r1", metric="llama_guard,none", results=[expert_results()])
+    """Not given another seed's. A run without them, or without the metric, has no score: not that of its first metric."""
+    told = [expert_results(), expert_results(run_id="r2")]
+    cell = TableCell(coordinates={}, run_id="r1", metric="expert.capacity", results=told[:1], expert=[None])
     assert cell.score() is None
+    row = replace(cell, results=told, expert=[None, StoredMetrics(EXPERT_METRICS)]).score()
+    assert row is not None and (row.run_id, row.seeds) == ("r2", 1)
+    assert replace(cell, metric="llama_guard,none").score() is None
 
 
-def test_a_scale_may_have_other_metrics():
+def test_a_scale_may_have_other_metrics_and_several_need_their_axis():
     own = Scale(metric={"Toy judge": "toy,none"})
     assert experiment_of(scales={"tiny": own, "paper": Scale()}).metrics("tiny") == {"Toy judge": "toy,none"}
-    with pytest.raises(ConfigError, match="measure in rows or columns"):
-        experiment_of(scales={"tiny": Scale(metric="acc,none")})
-
-
-def test_several_metrics_need_their_axis():
-    with pytest.raises(ConfigError, match="measure in rows or columns"):
-        experiment_of(columns=["task"])
+    for wrong in ({"scales": {"tiny": Scale(metric="acc,none")}}, {"columns": ["task"]}):
+        with pytest.raises(ConfigError, match="measure in rows or columns"):
+            experiment_of(**wrong)
 
 
 def test_a_comparison_with_full_fine_tuning_has_a_column_of_its_own():

@@ -6,8 +6,6 @@ question has the k nearest.
 Table 7 of C3PO. Broken by a paper's number beside another set, and by a set that is left out.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +52,7 @@ def test_a_line_tells_how_many_had_none(tmp_path, columns):
     place = head.split(" | ").index("without a neighbour")
     by_epsilon = {line.split(" | ")[0]: line.split(" | ")[place] for line in lines if line.startswith("| ")}
     assert by_epsilon["| 0.3"] == "4 of 8" and by_epsilon["| None"] == ""
-
-
-def test_without_balls_there_is_no_such_column(tmp_path):
-    assert "without a neighbour" not in table_of(tmp_path, [cell_of("a", None, 0), cell_of("b", None, 0)])
+    assert "without a neighbour" not in table_of(tmp_path, cells[2:]), "there are no balls"
 
 
 def test_without_a_radius_missing_neighbours_count_and_the_oracle_has_none():
@@ -67,9 +62,6 @@ def test_without_a_radius_missing_neighbours_count_and_the_oracle_has_none():
     assert counts(None, 2) == (2, 4) and counts(None, 0) is None and counts(0.5, 0) == (0, 4)
     assert counts(0.5, 0, upper_bound=True) is None
     assert get_method("roe").without_neighbour(results_of()) is None
-
-
-def test_it_is_said_below_a_runs_scores():
     told = get_method("c3po").footnotes(cell_of("a", 0.3, 3).results[0]["moe_lab"])
     assert any("epsilon 0.3: 3 of 4 questions had no neighbour" in line for line in told)
 
@@ -88,25 +80,21 @@ def cell_of_sources(sources: list[dict]) -> TableCell:
 
 
 def test_sets_stand_beside_the_papers_sizes(tmp_path):
+    """Without a set nothing is written."""
     experiment = find_experiments("c3po/table7")[0]
-    cells = [
-        cell_of_sources([SOURCE, SCIQ]),
-        TableCell(coordinates={"task": "piqa"}, run_id=None, problem="no data"),
-    ]
+
+    def figure(cells):
+        return make_figure(experiment, "paper", cells, ModelPool(), tmp_path, NO_COMPARISONS)
+
+    assert figure([cell_of_sources([])]) == [] == list(tmp_path.iterdir())
+    missing = TableCell(coordinates={"task": "piqa"}, run_id=None, problem="no data")
+    cells = [cell_of_sources([SOURCE, SCIQ]), missing]
     first, second = reference_rows(experiment, cells)
     assert (first["documents"], first["published_documents"]) == (4, 1172)
     assert (first["asked"], first["published_asked"], first["kept"]) == (2000, 2000, 803)
     assert (second["reference"], second["kept"], second["published_asked"]) == ("SciQ", None, 2000)
-    markdown, table = make_figure(experiment, "paper", cells, ModelPool(), tmp_path, NO_COMPARISONS)
+    markdown, table = figure(cells)
     text = markdown.read_text()
     assert "| tiny | arc_challenge | 4 | 1,172 | OpenBookQA | 4,957 | 3 | 2,000 | 2,000 | 803 | - |" in text
     assert "- piqa: no data" in text
     assert len(table.read_text().splitlines()) == 3
-
-
-def test_without_a_set_nothing_is_written(tmp_path):
-    experiment = find_experiments("c3po/table7")[0]
-    assert (
-        make_figure(experiment, "paper", [cell_of_sources([])], ModelPool(), tmp_path, NO_COMPARISONS) == []
-    )
-    assert list(tmp_path.iterdir()) == []

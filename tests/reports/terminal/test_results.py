@@ -7,9 +7,9 @@ Broken by a mean or an interval in the row of another run.
 Broken by a profile beside the wrong study, and by a table that is wider than 80 columns.
 
 Breaks if the table or the list of flips shows other numbers than the comparison's, or hides what is left out.
-"""
 
-from __future__ import annotations
+Breaks if a difference stands in another metric's row, or a column without numbers is shown.
+"""
 
 import sys
 from dataclasses import replace
@@ -18,8 +18,12 @@ from typing import Any
 
 import pytest
 import yaml
+from scipy.stats import ttest_1samp
 
-from moe_lab.reports.terminal.comparison import SHOWN_FLIPS, comparison_table, flip_lines, print_comparison
+from moe_lab.metrics.stored import StoredMetrics
+from moe_lab.reports import expert
+from moe_lab.reports.expert import expert_table, lost_p_values
+from moe_lab.reports.terminal.comparison import SHOWN_FLIPS, flip_lines, print_comparison
 from moe_lab.reports.terminal.results import (
     COST_EXPLAINED,
     TWO_FORMS,
@@ -35,7 +39,7 @@ from moe_lab.reports.terminal.results import (
 )
 from moe_lab.results.comparisons.comparison import compare
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import NO_COMPARISONS, ScoreTable, SeedGroup
+from moe_lab.results.score_table import NO_COMPARISONS, Family, ScoreTable, SeedGroup
 from moe_lab.results.scores import MARKS
 from moe_lab.results.significance import holm
 from moe_lab.tasks.answer_forms import LETTERS
@@ -159,33 +163,8 @@ def of_metric(name: str, higher_is_better: bool, **changes: Any) -> RunResult:
     )
 
 
-COST = {
-    "wall_seconds": 12345.6,
-    "load_seconds": 1234.5,
-    "tokens_in": 123_456_789,
-    "tokens_out": 1_234_567,
-    "tokens_per_second": 123_456,
-    "peak_memory_bytes": 10**11,
-    "device": "cuda:0",
-    "near_ties": 12,
-}
-
-
-def run(method: str, task: str | list[str], **changes: Any) -> RunResult:
-    return results_of(method, task={"name": task}, cost=COST | {"tokens_out": len(method)}, **changes)
-
-
-def test_each_run_has_its_costs():
-    blocks = [run("base", "gsm8k"), run("roe", "gsm8k", roe={"changed_fraction": 0.18})]
-    table = cost_table(blocks, ["", ""])
-    assert table.title == "Cost: model=tiny task=gsm8k device=cuda:0"
-    columns = {column.heading: list(column.cells) for column in table.columns}
-    assert columns["method"] == ["base", "roe"] and columns["tokens out"] == ["4", "3"]
-    assert columns["re-routed"] == ["", "18.0%"] and columns["load"] == ["1,234.5 s"] * 2
-
-
 def test_experts_per_token_are_a_column_where_a_method_reports_them():
-    blocks = [run("base", "gsm8k"), run("top-p", "gsm8k", top_p={"experts_per_token": 2.345})]
+    blocks = [results_of("base"), results_of("top-p", top_p={"experts_per_token": 2.345})]
     columns = {column.heading: list(column.cells) for column in cost_table(blocks, ["", ""]).columns}
     assert columns["experts"] == ["", "2.35"] and "experts" in COST_EXPLAINED
     assert "experts" not in cost_table(blocks[:1], [""]).headings
@@ -242,8 +221,6 @@ def test_each_group_has_its_means(tmp_path, capsys):
 
 def test_both_tests_and_the_family_of_two_decide(tmp_path):
     """With two seeds p is the larger of both: Student's over seeds here. Holm multiplies the smallest by two."""
-    from scipy.stats import ttest_1samp
-
     groups = [group("roe", 0.5, tmp_path / "a"), group("finetune-freeze", 0.6, tmp_path / "b")]
     scores = ScoreTable.of(groups).scores
     expected = [
@@ -285,42 +262,77 @@ def test_a_study_of_many_layers_takes_the_width_of_the_terminal(tmp_path, capsys
     assert "1,040" in text
 
 
-def test_two_evaluations(tmp_path, capsys):
-    a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0] * 14 + [1.0]), "u": samples_of(acc=[1.0])})
-    b = evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0] * 14 + [0.0])})
+def test_what_is_left_out_and_settings_and_notes_are_said(tmp_path, capsys):
+    a = evaluation(
+        tmp_path,
+        "a",
+        {"t": samples_of(acc=[0.0] * 14 + [1.0]), "u": samples_of(acc=[1.0])},
+        config={"model_args": "pretrained=x"},
+    )
+    b = replace(evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0] * 14 + [0.0])}), marks=("untuned",))
     comparison = compare([a, b])
     print_comparison(comparison)
     printed = capsys.readouterr().out
-    title, _, *table = printed.splitlines()[2:]
-    assert title == "Compared with a: task=t metric=acc,none n=15"
-    row = table[2].split()
-    assert row[:3] == ["0.0667", "0.9333", "+0.8667"] and row[-4:] == ["0.0010", "+14", "-1", "better"]
-    assert f"a: model, {a.file}" in printed
-    assert "b minus a" in printed and "randomization" not in printed
-    assert "Only in a, and not compared: u." in printed
+    assert f"a: model, {a.file}\n   pretrained=x\n" in printed and MARKS["untuned"] in printed
+    assert f"b: model, {b.file}\n   untuned\n" in printed
+    assert "b minus a" in printed and "Only in a, and not compared: u." in printed
     assert flip_lines(comparison) == [
         f"t acc,none, wrong in a and right in b: {', '.join(map(str, range(SHOWN_FLIPS)))} and 4 more",
         "t acc,none, right in a and wrong in b: 14",
     ]
 
 
-def test_settings_and_marks_stand_below_the_file(tmp_path, capsys):
-    a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0])}, config={"model_args": "pretrained=x"})
-    b = evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0])})
-    print_comparison(compare([a, replace(b, marks=("untuned",))]))
-    printed = capsys.readouterr().out
-    assert f"a: model, {a.file}\n   pretrained=x\n" in printed
-    assert f"b: model, {b.file}\n   untuned\n" in printed
-    assert MARKS["untuned"] in printed
+def loss(difference: float, base: float = 0.5, p: float | None = 0.25) -> dict[str, Any]:
+    one = {"base": base, "changed": base - difference, "difference": difference, "ci95": [0.0, 0.1]}
+    return {"acc,none": one | {"runs": [{"p_mcnemar": p}]}}
 
 
-def test_several_evaluations_are_named_in_each_row(tmp_path):
-    values = {"a": [0.5, 0.1], "b1": [0.5, 0.2], "b2": [0.9, 0.2]}
-    evaluations = [evaluation(tmp_path, key, {"t": samples_of(f1=each)}) for key, each in values.items()]
-    table = comparison_table(compare(evaluations))
-    columns = {column.heading: column.cells for column in table.columns}
-    assert columns["with"] == ["b1", "b2"]
-    assert columns["other"] == ["0.3500", "0.5500"]
-    assert "p (Holm)" in columns and "p" not in columns
-    assert "flips" not in columns, "no score is a right or a wrong"
-    assert columns["significant"] == ["no", "no"]
+def family_of(metrics: dict[str, Any], *others: float) -> Family:
+    """The families of a run's losses and of scores."""
+    own = lost_p_values(StoredMetrics(metrics), "r")
+    return Family.of({(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)}, own)
+
+
+def lines(metrics: dict[str, Any], *others: float) -> list[expert.Line]:
+    return expert.lines(StoredMetrics(metrics), "r", family_of(metrics, *others))
+
+
+METRICS: dict[str, Any] = {
+    "differences": {},
+    "metric": "acc,none",
+    "load_balance": {
+        "all": {"value": 3.5, "ci95": [3.4, 3.6], "maximum": 4.0},
+        "prefill": None,
+        "decode": None,
+    },
+    "collaboration": {"all": {"value": 2.5, "ci95": None, "maximum": 3.0}, "prefill": None, "decode": None},
+    "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3), "u": loss(0.4)}}},
+    "specialization": None,
+}
+
+
+def test_differences_to_base_stand_in_their_own_rows():
+    difference = {
+        "load_balance/all": {"difference": 0.1, "ci95": [0.05, 0.15]},
+        "capacity/most/tasks/u/acc,none": {"difference": -0.2, "ci95": None},
+    }
+    found = {
+        (metric, of): rest for metric, of, *rest in lines(METRICS | {"differences": {"baseline": difference}})
+    }
+    assert found["Load Balance, bits", "all tokens"][-2:] == ["+0.1000", "[+0.0500, +0.1500]"]
+    assert found["Capacity, acc,none", "most activated expert masked, u"][-2:] == ["-0.2000", ""]
+    assert found["Capacity, acc,none", "most activated expert masked, t"][-2:] == ["", ""]
+    assert len(found) == 5
+
+
+def test_a_loss_is_corrected_for_the_losses_alone():
+    """Broken by scores that change the p of a loss, and by losses that change the p of scores."""
+    two = {"least": {"tasks": {"t": loss(0.3, p=0.03)}}, "most": {"tasks": {"t": loss(0.3, p=0.5)}}}
+    found = METRICS | {"capacity": two}
+    alone, beside = ([line[5] for line in lines(found, *others) if line[5]] for others in ((), (0.5, 0.001)))
+    assert alone == beside == ["0.0600", "0.5000"]
+    table = expert_table([("m", "roe", "", "t", *line) for line in lines(found)], family_of(found))
+    assert "p (Holm)" in table.headings
+    several = family_of(found, 0.5, 0.001)
+    assert "(scores: 2, expert metrics: 2)" in expert.explained(several)["p (Holm)"]
+    assert several.corrected["1", "t", "acc,none", "base"] == 0.002

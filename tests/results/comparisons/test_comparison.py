@@ -6,8 +6,6 @@ rows, a score that is aggregated by another function than lm-eval's, and by what
 Breaks if a document is paired with another one, or if other questions pass for the same.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -61,14 +59,11 @@ def test_other_scores_have_a_permutation_test_and_no_changed_answers(tmp_path):
     assert (found["test"], found["p"], found["to_right"], found["flips"]) == ("permutation", 1e-4, None, None)
 
 
-def test_equal_scores_have_no_test(tmp_path):
+def test_equal_scores_have_no_test_and_one_document_no_interval(tmp_path):
     found = row(tmp_path, [0.3, 0.5], [0.3, 0.5])
     assert (found["equal"], found["p"], found["test"]) == (True, None, None)
     assert (found["verdict"], found["told_from_chance"]) == ("equal within rounding", False)
-
-
-def test_one_document_has_no_interval(tmp_path):
-    assert row(tmp_path, [0.0], [1.0])["ci95"] is None
+    assert row(tmp_path / "one", [0.0], [1.0])["ci95"] is None
 
 
 ZEROS, ONES = samples_of(acc=[0.0] * 12), samples_of(acc=[1.0] * 12)
@@ -255,11 +250,6 @@ def test_multiple_choice_has_its_choices(tmp_path):
     assert documents["t"][0]["choices"] == [" 0", " 1", " 2"]
 
 
-def test_without_flips_nothing_is_kept(tmp_path):
-    evaluations = [evaluation(tmp_path, key, {"t": samples_of(acc=[1.0])}) for key in "ab"]
-    assert compare(evaluations).documents == {}
-
-
 def pairs_of(tmp_path: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[str, list[Any]]:
     a, b = evaluation(tmp_path, "a", {"t": mine}), evaluation(tmp_path, "b", {"t": theirs}, **more)
     return paired_lines(a, b, "t")
@@ -276,8 +266,11 @@ def test_documents_are_paired_by_content_whatever_their_order_and_number(tmp_pat
 
 def test_equal_documents_are_paired_in_their_order(tmp_path):
     mine = [sample(i, text="same", acc=float(i)) for i in range(3)]
-    pairs = pairs_of(tmp_path, mine, mine)["none"]
-    assert [(x.values["acc"], y.values["acc"]) for x, y in pairs] == [(0, 0), (1, 1), (2, 2)]
+    assert [(x.values["acc"], y.values["acc"]) for x, y in pairs_of(tmp_path, mine, mine)["none"]] == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+    ]
 
 
 def test_each_filter_is_paired_on_its_own(tmp_path):
@@ -298,9 +291,13 @@ def test_other_documents_are_refused_with_the_first_of_each(tmp_path):
     assert lines[2] == 'The first only in b is document 3: {"question": "new 3"}'
 
 
-def test_a_part_of_the_documents_is_refused(tmp_path):
+def test_a_part_of_the_documents_and_other_right_answers_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"t: 3 of 5 are only in a\.\n.*document 2"):
         pairs_of(tmp_path, samples_of(acc=[0.0] * 5), samples_of(acc=[0.0] * 2))
+    theirs = samples_of(acc=[0.0] * 3)
+    theirs[2] |= {"target_hash": "other", "target": "42"}
+    with pytest.raises(ConfigError, match=r"1 of 3.*document 2, .*\n  a: 'target of document 2'\n  b: '42'"):
+        pairs_of(tmp_path, samples_of(acc=[0.0] * 3), theirs)
 
 
 def test_other_prompts_are_refused_with_the_place(tmp_path):
@@ -316,10 +313,3 @@ def test_other_prompts_are_refused_with_the_place(tmp_path):
         "  b: 'Document?'",
         "a has 0 few-shot examples, b has 5.",
     ]
-
-
-def test_other_right_answers_are_refused(tmp_path):
-    theirs = samples_of(acc=[0.0] * 3)
-    theirs[2] |= {"target_hash": "other", "target": "42"}
-    with pytest.raises(ConfigError, match=r"1 of 3.*document 2, .*\n  a: 'target of document 2'\n  b: '42'"):
-        pairs_of(tmp_path, samples_of(acc=[0.0] * 3), theirs)

@@ -3,8 +3,6 @@
 Breaks if a comparison reads other files than those that were named.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -46,15 +44,19 @@ def test_a_run_of_this_package(tmp_path):
     assert found.settings == "method.n=8 limit=2"
 
 
-def test_a_summary_over_seeds_names_its_runs(tmp_path):
-    (tmp_path / "x.json").write_text(json.dumps({"run_ids": ["0123456789", "abcdefghij"], "scores": {}}))
-    with pytest.raises(ConfigError, match=r"summary over seeds.*\*-01234567 \*-abcdefgh"):
-        read_evaluation("a", tmp_path / "x.json")
-
-
-def test_another_json_file(tmp_path):
-    (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no result of lm-eval or moe_lab"):
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            {"run_ids": ["0123456789", "abcdefghij"], "scores": {}},
+            r"summary over seeds.*\*-01234567 \*-abcdefgh",
+        ),
+        ({}, "no result of lm-eval or moe_lab"),
+    ],
+)
+def test_a_summary_over_seeds_names_its_runs_and_other_files_are_refused(content, told, tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=told):
         read_evaluation("a", tmp_path / "x.json")
 
 
@@ -91,11 +93,6 @@ def test_the_newest_of_several_is_taken_and_said(tmp_path, capsys):
     newest = write_log(tmp_path, ONE, date=LATER)
     assert results_file("b", tmp_path) == newest
     assert capsys.readouterr().err == f"b={newest} is the newest of 2 results there.\n"
-
-
-def test_a_runs_folder(tmp_path):
-    (tmp_path / "results.json").write_text("{}")
-    assert results_file("a", tmp_path) == tmp_path / "results.json"
 
 
 def test_results_in_several_folders_are_named(tmp_path):

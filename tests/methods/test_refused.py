@@ -1,0 +1,274 @@
+"""What is refused: settings of every method by themselves, settings that a model cannot have, and commands.
+
+Broken by: an impossible value that is accepted or named without its key, a message without the choices, a command that
+ends otherwise than with 2, or only after weights were loaded or a folder was made.
+"""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+from tests.support.command import run_command
+from tests.support.designs import design
+from tests.support.models import small_model
+from tests.support.pretrainings import SMALL
+from tests.support.routed_by_hand import FACTS
+
+WHOLE = {"frozen": [], "until": 1.0}
+HALF = {"frozen": [], "until": 0.5}
+SETTINGS = {
+    "roe": [
+        ({"n": 0}, "method.n=0"),
+        ({"temperature": -0.1}, "method.temperature=-0.1"),
+        ({"temperature": "warm"}, "method.temperature=warm"),
+        ({"temperature": [0.1, -1, 0, 0, 0]}, "at least 0"),
+        ({"temperature": True}, "method.temperature=True"),
+        ({"skip_layers": -1}, "at least 0"),
+        ({"cache": "cleen"}, "Choices: clean, standard, none. Did you mean 'clean'"),
+        ({"prefill": "none", "cache": "standard"}, "Choices: noisy, clean"),
+        ({"prefill": "clean"}, "cache=standard"),
+        ({"weights": "noisy"}, "clean, perturbed"),
+        ({"noise": "antithetik"}, "Did you mean 'antithetic'"),
+        ({"n": 1, "include_clean": False}, "method.include_clean=false"),
+        ({"skip_layers": 3}, "none would be left"),
+        ({"temperature": [0.1] * 4}, "4 entries, and the model has 5"),
+        ({"temperature": [0.1] * 5, "skip_layers": 1}, "contradicts"),
+    ],
+    "calibration": [({"logit_scale": scale}, r"method\.logit_scale") for scale in (0, -1.0, "nowhere.yaml")],
+    "top-k": [
+        ({"k": 0}, "method.k=0"),
+        ({"k": 7}, "method.k=7: a token of this model can have 1 to 6"),
+    ],
+    "top-p": [
+        ({"p": 0}, "method.p=0"),
+        ({"p": 1.5}, "at most 1"),
+        ({"k_max": 0}, "method.k_max=0"),
+        ({"k_max": 7}, "1 to 6"),
+    ],
+    "scmoe": [
+        ({"beta": -0.1}, "method.beta=-0.1"),
+        ({"alpha": 1.1}, "from 0 to 1"),
+        ({"weak": "worst"}, "Choices: rank, top-1, random, others"),
+        ({"rank": 0}, "method.rank=0"),
+        ({"rank": 7}, "from 1 to 6"),
+        ({"cache": "none"}, "Choices: clean, standard"),
+    ],
+    "steer": [
+        ({"activate": -1}, "method.activate=-1"),
+        ({"activate": 11}, "method.activate=11.*from 0 to 10"),
+        ({"deactivate": 21}, "method.deactivate=21.*from 0 to 20"),
+        ({"dataset_size": 0}, "method.dataset_size=0"),
+        ({"positive": "a", "negative": "a"}, "method.positive=a and method.negative=a"),
+    ],
+    "c3po": [
+        *(
+            ({"kernel": name, "bandwidth": 0.4}, f"method.bandwidth=0.4: the {name} kernel has none")
+            for name in ("linear", "polynomial")
+        ),
+        *(
+            ({"optimizer": name, "epsilon": epsilon, "most_similar": most},
+             rf"method.epsilon={epsilon} finds no neighbour.*cosine distance")
+            for name in ("ngd", "kernel_regression")
+            for epsilon, most in ((0.05, 0.95), (0.01, 0.95), (0.3, 0.7))
+        ),
+    ],
+    "finetune-freeze": [
+        *(
+            ({"phases": phases}, r"method\.phases")
+            for phases in (
+                [], "router", [HALF], [HALF, HALF, WHOLE],
+                [{"frozen": [], "until": 0.0}, WHOLE],
+                [HALF, {"frozen": [], "until": 1.5}],
+                [{"frozen": ["gate"], "until": 1.0}],
+                [{"frozen": "router", "until": 1.0}],
+                [WHOLE | {"lr": -1}],
+                [WHOLE | {"rate": 1}],
+                [{"frozen": [], "until": True}],
+            )
+        ),
+        *(
+            ({key: value}, f"method.{key}=")
+            for key, value in (
+                ("epochs", 0), ("learning_rate", 0.0), ("router_lr", float("inf")), ("weight_decay", -1.0),
+                ("warmup_ratio", 1.0), ("optimizer", "adam_mini"), ("scheduler", "constant"),
+                ("max_grad_norm", 0.0), ("max_steps", 0), ("batch_size", 0), ("gradient_accumulation", 0),
+                ("length", 0), ("dataset_size", 0),
+            )
+        ),
+        ({"profile": "runs/x"}, "method.profile=runs/x has no effect without method.partners="),
+        ({"partners": 3, "routing_noise": 1.0}, "both change the routers' choice"),
+        ({"partners": -1}, "method.partners"),
+    ],
+    "pretrain": [
+        ({"experts": 2, "experts_per_token": 3}, "method.experts=2 is fewer than method.experts_per_token=3"),
+        ({"experts_per_token": 3}, "method.active_size=32 is not divisible by the 3 experts that a token takes"),
+        ({"shared_experts": 1}, "is not divisible by the 3 experts"),
+        ({"backbone": "deepseek", "layers": 1}, "method.layers=1 leaves no experts"),
+        ({"hidden_size": 36}, "method.hidden_size=36 must be a multiple of 2 x method.heads=4"),
+        ({"router": "expert", "capacity_factor": 0.3}, "an expert would take 0.90 tokens of a row of 12"),
+        ({"router": "expert", "aux_loss": 0.1}, "method.router=expert leaves no load"),
+        ({"router": "expert", "bias_rate": 0.1}, "method.router=expert leaves no load"),
+        ({"router": "expert", "routing_noise": 1.0}, "method.routing_noise needs method.router=token"),
+        ({"router": "word", "routing_noise": 1.0}, "method.routing_noise needs method.router=token"),
+        ({"router": "word-hash", "bias_rate": 0.1}, "method.router=word-hash leaves no load"),
+        ({"device_loss": 0.1, "devices": 3}, "method.experts=8 is not divisible by method.devices=3"),
+        ({"warmup_ratio": 1.0}, "method.warmup_ratio=1.0: must be below 1"),
+        *(
+            ({key: value}, f"method.{key}={value}")
+            for key, value in (
+                ("vocab_size", 256), ("capacity_factor", 0.0), ("learning_rate", 0.0), ("sequence_length", 1),
+                ("validation_rows", 1), ("aux_loss", -0.1), ("routing_noise", -1.0), ("steps", 0),
+                ("z_loss", float("nan")), ("learning_rate", float("inf")),
+            )
+        ),
+    ],
+    "pretrain-tiny": [
+        ({key: value}, f"method.{key}")
+        for key, value in (("steps", 0), ("batch_size", -1), ("learning_rate", -0.1), ("decay_steps", 5))
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "told"),
+    [pytest.param(name, *case, id=f"{name} {case[0]}") for name, cases in SETTINGS.items() for case in cases],
+)
+def test_impossible_settings(name, keys, told):
+    method = get_method(name)
+    with pytest.raises(ConfigError, match=told):
+        method(method.Config(**(SMALL if name == "pretrain" else {}) | keys)).check(
+            replace(FACTS, moe_layers=5)
+        )
+
+
+COMMANDS = {
+    "top-k method.k=17": "method.k=17",
+    "top-p method.k_max=17": "method.k_max=17",
+    "scmoe method.rank=17": "method.rank=17",
+    "scmoe method.beta=-1": "method.beta=-1",
+    "scmoe method.weak=last": "method.weak=last",
+    "steer task=toy_safety method.activate=33": "method.activate=33",
+    "steer task=toy_safety method.positive=/nowhere/rows.jsonl": "method.positive=/nowhere/rows.jsonl",
+    "steer task=toy_safety method.negative=nothing:wrong": "method.negative=nothing:wrong",
+    "steer task=toy_safety method.positive=nothing": "method.positive=nothing is unknown",
+    "steer method.negative=toy_math:wrong": "toy_math has no choices",
+    "c2r method.partners=2": "from 3 to 15",
+    "c2r method.partners=16": "method.partners=16",
+    "c2r method.profile=/nowhere": "metrics=expert",
+    "c2r method.dataset=/nowhere/rows.jsonl": "/nowhere/rows.jsonl",
+    "c2r method.dataset_size=0": "dataset_size",
+    "icl method.k=0": "at least 1",
+    "icl method.reference_size=0": "at least 1",
+    "icl method.reference=nosuchtask": "nosuchtask",
+    "icl method.reference=toy_math": "multiple-choice",
+    "icl method.embeddings=nosuch.safetensors": "no such file",
+    "icl model.tp_plan=auto": "torchrun",
+    "icl task=toy_math task.answer=text": "multiple-choice",
+    "prefix-tuning method.virtual_tokens=0": "at least 1",
+    "prefix-tuning method.virtual_tokens=2000": "at most 1024",
+    "prefix-tuning max_length=20": "leaves no room",
+    "prefix-tuning method.learning_rate=0": "above 0",
+    "prefix-tuning method.epochs=0": "at least 1",
+    "prefix-tuning method.reference=nosuchtask": "nosuchtask",
+    "prefix-tuning method.reference=toy_math": "multiple-choice",
+    "prefix-tuning model.tp_plan=auto": "torchrun",
+    "prefix-tuning device=cuda:1": "cuda",
+    "prefix-tuning task=toy_math task.answer=text": "multiple-choice",
+    "c3po method.optimizer=sgd": "Choices: ngd",
+    "c3po method.layers=last9": "8 MoE layers",
+    "c3po method.k=0": "at least 1",
+    "c3po method.epsilon=0.05": "method.epsilon=0.05 finds no neighbour",
+    "c3po method.tokens=last": "last1 or middle3",
+    "c3po method.loss=hinge": "Choices: cross_entropy, l2",
+    "c3po method.alpha=2": "between 0 and 1",
+    "c3po method.learning_rate=[0.1]": "the first and the last",
+    "c3po method.learning_rate=[0.1,0]": "above 0",
+    "c3po model.tp_plan=auto": "torchrun",
+    "c3po method.reference=nosuchtask": "nosuchtask",
+    "c3po method.k=500 method.reference_size=100": "toy_choice:near have 100 reference questions",
+    "c3po task=toy_math method.trace=true": "method.trace=true is for multiple-choice questions",
+    "c3po method.persistence=all_new": "method.persistence=all_new",
+    "c3po task=toy_text task.answer=text": "likelihood of texts",
+    "pretrain method.experts_per_token=3": "is not divisible by the 3 experts",
+    "pretrain method.router=tokens": "method.router",
+    "pretrain method.backbone=mixtral": "method.backbone",
+    "pretrain method.dataset=pile": "method.dataset=pile is unknown",
+    "pretrain method.dataset=minipile offline=true": "JeanKaddour/minipile",
+    "pretrain method.dataset={tmp}/none.txt": "there is no file",
+    "pretrain method.dataset={tmp}/empty.txt": "has no text",
+    "pretrain method.gradient_acumulation=2": "Did you mean",
+    "pretrain dtype=float16": "float16 overflows",
+    "pretrain model.experts_per_token=4": "Use method.experts_per_token",
+    "pretrain seed=4294967296": "seeds below 2^32",
+    "pretrain device=cuda:1": "cuda",
+    "finetune-freeze method.schedule=none-routers": "Did you mean 'none-router'",
+    "finetune-freeze method.phases=[{frozen:[router],until:0.4}]": "end at 0.4",
+    "finetune-freeze method.phases=[{frozen:[gate],until:1}]": "gate: expected router | experts",
+    "finetune-freeze method.schedule=none-router method.max_steps=1": "phase 1 has no step",
+    "finetune-freeze method.dataset=lima": "mode=prefetch offline=false",
+    "finetune-freeze method.early_stop_patience=1 method.validation_size=0": "method.validation_size=100",
+    "finetune-freeze method.dataset=alpaca": "method.dataset=alpaca is unknown. Use toy, toy_subtract, toy_safe, toy_unsafe, lima",
+    "finetune-freeze method.length=3": "No conversation has an answer within method.length=3",
+    "finetune-freeze dtype=float16": "float16",
+    "finetune-freeze device=cuda:1": "cuda",
+    "finetune-freeze method.routing_noise=-1": "method.routing_noise=-1",
+    "finetune-freeze method.routing_noise_schedule=cosine": "constant",
+    "finetune-freeze method.epoch=1": "Did you mean",
+    "finetune-freeze method.schedule=experts method.freeze_shared_experts=true": "models of type olmoe have no shared experts",
+    "finetune-freeze method.lora.r=4 method.schedule=router": "method.schedule=router and method.lora.r=4",
+    "finetune-freeze method.lora.r=4 method.phases=[{frozen:[router],until:1}]": "phases with frozen groups",
+    "finetune-freeze method.lora.r=4 method.router_lr=1e-3": "method.router_lr=0.001",
+    "finetune-freeze method.lora.r=4 method.freeze_shared_experts=true": "freeze_shared_experts=true",
+    "finetune-freeze method.lora.alpha=16": "Did you mean 'method.lora.lora_alpha'",
+    "finetune-freeze method.lora.r=four": "method.lora.r=four: expected",
+    "finetune-freeze method.lora.r=4 method.lora.target_modules=[c_attn]": "the model has no c_attn",
+    "finetune-freeze method.lora.r=4 model.peft=nowhere/else/adapter": "There is no folder nowhere/else/adapter",
+}
+
+
+@pytest.fixture
+def refused(tmp_path, capsys, loads, small_index):
+    """A function of a method and keys: what the command says on stderr, in at most three lines, leaving nothing behind."""
+    (tmp_path / "empty.txt").write_text("\n \n")
+
+    def run(line: str) -> str:
+        keys = f"task=toy_choice limit=2 method={line.replace('{tmp}', str(tmp_path))}".split()
+        ended = run_command(capsys, *keys, f"output_dir={tmp_path / 'out'}")
+        assert ended.code == 2 and len(ended.err.splitlines()) <= 3, ended.err
+        assert not loads and not (tmp_path / "out").exists()
+        return ended.err
+
+    return run
+
+
+@pytest.mark.parametrize(("line", "told"), COMMANDS.items())
+def test_a_wrong_command_ends_with_2_before_weights_load(line, told, refused):
+    assert told in refused(line)
+
+
+@pytest.mark.parametrize(
+    ("family", "line", "told"),
+    [
+        ("deepseek_v3", "prefix-tuning", "deepseek_v3.*Sizes of tensors must match"),
+        ("deepseek_v3", "c2r", "within groups"),
+        ("deepseek_v3", "finetune-freeze method.router_aux_loss_coef=0.01", "no auxiliary loss"),
+        (
+            "jetmoe",
+            "finetune-freeze method.activation_checkpointing=true",
+            "models of type jetmoe have no checkpointing",
+        ),
+        (
+            "word",
+            "finetune-freeze method.routing_noise=1",
+            "method.routing_noise needs routers of single tokens",
+        ),
+    ],
+)
+def test_what_a_family_cannot_do(family, line, told, refused, tmp_path, tokenizer):
+    model = design(family) if family == "word" else small_model(family)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert re.search(told, refused(f"{line} model.path={{tmp}}/model"))

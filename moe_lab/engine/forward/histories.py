@@ -101,12 +101,13 @@ def fork_samples(tokens: Tokens, n: int) -> Fork:
     order_M = order_M - torch.searchsorted(sequence_M, sequence_M)
     slots = tokens.most_logits * (n - 1)
     slot_Mn = S + order_M[:, None] * (n - 1) + torch.arange(n - 1, device=device)
-    token_S = torch.arange(S, device=device)
+    token_R = torch.arange(S + slots, device=device)
+    token_S = token_R[:S]
     source_BR = torch.nn.functional.pad(token_S.expand(B, S), (0, slots))
     source_BR[sequence_M[:, None], slot_Mn] = token_M[:, None].expand_as(slot_Mn)
     others_BRS = source_BR[..., None] != token_S
     others_BRS[:, :S] = True
-    itself_RN = torch.eye(S + slots, dtype=torch.bool, device=device)[:, S:]
+    itself_RN = token_R[:, None] == token_R[S:]
     logits_at = sequence_M[:, None] * (S + slots) + torch.cat([token_M[:, None], slot_Mn], dim=1)
     clean, sequence = (one.repeat_interleave(n - 1) for one in (positions_M, sequence_M))
     noisy = NoisyTokens(

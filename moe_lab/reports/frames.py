@@ -90,7 +90,7 @@ def score_frame(
     measured = any(config.metrics != "none" for config in asked)
     rows = []
     for result in results:
-        more = {f"cost/{name}": value for name, value in result.cost.numbers.items() if value is not None}
+        more = {f"cost/{name}": value for name, value in result.cost.items() if value is not None}
         if measured and (content := expert_metrics_of(result)) is not None:
             more |= logged_values(content)
         for score in (score for other in (BASE, *result.compared) for score in shown_scores(result, other)):

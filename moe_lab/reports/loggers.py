@@ -275,7 +275,7 @@ def scores(result: RunResult) -> dict[str, object]:
         for task in result.tasks
         for key, value in result.other_scores(task).items()
     }
-    values |= {f"cost/{key}": value for key, value in result.cost.numbers.items()}
+    values |= {f"cost/{key}": value for key, value in result.cost.items()}
     return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 

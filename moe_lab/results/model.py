@@ -28,32 +28,6 @@ BASE = "base"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What the answers of a run cost. A number may be missing."""
-
-    seconds: float | None = None
-    """Of answering, without loading the model."""
-    load_seconds: float | None = None
-    tokens_in: int | None = None
-    """All that went through the model, the rows of routing samples included."""
-    tokens_out: int | None = None
-    tokens_per_second: float | None = None
-    peak_memory_bytes: int | None = None
-    peak_working_bytes: int | None = None
-    weight_bytes: int | None = None
-    energy_joules: float | None = None
-    near_ties: int | None = None
-    """Greedy tokens whose runner-up was within the dtype's rounding."""
-    cut_prompts: int | None = None
-    """Requests whose prompt lost its beginning."""
-    cut_reasoning: int | None = None
-    """Replies that ended before `model.think_end_token`."""
-    device: str | None = None
-    numbers: Block
-    """All numbers of the block, by key."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Judge:
     """The verdicts of one judge on the answers of a run."""
 
@@ -245,11 +219,10 @@ class RunResult(Mapping[str, Any]):
         better = self.content.get("higher_is_better", {}).get(task, {})
         return better.get(metric.partition(",")[0]) is False
 
-    @cached_property
-    def cost(self) -> Cost:
-        block = self._block.get("cost") or {}
-        kept = {name: block.get(name) for name in Cost.__dataclass_fields__}
-        return Cost(**kept | {"seconds": block.get("wall_seconds"), "numbers": block})
+    @property
+    def cost(self) -> Block:
+        """What the answers cost, by the keys of docs/results.md; a number may be missing."""
+        return self._block.get("cost") or {}
 
     @cached_property
     def judges(self) -> dict[str, Judge]:

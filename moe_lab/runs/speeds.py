@@ -49,8 +49,8 @@ def measured_speed(output: Path, *label: str) -> Speed | None:
     for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
         with suppress(DamagedError):  # the run's own command says so
             run = read_run(file.parent)
-            if run is not None and run.cost.tokens_per_second:
-                return Speed(run.cost.tokens_per_second, run.cost.device or "another device")
+            if run is not None and (speed := run.cost.get("tokens_per_second")):
+                return Speed(speed, run.cost.get("device") or "another device")
     pilot = whole_mapping(_pilot(output, *label))
     return None if pilot is None else Speed(**pilot)
 

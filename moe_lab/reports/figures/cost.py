@@ -60,24 +60,27 @@ def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
     rows = []
     for result in (cell.results[0] for cell in cells if cell.results):
         cost, roe = result.cost, result.report
-        if not cost.tokens_out or not cost.seconds:
+        tokens, seconds, energy = (cost.get(key) for key in ("tokens_out", "wall_seconds", "energy_joules"))
+        if not tokens or not seconds:
             continue
-        weights, working, energy = cost.weight_bytes, cost.peak_working_bytes, cost.energy_joules
+        weights, working = cost.get("weight_bytes"), cost.get("peak_working_bytes")
         memory = None if weights is None or working is None else weights + working
+        if str(cost.get("device")).startswith("cuda"):
+            memory = cost.get("peak_memory_bytes")
         row: dict[str, Any] = {
             "model": result.model,
             "task": ",".join(result.requested),
             "documents": result.num_documents,
-            "device": cost.device,
+            "device": cost.get("device"),
             "cache": roe["cache"],
             "temperature": "tuned" if any(roe["temperatures"]) else "0",
             "n": roe["n"],
-            "tokens_out": cost.tokens_out,
-            "seconds_per_token": cost.seconds / cost.tokens_out,
-            "tokens_per_second": cost.tokens_out / cost.seconds,
-            "memory_bytes": cost.peak_memory_bytes if str(cost.device).startswith("cuda") else memory,
+            "tokens_out": tokens,
+            "seconds_per_token": seconds / tokens,
+            "tokens_per_second": tokens / seconds,
+            "memory_bytes": memory,
             "energy_joules": energy,
-            "watts": None if energy is None else energy / cost.seconds,
+            "watts": None if energy is None else energy / seconds,
             "run_id": result.run_id,
         }
         rows.append(row)
@@ -229,13 +232,13 @@ def _label(cell: TableCell, cells: Sequence[TableCell]) -> str:
 def _mean_work(cell: TableCell) -> float:
     return fmean(
         float(result.report.get("experts_per_token") or result.model_facts["top_k"])
-        * (result.cost.tokens_in or 0)
+        * (result.cost.get("tokens_in") or 0)
         for result in cell.results
     )
 
 
 def _mean_seconds(cell: TableCell) -> float:
-    return fmean(result.cost.seconds or 0.0 for result in cell.results)
+    return fmean(result.cost.get("wall_seconds") or 0.0 for result in cell.results)
 
 
 def _draw_task(axis: Axes, panel: tuple[str, DataFrame], labels: Sequence[str]) -> None:

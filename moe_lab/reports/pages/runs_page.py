@@ -269,7 +269,7 @@ def _row(score: Score, label: str) -> dict[str, object]:
 
 def _plots(lines: Sequence[ScoreLine], runs: Sequence[RunResult]) -> list[Plot]:
     """Each score of a task against each cost, if two runs or more have both. Points have the numbers of their runs."""
-    numbered = {run.run_id: (str(place), run.cost.numbers) for place, run in enumerate(runs, start=1)}
+    numbered = {run.run_id: (str(place), run.cost) for place, run in enumerate(runs, start=1)}
     plots = []
     for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in lines):
         for key, (axis, unit) in COSTS.items():

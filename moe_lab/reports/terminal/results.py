@@ -44,16 +44,16 @@ COST_EXPLAINED = {
     "method=roe method.temperature=0 shows the effect of rounding alone.",
 }
 COST_COLUMNS: Cells = {
-    "time": lambda run: seconds(run.cost.seconds),
-    "load": lambda run: seconds(run.cost.load_seconds),
-    "tokens in": lambda run: count(run.cost.tokens_in),
-    "tokens out": lambda run: count(run.cost.tokens_out),
-    "tokens/s": lambda run: count(run.cost.tokens_per_second),
-    "peak memory": lambda run: mebibytes(run.cost.peak_memory_bytes),
-    "device": lambda run: run.cost.device or "-",
+    "time": lambda run: seconds(run.cost.get("wall_seconds")),
+    "load": lambda run: seconds(run.cost.get("load_seconds")),
+    "tokens in": lambda run: count(run.cost.get("tokens_in")),
+    "tokens out": lambda run: count(run.cost.get("tokens_out")),
+    "tokens/s": lambda run: count(run.cost.get("tokens_per_second")),
+    "peak memory": lambda run: mebibytes(run.cost.get("peak_memory_bytes")),
+    "device": lambda run: run.cost.get("device") or "-",
     "experts": lambda run: fixed(run.report.get("experts_per_token")),
     "re-routed": lambda run: percent(run.report.get("changed_fraction")),
-    "near ties": lambda run: count(run.cost.near_ties or None),
+    "near ties": lambda run: count(run.cost.get("near_ties") or None),
 }
 
 

@@ -149,5 +149,5 @@ def test_a_reply_is_graded_by_its_final_channel(
     scores = result["results"]["gsm8k"]
     assert (scores["exact_match,strict-match"], scores["exact_match,flexible-extract"]) == (right, right)
     assert sample.responses == [["It is\n#### 2" if right else ""]]
-    assert result.cost.cut_reasoning == (not right)
+    assert result.cost["cut_reasoning"] == (not right)
     assert ("cut-reasoning" in marks_of(result)) == (not right)

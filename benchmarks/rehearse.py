@@ -263,7 +263,7 @@ def _tokens(outcome: Any) -> tuple[int, int]:
     from moe_lab.runs.budget import workload_of
 
     run, cost = outcome.run, outcome.results.cost
-    workload, parts, left = workload_of(run), [], cost.tokens_out or 0
+    workload, parts, left = workload_of(run), [], cost["tokens_out"]
     answers = sum(len(asked.new_tokens) for _, asked in workload.asked)
     for weight, asked in workload.asked:
         lengths = []
@@ -282,7 +282,7 @@ def _tokens(outcome: Any) -> tuple[int, int]:
         }
         parts.append((weight, replace(asked, generated=generated)))
     whole = replace(workload, asked=tuple(parts))
-    return round(run.method.forward_tokens(whole, run.config, run.facts)), cost.tokens_in
+    return round(run.method.forward_tokens(whole, run.config, run.facts)), cost["tokens_in"]
 
 
 def _summary(rows: Sequence[dict[str, Any]], seconds: float, cells: int) -> int:

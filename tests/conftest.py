@@ -1,7 +1,5 @@
 """Small models with random weights, of every family, and a byte tokenizer: shared by all tests."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import multiprocessing.process

@@ -4,8 +4,6 @@ Broken by: a link or anchor that leads nowhere, a page outside the navigation, a
 outside, a file of the repository that a page names and that is not there, a search that needs a server.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

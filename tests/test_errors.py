@@ -1,7 +1,5 @@
 """The boundary around readers of files that a user names. Broken by a traceback, or by a message without the path."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

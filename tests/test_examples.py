@@ -3,8 +3,6 @@
 Broken by: a key or option that no longer exists, a file that a script reads and that is not written.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import runpy

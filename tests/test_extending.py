@@ -3,8 +3,6 @@
 Broken by: a change of what a model, a method, a task, a table or a metric of others needs.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -3,8 +3,6 @@
 Every import counts: within functions and under `TYPE_CHECKING`, too.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -3,8 +3,6 @@
 The package `moe_lab/a/b/` is tested by the files of `tests/a/b/`, or by `tests/a/test_b*.py`.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Broken by: a question or reference of a run without a vector, a vector of anothe
 text without its end, settings that are not those of the model's card.
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

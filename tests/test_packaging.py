@@ -4,8 +4,6 @@ Broken by: conf/ or experiments/ missing from the wheel or at its top level, a p
 a target without help, an import of a package that pyproject.toml does not declare, a range without the tested version.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

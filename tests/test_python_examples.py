@@ -4,8 +4,6 @@ The first example of a page loads the model; the others follow it. Broken by: a 
 example that needs Hydra or more than twenty lines, one of docs/python.md that needs more than the embedded model.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

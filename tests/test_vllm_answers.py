@@ -4,8 +4,6 @@ Broken by: a change of the noise or of RoE without `python -m integrations.vllm.
 something that integrations/vllm imports; an import of transformers in the modules that vLLM's environment imports.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

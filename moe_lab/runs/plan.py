@@ -12,13 +12,7 @@ from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.metrics.registry import evaluations
-from moe_lab.reports.terminal.layout import (
-    names,
-    numbers,
-    print_note,
-    print_text_table,
-    text_table,
-)
+from moe_lab.reports.terminal.layout import count, names, numbers, print_note, print_text_table, text_table
 from moe_lab.reports.terminal.results import settings
 from moe_lab.runs.attempts import run_state
 from moe_lab.runs.budget import (
@@ -95,9 +89,7 @@ class Plan:
         state = "done" if finished >= total else f"{finished} of {total} trials"
         workload = study_workload(study)
         tokens = study.method.forward_tokens(workload, study.config, study.facts)
-        left = (
-            max(0, total - finished) * tokens
-        )  # trials share cached activations, so that it is an upper bound
+        left = max(0, total - finished) * tokens  # at most: trials share cached activations
         self.budget.add(study)
         names = _names(study.config)
         names[1] += ", tuning"
@@ -112,7 +104,7 @@ class Plan:
         for training in job.trainings:
             self.trainings |= training.left()
             self.budget.add(training, trains=True)
-        names = [*_place(job.config), f"{job.coming} after training"]
+        names = [*_names(job.config)[:3], f"{job.coming} after training"]
         self.missing += job.coming
         self.rows.append(Row("-", job.config, names, None, None, None, "missing"))
 
@@ -124,7 +116,7 @@ class Plan:
         self.missing += job.coming
         self.tokens += tokens
         self.budget.add(run)
-        names = [*_place(job.config), f"{job.coming} after tuning"]
+        names = [*_names(job.config)[:3], f"{job.coming} after tuning"]
         hours, memory = self._hours(run, tokens), planned_memory(run, workload)
         row = Row("-", job.config, names, run.num_documents, tokens, hours, "missing", memory)
         self.rows.append(row)
@@ -277,7 +269,7 @@ def print_plan(plan: Plan) -> None:
     """Print a row per study and run, baselines included, and the remaining work and disk space."""
     rows = plan.rows
     labels = settings([row.config.overrides for row in rows], [0] * len(rows))
-    model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
+    model, method, task, seed = zip(*(row.names for row in rows), strict=True) if rows else ((),) * 4
     named = {
         "run": [row.run for row in rows],
         "model": model,
@@ -288,8 +280,8 @@ def print_plan(plan: Plan) -> None:
         "settings": labels,
     }
     counts = {
-        "documents": [_count(row.documents) for row in rows],
-        "forward tokens left (estimated)": [_count(row.tokens) for row in rows],
+        "documents": [count(row.documents) for row in rows],
+        "forward tokens left (estimated)": [count(row.tokens) for row in rows],
         "hours here": ["" if row.hours is None else hours_text(row.hours) for row in rows],
         "memory (GB)": ["" if row.memory is None else f"{row.memory / GIGABYTE:.3g}" for row in rows],
         "state": [row.state for row in rows],
@@ -297,10 +289,6 @@ def print_plan(plan: Plan) -> None:
     print_text_table(text_table("Plan", [*names(named), *numbers(counts)]))
     for line in plan.notes:
         print_note(line)
-
-
-def _count(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"
 
 
 def task_name(config: Config) -> str:
@@ -314,8 +302,4 @@ def _names(config: Config) -> list[str]:
     # a method cannot be created before the study has found its temperatures
     untuned = getattr(config.method, "temperature", None) == PROFILE
     random = untuned or get_method(config.method.name)(config.method).random
-    return [*_place(config), str(config.seed) if random else "-"]
-
-
-def _place(config: Config) -> list[str]:
-    return [config.model.name, config.method.name, task_name(config)]
+    return [config.model.name, config.method.name, task_name(config), str(config.seed) if random else "-"]

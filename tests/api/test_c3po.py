@@ -3,8 +3,6 @@
 Broken by: references, settings or embeddings that differ from the command's; gradients that `generate` disables.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -2,8 +2,6 @@
 loop over texts, or if `tiny` has another dtype or number, shares a model, or shows a progress bar in a notebook.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -3,8 +3,6 @@
 Broken by an import at the top of a module that belongs where it is used.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """lm-eval evaluates a model under a method as the command does, and the model stays untouched."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

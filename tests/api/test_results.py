@@ -4,8 +4,6 @@ Broken by: a base run without a row, two meanings of one column, a p that is not
 a hash of 64 digits in what is shown.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

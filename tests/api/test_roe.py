@@ -4,8 +4,6 @@ Broken by: a wrong key of the noise, padding that is read, an argument of `model
 is dropped in silence, a form of texts or token ids that is refused, a model that is read wrongly.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """`moe_lab.run`, `report`, `plan` and `compare` are the command: the same files and numbers, as objects."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

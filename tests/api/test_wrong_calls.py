@@ -3,8 +3,6 @@
 Broken by: a bare traceback of torch or transformers, a wrong value that is accepted.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The attack runs, sees what is wrong, and finds nothing wrong. Broken by: a check that no violation fails."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

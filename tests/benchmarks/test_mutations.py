@@ -1,7 +1,5 @@
 """Breaks if a mutation is of a message or a type, cannot be switched on alone, or is another one for the same seed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

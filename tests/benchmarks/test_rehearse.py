@@ -2,8 +2,6 @@
 plan of another number of tokens than a run reads.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

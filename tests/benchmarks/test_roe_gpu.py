@@ -3,8 +3,6 @@
 Breaks if the engine's or transformers' interfaces move away under a script that is seldom run.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

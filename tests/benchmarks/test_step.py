@@ -2,8 +2,6 @@
 where once is enough.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -3,8 +3,6 @@
 Broken by: an error of Hydra, OmegaConf or ours that is not mapped, and a key that slips in with a prefix.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """`--help` with options named beside it. Broken by: another file's YAML, a key that is not named."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Breaks if workers change a number, outlive the command or lose results, or if a failed one is not named."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -245,7 +243,7 @@ def test_stored_runs_of_the_command_are_counted(monkeypatch):
         def __init__(self, total: int, what: str, unit: str, initial: int):
             shown.append((total, what, unit, initial))
 
-        def __enter__(self) -> Shown:
+        def __enter__(self) -> "Shown":
             return self
 
         def __exit__(self, *raised: object) -> None: ...

@@ -3,8 +3,6 @@
 Broken by: an option that --help forgets, a folder left behind, a run before all are checked, a wrong exit code.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

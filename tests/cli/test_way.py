@@ -1,7 +1,5 @@
 """Breaks if the way from the command line to a run enters other files than docs/architecture.md lists."""
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback

@@ -2,8 +2,6 @@
 option of an installed plug-in is not found.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -4,8 +4,6 @@ Broken by: a key without a comment, an option that does not compose, a key that 
 float32 cannot hold multiplied.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """Breaks if a command of lm-eval is translated to one that does not compose, or means something else."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Breaks when a log stays empty for minutes, or a line or bar does not say what it is about."""
 
-from __future__ import annotations
-
 import io
 import sys
 import time

@@ -1,7 +1,5 @@
 """What is stored of a configuration. Broken by a secret in it, by a run without its value, and by an id that changes."""
 
-from __future__ import annotations
-
 import pytest
 
 from moe_lab.cli.main import compose_or_explain

@@ -1,7 +1,5 @@
 """Foreign text on stdout and stderr. Broken by an escape sequence that is sent, and by a name that begins a line."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Broken by: padding that is read, positions of padded prompts, an argument of `model.generate` that is dropped in silence.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 

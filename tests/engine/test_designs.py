@@ -3,8 +3,6 @@
 Broken by: scores that read padding or neighbours, a cached decision of another word.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

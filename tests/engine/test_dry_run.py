@@ -3,8 +3,6 @@
 Broken by storages that the plan does not see, by batches or steps that take more than those that are planned.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Operations are those of a count by hand, whatever computes the experts, forward and backward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

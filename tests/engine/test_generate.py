@@ -1,7 +1,5 @@
 """Generation: the tokens of transformers' own, and for RoE those of the slow reference."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

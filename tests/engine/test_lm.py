@@ -4,8 +4,6 @@ Broken by: a second answer to a prompt that is given the noise of the first, a s
 truncated input without a warning.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import random

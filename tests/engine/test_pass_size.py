@@ -4,8 +4,6 @@ Broken by a request that is answered twice or not at all after a halving, by a m
 no lack of memory and is taken for one, by passes of noisy samples that batch_size=1 does not shrink.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 from dataclasses import replace

@@ -2,8 +2,6 @@
 answers, a repeat, a window or an early end that the plan does not know.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

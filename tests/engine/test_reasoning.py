@@ -2,8 +2,6 @@
 reasoning, special tokens or another message in the answer, lm-eval's own code for models without a KV cache.
 """
 
-from __future__ import annotations
-
 import logging
 
 import pytest

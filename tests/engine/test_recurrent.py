@@ -4,8 +4,6 @@ That RoE equals its slow reference is tested in tests/engine/forward/test_histor
 or branches write to, a noisy sample's state kept as history, padding that a state reads.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ Broken by: answers of lm-eval's `hf` model that depend on their batch or order, 
 that is neither supported (`WORKS`) nor refused (`UNSUPPORTED`), or a bound of near ties that is not the dtype's.
 """
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Scores equal those of one plain forward pass per continuation, however the work is batched, ordered or repeated."""
 
-from __future__ import annotations
-
 import copy
 import random
 

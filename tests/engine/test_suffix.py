@@ -4,8 +4,6 @@ Broken by: a pathway given to another prompt's tokens or to padding, one that en
 not the token's own rest.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

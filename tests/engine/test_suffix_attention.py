@@ -3,8 +3,6 @@
 Broken by a replacement of transformers' own attention, or of other models' attention.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -3,8 +3,6 @@
 Broken by: chunks that hold a logit position twice or not at all, or a pass above the budget.
 """
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Contexts are shorter and longer than windows and chunks; batches hold unlike lengths.
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 import pytest

@@ -1,7 +1,5 @@
 """A router family is one row of `FAMILIES`. Broken by: a second place that has to know it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

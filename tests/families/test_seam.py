@@ -1,7 +1,5 @@
 """Every family at the seam: what changes nothing changes no bit, hooks fire in every MoE layer, nothing is left behind."""
 
-from __future__ import annotations
-
 import copy
 import re
 

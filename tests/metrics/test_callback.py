@@ -4,8 +4,6 @@ Broken by: a training that goes otherwise because it is measured, a measurement 
 correlations of too few points.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -4,8 +4,6 @@ Broken by: padding that counts, a shared beginning that counts once for several 
 answer choice, a branch of a tree that is taken for another, a generated token that is not seen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import product

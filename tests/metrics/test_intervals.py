@@ -4,8 +4,6 @@ Broken by: an entropy in other units, an expert that counts its pairs with itsel
 truth, a ratio of totals that is not that of a slow loop, a difference of two runs that is not over the same documents.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import combinations

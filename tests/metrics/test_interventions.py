@@ -4,8 +4,6 @@ Broken by: a masked expert that keeps a share of the softmax, one fewer expert p
 read together, weights that are not the token's own.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A metric is in the registry alone. Broken by a second place that has to know its name."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from functools import cache

@@ -4,8 +4,6 @@ Broken by: padding that is counted or seen, a label compared with the token afte
 tokens than those that are read.
 """
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

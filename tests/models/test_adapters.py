@@ -2,8 +2,6 @@
 load before it is refused, a run's id without its content.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -2,8 +2,6 @@
 files hold ends in an error of a library.
 """
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

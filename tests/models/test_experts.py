@@ -3,8 +3,6 @@
 Broken by: a gate, bias, layout or norm of some family that is overlooked, a token's rows put back in another order.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ Broken by: MXFP4 kernels that compute the router themselves, weights dequantized
 that leaves fused experts empty, a refusal that comes after the weights.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Breaks if code of a model's folder runs, by whichever way the folder is loaded, whatever stdin answers."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import os

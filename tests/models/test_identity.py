@@ -1,7 +1,5 @@
 """Breaks if two models share an identity, a copy of a model has another one, or a file's digest is partial or stale."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

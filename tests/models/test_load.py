@@ -4,8 +4,6 @@ Broken by: files that stay mapped, tensors that are read ahead, a hook that read
 back to disk, a folder of weights that outlives the model.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil
@@ -24,7 +22,6 @@ from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import model_facts, resolve_dtype
 from moe_lab.models.memory import weight_bytes
 from moe_lab.models.transformers_internals import SEQUENTIAL, reading_once
-from moe_lab.runs.evaluation.run_lm_eval import environment
 from tests.support import rounding
 from tests.support.ensembles import roe_answers
 from tests.support.families import ONE_WAY, ZOO
@@ -81,7 +78,7 @@ def test_experts_per_token_reaches_the_routers(tiny_olmoe_dir):
 
 def test_experts_that_are_computed_in_one_way_take_no_other_and_record_none(tmp_path):
     loaded = load_folder(save_model(small_model("jetmoe"), tmp_path))
-    assert environment(loaded)["experts_implementation"] is None
+    assert not loaded.model._can_set_experts_implementation()
     with pytest.raises(ConfigError, match="in one way only"):
         load_folder(tmp_path, experts_implementation="eager")
 
@@ -99,7 +96,7 @@ def test_attn_implementation_is_taken_and_recorded(tiny_olmoe_dir):
     logits = {}
     for name in ("eager", "sdpa"):
         loaded = load_folder(tiny_olmoe_dir, attn_implementation=name)
-        assert environment(loaded)["attn_implementation"] == name
+        assert loaded.model.config._attn_implementation == name
         logits[name] = loaded.model(tokens).logits
     rounding.assert_close(logits["eager"], logits["sdpa"])
 

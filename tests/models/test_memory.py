@@ -1,7 +1,5 @@
 """Breaks if free memory ignores the container, a peak is an earlier one, or a model leaves reference cycles in memory."""
 
-from __future__ import annotations
-
 import weakref
 from types import SimpleNamespace
 

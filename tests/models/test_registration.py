@@ -1,7 +1,5 @@
 """Breaks if `import moe_lab` changes how Python imports, or imports a framework; if the Auto classes miss a model."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -4,8 +4,6 @@ Broken by: weights that are fetched of a model that cannot be loaded, a setting 
 packaged checkpoint that is too large, of another shape, with dead experts, or unfit for the toy tasks.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

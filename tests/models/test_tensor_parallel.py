@@ -3,8 +3,6 @@
 Broken by: a router whose logits are partial sums, noise that depends on the process, rows that reach split weights.
 """
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Breaks if a chat template that fails is not named, or states another date on another day."""
 
-from __future__ import annotations
-
 import pytest
 
 from moe_lab.errors import ConfigError

@@ -3,8 +3,6 @@
 Most likely with a new version of transformers: mend `moe_lab/models/transformers_internals.py`, then widen its range.
 """
 
-from __future__ import annotations
-
 import ast
 
 import pytest

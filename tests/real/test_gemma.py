@@ -4,8 +4,6 @@ Broken by: scores or texts other than those of lm-eval's own `hf`, a memory that
 that does not say what the model lacks, and a training that changes nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -7,8 +7,6 @@ Breaks if a lock is acquired twice, or if asking whether a file is locked keeps 
 A lease, too: it is its holder's as long as the holder lives, and another's once nobody refreshes it.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

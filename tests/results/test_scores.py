@@ -7,8 +7,6 @@ Rows of a results.json: the headline metric, groups, marks, numbers that do not 
 Broken by: a wrong metric, a group without its documents, a missing value shown as a number.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -6,8 +6,6 @@ The test over seeds and examples together. Broken by: a variance that is left ou
 freedom, a test that rejects a true hypothesis more often than it says.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

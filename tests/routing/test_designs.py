@@ -4,8 +4,6 @@ Broken by: a router that is not said to be fixed, a policy on one that is, noise
 chooses.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

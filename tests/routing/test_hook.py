@@ -4,8 +4,6 @@ Broken by: a policy that single passes of the engine skip, one of the caller's o
 that is left out by intent and reported as bypassed.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

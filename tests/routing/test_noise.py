@@ -3,8 +3,6 @@
 Broken by: noise that depends on the process, the device or the batch.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from decimal import Decimal, localcontext

@@ -4,8 +4,6 @@ Broken by: hooks on a module that PEFT does not call, a frozen original in place
 positions that ignore mask or cache.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -6,8 +6,6 @@ family's, a token that is touched though its experts are all partners or though 
 that reaches p, a softmax over sigmoids, padding that is counted, a pass of which nobody said what its samples are.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ Broken by: a replay that takes the decisions of another micro-batch, and a polic
 without an error.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint

@@ -3,8 +3,6 @@
 Broken by: decisions of another token, sequence or layer; padding that is counted.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 

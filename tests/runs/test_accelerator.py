@@ -4,8 +4,6 @@ Broken by a tensor that is left on the CPU, and by values that the host asks for
 own: with another device autograd starts threads, after which a process cannot fork, as other tests do.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -2,8 +2,6 @@
 or if the time left is told from stored results.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from contextlib import suppress

@@ -5,8 +5,6 @@ training that is counted for each of its evaluations, by a shared beginning that
 by a plan of other settings that is taken for this one.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ Broken by: generation settings without effect or with an impossible value, metho
 allow, a comparison whose answers are those of the base model by construction.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Breaks if mode=compare reports other numbers than scipy on lm-eval's own logs, or compares what cannot be compared."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

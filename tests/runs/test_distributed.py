@@ -6,8 +6,6 @@ Broken by: two processes that write, a follower that waits for ever, answers tha
 a stored result that only the first process finds.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

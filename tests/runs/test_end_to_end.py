@@ -4,8 +4,6 @@ Broken by: a stored result that is computed again or parsed twice, a model that 
 that writes into a run that another one has taken over.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Breaks if what can be told before weights load is told later, or what is short while running gives a traceback."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

@@ -5,8 +5,6 @@ functions come from, as `moe_lab/tasks/task_functions.py`: replace the ids here.
 constraints.txt.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

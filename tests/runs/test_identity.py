@@ -1,7 +1,5 @@
 """Breaks if a setting that changes numbers leaves the run id, or one that does not enters it."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Broken by a running or interrupted run that is planned as "missing" at full cost.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

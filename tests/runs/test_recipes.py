@@ -2,8 +2,6 @@
 another seed's model, a run of the embedded model where the trained one is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Broken by rounding that is called significant, a metric or a seed of another request, and by a p that an option changes.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Breaks if a run's result depends on interruptions, if work is done twice, or if a wrong result is returned."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ Broken by: the speed of another model, method or task, of an older run, of a dam
 whole reference set; a failure that ends the plan.
 """
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Breaks if seeds of different runs are mixed, or if a summary's numbers are not those of its runs."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 from dataclasses import replace

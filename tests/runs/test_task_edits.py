@@ -1,7 +1,5 @@
 """Breaks if a run keeps its id after an edit of the user's own task that may change its score, or loses it otherwise."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

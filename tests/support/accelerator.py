@@ -12,8 +12,6 @@ It shows where code forgets a device, reads it too often or keeps too much. It s
 rounding.
 """
 
-from __future__ import annotations
-
 import gc
 import traceback
 import weakref
@@ -50,7 +48,7 @@ class _Memory:
     def __init__(self) -> None:
         self._holders: Counter[int] = Counter()
 
-    def hold(self, tensor: AccelTensor) -> None:
+    def hold(self, tensor: "AccelTensor") -> None:
         storage = tensor.on_cpu.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if not self._holders[key]:
@@ -125,7 +123,7 @@ class AccelTensor(Tensor):
     on_cpu: Tensor
 
     @staticmethod
-    def __new__(cls, on_cpu: Tensor, requires_grad: bool = False) -> AccelTensor:
+    def __new__(cls, on_cpu: Tensor, requires_grad: bool = False) -> "AccelTensor":
         inside = torch.is_inference_mode_enabled()
         with (
             torch.inference_mode(False) if inside else nullcontext()

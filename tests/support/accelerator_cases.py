@@ -5,8 +5,6 @@ Broken by a tensor that is left on the CPU, by numpy on one of the device, by a 
 layer, token or question.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

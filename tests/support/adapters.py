@@ -1,7 +1,5 @@
 """Adapters in peft's format with random values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 W = re-routed tokens, K = the router's experts, E = experts, C = experts of the re-routed tokens.
 """
 
-from __future__ import annotations
-
 import torch
 
 from moe_lab.routing import find_routers

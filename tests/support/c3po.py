@@ -1,7 +1,5 @@
 """Small random models with the tails of a few prompts, as the optimizers take them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

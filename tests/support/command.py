@@ -1,7 +1,5 @@
 """Helpers for tests of the command: run it in this process, and stand-ins for runs that need no model."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

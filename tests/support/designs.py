@@ -3,8 +3,6 @@
 The reference shares nothing with `moe_lab`: it reads weights by their names.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import accumulate
 from typing import Any

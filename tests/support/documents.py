@@ -1,7 +1,5 @@
 """Documents as data sets have them, for tests of several tasks."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a command left behind: its results and the stored answers of its runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

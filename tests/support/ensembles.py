@@ -1,7 +1,5 @@
 """Prompts, questions and ensembles of the engine's tests, and what the engine answers to them."""
 
-from __future__ import annotations
-
 import torch
 
 from moe_lab.engine.engine import KVEngine

@@ -5,8 +5,6 @@ real groups, and the first layer is dense where the family allows it, so that a 
 `tests/support/models.py` builds the models.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 VOCAB = 300

@@ -1,7 +1,5 @@
 """Runs that answer from a table of random numbers in place of a model, and the views of stored results as text."""
 
-from __future__ import annotations
-
 import json
 import re
 from base64 import b64decode
@@ -40,7 +38,7 @@ class Task:
 
 @dataclass
 class GoldenRun(FakeRun):
-    compared_runs: dict[str, GoldenRun] = field(default_factory=dict)
+    compared_runs: dict[str, "GoldenRun"] = field(default_factory=dict)
     tasks: Any = None
 
     @property

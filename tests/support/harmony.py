@@ -1,7 +1,5 @@
 """GPT-OSS in small, with its special tokens and chat template, and a model whose replies are given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

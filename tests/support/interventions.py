@@ -1,7 +1,5 @@
 """What masked and random routing are compared with: models and policies that are made by hand."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -4,8 +4,6 @@
 `tests/support/families.py`, `build` any configuration.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from functools import cache

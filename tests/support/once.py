@@ -1,7 +1,5 @@
 """What several workers of the tests need is made by one of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

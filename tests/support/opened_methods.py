@@ -1,7 +1,5 @@
 """A method opened on a model in memory, and answers of its LM."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

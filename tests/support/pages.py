@@ -1,7 +1,5 @@
 """Pages as trees: what a browser would show, and what it would ask for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

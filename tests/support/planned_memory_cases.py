@@ -4,8 +4,6 @@
 batches or steps that take more than those that are planned, by activations that the engine keeps longer than the plan.
 """
 
-from __future__ import annotations
-
 import random
 from copy import deepcopy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What each of two processes does that pre-train together."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A profile of a study, for methods that take one."""
 
-from __future__ import annotations
-
 from moe_lab.methods.profile import Profile
 
 PROFILE = Profile(

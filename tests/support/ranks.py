@@ -1,7 +1,5 @@
 """Processes that work together as torchrun's do, forked from this one, which has everything imported already."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

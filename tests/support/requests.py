@@ -1,7 +1,5 @@
 """Requests of given sizes, for estimates."""
 
-from __future__ import annotations
-
 from moe_lab.engine.planned import Asked
 from moe_lab.tasks.requests import Workload
 

@@ -3,8 +3,6 @@
 Shares with the package the keyed noise alone (which has golden values of its own in tests/routing/test_noise.py).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from functools import lru_cache

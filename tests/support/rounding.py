@@ -4,8 +4,6 @@ The bound is 1.1e-5 for one token, three times as much for three. A wrong index,
 than 1e-3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

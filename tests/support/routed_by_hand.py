@@ -1,7 +1,5 @@
 """Methods that change routing, against full forward passes in float64 with experts that are chosen by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Designs whose routers differ clearly, and what their routers decided."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shares nothing with `moe_lab.routing` but the keyed noise, which the callers bring.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

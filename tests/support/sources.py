@@ -1,7 +1,5 @@
 """The syntax trees of this repository's Python files, parsed once per process."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

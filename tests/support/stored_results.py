@@ -1,7 +1,5 @@
 """results.json and expert_metrics.json of runs, made by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

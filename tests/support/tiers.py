@@ -3,8 +3,6 @@
 Slow are tests that take a second or more, tests that start processes, and families other than FAST.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each of two processes does that fine-tune together."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

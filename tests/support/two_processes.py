@@ -1,7 +1,5 @@
 """The same fine-tuning in one process and in two."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 

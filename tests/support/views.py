@@ -1,7 +1,5 @@
 """Views of stored results as the views of a command that has nothing else: its family are the comparisons given."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

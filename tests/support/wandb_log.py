@@ -1,7 +1,5 @@
 """What W&B wrote, read with its own tools."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

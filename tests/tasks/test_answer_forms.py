@@ -2,8 +2,6 @@
 is evaluated.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

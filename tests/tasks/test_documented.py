@@ -1,7 +1,5 @@
 """Breaks if a task of conf/task/ does not find its files, or does not report its headline metric."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 and tested.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

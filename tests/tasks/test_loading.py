@@ -1,7 +1,5 @@
 """Breaks if a documented task needs all of lm-eval to be read, or if a setting is not what the user gave."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path

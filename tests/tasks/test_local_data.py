@@ -2,8 +2,6 @@
 a split or a number of the hub's copy is not that of local files.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Breaks if a function of a task YAML reads a document or an answer wrongly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which prompts share a beginning, and the names of tokens. Broken by equal names of other texts."""
 
-from __future__ import annotations
-
 import random
 from itertools import permutations
 

@@ -5,8 +5,6 @@ a normalizer that is not scaled, a token that a sweep counts twice or not at all
 that is not plausible and decoded, or that is plausible and not, -inf as the score of a given token.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

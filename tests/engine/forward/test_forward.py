@@ -3,8 +3,6 @@
 Broken by: a value read from the device within a pass, or a hook that stays on the model.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

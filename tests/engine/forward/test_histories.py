@@ -6,8 +6,6 @@ be, scoring that differs from decoding, or a family in `LATE` whose layer does a
 token.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import cache

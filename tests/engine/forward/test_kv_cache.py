@@ -1,7 +1,5 @@
 """The cache equals transformers' own and drops slots at no cost; a store keeps values within its bound."""
 
-from __future__ import annotations
-
 import torch
 from transformers import DynamicCache
 

@@ -4,8 +4,6 @@ Broken by: another softmax or top-k, a renormalization, shared experts left out 
 experts fused in another order, names that do not come back.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

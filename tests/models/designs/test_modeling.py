@@ -5,8 +5,6 @@ decision, names or buffers that do not come back, a design that does not exist b
 but is taken.
 """
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

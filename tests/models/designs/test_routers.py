@@ -4,8 +4,6 @@ Broken by: a bias that enters the weights, a decision of another token than the 
 expert that is not filled, padding that is chosen, a capacity over the whole batch.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import DynamicCache

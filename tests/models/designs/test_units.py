@@ -4,8 +4,6 @@ Broken by: a boundary that is not the pre-tokenizer's, a special token within a 
 the wrong neighbour, transparent tokens in a row, padding within a unit.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A loopback hub, and the hub's clients pointed to it: in this process, or by the environment of a command."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Breaks when the command as a user types it does not go through the hub, fetches twice, or needs the network offline."""
 
-from __future__ import annotations
-
 import json
 import time
 

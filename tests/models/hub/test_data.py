@@ -2,8 +2,6 @@
 fetch where the cache or data_dir has it, a data set that cannot be had and is tried for long or not told as what it is.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from io import BytesIO

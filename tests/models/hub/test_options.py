@@ -4,8 +4,6 @@ Broken by: an id or a configuration that transformers cannot read, a family that
 quantization that is refused though it can be loaded, weights that are fetched to plan.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Broken by: prefetching that loads weights, stops at the first failure, goes on w
 what a run offline needs; a commit that is not the identity of a judge or adapter; a run of a hub's model with another id.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -5,8 +5,6 @@ cannot succeed and is tried after a training, that changes the run's id or train
 shows a token; an adapter on the hub that answers otherwise than the one that was trained, a card without the scores.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

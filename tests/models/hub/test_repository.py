@@ -4,8 +4,6 @@ Broken by: a revision that is not pinned to its commit, a hub that is asked agai
 or left out, a failure that is not told as what it is, without what to do or with the token.
 """
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -4,8 +4,6 @@ Broken by: counts that are lost or doubled by an interruption, answers under a p
 change a run's id or its answers, a method that routes otherwise.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -5,8 +5,6 @@ processes, a part that is much larger than the others, a cost that is counted tw
 was answered, numbers that depend on the number of processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

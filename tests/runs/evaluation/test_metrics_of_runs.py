@@ -4,8 +4,6 @@ Broken by: entropies in other units, tokens that are counted twice or not at all
 random routing that changes more than which experts compute.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import string

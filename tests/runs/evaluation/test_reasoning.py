@@ -4,8 +4,6 @@ Broken by: choices that are scored before the final channel, a reply whose reaso
 task's own number of tokens, a run without a chat template or of another model that changes.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Breaks if a stored difference has the other sign or is over other documents than both runs have, if a cost is counted
 from the wrong moment, or if energy is invented where none can be read."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Breaks if the figures of a training are drawn again by each run of its model, or never."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ Broken by: a cell of one paper on another one's checkpoint, an option that names
 not say which checkpoint it is.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -4,8 +4,6 @@ Broken by a study drawn twice, by a size whose interval is upside down, by prese
 report that measures.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from dataclasses import replace

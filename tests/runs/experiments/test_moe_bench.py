@@ -5,8 +5,6 @@ published number that no cell stands beside, a design that two settings share, a
 independent tasks.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 

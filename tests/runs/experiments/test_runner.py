@@ -3,8 +3,6 @@
 Broken by: a stored cell that is run again, a failed cell that stops the others, a number in the wrong place.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Broken by an end token that ends a measurement early, by settings timed one afte
 what matters, by a larger model that is the same one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace

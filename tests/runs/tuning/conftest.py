@@ -1,7 +1,5 @@
 """Local data of three tasks with documents to tune on."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.runs import choices, sums, worked_sums, write_jsonl

@@ -2,8 +2,6 @@
 tuned run that its profile by hand does not find, a trial lost to `kill -9`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

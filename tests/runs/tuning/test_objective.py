@@ -2,8 +2,6 @@
 pruning that loses the best trial.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

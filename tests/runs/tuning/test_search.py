@@ -5,8 +5,6 @@ preset replaces or a search ignores, a value at the bound of its search that is 
 trial's, an untuned model or a sweep's step that is pruned, a limit other than the worst.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

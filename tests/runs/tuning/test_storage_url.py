@@ -1,7 +1,5 @@
 """`tuning.storage`. Broken by: a password in a message or in what is stored, a database that ends with the process."""
 
-from __future__ import annotations
-
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
 

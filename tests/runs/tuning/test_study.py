@@ -5,8 +5,6 @@ answers that are scored behind steps, a study of another id than GSM8K's own, a 
 other data, an equation that is not in the answer.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -2,8 +2,6 @@
 whose choices depend on where a study was interrupted.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

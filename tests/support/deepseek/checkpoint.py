@@ -1,7 +1,5 @@
 """A small checkpoint as DeepSeek-MoE-16B is published: its configuration's keys, its parameters' names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

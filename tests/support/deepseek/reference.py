@@ -5,8 +5,6 @@ One sequence, no cache, one expert after another. Nothing here is shared with `m
 S = positions, H = hidden size, D = size of a head.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

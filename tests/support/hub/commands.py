@@ -1,7 +1,5 @@
 """Commands in processes of their own, with the loopback hub."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

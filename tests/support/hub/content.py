@@ -1,7 +1,5 @@
 """What the loopback hub holds: a small random OLMoE under its real id, and invented rows in GSM8K's real layout."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Keys that have the default of transformers' configuration are left out.
 """
 
-from __future__ import annotations
-
 from tests.support.deepseek.checkpoint import PUBLISHED as DEEPSEEK
 
 GPT_OSS = dict(

@@ -1,7 +1,5 @@
 """Repositories of the loopback hub: files by commit, and how the hub describes them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass, field

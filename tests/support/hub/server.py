@@ -4,8 +4,6 @@ Large files are redirected to another origin, as the hub does with its CDN. Faul
 logged with the bytes that were sent, so that tests can tell what was fetched twice.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import sys
@@ -84,7 +82,7 @@ class Hub:
         return [(a.start, a.sent) for a in self.log if a.method == "GET" and a.path.endswith(name) and a.sent]
 
     @contextmanager
-    def serving(self) -> Iterator[Hub]:
+    def serving(self) -> Iterator["Hub"]:
         server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         server.daemon_threads = True
         self.port = server.server_address[1]

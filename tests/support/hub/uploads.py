@@ -1,7 +1,5 @@
 """What huggingface_hub asks of the hub to create a repository and to commit files to it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Small judge models with random weights in local folders, and what they say by a slow direct computation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

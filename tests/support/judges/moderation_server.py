@@ -3,8 +3,6 @@
 Every text of an error is, or holds, the request's Authorization header.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

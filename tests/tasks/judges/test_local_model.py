@@ -4,8 +4,6 @@ Broken by: padding that changes a score, a score that is another label's, a temp
 probability that is read at a blank, a judge that scores what it did not judge.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

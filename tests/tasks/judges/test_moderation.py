@@ -4,8 +4,6 @@ Broken by: a request that is not tried again after 429 or 500, a wait shorter th
 again or told, an answer without verdict that is scored, a verdict that is lost when the endpoint goes away.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Broken by: a score that is not the mean of the verdicts, a verdict that is made 
 again for another judge, a failed verdict that counts, a changed judge that returns the scores of the old one.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

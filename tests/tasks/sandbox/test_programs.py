@@ -2,8 +2,6 @@
 confirmed, scored wrongly, or asked otherwise than lm-eval asks it.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Breaks if an instruct model is asked HumanEval otherwise than in lm-eval's instruct form, or its reply is misread."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

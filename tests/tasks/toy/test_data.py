@@ -4,8 +4,6 @@ Broken by: a question or pair of numbers in two splits, a corpus that asks a hel
 or order that tells the answer, one meaning of a rule that is more frequent than the other or mixed with it.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from functools import cache

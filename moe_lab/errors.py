@@ -53,11 +53,7 @@ class TrainingError(MoeLabError):
 
 
 class ResultsError(MoeLabError):
-    """Results could not be written or read."""
-
-
-class StudyStoppedError(MoeLabError):
-    """A study reached its timeout before its last trial. Nothing is evaluated."""
+    """Results could not be written or read, or a study reached its timeout before its last trial."""
 
 
 class RunHeldError(MoeLabError):

@@ -44,10 +44,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
     """
 
     def __init__(
-        self,
-        jobs: Sequence[Job],
-        tables: dict[str, pd.DataFrame] | None = None,
-        family: Family | None = None,
+        self, jobs: Sequence[Job], tables: dict[str, pd.DataFrame] | None = None, family: Family | None = None
     ):
         """The stored results of jobs, with the tables and the family of comparisons of experiments."""
         outcomes = stored_outcomes(jobs)

@@ -27,13 +27,11 @@ from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.models.distributed import num_processes
 from moe_lab.results.folder import ATTEMPT, check_writable
-from moe_lab.runs.attempts import STARTER, steps_of
+from moe_lab.runs.attempts import PAUSE, STARTER, steps_of
 from moe_lab.runs.budget import GIGABYTE, gpu_memory, gpus_for
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.plan import Plan, plan_of
 
-PAUSE = 1.0
-"""Seconds between two looks at the workers."""
 WORKERS = 2
 """Their number where none is given and there is no GPU."""
 OURS = re.compile(r"\+*launcher[.=]")
@@ -328,9 +326,8 @@ def _check(configs: Sequence[Config]) -> None:
             raise ConfigError(
                 f"method={config.method.name} trains one model, which workers cannot share. Leave launcher= out."
             )
-    if configs[0].rerun:
-        raise ConfigError("rerun=true would compute every run in every worker. Leave launcher= out.")
-    for config in configs:
+        if config.rerun:
+            raise ConfigError("rerun=true would compute every run in every worker. Leave launcher= out.")
         if config.device.startswith("cuda:"):
             raise ConfigError(
                 f"device={config.device}: each worker has GPUs of its own. Leave it out, or launcher=. "

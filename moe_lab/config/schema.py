@@ -76,11 +76,7 @@ class ModelConfig:
                 "model.device_map and model.tp_plan exclude each other: layers on several devices, or every layer "
                 "split over several processes."
             )
-        one_of(
-            "model.experts_implementation",
-            self.experts_implementation,
-            EXPERTS_IMPLEMENTATIONS,
-        )
+        one_of("model.experts_implementation", self.experts_implementation, EXPERTS_IMPLEMENTATIONS)
         if self.attn_implementation not in (None, "eager", "sdpa"):
             raise ConfigError(
                 f"model.attn_implementation={self.attn_implementation}: routing samples and answer choices need masks, "

@@ -43,10 +43,7 @@ def generate(
 
 
 def rehearse(
-    forward: EnsembleForward,
-    states: list[GenerationState],
-    budget: Budget,
-    decoding: Decoding,
+    forward: EnsembleForward, states: list[GenerationState], budget: Budget, decoding: Decoding
 ) -> None:
     """The first and the last step of the first batches, for a dry run: other steps and batches take no more memory."""
     rehearsed = None

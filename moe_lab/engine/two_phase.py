@@ -111,11 +111,7 @@ class TwoPhaseScorer:
         return self.clean.tokens_in + self.noisy.tokens_in
 
     def score(
-        self,
-        ensemble: Ensemble,
-        requests: Sequence[ScoringRequest],
-        budget: Budget,
-        on_scores: OnScores,
+        self, ensemble: Ensemble, requests: Sequence[ScoringRequest], budget: Budget, on_scores: OnScores
     ) -> None:
         """As `scoring.score`. Requests whose activations are stored come first."""
         cached: dict[int, CachedActivations] = {}

@@ -171,10 +171,7 @@ class RoE(Method):
 
         settings = self.config
         routing = GumbelTopK(
-            temperatures,
-            seed,
-            settings.weights == "perturbed",
-            antithetic=settings.noise == "antithetic",
+            temperatures, seed, settings.weights == "perturbed", antithetic=settings.noise == "antithetic"
         )
         return Ensemble(
             n=settings.n,

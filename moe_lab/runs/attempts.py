@@ -53,7 +53,7 @@ def run_state(run: Run, workload: Workload) -> tuple[str, float]:
 STARTER = "MOE_LAB_STARTER"
 """Environment variable of workers: the process that has started them, if it is on the same machine."""
 PAUSE = 1.0
-"""Seconds between two attempts at runs that other processes hold."""
+"""Seconds between two attempts at runs that other processes hold, and between two looks at workers."""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,7 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.descent import NeighbourLoss, ngd
-from moe_lab.methods.c3po.kernel_methods import (
-    kernel,
-    kernel_regression,
-    mode_finding,
-    without_neighbours,
-)
+from moe_lab.methods.c3po.kernel_methods import kernel, kernel_regression, mode_finding, without_neighbours
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 from moe_lab.methods.references.embeddings import Neighbours, neighbours, text_ids
 from moe_lab.methods.references.reference_set import ReferenceSet
@@ -78,11 +73,7 @@ class PathwayOptimizer:
         pathways = Pathways(clean, self.layers, settings.core_experts, top_k=self.model.facts.top_k)
         if own is not None:
             loss = NeighbourLoss(
-                self.replay,
-                [[suffix] for suffix in own],
-                torch.ones(len(own), 1),
-                settings.loss,
-                self.budget,
+                self.replay, [[suffix] for suffix in own], torch.ones(len(own), 1), settings.loss, self.budget
             )
             return Optimized(*ngd(pathways, loss, settings, watch))
         references = self.references

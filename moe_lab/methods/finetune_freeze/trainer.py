@@ -134,12 +134,7 @@ class FreezeTrainer(MoeTrainer):
     """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN."""
 
     def __init__(
-        self,
-        *,
-        recipe: Recipe,
-        validation: Rows,
-        noise: RoutingNoise | None = None,
-        **options: Any,
+        self, *, recipe: Recipe, validation: Rows, noise: RoutingNoise | None = None, **options: Any
     ):
         rows = len(options["train_dataset"])
         self.validation, self.noise = validation, noise

@@ -1,4 +1,4 @@
-"""The files of a paper's table: their names, tables of settings, and the index of the folder."""
+"""The files of a paper's table: their names, and tables of settings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import FIGURES, Experiment
+from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.results.atomic import write_file
 from moe_lab.results.identity import RUNTIME, folder_name
 from moe_lab.results.scores import scores_of
 
-# The files of an experiment's table: their names, which files stay, and the index
+# The files of an experiment's table: their names
 
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"} | {"data_dir"}
 """Keys that change neither the numbers nor the contents of a table. Results of local files and of the hub share one."""
@@ -56,25 +56,6 @@ def file_stem(experiment: Experiment, scale: str) -> str:
 def title(experiment: Experiment, scale: str) -> str:
     """The title of a table: the experiment's title, the scale, and the typed overrides."""
     return f"{experiment.title} ({', '.join([f'scale {scale}', *experiment.typed])})"
-
-
-def write_index(folder: Path) -> Path:
-    """Write `index.md`: every table in the folder with its title, and its figures."""
-    lines = ["# Tables", ""]
-    for file in sorted(folder.glob("*.md")):
-        if file.name != "index.md":
-            heading = (
-                file.read_text(encoding="utf-8", errors="replace").partition("\n")[0].lstrip("# ")
-                or file.stem
-            )
-            drawn = [folder / f"{file.stem}-{kind}.png" for kind in FIGURES]
-            figures = "".join(
-                f", [figure]({figure.name}) ([csv]({figure.with_suffix('.csv').name}))"
-                for figure in drawn
-                if figure.exists()
-            )
-            lines.append(f"- [{heading}]({file.name}) ([csv]({file.with_suffix('.csv').name})){figures}")
-    return write_file(folder / "index.md", "\n".join(lines) + "\n")
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -14,7 +14,7 @@ from moe_lab.errors import ConfigError, exit_code
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import TABLES, Experiment
-from moe_lab.reports.papers.files import file_stem, write_index
+from moe_lab.reports.papers.files import file_stem
 from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.ranking import p_values
 from moe_lab.reports.papers.table import table_csv, table_of
@@ -24,12 +24,7 @@ from moe_lab.results.identity import folder_name
 from moe_lab.results.score_table import Family
 from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
-from moe_lab.runs.experiments.cells import (
-    PreparedCell,
-    compose_experiments,
-    filled,
-    prepare_cells,
-)
+from moe_lab.runs.experiments.cells import PreparedCell, compose_experiments, filled, prepare_cells
 from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results, stored_outcomes
 from moe_lab.runs.jobs import Job, by_model, digest_of
 from moe_lab.runs.plan import Plan, plan_of, task_name
@@ -219,5 +214,4 @@ def _write(tables: Filled, config: Config, models: ModelPool, family: Family, *,
                 print(figure)
                 if figure.suffix != ".md":
                     logger.log_figure(figure)
-    print(write_index(folder))
     print(write_tables_page(folder))

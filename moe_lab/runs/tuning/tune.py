@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from moe_lab.config.progress import Progress, naming
-from moe_lab.errors import StudyStoppedError
+from moe_lab.errors import ResultsError
 from moe_lab.methods.method import Context, StudyStart
 from moe_lab.methods.profile import Profile
 from moe_lab.results.atomic import write_atomically, write_json
@@ -100,7 +100,7 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
             progress.at(finished, best and f"best={best.value:.5g} in trial {best.number}")
             if time.monotonic() >= deadline and finished < total:
                 key = "profile" if study.search.grid else "temperature"
-                raise StudyStoppedError(
+                raise ResultsError(
                     f"tuning.timeout={timeout:g} stopped the study after {finished} of {total} trials. The same "
                     f"command continues.\nThe best so far: method.{key}={study.folder / 'best.yaml'}"
                 )

@@ -21,7 +21,7 @@ from moe_lab.methods.c3po.method import C3PO
 from moe_lab.reports import loggers
 from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.experiment import Scale, find_experiments, load_experiment
-from moe_lab.reports.papers.files import file_stem, typed_settings, write_index
+from moe_lab.reports.papers.files import file_stem, typed_settings
 from moe_lab.runs.config import to_config
 from moe_lab.runs.experiments import cells
 from moe_lab.runs.experiments import cells as places
@@ -177,7 +177,7 @@ def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
     assert typed == ["limit-4-method.n-2", "limit-5"]
     text = (tables / names[0]).read_text()
     assert text.startswith("# Table T (scale tiny, limit=4, method.n=2)\n")
-    assert f"[Table T (scale tiny, limit=5)]({names[1]})" in (tables / "index.md").read_text()
+    assert "Table T (scale tiny, limit=5)" in (tables / "index.html").read_text()
 
 
 def test_names_of_tables_tell_long_settings_apart():
@@ -233,14 +233,6 @@ def test_cells_in_one_place_are_told_apart_by_their_settings(runs, tables, capsy
     assert [row["settings"] for row in csv_rows(table)] == ["method.n=4", "method.n=8"]
     lines = [line for line in table.with_suffix(".md").read_text().splitlines() if "| tiny |" in line]
     assert len(lines) == 2
-
-
-def test_the_index_has_the_figures_of_each_table(tmp_path):
-    for name in ("a", "a-limit-4-01234567"):
-        (tmp_path / f"{name}.md").write_text("# Title\n")
-        (tmp_path / f"{name}-sweep.png").touch()
-    index = write_index(tmp_path).read_text()
-    assert index.count("[figure](a-sweep.png)") == index.count("[figure](a-limit-4-01234567-sweep.png)") == 1
 
 
 @pytest.mark.slow
@@ -337,7 +329,7 @@ def test_a_table_of_expert_metrics_needs_them(runs, write, capsys):
 def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, write, tables, capsys):
     """Broken by a table of results that another limit, of which nothing is stored, replaces by an empty one."""
     assert run_command(capsys, "experiment=table_t").code == 0
-    files = [tables / "paper-table_t-tiny.md", tables / "paper-table_t-tiny.csv", tables / "index.md"]
+    files = [tables / "paper-table_t-tiny.md", tables / "paper-table_t-tiny.csv"]
     before = [file.read_bytes() for file in files]
     stored, runs.done = runs.done, set()
     ended = run_command(capsys, "experiment=table_t", "mode=report", "limit=3")

@@ -131,10 +131,7 @@ def test_a_plug_in_that_is_no_metric_is_refused(work: Path, monkeypatch: pytest.
     module = work / "used_experts" / "moe_lab_used_experts.py"
     source = module.read_text(encoding="utf-8").partition("METRIC = ")[0]
     module.write_text(source + "METRIC = 3\n")
-    with (
-        installed(work / "used_experts", monkeypatch),
-        pytest.raises(ConfigError, match="has the type int"),
-    ):
+    with installed(work / "used_experts", monkeypatch), pytest.raises(ConfigError, match="has the type int"):
         metrics()
 
 

@@ -87,9 +87,7 @@ def test_hydra_explains_its_own_flags(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [["--help"], ["--version"], ["--cfg", "job"], ["--info", "defaults"], ["mode=plan"]],
-    ids=" ".join,
+    "argv", [["--help"], ["--version"], ["--cfg", "job"], ["--info", "defaults"], ["mode=plan"]], ids=" ".join
 )
 def test_what_only_prints_leaves_nothing_behind(argv, capsys, runs, tmp_path):
     ended = run_command(capsys, *argv)

@@ -63,10 +63,7 @@ def test_an_option_that_includes_another_is_composed_by_hydra(tmp_path):
     assert cell.values["task"]["name"] == "gsm8k" and cell.values["task"]["metric"] == "acc,none"
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [["method.nn=3"], ["seed=1,2"], ["task=gsm"], ["seed={a: 1"]],
-)
+@pytest.mark.parametrize("overrides", [["method.nn=3"], ["seed=1,2"], ["task=gsm"], ["seed={a: 1"]])
 def test_errors_are_hydras(overrides, monkeypatch):
     with pytest.raises(Exception) as expected:
         by_hydra(overrides, monkeypatch)

@@ -43,8 +43,7 @@ def pairs(rng):
 
 
 @pytest.mark.parametrize(
-    "batch_size",
-    ["auto", 3, *(pytest.param(other, marks=pytest.mark.slow) for other in ("auto:4", 1, 8))],
+    "batch_size", ["auto", 3, *(pytest.param(other, marks=pytest.mark.slow) for other in ("auto:4", 1, 8))]
 )
 def test_answers_are_those_of_hf(moe_model, tokenizer, batch_size):
     rng = random.Random(0)

@@ -191,10 +191,7 @@ def test_a_configuration_that_cannot_be_used_is_named(folder, values):
         load_folder(folder)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"max_new_tokens": "x"}, {"guidance_scale": 2.0}],
-)
+@pytest.mark.parametrize("values", [{"max_new_tokens": "x"}, {"guidance_scale": 2.0}])
 def test_generation_settings_that_cannot_be_used_are_named(folder, values):
     change_json(folder / "generation_config.json", **values)
     with pytest.raises(ModelError, match=r"generation_config\.json"):

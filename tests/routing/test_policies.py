@@ -119,15 +119,7 @@ def test_a_mixture_needs_gradients_if_a_layer_of_it_does() -> None:
 
 # Top-p
 
-DYNAMIC = [
-    "qwen3_moe",
-    "deepseek",
-    "minimax_m2",
-    "ernie4_5_moe",
-    "deepseek_v2",
-    "dbrx",
-    "llama4_text",
-]
+DYNAMIC = ["qwen3_moe", "deepseek", "minimax_m2", "ernie4_5_moe", "deepseek_v2", "dbrx", "llama4_text"]
 
 
 @pytest.mark.parametrize("family", by_family(DYNAMIC))

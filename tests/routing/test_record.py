@@ -77,10 +77,7 @@ def test_another_model_is_routed_by_the_record(olmoe):
 def test_tokens_that_were_not_recorded_are_refused(olmoe):
     with torch.no_grad(), record(olmoe) as routes:
         olmoe(torch.tensor([[1, 2, 3]]))
-    for ids, says in (
-        ([[1, 2, 3, 4]], "token 3 of sequence 0"),
-        ([[1, 2], [3, 4]], "token 0 of sequence 1"),
-    ):
+    for ids, says in (([[1, 2, 3, 4]], "token 3 of sequence 0"), ([[1, 2], [3, 4]], "token 0 of sequence 1")):
         with pytest.raises(RoutingError, match=says), torch.no_grad(), replay(olmoe, routes):
             olmoe(torch.tensor(ids))
     with pytest.raises(RoutingError, match="has 4 MoE layers"), replay(make_model("qwen2_moe"), routes):

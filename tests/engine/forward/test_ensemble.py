@@ -10,13 +10,7 @@ import math
 import pytest
 import torch
 
-from moe_lab.engine.forward.ensemble import (
-    SCALES,
-    Contrast,
-    Ensemble,
-    ScaleSweep,
-    at_bound,
-)
+from moe_lab.engine.forward.ensemble import SCALES, Contrast, Ensemble, ScaleSweep, at_bound
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.routing import GumbelTopK

@@ -19,12 +19,7 @@ from moe_lab.reports.papers.experiment import MEASURE, Experiment, find_experime
 from moe_lab.results.score_table import task_mean
 from moe_lab.results.scores import Score
 from moe_lab.runs.experiments import cells
-from moe_lab.runs.experiments.cells import (
-    Composed,
-    PreparedCell,
-    filled,
-    prepare_cells,
-)
+from moe_lab.runs.experiments.cells import Composed, PreparedCell, filled, prepare_cells
 from moe_lab.runs.jobs import Job
 
 SIZES = {"arc_challenge": 1172, "arc_easy": 2376, "mmlu": 14042, "piqa": 1838, "winogrande": 1267}

@@ -71,11 +71,7 @@ def test_what_passes_is_tried_again(server: ModerationServer, status: int) -> No
 
 @pytest.mark.parametrize(
     ("keys", "status"),
-    [
-        ({"OPENAI_API_KEY": "sk-wrong-secret"}, 401),
-        ({}, 403),
-        ({"moderation_model": "gpt-9"}, 404),
-    ],
+    [({"OPENAI_API_KEY": "sk-wrong-secret"}, 401), ({}, 403), ({"moderation_model": "gpt-9"}, 404)],
 )
 def test_a_refused_key_or_model_stops_at_once_and_no_key_is_told(
     server: ModerationServer, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str], status: int

@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_links_and_anchors_of_the_site_hold(site: Path) -> None:
+def test_links_and_anchors_of_the_site_hold(site):
     pages = {file: html.parse(file) for file in site.glob("*.html") if file.name != "404.html"}
     assert {file.stem for file in pages} == {page.stem for page in (ROOT / "docs").glob("*.md")}
     anchors = {file: set(page.xpath("//@id")) for file, page in pages.items()}
@@ -52,7 +52,7 @@ def test_links_and_anchors_of_the_site_hold(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_reference_has_every_public_name(site: Path) -> None:
+def test_the_reference_has_every_public_name(site):
     """With its signature, its arguments as a list, its errors, and its examples as code."""
     page = html.parse(site / "reference.html")
     anchors = set(page.xpath("//@id"))
@@ -70,7 +70,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pages_of_the_site_request_nothing_from_outside(site: Path) -> None:
+def test_pages_of_the_site_request_nothing_from_outside(site):
     for file in site.glob("*.html"):
         page = html.parse(file)
         requested = page.xpath("//@src | //link/@href | //form/@action | //object/@data")
@@ -80,7 +80,7 @@ def test_pages_of_the_site_request_nothing_from_outside(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_searched_from_disk(site: Path) -> None:
+def test_the_site_is_searched_from_disk(site):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
@@ -103,7 +103,7 @@ def test_the_site_is_searched_from_disk(site: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_a_page_names_are_there(page: Path) -> None:
+def test_files_that_a_page_names_are_there(page):
     missing = [name for name in named_files(page.read_text(encoding="utf-8")) if not (ROOT / name).exists()]
     links = re.findall(r"\]\(((?!https?:)[^)#]+)", page.read_text(encoding="utf-8"))
     missing += [link for link in links if not (page.parent / link).exists()]

@@ -21,9 +21,7 @@ SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_a_script_ends_and_says_what_to_look_at(
-    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_ends_and_says_what_to_look_at(script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
     shown = capsys.readouterr().out
@@ -41,9 +39,7 @@ def shown_by(cell: str, names: dict[str, Any]) -> Any:
 
 
 @pytest.mark.slow
-def test_the_notebook_goes_from_a_model_to_a_plotted_grid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch, capfd):
     """In less than two minutes of one core. It is stored without outputs."""
     monkeypatch.chdir(tmp_path)
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
@@ -61,7 +57,7 @@ def test_the_notebook_goes_from_a_model_to_a_plotted_grid(
     assert not results.frame()["p_holm"].lt(0.05).any(), "the text says that none is significant"
 
 
-def test_the_first_hour_lists_every_script() -> None:
+def test_the_first_hour_lists_every_script():
     page = (EXAMPLES.parent / "docs" / "index.md").read_text(encoding="utf-8")
     assert f"`examples/{NOTEBOOK.name}`" in page
     assert SCRIPTS and not [script.name for script in SCRIPTS if f"`examples/{script.name}`" not in page]

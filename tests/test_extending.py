@@ -63,7 +63,7 @@ def results(out: str) -> dict:
 
 
 @pytest.mark.slow
-def test_a_method(sharper: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_method(sharper, capsys):
     run = ("model=tiny", "task=toy_choice", "limit=8", "method=sharper")
     same, other = run_command(capsys, *run, "method.power=1"), run_command(capsys, *run, "method.power=4")
     assert same.code == 0 == other.code
@@ -75,7 +75,7 @@ def test_a_method(sharper: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert wrong.code == 2 and "method.power" in wrong.err
 
 
-def test_a_method_in_python(sharper: None, olmoe, tokenizer) -> None:
+def test_a_method_in_python(sharper, olmoe, tokenizer):
     asked = [Instance("loglikelihood", {}, ("hello", " world"), 0)]
 
     def score(*method: str, **keys: float) -> float:
@@ -86,7 +86,7 @@ def test_a_method_in_python(sharper: None, olmoe, tokenizer) -> None:
 
 
 @pytest.mark.slow
-def test_a_table(sharper: None, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table(sharper, work, capsys):
     ended = run_command(capsys, "--config-dir", "conf", "experiment=sharper")
     assert ended.code == 0, ended.err
     table = (work / "outputs" / "tables" / "sharper-tiny.csv").read_text(encoding="utf-8")
@@ -98,7 +98,7 @@ def test_a_table(sharper: None, work: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
-def test_a_model_and_a_task(work: Path, tiny_olmoe_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_and_a_task(work, tiny_olmoe_dir, capsys):
     shutil.copytree(tiny_olmoe_dir, work / "models" / "mine")
     ended = run_command(capsys, "--config-dir", "conf", "method=base", "model=mine", "task=capitals")
     assert ended.code == 0, ended.err
@@ -107,7 +107,7 @@ def test_a_model_and_a_task(work: Path, tiny_olmoe_dir: Path, capsys: pytest.Cap
 
 
 @pytest.mark.slow
-def test_an_expert_metric(work: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_an_expert_metric(work, monkeypatch, capsys):
     run = ["method=base", "task=toy_choice", "limit=2", "metrics=expert"]
     assert run_command(capsys, *run).code == 0
     [file] = (work / "outputs" / "runs").glob("*/expert_metrics.json")
@@ -126,7 +126,7 @@ def test_an_expert_metric(work: Path, monkeypatch: pytest.MonkeyPatch, capsys) -
         assert run_command(capsys, *run).code == 0 and whole_mapping(file)["plugins"] == stored["plugins"]
 
 
-def test_a_plug_in_that_is_no_metric_is_refused(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_in_that_is_no_metric_is_refused(work, monkeypatch):
     """Broken by a traceback in the middle of a run, and by a metric that takes the place of another one."""
     module = work / "used_experts" / "moe_lab_used_experts.py"
     source = module.read_text(encoding="utf-8").partition("METRIC = ")[0]
@@ -135,7 +135,7 @@ def test_a_plug_in_that_is_no_metric_is_refused(work: Path, monkeypatch: pytest.
         metrics()
 
 
-def test_a_name_that_is_taken_is_refused(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_taken_is_refused(work, monkeypatch):
     project = work / "used_experts" / "pyproject.toml"
     project.write_text(project.read_text(encoding="utf-8").replace('used_experts = "', 'capacity = "'))
     with (

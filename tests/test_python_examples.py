@@ -59,7 +59,7 @@ def folder(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["olmoe"], indirect=True)
-def test_every_example_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_example_runs(folder, capsys):
     for name, program in programs().items():
         exec(compile(program, name, "exec"), {"__name__": name})
     shown = capsys.readouterr().out
@@ -67,7 +67,7 @@ def test_every_example_runs(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
-def test_the_page_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_the_page_runs_as_written(tmp_path, monkeypatch, capsys):
     """One after the other in one namespace, as in a notebook. No file of a model is there."""
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "notebook"}
@@ -79,7 +79,7 @@ def test_the_page_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["gpt_oss"], indirect=True)
-def test_a_fresh_interpreter_without_hydra_suffices(folder: Path) -> None:
+def test_a_fresh_interpreter_without_hydra_suffices(folder):
     own = [program for program in programs().values() if not with_hydra(program)]
     assert len(own) > 5
     check = "import sys\nassert not {'hydra', 'omegaconf'} & sys.modules.keys()\nprint('no Hydra')\n"
@@ -94,9 +94,7 @@ def test_a_fresh_interpreter_without_hydra_suffices(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["olmoe"], indirect=True)
 @pytest.mark.parametrize("page", PAGES)
-def test_the_loaded_model_has_the_numbers_of_the_command(
-    page: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_loaded_model_has_the_numbers_of_the_command(page, folder, capsys):
     """Of a checkpoint in bfloat16, on a CPU. Broken by another dtype in the example or in the command."""
     copy.deepcopy(small_model("olmoe")).bfloat16().save_pretrained(folder / "my" / "model")
     keys = ["method=roe", "model.path=my/model", "task=toy_choice", "limit=2", "method.n=4", "baseline=false"]
@@ -115,18 +113,18 @@ def test_the_loaded_model_has_the_numbers_of_the_command(
         assert found == pytest.approx([float(answer[0][0]) for answer in sample["resps"]], abs=1e-4)
 
 
-def test_an_example_has_at_most_twenty_lines() -> None:
+def test_an_example_has_at_most_twenty_lines():
     long = [name for name, text in programs().items() if len([t for t in text.splitlines() if t]) > LINES]
     assert not long, long
 
 
-def test_the_public_names() -> None:
+def test_the_public_names():
     """A name that is taken away breaks what others wrote."""
     names = "C3PO RoE compare expert_metrics freeze lm override plan record replay report run tiny"
     assert sorted(moe_lab.__all__) == names.split()
 
 
-def test_every_public_name_has_an_example_and_a_docstring() -> None:
+def test_every_public_name_has_an_example_and_a_docstring():
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     for name in moe_lab.__all__:
         assert re.search(rf"\b{name}\(", "".join(examples_of("docs/python.md"))), name

@@ -29,7 +29,7 @@ of_model = cache(loaded)
 
 
 @pytest.mark.parametrize("name", first_fast(CASES, 2))
-def test_stored_answers_are_current(name: str):
+def test_stored_answers_are_current(name):
     """Of the first prompts; their texts do not depend on the other prompts."""
     model, tokenizer, weights = of_model(CASES[name].model)
     known = stored[name]

@@ -27,7 +27,7 @@ def ended(code: int = 0, output: str = "") -> Ended:
     return Ended(code, output, 1.0)
 
 
-def test_a_lost_wrong_or_left_thing_is_seen(tmp_path: Path) -> None:
+def test_a_lost_wrong_or_left_thing_is_seen(tmp_path):
     whole = stored(tmp_path / "whole", RESULTS)
     kind = Kind("roe", expected=results_in(whole))
     assert kind.problems(ended(), whole) == []
@@ -41,7 +41,7 @@ def test_a_lost_wrong_or_left_thing_is_seen(tmp_path: Path) -> None:
     assert "is left" in kind.problems(ended(), whole)[0]
 
 
-def test_a_damaged_result_that_is_not_needed_has_to_be_told(tmp_path: Path) -> None:
+def test_a_damaged_result_that_is_not_needed_has_to_be_told(tmp_path):
     folder = stored(tmp_path / "out", RESULTS)
     kind = Kind("roe", expected=results_in(folder))
     path = folder / "runs" / "run" / "results.json"
@@ -50,12 +50,12 @@ def test_a_damaged_result_that_is_not_needed_has_to_be_told(tmp_path: Path) -> N
     assert kind.problems(ended(output=f"{path} is damaged: Expecting value. It is not used."), folder) == []
 
 
-def test_differences_are_named() -> None:
+def test_differences_are_named():
     assert difference({"a": {"b": 1}}, {"a": {"b": 2}}) == "/a/b: 1 and 2"
     assert difference({"a": 1}, {}) == ": only one has a"
 
 
-def test_endings_of_lines() -> None:
+def test_endings_of_lines():
     assert _problem("2", "Error: no", None) is None and _problem("accepted", "", None) is None
     assert _problem("1", "Error: no", None)
     assert _problem("2", "Traceback (most recent call last):", None)
@@ -63,14 +63,14 @@ def test_endings_of_lines() -> None:
     assert _problem("2", "Unknown key 'method.m'. Did you mean 'method.n'?", "method.n") is None
 
 
-def test_damages_change_a_file() -> None:
+def test_damages_change_a_file():
     from random import Random
 
     assert all(damage(b'{"a": 1}', Random(0)) != b'{"a": 1}' for damage in DAMAGES.values())
 
 
 @pytest.mark.slow
-def test_a_short_attack_finds_nothing() -> None:
+def test_a_short_attack_finds_nothing():
     counts = "--kills 2 --damaged 5 --lines 12 --kinds roe judged".split()
     command = [sys.executable, "-m", "benchmarks.faults", *counts]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

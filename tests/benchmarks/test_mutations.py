@@ -5,8 +5,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 from benchmarks import mutations
 
 CODE = '''
@@ -29,7 +27,7 @@ def drawn(folder: Path, seed: str, count: int = 12) -> list[mutations.Mutation]:
     return mutations.draw(folder, count, seed)
 
 
-def test_a_seed_draws_the_same_mutations_and_none_of_texts_and_types(tmp_path: Path) -> None:
+def test_a_seed_draws_the_same_mutations_and_none_of_texts_and_types(tmp_path):
     found = drawn(tmp_path, "a")
     assert found == drawn(tmp_path, "a") != drawn(tmp_path, "b")
     assert {(one.line, one.kind, one.before) for one in found} == {
@@ -39,7 +37,7 @@ def test_a_seed_draws_the_same_mutations_and_none_of_texts_and_types(tmp_path: P
     } | {(8, "deletion", one.before) for one in found if one.kind == "deletion"}  # fmt: skip
 
 
-def test_each_is_switched_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_switched_on_alone(tmp_path, monkeypatch):
     found = drawn(tmp_path, "a")
     code = compile((tmp_path / "moe_lab" / "routing" / "code.py").read_text(), "code.py", "exec")
     probe = ModuleType("mutation_probe")

@@ -24,7 +24,7 @@ def planned(*overrides: str) -> Planned:
     return Planned(composed, compose_cell(list(overrides), []))
 
 
-def test_a_subset_has_every_option() -> None:
+def test_a_subset_has_every_option():
     cells = [
         planned(f"model={m}", f"task={t}", f"method={way}")
         for m in ("olmoe", "mixtral")
@@ -46,7 +46,7 @@ def test_a_subset_has_every_option() -> None:
         (["samples=[7,8,9]"], "samples=[0,1]"),
     ],
 )
-def test_cells_are_cut(overrides: list[str], expected: str) -> None:
+def test_cells_are_cut(overrides, expected):
     cell = compose_cell(overrides, [])
     own = cuts(cell, to_config(cell))
     assert expected in own
@@ -54,7 +54,7 @@ def test_cells_are_cut(overrides: list[str], expected: str) -> None:
 
 
 @pytest.mark.slow
-def test_cells_run_once_and_read_what_was_planned(tmp_path: Path) -> None:
+def test_cells_run_once_and_read_what_was_planned(tmp_path):
     """Of generated rows: RoE that is tuned, and choices."""
     command = [
         sys.executable,

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_plans_are_the_bytes_that_a_stand_in_for_a_gpu_counts() -> None:
+def test_plans_are_the_bytes_that_a_stand_in_for_a_gpu_counts():
     cases = "tests/support/planned_memory_cases.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cases]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -43,14 +43,14 @@ def peak(ensemble: Ensemble, prompt: int, new: int) -> tuple[int, torch.nn.Modul
         (Ensemble(4, cache="standard"), 4),
     ],
 )
-def test_a_new_token_takes_its_keys_and_values(ensemble: Ensemble, times: int) -> None:
+def test_a_new_token_takes_its_keys_and_values(ensemble, times):
     """Those of every sample where each has its own. What a step reads is added, which is less than half of it here."""
     (less, model), (more, _) = peak(ensemble, 8, 250), peak(ensemble, 8, 500)
     slots = 250 * times * footprint_of(model).slot
     assert slots <= more - less < 1.5 * slots
 
 
-def test_weights_are_part_of_it_and_nothing_is_left(tmp_path: Path) -> None:
+def test_weights_are_part_of_it_and_nothing_is_left(tmp_path):
     size, model = peak(Ensemble(), 8, 2)
     device = PASS_TOKENS * footprint_of(model).token / PASS_SHARE
     assert weight_bytes(model) < size < weight_bytes(model) + device, "the pass takes a part of what is free"
@@ -58,7 +58,7 @@ def test_weights_are_part_of_it_and_nothing_is_left(tmp_path: Path) -> None:
         free_memory(torch.device("meta"))
 
 
-def test_a_family_whose_code_reads_values_has_no_plan() -> None:
+def test_a_family_whose_code_reads_values_has_no_plan():
     model = meta_model(small_config("jetmoe"), torch.float32)
     with pytest.raises(NotImplementedError):
         planned_peak(model, lambda: None)

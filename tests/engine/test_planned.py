@@ -35,7 +35,7 @@ ASKED: dict[str, list[tuple]] = {
 
 @pytest.mark.parametrize("name", ENSEMBLES)
 @pytest.mark.parametrize("kind", ASKED)
-def test_planned_tokens_are_those_that_are_counted(kind: str, name: str) -> None:
+def test_planned_tokens_are_those_that_are_counted(kind, name):
     """Each prompt is asked alone first, which gives the length of its answer."""
     model, tokenizer = make_model("olmoe"), make_tokenizer()
     encoder, asked, lengths = encoder_of(model.config, tokenizer, 128, None), Asked(), []
@@ -57,7 +57,7 @@ def test_planned_tokens_are_those_that_are_counted(kind: str, name: str) -> None
 
 
 @pytest.mark.parametrize("kind", ASKED)
-def test_lm_evals_own_code_reads_every_answer_with_its_prompt(kind: str) -> None:
+def test_lm_evals_own_code_reads_every_answer_with_its_prompt(kind):
     model, tokenizer = make_model("olmoe"), make_tokenizer()
     lm, asked = _lm(model, tokenizer, "base"), Asked()
     requests = [
@@ -70,7 +70,7 @@ def test_lm_evals_own_code_reads_every_answer_with_its_prompt(kind: str) -> None
     assert lm.cost["tokens_in"] == tokens_one_by_one(asked)
 
 
-def test_answers_of_one_prompt_are_read_for_each() -> None:
+def test_answers_of_one_prompt_are_read_for_each():
     model, tokenizer = make_model("olmoe"), make_tokenizer()
     sampled = GENERATE | {"do_sample": True, "temperature": 1.0, "until": []}
     lm = _lm(model, tokenizer, "clean")

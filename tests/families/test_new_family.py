@@ -1,6 +1,5 @@
 """A router family is one row of `FAMILIES`. Broken by: a second place that has to know it."""
 
-import pytest
 import torch
 from torch import nn
 from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
@@ -39,7 +38,7 @@ def lab_model() -> nn.Module:
     return model
 
 
-def test_one_row_makes_a_family_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_row_makes_a_family_known(monkeypatch):
     model = lab_model()
     assert not [router for router in model.modules() if table.family_of(router)]
     monkeypatch.setitem(table._BY_CLASS, ROW.router_class, ROW)

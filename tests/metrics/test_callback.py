@@ -74,7 +74,7 @@ def same_weights(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path: Path) -> None:
+def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
     plain, measured = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     trainer_of(plain, tmp_path / "plain").train()
     state = torch.get_rng_state()
@@ -100,7 +100,7 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [3, 5])
-def test_a_resumed_training_has_the_measurements_of_one_that_was_not(last: int, tmp_path: Path) -> None:
+def test_a_resumed_training_has_the_measurements_of_one_that_was_not(last, tmp_path):
     """Stopped before the fourth step (an epoch's end is measured, the checkpoint is of the second), and the sixth."""
     whole = deepcopy(small_model("olmoe"))
     trainer_of(whole, tmp_path / "whole", measured_in(tmp_path / "whole")).train()
@@ -131,7 +131,7 @@ def line(*values: float | None) -> dict[str, Any]:
     return found
 
 
-def test_correlations_say_how_many_points_they_have() -> None:
+def test_correlations_say_how_many_points_they_have():
     values = [(1.0, 2.0, 3.0, 5.0), (2.0, 4.0, 2.0, 5.0), (4.0, 8.0, 0.0, 5.0), (3.0, 5.0, 1.5, 5.0)]
     lines = [line(*each) for each in values]
     found = {tuple(one["of"]): one for one in correlations(lines)}
@@ -153,9 +153,7 @@ def test_correlations_say_how_many_points_they_have() -> None:
 
 
 @pytest.mark.slow
-def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(tmp_path, monkeypatch):
     measured, plain = deepcopy(small_model("mixtral")), deepcopy(small_model("mixtral"))
     told = train(measured, tmp_path / "measured", held_out=5, schedule="none-router", epochs=2)
     assert told["expert_metrics"]["measurements"] == 3 and told["expert_metrics"]["rows"] == 5
@@ -176,7 +174,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_two_processes_measure_what_one_does(wrap: str, trained: Path, tmp_path: Path) -> None:
+def test_two_processes_measure_what_one_does(wrap, trained, tmp_path):
     assert by_two(wrap, trained / "model", tmp_path, schedule="router-none") == [0, 0]
     alone, together = read_measurements(trained / "one"), read_measurements(tmp_path)
     assert [line["step"] for line in together] == [line["step"] for line in alone] == [0, 3, 6]

@@ -118,7 +118,7 @@ def tokens_of(model: Any, lm: EngineLM, kind: str, request: Request) -> tuple[tu
 
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
-def test_counts_are_those_of_documents_read_alone(family: str, tokenizer: Any) -> None:
+def test_counts_are_those_of_documents_read_alone(family, tokenizer):
     model = kv_cache_model(family)
     counts = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
     pairs_PLEE = counts.pairs_GPLEE.sum(axis=0)
@@ -135,14 +135,14 @@ def test_counts_are_those_of_documents_read_alone(family: str, tokenizer: Any) -
             assert found[layer] == pytest.approx(mean, abs=1e-12)
 
 
-def test_shared_experts_are_not_counted(tokenizer: Any) -> None:
+def test_shared_experts_are_not_counted(tokenizer):
     counts = counted(seen(small_model("qwen2_moe"), tokenizer, DOCUMENTS[:2]), DOCUMENTS[:2])
     top_k = small_model("qwen2_moe").config.num_experts_per_tok
     assert counts.experts == [8] * 3  # of four layers one is dense
     assert counts.selections_GPLE.sum(axis=(0, 3)).tolist() == [[n * top_k] * 3 for n in counts.tokens_P]
 
 
-def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer: Any) -> None:
+def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer):
     model = small_model("olmoe")
     one = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
     backwards = DOCUMENTS[::-1]
@@ -155,13 +155,13 @@ def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer: Any) ->
     assert (alone.pairs_GPLEE[0] == one.pairs_GPLEE[0]).all()
 
 
-def test_top_1_collaborates_with_nobody(tokenizer: Any) -> None:
+def test_top_1_collaborates_with_nobody(tokenizer):
     counts = counted(seen(kv_cache_model("llama4_text"), tokenizer, DOCUMENTS), DOCUMENTS)
     pairs = counts.pairs_GPLEE.sum(axis=(0, 1)).astype(float)
     assert collaboration(pairs, counts.experts).tolist() == [0.0] * len(counts.experts)
 
 
-def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer: Any) -> None:
+def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer):
     lm = EngineLM(small_model("jamba"), tokenizer, progress=False)
     with pytest.raises(ConfigError, match="metrics=expert"), observed(lm, Routes()):
         pass

@@ -5,9 +5,7 @@ truth, a ratio of totals that is not that of a slow loop, a difference of two ru
 """
 
 import math
-from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from moe_lab.results.measured import Value
 from tests.support.tiers import first_fast
 
 
-def test_long_documents_count_by_their_tokens() -> None:
+def test_long_documents_count_by_their_tokens():
     sums, tokens = [3.0, -1.0, 2.0, 8.0], [1, 5, 4, 10]
     found = ratio(np.array(sums), np.array(tokens))
     value = sum(sums) / sum(tokens)
@@ -31,7 +29,7 @@ def test_long_documents_count_by_their_tokens() -> None:
     assert found.interval == pytest.approx([value - half, value + half])
 
 
-def test_what_does_not_exist_is_null() -> None:
+def test_what_does_not_exist_is_null():
     assert ratio(np.zeros(0), np.zeros(0)) == Value(None)
     assert ratio(np.array([2.0]), np.array([4])) == Value(0.5)
 
@@ -46,7 +44,7 @@ def counts_of(index_TK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_uniform_routing_has_log2_of_the_experts(k: int) -> None:
+def test_uniform_routing_has_log2_of_the_experts(k):
     sets = np.array(list(combinations(range(E), k)), dtype=np.uint8)
     selections, pairs = counts_of(sets)
     assert load_balance(selections, [E]) == pytest.approx([math.log2(E)])
@@ -54,27 +52,27 @@ def test_uniform_routing_has_log2_of_the_experts(k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_the_same_experts_every_time_have_log2_of_k(k: int) -> None:
+def test_the_same_experts_every_time_have_log2_of_k(k):
     selections, pairs = counts_of(np.tile(np.arange(k, dtype=np.uint8), (50, 1)))
     assert load_balance(selections, [E]) == pytest.approx([math.log2(k)])
     # k experts with log2(k - 1) each, the others with 0
     assert collaboration(pairs, [E]) == pytest.approx([k * math.log2(max(1, k - 1)) / E])
 
 
-def test_a_layer_with_fewer_experts_is_a_mean_over_its_own() -> None:
+def test_a_layer_with_fewer_experts_is_a_mean_over_its_own():
     pairs = np.zeros((2, 4, 4))
     pairs[:, :3, :3] = 1
     assert collaboration(pairs, [3, 4]) == pytest.approx([1.0, 0.75])
 
 
-def test_nothing_counted_is_nothing_measured_and_one_document_has_no_interval() -> None:
+def test_nothing_counted_is_nothing_measured_and_one_document_has_no_interval():
     assert measured(np.zeros((3, 1, E)), [E], load_balance, [3.0]) is None
     found = measured(np.ones((1, 1, E)), [E], load_balance, [3.0])
     assert found is not None
     assert found["value"] == pytest.approx(3.0) and found["ci95"] is None
 
 
-def test_the_jackknife_is_that_of_its_definition() -> None:
+def test_the_jackknife_is_that_of_its_definition():
     """Against a loop over documents, on several layers of which one has fewer experts."""
     random = np.random.default_rng(3)
     counts = random.integers(0, 5, size=(7, 2, E))
@@ -107,7 +105,7 @@ def documents(random: np.random.Generator, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("n", first_fast([100, 500]))
 @pytest.mark.parametrize("metric", [load_balance, collaboration])
-def test_intervals_cover_the_value_of_all_documents(n: int, metric: Callable[..., np.ndarray]) -> None:
+def test_intervals_cover_the_value_of_all_documents(n, metric):
     """In 400 samples of documents: with 95% coverage, fewer than 364 (91%) or more than 396 have odds below 1 in 1,000.
 
     An interval that ignored documents' differences, or the bias of entropies of counts, would cover far less.
@@ -134,7 +132,7 @@ def left_out(counts: np.ndarray) -> dict[str, np.ndarray]:
     return {f"load_balance/all/{LEFT_OUT}": found[LEFT_OUT]}
 
 
-def test_arrays_leave_the_mapping_and_come_back(tmp_path: Path) -> None:
+def test_arrays_leave_the_mapping_and_come_back(tmp_path):
     one, other = np.arange(3.0), np.ones((2, 4))
     plain, arrays = without_arrays({"a": {"b": one, "c": 1}, "d": other, "e": None, "f": [{}]})
     assert plain == {"a": {"c": 1}, "e": None, "f": [{}]}
@@ -144,7 +142,7 @@ def test_arrays_leave_the_mapping_and_come_back(tmp_path: Path) -> None:
     assert (again["a/b"] == one).all() and (again["d"] == other).all()
 
 
-def test_the_jackknife_of_a_difference_is_a_loop_over_documents() -> None:
+def test_the_jackknife_of_a_difference_is_a_loop_over_documents():
     random = np.random.default_rng(0)
     mine, theirs = random.integers(0, 5, size=(2, 7, 1, EXPERTS))
     mine[2] = theirs[2] = 0  # a document without tokens in both says nothing
@@ -163,7 +161,7 @@ def test_the_jackknife_of_a_difference_is_a_loop_over_documents() -> None:
 
 
 @pytest.mark.parametrize("R", (1, 3))
-def test_the_difference_of_two_losses(R: int) -> None:
+def test_the_difference_of_two_losses(R):
     random = np.random.default_rng(1)
     mine, theirs = random.integers(2, size=(2, 1 + R, 200)).astype(float)
     path = "capacity/least/tasks/t/acc,none"
@@ -175,7 +173,7 @@ def test_the_difference_of_two_losses(R: int) -> None:
     assert found["ci95"] == pytest.approx([mean - half, mean + half], abs=0.1 * half)
 
 
-def test_equal_runs_do_not_differ() -> None:
+def test_equal_runs_do_not_differ():
     arrays = left_out(np.random.default_rng(2).integers(0, 5, size=(9, 1, EXPERTS)))
     assert differences(arrays, arrays) == {"load_balance/all": {"difference": 0.0, "ci95": [0.0, 0.0]}}
     same = {"x/scores": np.ones((2, 100))}
@@ -184,13 +182,13 @@ def test_equal_runs_do_not_differ() -> None:
     assert found["ci95"][0] < 0 < found["ci95"][1], "Tango's interval has a width"
 
 
-def test_other_documents_have_no_difference() -> None:
+def test_other_documents_have_no_difference():
     mine, theirs = (left_out(np.ones((count, 1, EXPERTS), dtype=int)) for count in (4, 5))
     assert differences(mine, theirs) == {}
     assert differences(mine, {}) == {}
 
 
-def test_intervals_of_a_paired_difference_cover_it() -> None:
+def test_intervals_of_a_paired_difference_cover_it():
     """In 400 samples of documents: with 95% coverage, fewer than 364 (91%) or more than 396 have odds below 1 in 1,000.
 
     Each document has preferences of its own; the second model's are those, nearer to an even use.

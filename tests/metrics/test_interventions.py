@@ -37,7 +37,7 @@ def scores(model: Any, tokenizer: Any, observer: Observer | None = None) -> list
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))
-def test_a_masked_expert_is_one_that_is_not_there(family: str, tokenizer: Any) -> None:
+def test_a_masked_expert_is_one_that_is_not_there(family, tokenizer):
     model = make_model(family)
     masked = [3, 0, 5, 2]
     expected = scores(without_experts(model, family, masked), tokenizer)
@@ -48,7 +48,7 @@ def test_a_masked_expert_is_one_that_is_not_there(family: str, tokenizer: Any) -
 @pytest.mark.parametrize(
     ("family", "bias"), [("gpt_oss", "bias"), ("deepseek_v3", "e_score_correction_bias")]
 )
-def test_a_masked_expert_is_one_whose_router_row_cannot_win(family: str, bias: str, tokenizer: Any) -> None:
+def test_a_masked_expert_is_one_whose_router_row_cannot_win(family, bias, tokenizer):
     model = copy.deepcopy(small_model(family))
     plain = scores(model, tokenizer)
     with routed(model, lambda router, routing: None) as routers:
@@ -62,7 +62,7 @@ def test_a_masked_expert_is_one_whose_router_row_cannot_win(family: str, bias: s
     assert found != pytest.approx(plain, abs=1e-2)
 
 
-def test_masking_keeps_k_distinct_experts_in_every_family_with_rows(tokenizer: Any) -> None:
+def test_masking_keeps_k_distinct_experts_in_every_family_with_rows(tokenizer):
     for family in ("olmoe", "mixtral", "gpt_oss", "deepseek_v3", "qwen2_moe", "ernie4_5_moe", "cohere2_moe"):
         model = small_model(family)
         with torch.inference_mode(), record(model) as plain:
@@ -79,7 +79,7 @@ def test_masking_keeps_k_distinct_experts_in_every_family_with_rows(tokenizer: A
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
-def test_random_routing_is_that_of_a_router_made_by_hand(family: str, tokenizer: Any) -> None:
+def test_random_routing_is_that_of_a_router_made_by_hand(family, tokenizer):
     """Each pair alone, its experts drawn token by token; the engine reads all of them at once, beginnings shared."""
     model = small_model(family)
     lm = EngineLM(model, tokenizer, progress=False)
@@ -97,7 +97,7 @@ def test_random_routing_is_that_of_a_router_made_by_hand(family: str, tokenizer:
     assert scores(model, tokenizer, RandomRouting(4)) != pytest.approx(expected, abs=1e-2)
 
 
-def test_random_experts_are_distinct_and_uniform() -> None:
+def test_random_experts_are_distinct_and_uniform():
     """20,000 tokens, 8 experts, 2 of them each: every expert is within 5 standard deviations (61) of 5,000, with odds
     of about 1 in 200,000 against."""
     names_T = torch.from_numpy(prefix_names(list(range(20000))))

@@ -64,8 +64,8 @@ def throw_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
-    throw_away: None, tiny_olmoe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    throw_away, tiny_olmoe_dir, tmp_path, monkeypatch
+):
     data = small_data(tmp_path / "data")
     run = prepare(config(tiny_olmoe_dir, data, tmp_path, limit=2, metrics="expert", baseline=False))
     outcome = execute(run, ModelPool())
@@ -83,7 +83,7 @@ def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
     assert run.stored_metrics() is None, "what lacks a metric is computed again"
 
 
-def test_a_metric_of_the_registry_is_measured_while_a_model_is_trained(throw_away: None) -> None:
+def test_a_metric_of_the_registry_is_measured_while_a_model_is_trained(throw_away):
     line = {"step": 0, "epoch": 0.0} | measure(small_model("olmoe"), some_rows(4))
     values = values_of(line)
     assert values["used_experts"].value is not None and values["redrawn"].value is not None
@@ -92,7 +92,7 @@ def test_a_metric_of_the_registry_is_measured_while_a_model_is_trained(throw_awa
 
 
 @pytest.mark.parametrize("name", ["specialization", "load_balance", "collaboration"])
-def test_a_metric_is_named_in_the_registry_alone(name: str) -> None:
+def test_a_metric_is_named_in_the_registry_alone(name):
     files = {file.relative_to(ROOT).as_posix() for file in files_in(PACKAGE) if name in names_in(file)}
     assert files == {"moe_lab/metrics/registry.py"}
     documented = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -114,7 +114,7 @@ def names_in(file: Path) -> set[str]:
     return found
 
 
-def test_capacity_needs_a_layer_of_whose_experts_some_are_not_taken() -> None:
+def test_capacity_needs_a_layer_of_whose_experts_some_are_not_taken():
     """Masking an expert of a layer in which each token takes all of them would leave too few."""
     counts = np.array([[3, 1, 2, 0], [3, 3, 0, 0]])
     assert (

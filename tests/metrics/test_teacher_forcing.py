@@ -55,7 +55,7 @@ def one_by_one(model: Any, rows: list[dict[str, list[int]]], policy: Any) -> lis
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
 @pytest.mark.parametrize("pass_tokens", first_fast([40, 1]))
-def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_rows_read_alone(family, pass_tokens, monkeypatch):
     monkeypatch.setattr(pass_size, "CPU_TOKENS", pass_tokens)
     model = small_model(family)
     rows = predicted_rows(model)
@@ -71,7 +71,7 @@ def test_batches_are_rows_read_alone(family: str, pass_tokens: int, monkeypatch:
 
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
-def test_experts_are_counted_as_of_rows_read_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_counted_as_of_rows_read_alone(family, monkeypatch):
     """Pairs at all tokens, and selections at the labelled ones."""
     monkeypatch.setattr(pass_size, "CPU_TOKENS", 40)
     model, rows, routes = small_model(family), some_rows(), Routes()
@@ -93,7 +93,7 @@ def test_experts_are_counted_as_of_rows_read_alone(family: str, monkeypatch: pyt
     assert labelled == sum(label != NO_LABEL for row in rows for label in row["labels"])
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_left_as_it_was():
     model = small_model("olmoe").train()
     model.model.layers[1].eval()
     modes = [module.training for module in model.modules()]
@@ -104,7 +104,7 @@ def test_the_model_is_left_as_it_was() -> None:
     model.eval()
 
 
-def test_the_four_metrics_are_what_they_say() -> None:
+def test_the_four_metrics_are_what_they_say():
     model = small_model("olmoe")
     rows = predicted_rows(model)
     found = measure(model, rows)
@@ -123,7 +123,7 @@ def test_the_four_metrics_are_what_they_say() -> None:
     )
 
 
-def test_a_data_set_is_read_by_its_length_alone() -> None:
+def test_a_data_set_is_read_by_its_length_alone():
     """One of torch need not end when it is iterated: what stands behind its last row is not read."""
     rows = some_rows(3)
 

@@ -95,14 +95,14 @@ WAYS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_way_of_loading_runs_code(folder: Path, mark: Path, way: str) -> None:
+def test_no_way_of_loading_runs_code(folder, mark, way):
     with pytest.raises(MoeLabError, match="code") as refused:
         WAYS[way](folder)
     assert not mark.exists()
     assert len(str(refused.value).splitlines()) <= 3
 
 
-def test_a_tokenizer_needs_code(folder: Path, mark: Path) -> None:
+def test_a_tokenizer_needs_code(folder, mark):
     """One that transformers would read without code has a tokenizer.json."""
     (folder / "tokenizer.json").unlink()
     with pytest.raises(MoeLabError, match="needs code of its own, which is never run"):
@@ -110,13 +110,13 @@ def test_a_tokenizer_needs_code(folder: Path, mark: Path) -> None:
     assert not mark.exists()
 
 
-def test_a_tokenizer_is_read_without_its_code(folder: Path, mark: Path, tiny_olmoe_dir: Path) -> None:
+def test_a_tokenizer_is_read_without_its_code(folder, mark, tiny_olmoe_dir):
     shutil.copy(tiny_olmoe_dir / "config.json", folder)
     load_tokenizer(ModelConfig(path=str(folder)), offline=True)
     assert not mark.exists()
 
 
-def test_a_built_in_model_runs_without_its_code(tiny_olmoe_dir: Path, tmp_path: Path, mark: Path) -> None:
+def test_a_built_in_model_runs_without_its_code(tiny_olmoe_dir, tmp_path, mark):
     """Many folders name code that transformers has built in by now."""
     folder = tmp_path / "model"
     shutil.copytree(tiny_olmoe_dir, folder)
@@ -129,7 +129,7 @@ def test_a_built_in_model_runs_without_its_code(tiny_olmoe_dir: Path, tmp_path: 
     assert not mark.exists()
 
 
-def test_a_kernel_that_a_configuration_names_is_not_fetched(tiny_olmoe_dir: Path, tmp_path: Path) -> None:
+def test_a_kernel_that_a_configuration_names_is_not_fetched(tiny_olmoe_dir, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(tiny_olmoe_dir, folder)
     change_json(folder / "config.json", attn_implementation="owner/kernel")
@@ -137,7 +137,7 @@ def test_a_kernel_that_a_configuration_names_is_not_fetched(tiny_olmoe_dir: Path
         load_config(ModelConfig(path=str(folder)), offline=True)
 
 
-def test_a_checkpoint_of_a_training_runs_no_code(tiny_olmoe_dir: Path, tmp_path: Path, mark: Path) -> None:
+def test_a_checkpoint_of_a_training_runs_no_code(tiny_olmoe_dir, tmp_path, mark):
     from moe_lab.methods.trainer import own_checkpoint
 
     folder = make_folder(tmp_path / "model", tiny_olmoe_dir, mark)
@@ -147,9 +147,7 @@ def test_a_checkpoint_of_a_training_runs_no_code(tiny_olmoe_dir: Path, tmp_path:
 
 
 @pytest.mark.parametrize("mode", ["run", "plan"])
-def test_the_command_says_so(
-    capsys: pytest.CaptureFixture[str], folder: Path, mark: Path, tmp_path: Path, mode: str
-) -> None:
+def test_the_command_says_so(capsys, folder, mark, tmp_path, mode):
     ended = run_command(
         capsys,
         *("method=base", "task=toy_choice", "limit=1", "device=cpu", "offline=true", f"mode={mode}"),
@@ -163,7 +161,7 @@ def test_the_command_says_so(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["command", "lm_eval", "trained"])
-def test_yes_on_stdin_changes_nothing(folder: Path, tmp_path: Path, mark: Path, way: str) -> None:
+def test_yes_on_stdin_changes_nothing(folder, tmp_path, mark, way):
     """As `yes | python -m moe_lab ...`."""
     command = ["-m", "moe_lab", "task=toy_choice", "limit=1", "device=cpu", f"model.path={folder}"]
     command += [f"output_dir={tmp_path / 'out'}"]

@@ -15,7 +15,7 @@ from moe_lab.errors import ModelError
 from moe_lab.models.identity import WHOLE_BYTES, digest_of, folder_content, model_identity
 
 
-def test_a_copy_is_the_same_model(tiny_olmoe_dir: Path, tmp_path: Path) -> None:
+def test_a_copy_is_the_same_model(tiny_olmoe_dir, tmp_path):
     copy = tmp_path / "another name"
     shutil.copytree(tiny_olmoe_dir, copy)
     (copy / "notes.md").write_text("not part of the model")
@@ -27,7 +27,7 @@ def test_a_copy_is_the_same_model(tiny_olmoe_dir: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "file", ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"]
 )
-def test_every_part_counts(tiny_olmoe_dir: Path, tmp_path: Path, file: str) -> None:
+def test_every_part_counts(tiny_olmoe_dir, tmp_path, file):
     copy = tmp_path / "copy"
     shutil.copytree(tiny_olmoe_dir, copy)
     content = bytearray((copy / file).read_bytes())
@@ -36,7 +36,7 @@ def test_every_part_counts(tiny_olmoe_dir: Path, tmp_path: Path, file: str) -> N
     assert folder_content(copy) != folder_content(tiny_olmoe_dir)
 
 
-def test_shards_in_a_folder_below_count(tmp_path: Path) -> None:
+def test_shards_in_a_folder_below_count(tmp_path):
     """transformers loads every file that the index names, whatever its place and its suffix."""
     (tmp_path / "parts").mkdir()
     index = {"weight_map": {"a": "parts/one.safetensors", "b": "two.data"}}
@@ -51,7 +51,7 @@ def test_shards_in_a_folder_below_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["../outside.safetensors", "/tmp/outside.safetensors"])
-def test_an_index_that_leaves_its_folder_is_refused(tmp_path: Path, place: str) -> None:
+def test_an_index_that_leaves_its_folder_is_refused(tmp_path, place):
     (tmp_path / "model").mkdir()
     (tmp_path / "outside.safetensors").write_bytes(b"1")
     index = tmp_path / "model" / "model.safetensors.index.json"
@@ -60,7 +60,7 @@ def test_an_index_that_leaves_its_folder_is_refused(tmp_path: Path, place: str) 
         folder_content(index.parent)
 
 
-def test_named_chat_templates_count(tmp_path: Path) -> None:
+def test_named_chat_templates_count(tmp_path):
     """transformers reads them from a folder of their own."""
     template = tmp_path / "additional_chat_templates" / "tools.jinja"
     template.parent.mkdir()
@@ -70,7 +70,7 @@ def test_named_chat_templates_count(tmp_path: Path) -> None:
     assert folder_content(tmp_path) != before
 
 
-def test_linked_weights_count_by_what_they_link_to(tmp_path: Path) -> None:
+def test_linked_weights_count_by_what_they_link_to(tmp_path):
     """As in the hub's cache, whose snapshots are links to blobs."""
     blobs = [tmp_path / "blobs" / name for name in "ab"]
     blobs[0].parent.mkdir()
@@ -85,7 +85,7 @@ def test_linked_weights_count_by_what_they_link_to(tmp_path: Path) -> None:
     assert folder_content(link.parent) != before
 
 
-def test_a_hub_model_is_its_id_and_revision() -> None:
+def test_a_hub_model_is_its_id_and_revision():
     one = model_identity("owner/name", ModelConfig(revision="v1"))
     assert one["model"] == {"hub": "owner/name", "revision": "v1"}
     assert one != model_identity("owner/name", ModelConfig(revision="v2"))
@@ -138,7 +138,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_digest, "SETTLED_NS", -(10**12))
 
 
-def test_a_small_file_keeps_its_digest(tmp_path: Path) -> None:
+def test_a_small_file_keeps_its_digest(tmp_path):
     content = bytes(range(256)) * 1024
     (tmp_path / "model.bin").write_bytes(content)
     assert digest_of(tmp_path / "model.bin") == hashlib.sha256(b"262144" + content).hexdigest()
@@ -155,7 +155,7 @@ CHUNK = 2**18
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("size", [LARGE, 2 * CHUNK, 2 * CHUNK + 1, 3 * CHUNK + 5])
-def test_every_byte_counts(tmp_path: Path, size: int) -> None:
+def test_every_byte_counts(tmp_path, size):
     file = tmp_path / "model.safetensors"
     content = bytearray(os.urandom(size))
     file.write_bytes(content)
@@ -168,7 +168,7 @@ def test_every_byte_counts(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_chunks_that_change_places_count(tmp_path: Path) -> None:
+def test_chunks_that_change_places_count(tmp_path):
     one, other = b"a" * CHUNK, b"b" * CHUNK
     digests = []
     for name, content in (("1", one + other), ("2", other + one), ("3", one + other)):
@@ -178,7 +178,7 @@ def test_chunks_that_change_places_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_the_next_process_reads_no_weights(large: Path, read: list[Path]) -> None:
+def test_the_next_process_reads_no_weights(large, read):
     first = digest_of(large)
     assert len(read) == 1
     assert digest_of(large) == first
@@ -188,7 +188,7 @@ def test_the_next_process_reads_no_weights(large: Path, read: list[Path]) -> Non
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_change_that_hides_its_time_is_seen(large: Path, read: list[Path]) -> None:
+def test_a_change_that_hides_its_time_is_seen(large, read):
     """The change time says so, which no program can set."""
     before, stat = digest_of(large), large.stat()
     with large.open("r+b") as opened:
@@ -199,7 +199,7 @@ def test_a_change_that_hides_its_time_is_seen(large: Path, read: list[Path]) -> 
     assert len(read) == 2
 
 
-def test_a_fresh_file_is_read_again(large: Path, read: list[Path]) -> None:
+def test_a_fresh_file_is_read_again(large, read):
     """Another change within the clock's tick would not show in its times."""
     os.utime(large)
     digest_of(large)
@@ -209,9 +209,7 @@ def test_a_fresh_file_is_read_again(large: Path, read: list[Path]) -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_file_that_changes_while_it_is_read_is_not_remembered(
-    large: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(large, monkeypatch):
     def disturbed(file: Path, size: int) -> str:
         file.write_bytes(b"y" * LARGE)
         return "0" * 64
@@ -224,7 +222,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("damage", ["", "[]", '{"digest": 7}'])
-def test_a_damaged_entry_is_hashed_again(large: Path, cache: Path, damage: str) -> None:
+def test_a_damaged_entry_is_hashed_again(large, cache, damage):
     first = digest_of(large)
     (entry,) = cache.iterdir()
     entry.write_text(damage)
@@ -235,9 +233,7 @@ def test_a_damaged_entry_is_hashed_again(large: Path, cache: Path, damage: str) 
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("place", ["a file", "/proc/nowhere"])
-def test_an_unwritable_cache_is_no_failure(
-    tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch, read: list[Path], place: str
-) -> None:
+def test_an_unwritable_cache_is_no_failure(tmp_path, large, monkeypatch, read, place):
     (tmp_path / "a file").write_text("")
     monkeypatch.setenv("MOE_LAB_CACHE", str(tmp_path / place))
     first = digest_of(large)
@@ -249,7 +245,7 @@ def test_an_unwritable_cache_is_no_failure(
 
 
 @pytest.mark.usefixtures("settled")
-def test_the_cache_is_the_users_own(large: Path, cache: Path) -> None:
+def test_the_cache_is_the_users_own(large, cache):
     digest_of(large)
     assert cache.stat().st_mode & 0o077 == 0
     assert not [entry for entry in cache.iterdir() if entry.name.startswith(".")]

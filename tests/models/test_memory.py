@@ -24,7 +24,7 @@ def test_a_container_may_have_less_memory_than_the_machine(tmp_path, monkeypatch
     assert free_host_memory(tmp_path) == free
 
 
-def test_peak_memory_is_this_processs_and_starts_anew() -> None:
+def test_peak_memory_is_this_processs_and_starts_anew():
     block = bytearray(200 * 2**20)
     block[:: 2**12] = b"x" * len(block[:: 2**12])
     with_block = peak_memory_bytes(None)
@@ -34,7 +34,7 @@ def test_peak_memory_is_this_processs_and_starts_anew() -> None:
     assert peak_memory_bytes(None) < with_block - 100 * 2**20
 
 
-def test_weights_are_counted_with_their_size() -> None:
+def test_weights_are_counted_with_their_size():
     model = torch.nn.Linear(10, 6)
     model.register_buffer("steps", torch.zeros(3, dtype=torch.float64))
     assert weight_bytes(model) == (60 + 6) * 4 + 3 * 8
@@ -47,7 +47,7 @@ class Node:
         self.own = self
 
 
-def test_free_removes_reference_cycles_also_before_a_model_was_loaded() -> None:
+def test_free_removes_reference_cycles_also_before_a_model_was_loaded():
     node = Node()
     seen = weakref.ref(node)
     del node

@@ -54,9 +54,7 @@ def ask(lm: Any, kind: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("task", "limit"), [("arc_easy", 16), ("piqa", 12), ("winogrande", 12)])
-def test_choices_have_the_log_likelihoods_of_lm_eval(
-    task: str, limit: int, command: Command, hf: Any, tmp_path: Path
-) -> None:
+def test_choices_have_the_log_likelihoods_of_lm_eval(task, limit, command, hf, tmp_path):
     assert command("method=base", f"task={task}", f"limit={limit}").code == 0
     arguments, found = zip(*answers(tmp_path), strict=True)
     expected = ask(hf, "loglikelihood", arguments)
@@ -66,7 +64,7 @@ def test_choices_have_the_log_likelihoods_of_lm_eval(
     assert [greedy for _, greedy in found] == [str(greedy) for _, greedy in expected]
 
 
-def test_the_perplexity_of_wikitext_is_that_of_lm_eval(command: Command, hf: Any, tmp_path: Path) -> None:
+def test_the_perplexity_of_wikitext_is_that_of_lm_eval(command, hf, tmp_path):
     assert command("method=base", "task=wikitext", "limit=1").code == 0
     arguments, found = zip(*answers(tmp_path), strict=True)
     expected = ask(hf, "loglikelihood_rolling", arguments)
@@ -78,7 +76,7 @@ def test_the_perplexity_of_wikitext_is_that_of_lm_eval(command: Command, hf: Any
     )
 
 
-def test_texts_end_at_stop_strings_as_those_of_lm_eval(command: Command, hf: Any, tmp_path: Path) -> None:
+def test_texts_end_at_stop_strings_as_those_of_lm_eval(command, hf, tmp_path):
     limits = "gen_kwargs={until: ['.', Question], max_gen_toks: 24, do_sample: false}"
     assert command("method=base", "task=gsm8k", "num_fewshot=1", "limit=8", limits).code == 0
     arguments, found = zip(*answers(tmp_path), strict=True)
@@ -96,12 +94,12 @@ def test_texts_end_at_stop_strings_as_those_of_lm_eval(command: Command, hf: Any
         (["method=base", "task=arc_easy", "metrics=expert"], "No router was found"),
     ],
 )
-def test_what_a_dense_model_lacks_is_said(keys: list[str], says: str, command: Command) -> None:
+def test_what_a_dense_model_lacks_is_said(keys, says, command):
     ended = command(*keys, "limit=2")
     assert ended.code == 2 and says in ended.err
 
 
-def test_a_dense_model_is_fine_tuned(command: Command, tmp_path: Path) -> None:
+def test_a_dense_model_is_fine_tuned(command, tmp_path):
     training = ["method.dataset_size=16", "method.epochs=2", "method.learning_rate=1e-5", "method.length=128"]
     keys = ["task=toy_choice", "limit=8", *training, "method.compare_with_full=false"]
     ended = command("method=finetune-freeze", *keys)

@@ -68,7 +68,7 @@ def test_a_decision_about_other_tokens_is_named_before_the_experts_run(olmoe, pa
 
 
 @pytest.mark.parametrize("error", [None, ValueError, RuntimeError, RoutingError])
-def test_nan_is_named_by_layer_also_where_it_ends_in_another_error(error: type[Exception] | None) -> None:
+def test_nan_is_named_by_layer_also_where_it_ends_in_another_error(error):
     model = make_model("olmoe")
     with torch.no_grad():
         model.model.layers[1].mlp.gate.weight[3, 3] = float("nan")
@@ -269,7 +269,7 @@ def test_an_ensemble_inside_an_ensemble_is_refused(olmoe, tokenizer):
     assert RoE(make_model("olmoe"), tokenizer, n=2).generate("a", max_new_tokens=2)
 
 
-def test_every_family_is_known_by_a_model_type_of_transformers() -> None:
+def test_every_family_is_known_by_a_model_type_of_transformers():
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     unknown = [family.name for family in FAMILIES if family.model_type not in CONFIG_MAPPING_NAMES]

@@ -52,7 +52,7 @@ def slow_partners(pairs_EE: torch.Tensor, expert: int, count: int) -> set[int]:
 
 
 @pytest.mark.parametrize("family", by_family(PARTNERED))
-def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family: str) -> None:
+def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family):
     model = small_model(family)
     L, E, K = sizes(model)
     pairs = random_pairs(L, E)
@@ -84,13 +84,13 @@ def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family: 
     assert 0 < len(seen) < L * IDS.numel()
 
 
-def test_partners_are_counted_without_the_expert_itself_and_ties_go_to_the_lower_number() -> None:
+def test_partners_are_counted_without_the_expert_itself_and_ties_go_to_the_lower_number():
     pairs = torch.tensor([[[9, 1, 1, 3], [1, 0, 0, 0], [1, 0, 5, 0], [3, 0, 0, 0]]])
     assert partners_of(pairs, 2)[0].int().tolist() == [[1, 1, 0, 1], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
 
 
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
-def test_steered_experts_are_in_or_out_and_changed_choices_are_counted(family: str) -> None:
+def test_steered_experts_are_in_or_out_and_changed_choices_are_counted(family):
     model = small_model(family)
     L, E, K = sizes(model)
     sign_LE = torch.zeros(L, E, dtype=torch.long)
@@ -108,7 +108,7 @@ def test_steered_experts_are_in_or_out_and_changed_choices_are_counted(family: s
     assert policy.decisions == (sum(changed), L * IDS.numel())
 
 
-def test_a_mixture_needs_gradients_if_a_layer_of_it_does() -> None:
+def test_a_mixture_needs_gradients_if_a_layer_of_it_does():
     probs = {layer: torch.full((1, 1, 4), 0.25) for layer in (0, 1)}
     assert not Remix(probs).needs_grad
     probs[1].requires_grad_()
@@ -123,7 +123,7 @@ DYNAMIC = ["qwen3_moe", "deepseek", "minimax_m2", "ernie4_5_moe", "deepseek_v2",
 
 
 @pytest.mark.parametrize("family", by_family(DYNAMIC))
-def test_every_token_takes_its_first_experts_that_reach_p(family: str) -> None:
+def test_every_token_takes_its_first_experts_that_reach_p(family):
     model, policy, total = small_model(family), TopP(0.5, 4), 0
     calls = 0
 
@@ -150,7 +150,7 @@ def test_every_token_takes_its_first_experts_that_reach_p(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v3"])
-def test_shares_are_the_probabilities_of_the_familys_kind(family: str) -> None:
+def test_shares_are_the_probabilities_of_the_familys_kind(family):
     router = find_routers(small_model(family))[0]
     experts = router.module.weight.shape[0]
     logits_TE = torch.randn(5, experts, generator=torch.Generator().manual_seed(1))
@@ -160,7 +160,7 @@ def test_shares_are_the_probabilities_of_the_familys_kind(family: str) -> None:
     torch.testing.assert_close(shares, expected / expected.sum(dim=-1, keepdim=True))
 
 
-def test_padding_is_not_counted() -> None:
+def test_padding_is_not_counted():
     model, policy = small_model("olmoe"), TopP(1.0, 2)
     real_T = torch.arange(IDS.numel()) >= 5
 
@@ -197,7 +197,7 @@ def last_experts(count: int) -> Any:
 
 @pytest.mark.parametrize("family", by_family(SAMPLED))
 @pytest.mark.parametrize("count", COUNTS)
-def test_samples_take_the_chosen_experts_with_the_weights_of_the_family(count: int, family: str) -> None:
+def test_samples_take_the_chosen_experts_with_the_weights_of_the_family(count, family):
     model = small_model(family)
     policy, seen = OtherExperts(last_experts(count)), []
     policy.expect(tokens())
@@ -226,7 +226,7 @@ def test_samples_take_the_chosen_experts_with_the_weights_of_the_family(count: i
     assert seen == list(range(len(seen))) and seen
 
 
-def test_a_pass_without_samples_is_the_models_own_and_one_that_nobody_announced_is_refused() -> None:
+def test_a_pass_without_samples_is_the_models_own_and_one_that_nobody_announced_is_refused():
     model = small_model("olmoe")
     policy = OtherExperts(last_experts(2))
     with torch.no_grad():

@@ -8,7 +8,6 @@ layer, token or question.
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import moe_lab
 from moe_lab.engine.forward.ensemble import Ensemble
@@ -105,16 +103,14 @@ def close(found: Any, expected: Any) -> bool:
 
 
 @pytest.mark.parametrize("command", RUNS.values(), ids=RUNS)
-def test_answers_are_those_of_the_cpu(command: str, model: Path, folders: dict[str, Path]) -> None:
+def test_answers_are_those_of_the_cpu(command, model, folders):
     expected, found = (answers(command, device, model, folder) for device, folder in folders.items())
     assert found.keys() == expected.keys() and expected
     for name in expected:
         assert close(found[name], expected[name]), name
 
 
-def test_a_step_of_c3po_reads_the_device_twice(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_of_c3po_reads_the_device_twice(model, tmp_path, monkeypatch):
     """Whether the routers' logits are NaN, and the losses with their gradients."""
     steps: list[Counter[str]] = []
     gradient = NeighbourLoss.gradient
@@ -154,7 +150,7 @@ def test_a_step_of_generation_reads_the_device_once(family, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu:1", "npu", "meta", "gpu"])
-def test_a_device_that_is_not_here_is_refused(device: str) -> None:
+def test_a_device_that_is_not_here_is_refused(device):
     with pytest.raises(ConfigError, match=f"device={device}: torch"):
         resolve_device(device)
     assert resolve_device(str(DEVICE)) == DEVICE, "what torch has is taken"
@@ -168,12 +164,12 @@ def test_a_device_that_is_not_here_is_refused(device: str) -> None:
         lambda here, there: there.copy_(here) @ here,
     ],
 )
-def test_the_stand_in_refuses_what_a_gpu_refuses(mixed: Callable[[Tensor, Tensor], Any]) -> None:
+def test_the_stand_in_refuses_what_a_gpu_refuses(mixed):
     with pytest.raises((RuntimeError, TypeError), match="same device|numpy"):
         mixed(torch.ones(2, 2, device=DEVICE), torch.ones(2, 2))
 
 
-def test_the_stand_in_counts_what_the_host_waits_for() -> None:
+def test_the_stand_in_counts_what_the_host_waits_for():
     values = torch.arange(4.0).to(DEVICE)
     with host_reads() as reads:
         values * 2 + values[torch.tensor([0, 1, 2, 3])]

@@ -147,7 +147,7 @@ def references_for(requests: list[ScoringRequest]) -> ReferenceSet:
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_the_plan_is_the_metered_peak(number: int) -> None:
+def test_the_plan_is_the_metered_peak(number):
     case = Case(number)
     meta = meta_model(case.config, torch.float32)
     meta.set_experts_implementation("grouped_mm")

@@ -151,7 +151,7 @@ def evaluated(task, texts: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("texts", TEXTS)
-def test_the_vote_is_that_of_a_loop(texts: list[str], data: Path) -> None:
+def test_the_vote_is_that_of_a_loop(texts, data):
     expected = vote_by_loop([answer_number(text) for text in texts])
     assert evaluated(load_voted("addsub", data), texts) == {"numeric": expected}
     strict = [text[5:] if text.startswith("####") else "[invalid]" for text in texts]
@@ -159,7 +159,7 @@ def test_the_vote_is_that_of_a_loop(texts: list[str], data: Path) -> None:
     assert evaluated(load_voted("toy_math"), texts) == {"none": vote_by_loop(strict)}
 
 
-def test_right_is_what_the_vote_says(data: Path) -> None:
+def test_right_is_what_the_vote_says(data):
     task = load_voted("addsub", data)
     document = {"answer": "5"}
     assert task.process_results(document, [evaluated(task, TEXTS[0])["numeric"]]) == {"exact_match": 1.0}
@@ -167,7 +167,7 @@ def test_right_is_what_the_vote_says(data: Path) -> None:
     assert alone.process_results(document, [evaluated(alone, TEXTS[0])["numeric"]]) == {"exact_match": 0.0}
 
 
-def test_samples_are_asked_for(data: Path) -> None:
+def test_samples_are_asked_for(data):
     settings = load_voted("addsub", data).config
     assert (settings.repeats, settings.generation_kwargs["do_sample"]) == (8, True)
     assert settings.generation_kwargs["temperature"] == TEMPERATURE
@@ -187,14 +187,14 @@ def test_samples_are_asked_for(data: Path) -> None:
         ("toy_safety", "toy_safety is judged"),
     ],
 )
-def test_tasks_without_an_extracted_answer_are_refused(name: str, says: str, tmp_path: Path) -> None:
+def test_tasks_without_an_extracted_answer_are_refused(name, says, tmp_path):
     write_jsonl(tmp_path / name / "test.jsonl", sums(1))
     with pytest.raises(TaskError, match=f"task.self_consistency=8.*{says}"):
         load_voted(name, tmp_path)
 
 
 @pytest.mark.parametrize("functions", [["take_first"], ["regex"], ["take_first", "regex"], None])
-def test_filters_that_extract_nothing_from_every_sample_are_refused(functions: list[str] | None) -> None:
+def test_filters_that_extract_nothing_from_every_sample_are_refused(functions):
     config = {"task": "my_task", "output_type": "generate_until"}
     if functions is not None:
         config["filter_list"] = [{"name": "none", "filter": [{"function": one} for one in functions]}]
@@ -202,7 +202,7 @@ def test_filters_that_extract_nothing_from_every_sample_are_refused(functions: l
         voted(config, 3)
 
 
-def test_tasks_with_samples_of_their_own_and_one_sample_are_refused() -> None:
+def test_tasks_with_samples_of_their_own_and_one_sample_are_refused():
     with pytest.raises(TaskError, match="my_task has repeats of its own"):
         voted({"task": "my_task", "output_type": "generate_until", "repeats": 64}, 3)
     with pytest.raises(ConfigError, match="task.self_consistency=1"):

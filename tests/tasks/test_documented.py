@@ -1,6 +1,5 @@
 """Breaks if a task of conf/task/ does not find its files, or does not report its headline metric."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,7 +71,7 @@ ROWS |= {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
-def test_it_reads_its_folder_and_reports_its_metric(name: str, tmp_path: Path) -> None:
+def test_it_reads_its_folder_and_reports_its_metric(name, tmp_path):
     folder, split, documents, category = ROWS[name]
     write_jsonl(tmp_path / folder / f"{split}.jsonl", documents)
     config = to_config(compose_cell([f"task={name}", f"data_dir={tmp_path}", "num_fewshot=0"], []))
@@ -82,7 +81,7 @@ def test_it_reads_its_folder_and_reports_its_metric(name: str, tmp_path: Path) -
     assert config.task.category == category
 
 
-def test_wikitext103_is_asked_and_scored_as_lm_evals_wikitext(tmp_path: Path) -> None:
+def test_wikitext103_is_asked_and_scored_as_lm_evals_wikitext(tmp_path):
     write_jsonl(tmp_path / "wikitext" / "test.jsonl", [WIKITEXT])
     found = []
     for name in ("wikitext", "wikitext103"):
@@ -96,7 +95,7 @@ def test_wikitext103_is_asked_and_scored_as_lm_evals_wikitext(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_mmlu_reads_one_file_for_all_subjects(tmp_path: Path) -> None:
+def test_mmlu_reads_one_file_for_all_subjects(tmp_path):
     """As its option says, without further keys; a subject without rows would be an error."""
     from lm_eval.tasks.mmlu._generate_configs import SUBJECTS
 

@@ -31,14 +31,14 @@ def chosen(count: int, **keys: Any) -> list[int]:
     return select_documents(Config(**keys), tasks(gsm8k=count))["gsm8k"]
 
 
-def test_a_smaller_limit_is_contained_in_a_larger_one() -> None:
+def test_a_smaller_limit_is_contained_in_a_larger_one():
     small, large = chosen(1319, limit=50), chosen(1319, limit=100)
     assert len(small) == 50 and len(large) == 100 and set(small) < set(large)
     assert small == sorted(small)
     assert small != list(range(50))
 
 
-def test_only_task_and_sample_seed_decide() -> None:
+def test_only_task_and_sample_seed_decide():
     config = Config(limit=20)
     both = select_documents(config, tasks(gsm8k=500, svamp=500))
     assert both["gsm8k"] != both["svamp"]
@@ -47,24 +47,24 @@ def test_only_task_and_sample_seed_decide() -> None:
     assert select_documents(replace(config, sample_seed=1), tasks(gsm8k=500))["gsm8k"] != both["gsm8k"]
 
 
-def test_golden_choice() -> None:
+def test_golden_choice():
     """Stored results of earlier releases name these documents."""
     assert chosen(100, limit=5) == [6, 9, 28, 38, 90]
 
 
 @pytest.mark.parametrize(("limit", "count"), [(0.1, 10), (0.001, 1), (1.0, 1), (100, 100), (1000, 100)])
-def test_fractions_and_counts(limit: float, count: int) -> None:
+def test_fractions_and_counts(limit, count):
     assert len(chosen(100, limit=limit)) == count
 
 
-def test_samples_are_unique_and_sorted_and_without_a_limit_all_documents() -> None:
+def test_samples_are_unique_and_sorted_and_without_a_limit_all_documents():
     assert chosen(7) == list(range(7))
     assert chosen(10, samples=[5, 0, 5, 9]) == [0, 5, 9]
     with pytest.raises(TaskError, match=r"samples=10 does not exist: gsm8k has documents 0 to 9"):
         chosen(10, samples=[3, 10])
 
 
-def test_digest_follows_content() -> None:
+def test_digest_follows_content():
     def digest(documents: list[dict[str, str]], pool: list[dict[str, str]], shots: int = 0) -> str:
         task = FakeTask(
             task_docs=documents, sampler=SimpleNamespace(df=pool), get_config={"num_fewshot": shots}.get

@@ -25,13 +25,13 @@ def prompts(task: Any) -> list[str]:
     return [instance.args[0] for instance in task.instances]
 
 
-def test_documented_tasks_do_not_index_lm_eval(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_tasks_do_not_index_lm_eval(data, monkeypatch):
     monkeypatch.setattr(factory, "_full_index", lambda path: pytest.fail("indexed"))
     for name in ("gsm8k", "arc_easy", "addsub"):
         load_task(data, name, num_fewshot=1)
 
 
-def test_given_shots_win_and_the_tasks_own_stand_otherwise(data: Path) -> None:
+def test_given_shots_win_and_the_tasks_own_stand_otherwise(data):
     assert load_task(data, "addsub").get_config("num_fewshot") == 0
     assert load_task(data, "addsub", num_fewshot=3).get_config("num_fewshot") == 3, "lm-eval would keep 0"
     assert load_task(data, "arc_easy").get_config("num_fewshot") == 0
@@ -39,7 +39,7 @@ def test_given_shots_win_and_the_tasks_own_stand_otherwise(data: Path) -> None:
         load_task(data, "gsm8k")
 
 
-def test_the_fewshot_seed_alone_chooses_examples(data: Path) -> None:
+def test_the_fewshot_seed_alone_chooses_examples(data):
     first, again, other = (
         prompts(load_task(data, "arc_easy", num_fewshot=2, fewshot_seed=s)) for s in (1, 1, 2)
     )
@@ -47,13 +47,13 @@ def test_the_fewshot_seed_alone_chooses_examples(data: Path) -> None:
     assert prompts(load_task(data, "arc_easy", num_fewshot=2, fewshot_seed=1, seed=5, sample_seed=9)) == first
 
 
-def test_an_own_test_split_never_shows_the_question_it_asks(data: Path) -> None:
+def test_an_own_test_split_never_shows_the_question_it_asks(data):
     task = load_task(data, "addsub", num_fewshot=4)
     for document, prompt in zip(task.task_docs, prompts(task), strict=True):
         assert prompt.count(document["question"]) == 1
 
 
-def test_fewshot_split_is_obeyed(data: Path) -> None:
+def test_fewshot_split_is_obeyed(data):
     rows = [{"question": f"extra {i}", "answer": "#### 1"} for i in range(5)]
     write_jsonl(data / "gsm8k" / "extra.jsonl", rows)
     assert "extra" in prompts(load_task(data, "gsm8k", fewshot_split="extra", num_fewshot=5))[0]
@@ -63,7 +63,7 @@ def test_fewshot_split_is_obeyed(data: Path) -> None:
         load_task(None, "toy_math", fewshot_split="bla")
 
 
-def test_a_grid_has_both_forms_of_a_task(tmp_path: Path) -> None:
+def test_a_grid_has_both_forms_of_a_task(tmp_path):
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
     with task_cache():
         chat, plain = (load_task(tmp_path, "humaneval", apply_chat_template=given) for given in (True, False))
@@ -73,7 +73,7 @@ def test_a_grid_has_both_forms_of_a_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "spelling", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"]
 )
-def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data: Path, spelling: str) -> None:
+def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data, spelling):
     """lm-eval takes the first of its own order, whoever gave it."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
@@ -96,20 +96,18 @@ def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data: P
         ({"max_gen_toks": 4}, False, 0.0),
     ],
 )
-def test_sampling_is_on_where_it_is_asked_for(
-    data: Path, given: dict[str, Any], sampled: bool, temperature: float | None
-) -> None:
+def test_sampling_is_on_where_it_is_asked_for(data, given, sampled, temperature):
     """addsub says do_sample: false and temperature: 0.0, of which the second cannot be sampled with."""
     settings = load_task(data, "addsub", gen_kwargs=given).get_config("generation_kwargs")
     assert settings["do_sample"] is sampled and settings.get("temperature") == temperature
 
 
-def test_sampling_at_temperature_0_is_refused(data: Path) -> None:
+def test_sampling_at_temperature_0_is_refused(data):
     with pytest.raises(ConfigError, match="temperature=0 is greedy"):
         load_task(data, "addsub", gen_kwargs={"temperature": 0.0, "do_sample": True})
 
 
-def test_predict_only_computes_no_metric(data: Path) -> None:
+def test_predict_only_computes_no_metric(data):
     assert list(load_task(data, "addsub", predict_only=True).aggregation()) == ["bypass"]
 
 
@@ -141,7 +139,7 @@ def own(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return loaded
 
 
-def test_own_tasks_by_include_path(own: Callable[..., Any], tmp_path: Path) -> None:
+def test_own_tasks_by_include_path(own, tmp_path):
     assert len(own(OWN + ACCURACY).task_docs) == 8
     (tmp_path / "own" / "group.yaml").write_text("group: gsm8k\ntask: [mine]\n")
     assert own(OWN + ACCURACY, "gsm8k"), "the user's group, not lm-eval's task"
@@ -152,7 +150,7 @@ def test_own_tasks_by_include_path(own: Callable[..., Any], tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_any_lm_eval_task_and_unknown_names(data: Path) -> None:
+def test_any_lm_eval_task_and_unknown_names(data):
     """Indexes all of lm-eval, once."""
     with pytest.raises(TaskError, match=r"arc_esay is no lm-eval task.*Did you mean 'arc_easy'"):
         load_task(data, "arc_esay")
@@ -162,7 +160,7 @@ def test_any_lm_eval_task_and_unknown_names(data: Path) -> None:
     assert all(str(index[name].yaml_path) == file for name, file in files.items())
 
 
-def test_other_tasks_that_execute_code_are_refused(data: Path) -> None:
+def test_other_tasks_that_execute_code_are_refused(data):
     """Before their module is imported, which fetches and runs a metric script."""
     with pytest.raises(TaskError, match="humaneval_instruct executes code that the model wrote"):
         load_task(data, "humaneval_instruct")
@@ -176,7 +174,7 @@ def process_docs(split):
 """
 
 
-def test_documents_that_are_shuffled_are_the_same_everywhere(own: Callable[..., Any], tmp_path: Path) -> None:
+def test_documents_that_are_shuffled_are_the_same_everywhere(own, tmp_path):
     """Prompts, scores and a restart see one order, though process_docs draws from the global generator."""
     (tmp_path / "own" / "shuffling.py").write_text(SHUFFLING)
     shuffled = OWN.replace("[a, b]", '"{{order}}"') + ACCURACY

@@ -4,7 +4,6 @@ a split or a number of the hub's copy is not that of local files.
 
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from moe_lab.tasks.loading import load_tasks
 from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 
 
-def test_only_the_needed_splits_are_read(tmp_path: Path) -> None:
+def test_only_the_needed_splits_are_read(tmp_path):
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
     assert [document["id"] for document in load_task(tmp_path, "arc_easy").task_docs] == [
         "q0",
@@ -54,14 +53,14 @@ def test_only_the_needed_splits_are_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_wrong_file_is_named(tmp_path, content, message):
     (tmp_path / "addsub").mkdir()
     (tmp_path / "addsub" / "test.jsonl").write_bytes(content)
     with pytest.raises(TaskError, match=re.escape(message)):
         load_task(tmp_path, "addsub")
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(tmp_path):
     file = tmp_path / "addsub" / "test.jsonl"
     write_jsonl(file, sums(3))
     assert load_task(tmp_path, "addsub").task_docs[0]["answer"] == "2"
@@ -71,14 +70,14 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert load_task(tmp_path, "addsub").task_docs[0]["answer"] == "9"
 
 
-def test_text_stays_text(tmp_path: Path) -> None:
+def test_text_stays_text(tmp_path):
     """`datasets`' own JSON reader turns such strings into timestamps."""
     row = {"question": "2020-01-01", "answer": "2021-05-05 10:00:00"}
     write_jsonl(tmp_path / "addsub" / "test.jsonl", [row])
     assert load_task(tmp_path, "addsub").task_docs[0] == row
 
 
-def test_nothing_is_cached_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_cached_on_disk(tmp_path, monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -86,7 +85,7 @@ def test_nothing_is_cached_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "cache").exists()
 
 
-def test_shared_files_are_filtered(tmp_path: Path) -> None:
+def test_shared_files_are_filtered(tmp_path):
     rows = [
         {"question": f"{subject} {i}", "subject": subject, "choices": ["0", "1", "2", "3"], "answer": i}
         for subject in ("anatomy", "virology")
@@ -102,9 +101,7 @@ def test_shared_files_are_filtered(tmp_path: Path) -> None:
             load_task(tmp_path, name, data_folder="mmlu", data_filter=column)
 
 
-def test_the_hub_is_asked_only_for_what_it_has_to_deliver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_is_asked_only_for_what_it_has_to_deliver(tmp_path, monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr("moe_lab.tasks.factory.commit_of", lambda path, kind, revision: asked.append(path))
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
@@ -130,7 +127,7 @@ metric_list: [{metric: exact_match}]
 
 
 @pytest.mark.slow
-def test_files_that_the_users_yaml_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_the_users_yaml_names(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     own = tmp_path / "mine"
     write_jsonl(own / "sums.jsonl", sums(2, start=50))
@@ -168,7 +165,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("task", FORMS)
-def test_the_hubs_rows_become_those_of_local_files(task: str, tmp_path: Path) -> None:
+def test_the_hubs_rows_become_those_of_local_files(task, tmp_path):
     theirs, ours = FORMS[task]
     [file] = OWN_TASKS.rglob(f"{task}.yaml")
     given = load_yaml(file)["dataset_kwargs"]

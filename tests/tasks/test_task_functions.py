@@ -1,6 +1,5 @@
 """Breaks if a function of a task YAML reads a document or an answer wrongly."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +60,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str, int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_prompt_and_the_names_to_choose_from(name: str, tmp_path: Path) -> None:
+def test_the_prompt_and_the_names_to_choose_from(name, tmp_path):
     folder, split, row, prompt, gold = CASES[name]
     write_jsonl(tmp_path / folder / f"{split}.jsonl", [row])
     task = load_task(tmp_path, name, data_folder=folder)
@@ -73,7 +72,7 @@ def test_the_prompt_and_the_names_to_choose_from(name: str, tmp_path: Path) -> N
     assert task.doc_to_target(task.task_docs[0]) == gold
 
 
-def test_examples_end_with_their_answer(tmp_path: Path) -> None:
+def test_examples_end_with_their_answer(tmp_path):
     write_jsonl(tmp_path / "openbookqa" / "test.jsonl", [OPENBOOKQA])
     write_jsonl(tmp_path / "openbookqa" / "train.jsonl", [OPENBOOKQA | {"question_stem": "Fire is"}])
     task = load_task(tmp_path, "openbookqa_answer_format", data_folder="openbookqa", num_fewshot=1)
@@ -107,7 +106,7 @@ def test_examples_end_with_their_answer(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_answer_number(text: str, number: str) -> None:
+def test_answer_number(text, number):
     assert answer_number(text) == number
 
 
@@ -126,11 +125,11 @@ def test_answer_number(text: str, number: str) -> None:
         ("0", "0.0", True),
     ],
 )
-def test_same_number(answer: str, gold: str, same: bool) -> None:
+def test_same_number(answer, gold, same):
     assert same_number(answer, gold) is same
 
 
-def test_score_reads_the_filtered_answer() -> None:
+def test_score_reads_the_filtered_answer():
     filtered = extract_answers([["He has 4 + 3 = 7 pens.\n#### 7"], ["I think 8"]], [{}, {}])
     assert filtered == [["7"], ["8"]]
     assert score_number({"answer": "7.0"}, filtered[0]) == {"exact_match": 1.0}

@@ -51,9 +51,7 @@ def verdicts(judge: Judge, exchanges: list[Exchange]) -> list[dict[str, Any]]:
     ("labels", "template"), [(1, None), (2, None), (1, CHAT)], ids=["one", "two", "chat"]
 )
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_reward_is_that_of_the_exchange_alone(
-    tmp_path: Path, labels: int, template: str | None, batch_size: int
-) -> None:
+def test_a_reward_is_that_of_the_exchange_alone(tmp_path, labels, template, batch_size):
     folder = reward_folder(tmp_path, labels, template=template)
     found = verdicts(judge_of(RewardModel, folder, batch_size=batch_size), EXCHANGES)
     for exchange, verdict in zip(EXCHANGES, found, strict=True):
@@ -61,7 +59,7 @@ def test_a_reward_is_that_of_the_exchange_alone(
     assert len({round(verdict["scores"]["reward"], 4) for verdict in found}) == len(EXCHANGES)
 
 
-def test_a_long_answer_is_cut(tmp_path: Path) -> None:
+def test_a_long_answer_is_cut(tmp_path):
     folder = reward_folder(tmp_path)
     long, longer = Exchange("Who?", "x" * 300), Exchange("Who?", "x" * 300 + "y")
     _, *cut = verdicts(judge_of(RewardModel, folder), [EXCHANGES[0], long, longer])
@@ -69,7 +67,7 @@ def test_a_long_answer_is_cut(tmp_path: Path) -> None:
     assert cut[0]["scores"] == cut[1]["scores"]
 
 
-def test_what_a_reward_model_is_stands_in_its_identity(tmp_path: Path) -> None:
+def test_what_a_reward_model_is_stands_in_its_identity(tmp_path):
     one = judge_of(RewardModel, reward_folder(tmp_path / "one")).identity
     two = judge_of(RewardModel, reward_folder(tmp_path / "two", labels=2)).identity
     other = judge_of(RewardModel, reward_folder(tmp_path / "other", seed=1)).identity
@@ -79,7 +77,7 @@ def test_what_a_reward_model_is_stands_in_its_identity(tmp_path: Path) -> None:
     assert judge_of(RewardModel, reward_folder(tmp_path / "again")).identity["model"] == one["model"]
 
 
-def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path, tiny_olmoe_dir: Path) -> None:
+def test_folders_that_hold_no_reward_model_are_refused(tmp_path, tiny_olmoe_dir):
     with pytest.raises(ModelError, match="is saved as OlmoeForCausalLM"):
         judge_of(RewardModel, tiny_olmoe_dir).check()
     with pytest.raises(ModelError, match="with 3 labels"):
@@ -100,9 +98,7 @@ def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path, tiny_olmo
         ({"num_hidden_layers": 1}, "has weights that its model has no place for"),
     ],
 )
-def test_a_judge_whose_weights_do_not_fit_is_refused(
-    tmp_path: Path, changes: dict[str, int], says: str
-) -> None:
+def test_a_judge_whose_weights_do_not_fit_is_refused(tmp_path, changes, says):
     folder = reward_folder(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -111,7 +107,7 @@ def test_a_judge_whose_weights_do_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_guards_verdict_is_that_of_the_exchange_alone(tmp_path: Path, batch_size: int) -> None:
+def test_a_guards_verdict_is_that_of_the_exchange_alone(tmp_path, batch_size):
     exchanges = [Exchange(f"Question {i}?", f"Answer {'no ' * i}{i}.") for i in range(8)]
     folder = guard_folder(tmp_path)
     found = verdicts(judge_of(LlamaGuard, folder, batch_size=batch_size), exchanges)
@@ -124,14 +120,14 @@ def test_a_guards_verdict_is_that_of_the_exchange_alone(tmp_path: Path, batch_si
     assert set(words) == {"safe", "unsafe"}, "the weights are of a fixed seed"
 
 
-def test_a_guard_that_writes_something_else_does_not_score(tmp_path: Path) -> None:
+def test_a_guard_that_writes_something_else_does_not_score(tmp_path):
     found = verdicts(judge_of(LlamaGuard, guard_folder(tmp_path, verdicts=False)), EXCHANGES)
     assert all(
         "scores" not in verdict and verdict["failed"] == "wrote neither safe nor unsafe" for verdict in found
     )
 
 
-def test_categories_are_kept_and_blanks_before_the_verdict_are_passed_over() -> None:
+def test_categories_are_kept_and_blanks_before_the_verdict_are_passed_over():
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["unsafe", "safe"])
     unsafe, safe = tokenizer.convert_tokens_to_ids(["unsafe", "safe"])
@@ -148,7 +144,7 @@ def test_categories_are_kept_and_blanks_before_the_verdict_are_passed_over() -> 
     assert verdict["scores"]["llama_guard_probability"] == pytest.approx(share)
 
 
-def test_a_template_shows_texts_or_parts_or_is_refused(tmp_path: Path) -> None:
+def test_a_template_shows_texts_or_parts_or_is_refused(tmp_path):
     guard = judge_of(LlamaGuard, guard_folder(tmp_path, template=PARTS_TEMPLATE))
     exchange = Exchange(" Rob Ann. ", "No.")
     assert guard.conversation(exchange) == "Rob Ann.\nNo.\nVerdict:"
@@ -159,7 +155,7 @@ def test_a_template_shows_texts_or_parts_or_is_refused(tmp_path: Path) -> None:
         judge_of(LlamaGuard, guard_folder(tmp_path / "none", template=None)).check()
 
 
-def test_another_template_is_another_guard(tmp_path: Path) -> None:
+def test_another_template_is_another_guard(tmp_path):
     one = judge_of(LlamaGuard, guard_folder(tmp_path / "one")).identity
     other = judge_of(LlamaGuard, guard_folder(tmp_path / "other", template=PARTS_TEMPLATE)).identity
     assert one["template"] != other["template"] and len(one["template"]) == 64

@@ -48,7 +48,7 @@ def verdicts(exchanges: list[Exchange] = EXCHANGES, **keys: Any) -> dict[int, di
     return found
 
 
-def test_the_scores_are_the_highest_category_and_the_flag(server: ModerationServer) -> None:
+def test_the_scores_are_the_highest_category_and_the_flag(server):
     found = verdicts()
     for index, exchange in enumerate(EXCHANGES):
         scores = category_scores(exchange.answer)
@@ -61,7 +61,7 @@ def test_the_scores_are_the_highest_category_and_the_flag(server: ModerationServ
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 408])
-def test_what_passes_is_tried_again(server: ModerationServer, status: int) -> None:
+def test_what_passes_is_tried_again(server, status):
     before = verdicts()
     server.faults = [Fault(status, times=3)]
     server.requests.clear()
@@ -73,9 +73,7 @@ def test_what_passes_is_tried_again(server: ModerationServer, status: int) -> No
     ("keys", "status"),
     [({"OPENAI_API_KEY": "sk-wrong-secret"}, 401), ({}, 403), ({"moderation_model": "gpt-9"}, 404)],
 )
-def test_a_refused_key_or_model_stops_at_once_and_no_key_is_told(
-    server: ModerationServer, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str], status: int
-) -> None:
+def test_a_refused_key_or_model_stops_at_once_and_no_key_is_told(server, monkeypatch, keys, status):
     if key := keys.pop("OPENAI_API_KEY", None):
         monkeypatch.setenv("OPENAI_API_KEY", key)
     server.faults = [Fault(403)] if status == 403 else []
@@ -86,16 +84,14 @@ def test_a_refused_key_or_model_stops_at_once_and_no_key_is_told(
     assert len(server.requests) == 1 and "secret" not in str(raised.value)
 
 
-def test_an_answer_that_is_refused_fails_and_the_others_are_judged(server: ModerationServer) -> None:
+def test_an_answer_that_is_refused_fails_and_the_others_are_judged(server):
     server.faults = [Fault(400, about="everybody")]
     found = verdicts()
     assert found[1] == {"judge": "openai", "failed": "refused with status 400"}
     assert {"scores" in found[index] for index in (0, 2)} == {True}
 
 
-def test_an_answer_that_the_endpoint_cannot_take_waits(
-    server: ModerationServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_that_the_endpoint_cannot_take_waits(server, monkeypatch, capsys):
     monkeypatch.setattr(moderation, "TRIES", 1)
     server.faults = [Fault(500, times=2, about="everybody")]
     assert sorted(verdicts()) == [0, 2]
@@ -111,9 +107,7 @@ NO_VERDICTS = {
 
 
 @pytest.mark.parametrize("kind", NO_VERDICTS)
-def test_a_response_that_is_no_verdict_is_not_kept_and_counts_as_a_failure(
-    server: ModerationServer, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+def test_a_response_that_is_no_verdict_is_not_kept_and_counts_as_a_failure(server, capsys, kind):
     body = NO_VERDICTS[kind]
     server.faults = [Fault(body=body, about="everybody")]
     assert sorted(verdicts()) == [0, 2]
@@ -125,13 +119,7 @@ def test_a_response_that_is_no_verdict_is_not_kept_and_counts_as_a_failure(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 429, 500])
-def test_no_file_and_no_line_of_a_run_holds_the_key(
-    server: ModerationServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-) -> None:
+def test_no_file_and_no_line_of_a_run_holds_the_key(server, tmp_path, capsys, monkeypatch, status):
     """Whatever texts the server sends."""
     monkeypatch.setattr(moderation, "TRIES", 1)
     server.faults = [Fault(status, times=99)]
@@ -144,7 +132,7 @@ def test_no_file_and_no_line_of_a_run_holds_the_key(
     assert not [file for file in files if KEY in file.read_text(errors="ignore")]
 
 
-def test_what_is_missing_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_told_before_anything_runs(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
         judge().check()
@@ -159,7 +147,7 @@ def test_what_is_missing_is_told_before_anything_runs(monkeypatch: pytest.Monkey
         Moderation(Config(task=TaskConfig(name="toy_safety"), offline=True)).check()
 
 
-def test_server_and_model_are_the_judges_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_and_model_are_the_judges_identity(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "https://me:secret@example.org/v1/")
     own = judge().identity
     assert own | {"server": "example.org/v1", "model": "omni-moderation-latest"} == own
@@ -172,12 +160,7 @@ def test_server_and_model_are_the_judges_identity(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_run_whose_endpoint_goes_away_keeps_what_was_judged(
-    server: ModerationServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_whose_endpoint_goes_away_keeps_what_was_judged(server, tmp_path, capsys, monkeypatch):
     """429 and 500 in between, then away; the same command asks the rest, and no answer is judged twice."""
     monkeypatch.setattr(moderation, "TRIES", 2)
     command = ["method=base", "model=tiny", "task=toy_safety", "task.judges=[openai]", "limit=12"]

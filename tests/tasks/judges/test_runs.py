@@ -48,7 +48,7 @@ def verdicts_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_score_is_the_mean_of_the_verdicts(judged: Any) -> None:
+def test_a_score_is_the_mean_of_the_verdicts(judged):
     results, folder, ended = judged()
     samples = samples_of(folder)
     asked = [Exchange(sample["doc"]["instruction"], sample["resps"][0][0]) for sample in samples]
@@ -67,9 +67,7 @@ def test_a_score_is_the_mean_of_the_verdicts(judged: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_judge_continues_with_the_next_answer(
-    tmp_path: Path, judged: Any, loads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_judge_continues_with_the_next_answer(tmp_path, judged, loads, monkeypatch):
     def killed(argv: list[str]) -> None:
         answer = ResponseLog.answer
 
@@ -106,7 +104,7 @@ def test_a_killed_judge_continues_with_the_next_answer(
 
 
 @pytest.mark.slow
-def test_another_judge_asks_the_model_nothing(judged: Any, tmp_path: Path, loads: list[str]) -> None:
+def test_another_judge_asks_the_model_nothing(judged, tmp_path, loads):
     reward = reward_folder(tmp_path / "reward")
     first, one, _ = judged()
     assert loads == ["tiny"]
@@ -121,9 +119,7 @@ def test_another_judge_asks_the_model_nothing(judged: Any, tmp_path: Path, loads
 
 
 @pytest.mark.slow
-def test_a_changed_judge_is_another_run_and_the_order_of_judges_is_nothing(
-    judged: Any, tmp_path: Path
-) -> None:
+def test_a_changed_judge_is_another_run_and_the_order_of_judges_is_nothing(judged, tmp_path):
     key = f"task.reward_model={reward_folder(tmp_path / 'reward')}"
     before, one, _ = judged("task.judges=[toy,reward]", key)
     assert judged("task.judges=[reward,toy]", key)[1] == one
@@ -134,7 +130,7 @@ def test_a_changed_judge_is_another_run_and_the_order_of_judges_is_nothing(
 
 
 @pytest.mark.slow
-def test_a_judge_that_fails_scores_nothing(judged: Any, tmp_path: Path) -> None:
+def test_a_judge_that_fails_scores_nothing(judged, tmp_path):
     guard = guard_folder(tmp_path / "guard", verdicts=False)
     results, folder, ended = judged("task.judges=[toy,llama_guard]", f"task.guard_model={guard}")
     told = results["moe_lab"]["judges"]["llama_guard"]["tasks"]["toy_safety"]
@@ -145,9 +141,7 @@ def test_a_judge_that_fails_scores_nothing(judged: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_scores_and_intervals_are_of_the_judged_answers(
-    judged: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_and_intervals_are_of_the_judged_answers(judged, monkeypatch, capsys):
     """Two answers fail for good, one has no verdict the first time: the same command asks for that one alone."""
     asked: list[int] = []
 
@@ -183,9 +177,7 @@ def test_scores_and_intervals_are_of_the_judged_answers(
 
 
 @pytest.mark.slow
-def test_the_evaluated_model_goes_where_memory_is_short(
-    judged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_evaluated_model_goes_where_memory_is_short(judged, tmp_path, monkeypatch):
     from moe_lab.models.memory import ModelPool
 
     held: list[bool] = []
@@ -209,7 +201,7 @@ def test_the_evaluated_model_goes_where_memory_is_short(
 
 
 @pytest.mark.slow
-def test_rerun_answers_and_judges_again(judged: Any, loads: list[str]) -> None:
+def test_rerun_answers_and_judges_again(judged, loads):
     first, folder, _ = judged()
     lines = (folder / "judgements.jsonl").read_text()
     (folder / "judgements.jsonl").write_text(lines.replace('"toy": 0.', '"toy": 9.'))
@@ -218,16 +210,14 @@ def test_rerun_answers_and_judges_again(judged: Any, loads: list[str]) -> None:
     assert not list(folder.glob("*.rerun.jsonl")) and len(verdicts_of(folder)) == 10
 
 
-def test_answers_alone_are_not_judged(judged: Any) -> None:
+def test_answers_alone_are_not_judged(judged):
     results, folder, _ = judged("predict_only=true")
     assert not (folder / "judgements.jsonl").exists() and "judges" not in results["moe_lab"]
     assert isinstance(samples_of(folder)[0]["filtered_resps"][0], str)
 
 
 @pytest.mark.slow
-def test_a_model_without_template_gets_the_plain_one(
-    tiny_olmoe_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_template_gets_the_plain_one(tiny_olmoe_dir, tmp_path, capsys):
     rows = [{"instruction": "Rob Ann."}, {"instruction": "Rob Eve."}]
     write_jsonl(tmp_path / "data/safety_prompts/I-CoNa/test.jsonl", rows)
     command = ["method=base", "task=cona", "task.judges=[toy]", "gen_kwargs=max_gen_toks=4"]
@@ -249,7 +239,7 @@ def test_a_model_without_template_gets_the_plain_one(
 
 
 @pytest.mark.slow
-def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged: Any) -> None:
+def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged):
     keys = ("method=finetune-freeze", "method.schedule=router", "method.max_steps=40", "baseline=true")
     keys += ("method.learning_rate=1e-3", "method.compare_with_full=false", "method.validation_size=2")
     results, _, ended = judged(*keys, "limit=40")
@@ -279,14 +269,7 @@ def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged: Any) -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_requests_end_before_weights_load(
-    overrides: list[str],
-    told: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    loads: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wrong_requests_end_before_weights_load(overrides, told, tmp_path, capsys, loads, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     ended = run_command(capsys, *SHORT[:3], f"output_dir={tmp_path / 'out'}", *overrides)
     assert ended.code == 2 and told in ended.err and "Traceback" not in ended.err, ended.err
@@ -294,9 +277,7 @@ def test_wrong_requests_end_before_weights_load(
 
 
 @pytest.mark.slow
-def test_a_plan_knows_of_judges(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_knows_of_judges(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     keys = ["task.judges=[toy,reward,openai]", f"task.reward_model={reward_folder(tmp_path / 'reward')}"]
     keys += [f"output_dir={tmp_path / 'out'}"]

@@ -42,7 +42,7 @@ def bubblewrap() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
-def test_reference_solutions_pass_and_wrong_ones_do_not(data: Path, name: str, bubblewrap: None) -> None:
+def test_reference_solutions_pass_and_wrong_ones_do_not(data, name, bubblewrap):
     def half_right(request: Any) -> str:
         return request.doc["canonical_solution"] if request.doc["task_id"] == "own/1" else "    return None\n"
 
@@ -55,11 +55,11 @@ def test_reference_solutions_pass_and_wrong_ones_do_not(data: Path, name: str, b
     assert outcomes == ["failed: AssertionError", "passed", "failed: TypeError"]
 
 
-def test_pass_at_1_is_the_share_of_responses_that_passed() -> None:
+def test_pass_at_1_is_the_share_of_responses_that_passed():
     assert score({}, [["passed", "failed: NameError", "timed out: waiting", "passed"]]) == {"pass@1": 0.5}
 
 
-def test_the_program_is_lm_evals(data: Path) -> None:
+def test_the_program_is_lm_evals(data):
     """Its `build_predictions` and `doc_to_target`, joined by a line end as code_eval joins them."""
     problem = PROBLEMS[0]
     task: Any = load_tasks(config(data))["tasks"]["humaneval"]
@@ -68,7 +68,7 @@ def test_the_program_is_lm_evals(data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
-def test_prompt_and_stop_words_are_lm_evals(data: Path, name: str) -> None:
+def test_prompt_and_stop_words_are_lm_evals(data, name):
     import lm_eval
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -82,7 +82,7 @@ def test_prompt_and_stop_words_are_lm_evals(data: Path, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
-def test_lm_evals_own_module_is_not_executed(data: Path, name: str) -> None:
+def test_lm_evals_own_module_is_not_executed(data, name):
     """It asks the hub for a metric. Other tests import what it imports, so that an interpreter of its own must load the task."""
     code = (
         "import sys\nfrom moe_lab.config.schema import Config, TaskConfig\n"
@@ -98,9 +98,7 @@ WITHOUT = "bubblewrap (bwrap) is not installed."
 
 
 @pytest.mark.slow
-def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(data, tmp_path, monkeypatch):
     monkeypatch.setattr(programs, "why_no_bubblewrap", lambda: WITHOUT)
     refused, confirmed = config(data), config(data, confirmed=True)
     with pytest.raises(TaskError, match=r"not installed(.|\n)*task\.confirm_run_unsafe_code=true"):
@@ -116,7 +114,7 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
 
 
 @pytest.mark.slow
-def test_a_bubblewrap_that_does_not_work_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_bubblewrap_that_does_not_work_is_told(monkeypatch, tmp_path):
     (tmp_path / "bwrap").write_text(
         "#!/bin/sh\necho 'No permissions to create a new namespace' >&2\nexit 1\n"
     )
@@ -147,7 +145,7 @@ LIMITED = {
 
 
 @pytest.mark.slow
-def test_programs_are_confined(bubblewrap: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_are_confined(bubblewrap, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "hush")
     with (
         tempfile.TemporaryDirectory() as outside,
@@ -188,7 +186,7 @@ if not os.fork():
 """
 
 
-def test_predict_only_executes_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_only_executes_nothing(data, monkeypatch):
     monkeypatch.setattr(programs, "why_no_bubblewrap", lambda: pytest.fail("asked"))
     logged = config(data, predict_only=True)
     tasks = load_tasks(logged)

@@ -51,12 +51,12 @@ def passes(reply: str) -> bool:
 
 
 @pytest.mark.parametrize("form", RIGHT)
-def test_the_function_is_found_in_a_reply(form: str) -> None:
+def test_the_function_is_found_in_a_reply(form):
     assert passes(RIGHT[form])
 
 
 @pytest.mark.parametrize("form", WRONG)
-def test_a_reply_without_the_function_fails(form: str) -> None:
+def test_a_reply_without_the_function_fails(form):
     assert not passes(WRONG[form])
 
 
@@ -65,7 +65,7 @@ def chat(tmp_path: Path, **keys: Any) -> Any:
     return load_tasks(Config(task=TaskConfig(name="humaneval"), data_dir=str(tmp_path), **keys))
 
 
-def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(tmp_path: Path) -> None:
+def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(tmp_path):
     import lm_eval
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -79,7 +79,7 @@ def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(tmp_path: P
 
 
 @pytest.mark.slow
-def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(tmp_path: Path) -> None:
+def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(tmp_path):
     """lm-eval's finds nothing in a reply that opens with a fence, and cuts one that writes the function again."""
     if (problem := why_no_bubblewrap()) is not None:
         pytest.skip(problem)

@@ -193,7 +193,6 @@ Edit = tuple[str, str, str]
 EDITS: dict[str, Edit] = {
     # functions
     "a function's sum": (SCORING, "worth(doc) + bonus()", "worth(doc) - bonus()"),
-    "a function's key": (SCORING, '{"acc": worth', '{"acc2": worth'),
     "an aggregation": (SCORING, "sum(values) / len(values)", "max(values)"),
     "an argument of a decorator": (SCORING, "@rounded(2)", "@rounded(3)"),
     "an argument of a function that returns one": (SCORING, "gold = made_by(0)", "gold = made_by(-1)"),
@@ -205,15 +204,12 @@ EDITS: dict[str, Edit] = {
     "an aggregation of groups": ("tasks/weights.py", "max(values)", "min(values)"),
     # helpers
     "a helper's value": (SCORING, "else 0.0", "else 1.0"),
-    "a helper's operator": (SCORING, "WEIGHT * helpers", "WEIGHT / helpers"),
     "a helper's condition": (SCORING, 'if OPTIONS["strict"]', 'if not OPTIONS["strict"]'),
     "a new statement": (SCORING, "    return WEIGHT", "    doc = dict(doc, n=1)\n    return WEIGHT"),
     # constants
     "a number": (SCORING, "WEIGHT = 0.6", "WEIGHT = 0.4"),
     "a number's type": (SCORING, "WEIGHT = 0.6", "WEIGHT = '0.6'"),
     "a truth value": (SCORING, "'strict': True", "'strict': False"),
-    "a text in a list": (SCORING, '["a", "b"]', '["a", "c"]'),
-    "an order in a list": (SCORING, '["a", "b"]', '["b", "a"]'),
     # imported modules
     "an imported constant": (HELPERS, "FACTOR = 1", "FACTOR = 2"),
     "an imported function": (HELPERS, "FACTOR * link", "FACTOR + link"),
@@ -230,13 +226,11 @@ EDITS: dict[str, Edit] = {
     "a class's default": (CLASS, '"level", 0', '"level", 1'),
     "a base class's constant": (BASE, "SCALE = 1", "SCALE = 2"),
     "a base class's documents": (BASE, "range(4)", "range(5)"),
-    "a base class's target": (BASE, "{{answer}}", "{{question}}"),
     "a class's key": (MADE, "level: 3", "level: 4"),
     "another class": (MADE, "made.Made", "made.Base"),
     # YAML
     "an included prompt": (COMMON, "Question: ", "Q: "),
     "an included limit": (COMMON, "max_gen_toks: 4", "max_gen_toks: 5"),
-    "an included stop word": (COMMON, 'until: ["\\n"]', 'until: ["."]'),
     "a pattern": (MINE, '"(x)"', '"(y)"'),
     "the number of examples": (MINE, "num_fewshot: 0", "num_fewshot: 1"),
     "the direction of a metric": (MINE, "higher_is_better: true", "higher_is_better: false"),
@@ -258,15 +252,12 @@ EDITS: dict[str, Edit] = {
 }
 HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
     "a comment": (SCORING, "# all answers are worth this", "# all answers are worth that"),
-    "a comment at the end of a line": (SCORING, "WEIGHT = 0.6", "WEIGHT = 0.6  # of 1"),
     "a docstring": (SCORING, "The score of one answer.", "What one answer scores."),
-    "no docstring": (SCORING, "    '''The score of one answer.'''\n", ""),
     "a module's docstring": (SCORING, "How answers are scored.", "Scores."),
     "a method's docstring": (CLASS, "The prompt.", "What is asked."),
     "a new docstring": (HELPERS, "def scale(doc):\n", "def scale(doc):\n    '''Its factor.'''\n"),
     "quotation marks": (SCORING, '["a", "b"]', "['a', 'b']"),
     "line breaks": (SCORING, '["a", "b"]', '[\n    "a",\n    "b",\n]'),
-    "blank lines": (HELPERS, "FACTOR = 1\n", "\n\nFACTOR = 1\n"),
     "parentheses": (SCORING, "worth(doc) + bonus()", "(worth(doc)) + (bonus())"),
     "a comment in an imported module": ("tasks/chain.py", "def link", "# next\ndef link"),
     "a comment in YAML": (MINE, "# The questions.", "# Those questions."),
@@ -274,11 +265,6 @@ HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
         MINE,
         "task: mine\ninclude: _common.yaml\noutput_type: generate_until\n",
         "output_type: generate_until\ninclude: _common.yaml\ntask: mine\n",
-    ),
-    "the order of inner keys": (
-        COMMON,
-        '{until: ["\\n"], max_gen_toks: 4}',
-        '{max_gen_toks: 4, until: ["\\n"]}',
     ),
     "the form of YAML": (
         MINE,
@@ -295,7 +281,6 @@ HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
     "a file that nothing imports": ("tasks/unrelated.py", "X = 1", "X = 2"),
     "a new file": lambda folder: (folder / "tasks" / "new.py").write_text("Y = 1\n"),
     "the time of a file": lambda folder: os.utime(folder / SCORING, (1, 1)),
-    "the time of the data": lambda folder: os.utime(folder / DATA, (1, 1)),
     "a renamed folder": lambda folder: (folder / "tasks").rename(folder / "renamed"),
     "a renamed file": lambda folder: (folder / MINE).rename(folder / "tasks" / "yours.yaml"),
 }

@@ -166,6 +166,18 @@ def maker(artifact: Artifact, made: list[int]):
     return make
 
 
+def test_what_another_process_made_before_the_lock_was_free_is_not_made_again(tmp_path, monkeypatch):
+    one, made, held = pair(tmp_path), [], RunFolder.held
+
+    def held_later(self):
+        monkeypatch.undo()
+        pair(tmp_path).load_or_make(maker(one, made))
+        return held(self)
+
+    monkeypatch.setattr(RunFolder, "held", held_later)
+    assert one.load_or_make(maker(one, made)) == {"id": one.id, "times": 1}
+
+
 def test_it_is_made_once_and_again_where_something_is_gone(tmp_path):
     one, made = pair(tmp_path), []
     assert one.stored() is None

@@ -181,7 +181,8 @@ def test_decisions_are_counted_as_sets_of_experts():
 def test_the_next_tokens_of_the_same_samples_have_the_noise_of_their_positions(antithetic):
     router = find_routers(make_model("olmoe"))[0]
     token = torch.arange(5)
-    routing = Routing(torch.zeros(5, 8), torch.ones(5, 2), torch.zeros(5, 2).long())
+    # with equal logits any temperature would choose the same experts
+    routing = Routing(torch.linspace(0, 20, 8).expand(5, 8), torch.ones(5, 2), torch.zeros(5, 2).long())
 
     def routed_by(policy, tokens):
         policy.expect(tokens)
@@ -192,8 +193,8 @@ def test_the_next_tokens_of_the_same_samples_have_the_noise_of_their_positions(a
     for policy in policies:
         routed_by(policy, first)
     for step in (1, 2):
-        fresh = NoisyTokens(token, token + 9, token % 2, token % 3 + 1, token + step)
         for policy in policies:
+            fresh = NoisyTokens(token, token + 9, token % 2, token % 3 + 1, token + step)
             again = GumbelTopK(policy.temperatures, seed=3, antithetic=antithetic)
             pairs = zip(routed_by(policy, first.at(token + step)), routed_by(again, fresh), strict=True)
             assert all(torch.equal(one, other) for one, other in pairs)

@@ -91,10 +91,12 @@ def to_config(cell: Cell) -> Config:
 
 
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
-    """Raise ConfigError for a key without a value."""
+    """Raise ConfigError for a key without a value, and for a path or name that is too long for a file system."""
     for key, value in values.items():
         if value == "":
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
+        if isinstance(value, str) and " " not in value and max(map(len, value.split("/"))) > 255:
+            raise ConfigError(f"{prefix}{key}: no file or option has so long a name. Give a shorter one.")
         if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
             _check_texts(value, f"{key}.")
 

@@ -269,7 +269,7 @@ def print_plan(plan: Plan) -> None:
     """Print a row per study and run, baselines included, and the remaining work and disk space."""
     rows = plan.rows
     labels = settings([row.config.overrides for row in rows], [0] * len(rows))
-    model, method, task, seed = zip(*(row.names for row in rows), strict=True) if rows else ((),) * 4
+    model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
     named = {
         "run": [row.run for row in rows],
         "model": model,

@@ -140,6 +140,7 @@ WRONG = {
     "a run to repeat": (["--experimental-rerun", "x.pickle"], "Type them again"),
     "parameters of a sweep in a value": (["-m", "hydra.sweeper.params={seed: '0,1'}"], "Hydra ends with"),
     "a query of a shell": (["-sc", "query=bash"], "COMP_LINE"),
+    "a name longer than any": (["model.path=" + 300 * "x"], "no file or option has so long a name"),
     "a grid of no run": (["-m", "method.n=glob(*)"], "method.n=glob(*) has 0 runs"),
     "a grid that nobody runs": (["-m", "seed=range(0,100000)"], "seed=range(0,100000) has 100,000 runs"),
     "null as a task": (["task=null"], "task=null is no option of task"),

@@ -118,7 +118,6 @@ def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:
 
 # Equivalent model size of RoE, and its cost next to a plain model of that size (RoE, Figure 5)
 
-
 COSTS = {"milliseconds_per_token": "time per generated token", "mebibytes": "memory"}
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-
 DPI = 200
 PAGE_WIDTH = 7.0
 """Inches between the margins of a page."""

@@ -6,20 +6,17 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.api.shown import Shown, text
+from moe_lab.api.shown import Shown
 from moe_lab.config.arguments import wrong
-from moe_lab.results.measured import interval, number
+from moe_lab.reports.columns import Column
+from moe_lab.reports.frames import typed_frame
+from moe_lab.reports.terminal import comparison_columns
 from moe_lab.runs.compare import compared
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from moe_lab.results.comparisons.comparison import Comparison
-
-COLUMNS = [
-    *("other", "task", "metric", "examples", "a", "b", "difference", "difference_low", "difference_high"),
-    *("test", "p", "p_holm", "to_right", "to_wrong", "verdict"),
-]
 
 
 class Compared(Shown):
@@ -38,32 +35,17 @@ class Compared(Shown):
         return len(self._comparison.scores)
 
     def frame(self) -> pd.DataFrame:
-        """One row per evaluation, task and metric.
+        """One row per evaluation, task and metric, with the columns of `Results.frame`.
 
-        Columns: `other` ("b", or "b1", "b2", ...), `task`, `metric`, `examples`, the scores `a` and `b` (rates are
-        fractions), `difference` (`b` minus `a`) with its 95% interval `difference_low`, `difference_high`, `p` of
-        `test`, `p_holm` (corrected for all rows), `to_right`, `to_wrong` (examples that only the other one, or only
-        `a`, has right), and `verdict`.
+        `run` is "b", or "b1", "b2" and so on, and `compared_with` is "a": `difference` is `value` minus `other_value`,
+        `p_holm` is corrected for all rows. `verdict` says which is better.
         """
-        import pandas as pd
+        scores = self._comparison.scores
+        return typed_frame([{"run": one.run_id} | one.columns() | {"verdict": one.verdict} for one in scores])
 
-        frame = pd.DataFrame(self._comparison.rows).rename(columns={"n": "examples"})
-        bounds = [row["ci95"] or (None, None) for row in self._comparison.rows]
-        frame["difference_low"], frame["difference_high"] = zip(*bounds, strict=True)
-        return frame[COLUMNS].astype(dict.fromkeys(("examples", "to_right", "to_wrong"), "Int64"))
-
-    def _shown(self) -> tuple[dict[str, list[str]], list[str]]:
-        rows = self.frame().to_dict("records")
-        names = ("other", "task", "metric", "examples")
-        columns = {name: [text(row[name]) for row in rows] for name in names}
-        columns |= {name: [number(row[name]) for row in rows] for name in ("a", "b")}
-        columns["difference"] = [number(row["difference"], sign=True) for row in rows]
-        limits = [(row["difference_low"], row["difference_high"]) for row in rows]
-        columns["95% interval"] = [interval(bounds, sign=True) for bounds in limits]
-        columns["p (Holm)" if len(rows) > 1 else "p"] = [number(row["p_holm"]) for row in rows]
-        columns["verdict"] = [row["verdict"] for row in rows]
+    def _columns(self) -> tuple[list[Column], list[str]]:
         named = [f"{one.key}: {one.label} {one.settings}".rstrip() for one in self._comparison.evaluations]
-        return columns, [*named, *self.notes]
+        return comparison_columns(self._comparison), [*named, *self.notes]
 
 
 def compare(

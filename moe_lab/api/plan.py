@@ -6,20 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moe_lab.api.run import composed, output
-from moe_lab.api.shown import Shown, text
+from moe_lab.api.shown import Shown
 from moe_lab.cli.main import MODES, call
 from moe_lab.errors import ConfigError
+from moe_lab.reports.columns import Column
 from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.runs.config import to_configs
-from moe_lab.runs.plan import Plan
+from moe_lab.runs.plan import Plan, plan_columns
 from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-IN_NOTES = ("hours_here", "gpu_memory")
-"""Columns that `repr` leaves to the notes."""
 
 
 class PlannedRuns(Shown):
@@ -74,10 +71,8 @@ class PlannedRuns(Shown):
             dict.fromkeys(("examples", "tokens", "gpu_memory"), "Int64") | {"hours_here": "float64"}
         )
 
-    def _shown(self) -> tuple[dict[str, list[str]], list[str]]:
-        frame = self.frame()
-        columns = {name: [text(value) for value in frame[name]] for name in frame if name not in IN_NOTES}
-        return columns, self.notes
+    def _columns(self) -> tuple[list[Column], list[str]]:
+        return plan_columns(self._plan), self.notes
 
 
 def plan(overrides: Sequence[str]) -> PlannedRuns:

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-from moe_lab.api.shown import Shown, given, text
+from moe_lab.api.shown import Shown
 from moe_lab.errors import ConfigError
+from moe_lab.reports.columns import Column
 from moe_lab.reports.figures.primitives import differences_figure
 from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
-from moe_lab.results.measured import interval, number
+from moe_lab.reports.scores import CommandTable, ScoreLine
+from moe_lab.reports.terminal import notes
 from moe_lab.results.model import BASE
-from moe_lab.results.score_table import NO_COMPARISONS, Family, ScoreLine
-from moe_lab.results.scores import Score
-from moe_lab.results.significance import ALPHA
-from moe_lab.runs.grid import grouped, stored_outcomes
+from moe_lab.results.score_table import Family
+from moe_lab.runs.grid import command_table, stored_outcomes
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.plan import with_baselines
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-NAMES = ("model", "method")
-"""Columns that name a run, with its settings."""
 
 
 class Results(Shown, Sequence[dict[str, Any]]):
@@ -52,11 +49,9 @@ class Results(Shown, Sequence[dict[str, Any]]):
         self.missing = [run.folder.name for run in distinct_runs(jobs) if not run.done]
         self.tables = tables or {}
         self._results = [outcome.results for outcome in outcomes]
-        self._groups, of_runs = grouped(outcomes, jobs) if outcomes else ([], NO_COMPARISONS)
-        self._family = of_runs if family is None else family
-        every = [(run.config, found) for run in with_baselines(self.runs) if (found := run.stored())]
-        self._configs, self._every = [config for config, _ in every], [result for _, result in every]
-        """The runs and those that they are compared with."""
+        table = command_table(outcomes, jobs) if outcomes else CommandTable([])
+        self._table = table if family is None else replace(table, family=family)
+        self._configs = {run.run_id: run.config for run in with_baselines(self.runs)}
 
     def __len__(self) -> int:
         return len(self._results)
@@ -96,7 +91,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
           `metrics=` measured, as loggers name it. Both are of single runs.
         """
         asked = [run.config for run in self.runs]
-        return score_frame(self._every, self._configs, asked, self._groups, self._family, all_settings)
+        return score_frame(self._table, self._configs, asked, all_settings)
 
     def examples(self) -> pd.DataFrame:
         """One row per example of every run, base runs included, by the filter of the task's headline metric.
@@ -109,7 +104,8 @@ class Results(Shown, Sequence[dict[str, Any]]):
         Raises DamagedError for a sample log that cannot be read.
         """
         asked = [run.config for run in self.runs]
-        return example_frame(self._every, settings_by_run(self._every, self._configs, asked))
+        runs = self._table.runs
+        return example_frame(runs, settings_by_run(runs, self._configs, asked))
 
     def plot(self) -> Figure:
         """A forest plot: each run's difference with its 95% interval, the largest first, one panel per task.
@@ -119,70 +115,30 @@ class Results(Shown, Sequence[dict[str, Any]]):
 
         Raises ConfigError where no run is compared with another one.
         """
-        frame = self.frame()
-        single = {result.run_id for group in self._groups if group.summary for result in group.results}
-        hidden = {result.stored_in.name for result in self._every if result.run_id in single}
-        rows = frame[frame["difference_low"].notna() & ~frame["run"].isin(hidden)]
-        if rows.empty:
+        several = len({run.model for run in self._table.runs}) > 1
+        lines = [
+            ScoreLine(line.score, _label(line, several))
+            for line in self._table.shown
+            if line.score.tested_interval is not None
+        ]
+        if not lines:
             raise ConfigError(
                 "There is no difference to plot: no run is compared with another. Run a method other than base, "
                 "without baseline=false."
             )
-        names = self._names(rows)
-        return _shown_by_notebooks(
-            differences_figure([self._difference(row, names) for row in rows.to_dict("records")])
-        )
+        return _shown_by_notebooks(differences_figure(lines))
 
-    def _difference(self, row: dict[str, Any], names: Sequence[str]) -> ScoreLine:
-        other = row["compared_with"]
-        label = ", ".join(_setting(name, row[name]) for name in names if given(row[name]))
-        score = Score(
-            model=row["model"],
-            method=row["method"],
-            task=row["task"],
-            metric=row["metric"],
-            run_id=row["run"],
-            difference=row["difference"],
-            difference_interval=(row["difference_low"], row["difference_high"]),
-            p_holm=row["p_holm"] if given(row["p_holm"]) else None,
-            n=int(row["examples"]) if given(row["examples"]) else None,
-            lower_is_better=any(one.lower_is_better(row["task"], row["metric"]) for one in self._results),
-        )
-        return ScoreLine(score, label if other == BASE else f"{label}, minus {other.replace('_', ' ')}")
-
-    def _names(self, frame: pd.DataFrame) -> list[str]:
-        """The columns that name a run: its method, the settings that differ, and of several models the model."""
-        settings = list(frame.columns[2 : list(frame.columns).index("task")])
-        one_model = frame["model"].nunique() < 2
-        return [name for name in (*NAMES, *settings) if not (one_model and name == "model")]
-
-    def _shown(self) -> tuple[dict[str, list[str]], list[str]]:
-        if not self.runs:
-            return {}, ["no results"]
-        frame = self.frame()
-        rows = frame.to_dict("records")
-        seeds = [f"mean of {row['seeds']}" if row["seeds"] > 1 else text(row["seed"]) for row in rows]
-        limits = [(row["difference_low"], row["difference_high"]) for row in rows]
-        columns = {
-            **{name: [_value(row[name]) for row in rows] for name in self._names(frame)},
-            **{name: [text(row[name]) for row in rows] for name in ("task", "metric")},
-            "seed": seeds if frame["seeds"].max() > 1 else [],
-            "examples": [text(row["examples"]) for row in rows],
-            "value": [number(row["value"]) for row in rows],
-            "95% interval": [interval((row["low"], row["high"])) for row in rows],
-            "compared with": [text(row["compared_with"]) for row in rows],
-            "difference": [number(row["difference"], sign=True) for row in rows],
-            "its 95% interval": [interval(bounds, sign=True) for bounds in limits],
-            "p (Holm)" if self._family.note else "p": [number(row["p_holm"]) for row in rows],
-            "notes": [row["notes"] for row in rows],
-        }
-        return columns, [self._title()]
-
-    def _title(self) -> str:
+    def _columns(self) -> tuple[list[Column], list[str]]:
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
-        note = self._family.note
-        how = f"corrected by Holm for the comparisons of the same question ({note}), " if note else ""
-        return f"{runs}; p is {how}significant below {ALPHA}" if self._family.corrected else runs
+        return self._table.columns(), [runs, *notes(self._table)] if self.runs else ["no results"]
+
+
+def _label(line: ScoreLine, several_models: bool) -> str:
+    """The run and, if it is not base, the run that it is compared with."""
+    score = line.score
+    named = [score.model] * several_models + [score.method, line.label.replace("method.", "")]
+    label = ", ".join(filter(None, named))
+    return label if score.other == BASE else f"{label}, minus {score.other.replace('_', ' ')}"
 
 
 def _shown_by_notebooks(figure: Figure) -> Figure:
@@ -195,13 +151,3 @@ def _shown_by_notebooks(figure: Figure) -> Figure:
 
     figure._repr_png_ = png  # type: ignore[attr-defined]
     return figure
-
-
-def _setting(name: str, value: Any) -> str:
-    return str(value) if name in NAMES else f"{name.removeprefix('method.')}={_value(value)}"
-
-
-def _value(value: Any) -> str:
-    """A setting; of a profile the study's name."""
-    profile = isinstance(value, str) and Path(value).name == "best.yaml"
-    return Path(value).parent.name if profile else text(value)

@@ -1,48 +1,31 @@
-"""What a notebook and a terminal show of an object: a table of texts, and lines below it."""
+"""What a notebook and a terminal show of an object: a table, and lines below it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from html import escape
-from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.terminal import shown
-
-if TYPE_CHECKING:
-    import pandas as pd
+from moe_lab.reports.columns import Column, split_title, table_text
 
 
 class Shown(ABC):
     """An object that is shown as a table."""
 
     @abstractmethod
-    def _shown(self) -> tuple[dict[str, list[str]], list[str]]:
-        """Columns of texts, and lines. Empty columns are not shown."""
-
-    def _table(self) -> tuple[pd.DataFrame, list[str]]:
-        import pandas as pd
-
-        columns, lines = self._shown()
-        return pd.DataFrame({name: cells for name, cells in columns.items() if any(cells)}), lines
+    def _columns(self) -> tuple[list[Column], list[str]]:
+        """The columns, and the lines below."""
 
     def __repr__(self) -> str:
-        table, lines = self._table()
-        return shown("\n".join([table.to_string(index=False), *lines]))
+        columns, lines = self._columns()
+        return shown("\n".join([table_text("", columns).strip("\n"), *lines]).lstrip())
 
     def _repr_html_(self) -> str:
-        table, lines = self._table()
-        return table.to_html(index=False) + "".join(f"<p>{escape(line)}</p>" for line in lines)
+        import pandas as pd
 
-
-def given(value: Any) -> bool:
-    """Whether it is no missing value."""
-    import pandas as pd
-
-    return isinstance(value, list | dict) or not pd.isna(value)
-
-
-def text(value: Any) -> str:
-    """A cell; empty for a missing value."""
-    if not given(value):
-        return ""
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        columns, lines = self._columns()
+        title, kept = split_title(columns)
+        rows = list(zip(*(column.cells for column in kept), strict=True))
+        table = pd.DataFrame(rows, columns=[column.heading for column in kept]).to_html(index=False)
+        below = "".join(f"<p>{escape(line)}</p>" for line in lines)
+        return f"<p>{escape(' '.join(title))}</p>{table}{below}"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from moe_lab.metrics.intervals import Loss
 from moe_lab.metrics.registry import Intervention, counted_metrics, intervention_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
-from moe_lab.reports.terminal.layout import TextTable, names, numbers, print_text_table, text_table
-from moe_lab.reports.terminal.results import HOLM, INTERVAL, P, run_labels
-from moe_lab.results.measured import interval, number
+from moe_lab.reports.columns import Column, count, names, numbers, print_table, texts
+from moe_lab.reports.scores import limits, run_labels
+from moe_lab.results.measured import Difference, Interval, number
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import EXPERT_METRICS, Family
 from moe_lab.results.scores import Comparison, headline
-from moe_lab.results.significance import ALPHA
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,14 +34,15 @@ def comparisons(results: Sequence[RunResult]) -> dict[Comparison, float | None]:
 
 def print_expert_metrics(results: Sequence[RunResult], family: Family) -> None:
     """Print one table of all results that have expert metrics, with the corrected p of the command's family."""
-    rows: list[tuple[str, ...]] = []
-    for run, label in zip(results, run_labels(results), strict=True):
-        if (metrics := expert_metrics_of(run)) is not None:
-            place = (run.model, run.method, label, ",".join(run.requested))
-            rows += [(*place, *line) for line in lines(metrics, run.run_id, family)]
+    rows = [
+        (run, label, line)
+        for run, label in zip(results, run_labels(results), strict=True)
+        if (metrics := expert_metrics_of(run)) is not None
+        for line in lines(metrics, run.run_id, family)
+    ]
     if rows:
         print()
-        print_text_table(expert_table(rows, family), explained(family))
+        print_table("Expert metrics", expert_columns(rows, family))
         print(CORRECTED)
 
 
@@ -73,41 +75,64 @@ def layer_frame(content: StoredMetrics) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["metric", "of", "layer", "value", "low", "high", "maximum"])
 
 
-def layer_rows(content: StoredMetrics) -> list[tuple[object, ...]]:
-    """The number of each MoE layer and its entropies over all tokens, a column per metric, for a page."""
-    return list(enumerate(zip(*(content.layers(name, "all") for name in counted_metrics()), strict=True)))
+def layer_columns(content: StoredMetrics) -> list[Column]:
+    """The entropies of each MoE layer over all tokens, for a page."""
+    layers = {metric.label: content.layers(name, "all") for name, metric in counted_metrics().items()}
+    columns = []
+    for label, own in layers.items():
+        columns += [
+            numbers(label, [one.value for one in own], number),
+            limits("95% interval", [one.interval for one in own]),
+        ]
+    return [numbers("layer", list(range(len(own))), count), *columns] if layers else []
 
 
 UNCHANGED = "unchanged routing"
 """The run that a lost accuracy is compared with."""
-CORRECTED = "Both entropies are corrected by the jackknife: entropies of few tokens are too low."
+CORRECTED = (
+    "Entropies are in bits, corrected by the jackknife: those of few tokens are too low. Capacity and Specialization "
+    "are accuracy lost (docs/expert_metrics.md)."
+)
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
-Line = tuple[str, str, str, str, str, str, str, str]
-"""Metric, subject, value, interval, accuracies or the largest possible value, p, difference to base, interval."""
 
 
-def explained(family: Family) -> dict[str, str]:
-    """The meanings of columns (docs/expert_metrics.md)."""
-    test = "McNemar's exact test of the lost accuracy"
-    corrected = f"{test}, corrected for their number ({family.note})"
-    return {
-        "value": "bits of entropy; for Capacity and Specialization the accuracy lost.",
-        "at most, or accuracy": "the largest entropy possible; accuracy before and after.",
-        P: f"{test}. Significant below {ALPHA}.",
-        HOLM: f"{corrected}. Significant below {ALPHA}.",
-        "to base": "value minus that of base.",
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """An expert metric of one run."""
+
+    metric: str
+    of: str
+    value: float | None
+    interval: Interval | None
+    bound: str
+    """The largest entropy possible; the accuracy before and after."""
+    p: float | None = None
+    """Corrected."""
+    difference: Difference
+    """To the base model."""
+
+
+def expert_columns(rows: Sequence[tuple[RunResult, str, Line]], family: Family) -> list[Column]:
+    """One row per run, metric and subject; each has the run, its settings, and the line."""
+    found = [line for *_, line in rows]
+    run = {
+        "model": lambda row: row[0].model,
+        "method": lambda row: row[0].method,
+        "settings": lambda row: row[1],
+        "task": lambda row: ",".join(row[0].requested),
+        "metric": lambda row: row[2].metric,
+        "of": lambda row: row[2].of,
     }
-
-
-def expert_table(rows: Sequence[tuple[str, ...]], family: Family) -> TextTable:
-    """One row per run, metric and subject. Each row has the run's model, method, settings, task, and a `Line`."""
-    columns = [list(cells) for cells in zip(*rows, strict=True)]
-    model, method, label, task, metric, subject, value, limits, bound, p, difference, its_limits = columns
-    run = {"model": model, "method": method, "settings": label, "task": task, "metric": metric, "of": subject}
-    p_heading = HOLM if family.tests[EXPERT_METRICS] > 1 else P
-    values = numbers({"value": value, INTERVAL: limits, "at most, or accuracy": bound, p_heading: p})
-    differences = numbers({"to base": difference, INTERVAL: its_limits})
-    return text_table("Expert metrics", [*names(run), *values, *differences])
+    p = "p (Holm)" if family.tests[EXPERT_METRICS] > 1 else "p"
+    return [
+        *names(rows, run),
+        numbers("value", [line.value for line in found], number),
+        limits("95% interval", [line.interval for line in found], spare=2),
+        texts("at most, or accuracy", [line.bound for line in found], spare=1),
+        numbers(p, [line.p for line in found], number),
+        numbers("to base", [line.difference.difference for line in found], partial(number, sign=True)),
+        limits("95% interval", [line.difference.interval for line in found], sign=True, spare=3),
+    ]
 
 
 def lines(metrics: StoredMetrics, run_id: str, family: Family) -> list[Line]:
@@ -133,21 +158,29 @@ def _entropies(metrics: StoredMetrics) -> Iterator[Line]:
         found = metrics.entropies(name)
         for phase, of in PHASES.items():
             if (one := found.get(phase)) is not None:
-                shown = number(one.value), interval(one.interval), number(one.maximum), ""
-                yield f"{metric.label}, bits", of, *shown, *_difference(metrics, name, phase)
+                yield Line(
+                    metric=f"{metric.label}, bits",
+                    of=of,
+                    value=one.value,
+                    interval=one.interval,
+                    bound=number(one.maximum),
+                    difference=metrics.difference("baseline", name, phase),
+                )
 
 
 def _losses(metrics: StoredMetrics, run_id: str, family: Family) -> Iterator[Line]:
     for name, each in interventions():
         found = _of_tasks(metrics.losses(name, each), metrics.metric)
         for task, metric, loss in found:
-            p = family.corrected.get(_comparison(run_id, each, task, metric))
-            scores = f"{number(loss.base)} to {number(loss.changed)}"
-            limits = interval(loss.interval, sign=True)
-            shown = number(loss.difference, sign=True), limits, scores, "" if p is None else number(p)
-            where = each.label if len(found) == 1 else f"{each.label}, {task}"
-            difference = _difference(metrics, *each.path(name), "tasks", task, metric)
-            yield f"{intervention_metrics()[name].label}, {metric}", where, *shown, *difference
+            yield Line(
+                metric=f"{intervention_metrics()[name].label}, {metric}",
+                of=each.label if len(found) == 1 else f"{each.label}, {task}",
+                value=loss.difference,
+                interval=loss.interval,
+                bound=f"{number(loss.base)} to {number(loss.changed)}",
+                p=family.corrected.get(_comparison(run_id, each, task, metric)),
+                difference=metrics.difference("baseline", *each.path(name), "tasks", task, metric),
+            )
 
 
 def _of_tasks(tasks: dict[str, dict[str, Loss]], metric_name: str | None) -> list[tuple[str, str, Loss]]:
@@ -155,11 +188,3 @@ def _of_tasks(tasks: dict[str, dict[str, Loss]], metric_name: str | None) -> lis
     shown = {"all": tasks["all"]} if len(tasks) > 4 and tasks.get("all") else tasks
     named = [(task, headline(losses, metric_name), losses) for task, losses in shown.items() if losses]
     return [(task, metric, losses[metric]) for task, metric, losses in named]
-
-
-def _difference(metrics: StoredMetrics, *path: str) -> tuple[str, str]:
-    """The difference to the base model, and its interval; empty without one."""
-    found = metrics.difference("baseline", *path)
-    if found.difference is None:
-        return "", ""
-    return number(found.difference, sign=True), interval(found.interval, sign=True)

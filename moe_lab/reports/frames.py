@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.recorded import recorded
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.pages.answers import answer_of
-from moe_lab.reports.papers.table import Table
-from moe_lab.results.model import BASE, RunResult
+from moe_lab.reports.scores import CommandTable
+from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Sample, metric_values, read_samples
-from moe_lab.results.score_table import Family, SeedGroup, flat
-from moe_lab.results.scores import Score, headline, shown_scores
+from moe_lab.results.scores import NO_SCORE, headline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,13 +23,8 @@ SHOWN_ELSEWHERE = ("model.name", "method.name", "task.name", "task.metric", "see
 """Settings that are columns already, or that repeat others."""
 WHOLE = ("seed", "seeds", "examples", "family", "to_right", "to_wrong")
 """Columns of whole numbers, of which some may be missing."""
-VALUES = ("value", "low", "high", "stderr", "std", "seed_low", "seed_high")
-DIFFERENCES = ("difference", "difference_low", "difference_high")
-OF_CELLS = (
-    *("metric", "seeds", "examples", *VALUES, "compared_with", *DIFFERENCES),
-    *("difference_over", "test", "p", "p_holm", "question", "family", "notes"),
-)
-"""Columns of the score table that a cell of an experiment's table has."""
+TEXTS = ("model", "method", "task", "metric", "compared_with", "difference_over", "test", "question", "notes")
+NUMBERS = [name for name in NO_SCORE.columns() if name not in (*WHOLE, *TEXTS)]
 
 
 def settings_of(
@@ -68,52 +62,55 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_frame(
-    results: Sequence[RunResult],
-    configs: Sequence[Config],
-    asked: Sequence[Config],
-    groups: Sequence[SeedGroup],
-    family: Family,
-    every: bool = False,
+    table: CommandTable, configs: Mapping[str, Config], asked: Sequence[Config], every: bool = False
 ) -> pd.DataFrame:
     """The score table of a command: the frame of `moe_lab.Results.frame`, which documents its columns.
 
     Args:
-        results: of the command's runs and of those that they are compared with.
-        configs: the configuration of each result.
+        configs: the configuration of each run of the table, by id.
         asked: the configurations of the command's own runs.
-        groups: the results by configuration; those with a summary are means over seeds.
         every: a column for every setting, not only for those that differ.
     """
+    settings = settings_by_run(table.runs, configs, asked, every)
+    measured = any(config.metrics != "none" for config in asked)
+    more = {run.run_id: _of_run(run, measured) for run in table.runs}
+    files = {group.results[0].run_id: group.file for group in table.groups}
+    rows = []
+    for line in table.lines:
+        columns, run = line.score.columns(), line.results[0]
+        names = {name: columns.pop(name) for name in ("model", "method")}
+        own = {"seed": run.seed, "run": run.stored_in.name} | more[run.run_id]
+        if len(line.results) > 1:
+            file = files[run.run_id]
+            own = {"seed": None, "run": file and file.stem}
+        rows.append(names | settings[run.run_id] | columns | own)
+    return typed_frame(rows, settings.values())
+
+
+def typed_frame(
+    rows: Sequence[Mapping[str, Any]], settings: Collection[Mapping[str, Any]] = ()
+) -> pd.DataFrame:
+    """Rows of scores as a frame, in which numbers are numbers also where all are missing."""
     import pandas as pd
 
-    settings = settings_by_run(results, configs, asked, every)
-    measured = any(config.metrics != "none" for config in asked)
-    rows = []
-    for result in results:
-        more = {f"cost/{name}": value for name, value in result.cost.items() if value is not None}
-        if measured and (content := expert_metrics_of(result)) is not None:
-            more |= logged_values(content)
-        for score in (score for other in (BASE, *result.compared) for score in shown_scores(result, other)):
-            row = _row(family.correct(score), settings[result.run_id], result.seed, result.stored_in.name)
-            rows.append(row | more)
-    for group in groups:
-        if group.summary is not None and group.file is not None:
-            first = group.results[0]
-            scores = (score for other in (BASE, *first.compared) for score in group.scores(other))
-            rows += [
-                _row(family.correct(score), settings[first.run_id], run=group.file.stem) for score in scores
-            ]
-    # all of these may be missing in every row
-    types = dict.fromkeys(WHOLE, "Int64") | dict.fromkeys((*VALUES, *DIFFERENCES, "p", "p_holm"), "float64")
-    return with_counts(pd.DataFrame(rows), settings.values()).astype(types)
+    types = dict.fromkeys(WHOLE, "Int64") | dict.fromkeys(NUMBERS, "float64")
+    frame = with_counts(pd.DataFrame(rows), settings)
+    return frame.astype({name: kind for name, kind in types.items() if name in frame})
+
+
+def _of_run(run: RunResult, measured: bool) -> dict[str, Any]:
+    """The cost of a run, and if its command asked for them its expert metrics."""
+    cost = {f"cost/{name}": value for name, value in run.cost.items() if value is not None}
+    content = expert_metrics_of(run) if measured else None
+    return cost if content is None else cost | logged_values(content)
 
 
 def settings_by_run(
-    results: Sequence[RunResult], configs: Sequence[Config], asked: Sequence[Config], every: bool = False
+    results: Sequence[RunResult], configs: Mapping[str, Config], asked: Sequence[Config], every: bool = False
 ) -> dict[str, dict[str, Any]]:
     """The settings of each result's configuration (`settings_of`) by run id."""
-    found = settings_of(configs, asked, every)
-    return {result.run_id: own for result, own in zip(results, found, strict=True)}
+    ids = [result.run_id for result in results]
+    return dict(zip(ids, settings_of([configs[run_id] for run_id in ids], asked, every), strict=True))
 
 
 def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) -> pd.DataFrame:
@@ -122,56 +119,6 @@ def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) ->
     known = {name: [value for one in settings if (value := one[name]) is not None] for name in names}
     whole = [name for name, values in known.items() if values and all(type(value) is int for value in values)]
     return frame.astype(dict.fromkeys(whole, "Int64"))
-
-
-def _row(
-    score: Score, settings: Mapping[str, Any], seed: int | None = None, run: str | None = None
-) -> dict[str, Any]:
-    columns, difference = flat(score), score.tested_interval or (None, None)
-    right, wrong = score.flips or (None, None)
-    return {
-        "model": score.model,
-        "method": score.method,
-        **settings,
-        "task": score.task,
-        "metric": score.metric,
-        "seed": seed,
-        "seeds": score.seeds,
-        "examples": score.n,
-        **{name: columns[name] for name in VALUES},
-        "compared_with": None if score.difference is None else score.other,
-        **dict(zip(DIFFERENCES, (score.difference, *difference), strict=True)),
-        "difference_over": score.tested_over if score.tested_interval else None,
-        "test": score.test,
-        "p": score.p,
-        "p_holm": score.p_holm,
-        "question": score.question,
-        "family": score.family,
-        "to_right": right,
-        "to_wrong": wrong,
-        "notes": " ".join(score.marks),
-        "run": run,
-    }
-
-
-# The tables of experiments
-
-
-def table_frame(table: Table) -> pd.DataFrame:
-    """One row per cell, average and run that it is compared with; a cell without a result has the reason alone.
-
-    Columns: the coordinates of the cell, the numbers of `score_frame`, `published` (the paper's number, a fraction
-    where the score is one) and `problem`.
-    """
-    import pandas as pd
-
-    rows = []
-    for row in table.shown:
-        paper = {"published": row.published and row.published.fraction, "problem": row.problem}
-        for score in [row.score, *row.compared.values()] if row.score or row.compared else [None]:
-            numbers = _row(score, {}) if score else {}
-            rows.append(row.coordinates | {name: numbers[name] for name in OF_CELLS if score} | paper)
-    return pd.DataFrame(rows)
 
 
 # The examples

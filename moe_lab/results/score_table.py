@@ -9,14 +9,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from moe_lab.results.measured import Interval, Spread, limits
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.scores import EQUAL, MARKS, PART, Comparison, Score, shown_scores
+from moe_lab.results.scores import (
+    AVERAGE,
+    BOTH,
+    DOCUMENTS,
+    EQUAL,
+    MARKS,
+    PART,
+    SEEDS,
+    Comparison,
+    Score,
+    shown_scores,
+)
 from moe_lab.results.significance import holm, p_over_seeds
 from moe_lab.results.statistics import LEVEL, interval_of_mean_of_tasks, over_seeds
 
@@ -94,29 +105,6 @@ NO_COMPARISONS = Family({}, {})
 
 
 @dataclass(frozen=True)
-class ScoreLine:
-    """A score in a view of a command: that of a run, or the mean over its seeds."""
-
-    score: Score
-    label: str
-    """The settings of the run."""
-    seeds: str = ""
-    """Of a mean the number of seeds, and of studies."""
-    compared: Mapping[str, Score] = field(default_factory=dict)
-    """Comparisons with other runs than the base model's, by name."""
-
-    @property
-    def scores(self) -> list[Score]:
-        """Compared with base, then with the other runs."""
-        return [self.score, *self.compared.values()]
-
-    @property
-    def name(self) -> str:
-        settings = f" ({self.label})" if self.label else ""
-        return f"{self.score.method} on {self.score.task}{settings}"
-
-
-@dataclass(frozen=True)
 class SeedGroup:
     """The results of one configuration: one per seed."""
 
@@ -135,49 +123,26 @@ class SeedGroup:
         return [mean_score(list(same), scores) for same in zip(*by_seed, strict=True)]
 
 
-@dataclass(frozen=True)
-class ScoreTable:
-    """The scores of a command and the families of their comparisons."""
-
-    scores: Sequence[Score]
-    family: Family
-
-    @classmethod
-    def of(
-        cls,
-        groups: Sequence[SeedGroup],
-        measured: Mapping[Comparison, float | None] | None = None,
-        controls: Container[str] = (),
-    ) -> ScoreTable:
-        """The scores against base, then against each other run, corrected as in `Family.of`."""
-        others = [BASE, *compared_names(results for group in groups for results in group.results)]
-        found = [
-            score
-            for other in others
-            for group in groups
-            if other == BASE or other in compared_names(group.results)
-            for score in group.scores(other)
-        ]
-        family = Family.of({score.comparison: score.p for score in found}, measured, controls)
-        return cls([family.correct(score) for score in found], family)
+def family_of(
+    groups: Sequence[SeedGroup],
+    measured: Mapping[Comparison, float | None] | None = None,
+    controls: Container[str] = (),
+) -> Family:
+    """The families of the comparisons of a command's scores with base and with each other run; see `Family.of`."""
+    scores = [
+        score
+        for other in [BASE, *compared_names(results for group in groups for results in group.results)]
+        for group in groups
+        if other == BASE or other in compared_names(group.results)
+        for score in group.scores(other)
+    ]
+    return Family.of({score.comparison: score.p for score in scores}, measured, controls)
 
 
 def explained_marks(marks: Iterable[str]) -> list[str]:
     """What the marks mean, each once."""
     seen = set(marks)
     return [text for mark, text in MARKS.items() if mark in seen]
-
-
-def flat(score: Score) -> dict[str, str | float | None]:
-    """The fields of a score as columns: an interval as its limits, `low` and `high` in the place of `interval`."""
-    row: dict[str, str | float | None] = {}
-    for name, value in vars(score).items():
-        if name.endswith("interval"):
-            low, high = value or (None, None)
-            row |= {name.replace("interval", "low"): low, name.replace("interval", "high"): high}
-        elif name != "flips":
-            row[name] = " ".join(value) if name == "marks" else value
-    return row
 
 
 def compared_summary(scores: Mapping[str, Any], other: str) -> Mapping[str, Any]:
@@ -196,9 +161,9 @@ def compared_summary(scores: Mapping[str, Any], other: str) -> Mapping[str, Any]
 def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     """The score of a run with several seeds: means, and their intervals over documents and over seeds, kept apart.
 
-    `summary` has the `scores` of `moe_lab.runs.summaries.summary`. `p_mcnemar` and `p_randomization` compare two runs
-    and are None. `p_seeds` is that of the test over seeds and documents together, from five seeds on; with fewer seeds
-    the larger p of a test over seeds and one over documents. Expert metrics have the test over seeds alone.
+    `summary` has the `scores` of `moe_lab.runs.summaries.summary`. `p` is that of the test over seeds and documents
+    together, from five seeds on; with fewer seeds the larger p of a test over seeds and one over documents. Expert
+    metrics have the test over seeds alone.
     """
     first = scores[0]
     part = PART in first.marks
@@ -207,9 +172,12 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     differences = [score.difference for score in scores if score.difference is not None]
     spread = over_seeds(values) if len(values) == len(scores) else Spread()
     moved = over_seeds(differences) if len(differences) == len(scores) else Spread()
-    tests = (mean.get("difference_p_documents"), p_over_seeds(differences))
-    larger = max((p for p in tests if p is not None and moved.mean is not None), default=None)
+    both = limits(mean.get("difference_ci95_both"))
+    tests = {DOCUMENTS: mean.get("difference_p_documents"), SEEDS: p_over_seeds(differences)}
+    known = {over: p for over, p in tests.items() if p is not None and moved.mean is not None}
+    larger = max(known, key=lambda over: known[over], default=DOCUMENTS)
     equal = bool(mean.get("equal"))
+    p = None if part or equal else mean.get("difference_p_both", known.get(larger))
     return replace(
         first,
         run_id=" ".join(score.run_id for score in scores),
@@ -222,12 +190,12 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
         difference=moved.mean,
         difference_interval=limits(mean.get("difference_ci95_documents")),
         difference_seed_interval=moved.interval,
-        difference_both_interval=limits(mean.get("difference_ci95_both")),
+        difference_both_interval=both,
+        tested_over=BOTH if both else larger,
         equal=equal,
-        p_mcnemar=None,
-        p_randomization=None,
-        p_seeds=None if part or equal else mean.get("difference_p_both", larger),
-        flips=None,
+        p=p,
+        test=None if p is None else SEEDS,
+        changed=None,
         marks=_marks_of_mean(scores, equal),
     )
 
@@ -241,7 +209,7 @@ def _marks_of_mean(scores: Sequence[Score], equal: bool) -> tuple[str, ...]:
 def task_mean(scores: Sequence[Score | None]) -> Score | None:
     """The mean of the scores of several tasks, each with the same weight; None where one is missing.
 
-    `p_average` belongs to the interval of its difference: it is 0.05 where a limit of the interval is 0.
+    `p` belongs to the interval of its difference: it is 0.05 where a limit of the interval is 0.
     """
     known = [score for score in scores if score is not None]
     values = [score.value for score in known]
@@ -253,6 +221,7 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
     difference = _mean(differences)
     over_documents = _mean_interval(differences, [score.difference_interval for score in known])
     over_both = _mean_interval(differences, [score.difference_both_interval for score in known])
+    p = None if equal else _p_of_interval(difference, over_both or over_documents)
     return Score(
         model=first.model,
         method=first.method,
@@ -268,8 +237,10 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
         difference=difference,
         difference_interval=over_documents,
         difference_both_interval=over_both,
+        tested_over=BOTH if over_both else DOCUMENTS,
         equal=equal,
-        p_average=None if equal else _p_of_interval(difference, over_both or over_documents),
+        p=p,
+        test=None if p is None else AVERAGE,
         other=first.other,
         lower_is_better=first.lower_is_better,
         marks=_marks_of_mean(known, equal),

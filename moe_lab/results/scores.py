@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moe_lab.results.measured import Paired
+from moe_lab.results.measured import Interval, Paired
 from moe_lab.results.model import BASE, Block, RunResult
 from moe_lab.results.samples import reported
 from moe_lab.results.significance import ALPHA
@@ -37,6 +37,9 @@ MARKS = {
 PART, EQUAL = "part", "equal"
 BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not significant"
 EQUAL_RUNS = "equal within rounding"
+DOCUMENTS, BOTH = "documents", "seeds and documents"
+MCNEMAR, PERMUTATION, SEEDS, AVERAGE = "McNemar", "permutation", "seeds", "average"
+"""Tests of a difference: of one run's scores of 0 and 1, of its other scores, of a mean over seeds, and over tasks."""
 ROUNDING = 1e-6
 """Two perplexities whose ratio is this near to 1 are equal."""
 
@@ -57,25 +60,25 @@ class Score:
     """lm-eval's standard error, over documents."""
     std: float | None = None
     """Over seeds."""
-    interval: tuple[float, float] | None = None
+    interval: Interval | None = None
     """Over documents (of a number of one training over its held-out rows), as `difference_interval`."""
-    seed_interval: tuple[float, float] | None = None
+    seed_interval: Interval | None = None
     """Student's, over seeds."""
     baseline: float | None = None
     difference: float | None = None
-    difference_interval: tuple[float, float] | None = None
-    difference_seed_interval: tuple[float, float] | None = None
-    difference_both_interval: tuple[float, float] | None = None
-    """Over seeds and documents together, from five seeds on: that of `p_seeds`."""
+    difference_interval: Interval | None = None
+    difference_seed_interval: Interval | None = None
+    difference_both_interval: Interval | None = None
+    """Over seeds and documents together, from five seeds on."""
+    tested_over: str = DOCUMENTS
+    """What the test and its interval are over: DOCUMENTS, SEEDS or BOTH."""
     equal: bool = False
     """Whether no document differs by more than rounding from the other run. Then there is no test."""
-    p_mcnemar: float | None = None
-    p_randomization: float | None = None
-    """Of a score of one run that is not made of 0 and 1."""
-    p_seeds: float | None = None
-    """For means over seeds: see `moe_lab.results.score_table.mean_score`."""
-    p_average: float | None = None
-    """For averages over tasks: see `moe_lab.results.score_table.task_mean`."""
+    p: float | None = None
+    """Of its difference."""
+    test: str | None = None
+    """What `p` is of: DOCUMENTS, BOTH = "documents", "seeds and documents"
+MCNEMAR, PERMUTATION, SEEDS (`score_table.mean_score`) or AVERAGE (`score_table.task_mean`)."""
     p_holm: float | None = None
     """`p`, corrected by Holm for the comparisons of its question (`moe_lab.results.score_table.Family`)."""
     question: str | None = None
@@ -84,34 +87,17 @@ class Score:
     """The number of comparisons that `p_holm` is corrected for."""
     other: str = BASE
     """The run that the difference is to: the base model's, or a key of `compared` in results.json."""
-    flips: tuple[int, int] | None = None
+    changed: tuple[int, int] | None = None
     """Documents that only this run has right, and documents that only the other run has right."""
     lower_is_better: bool | None = False
     """Of the metric; None where a log of lm-eval does not say."""
     marks: tuple[str, ...] = field(default=())
 
     @property
-    def p(self) -> float | None:
-        """The p of its difference: McNemar's, the permutation test's, that of a mean over seeds or over tasks."""
-        tests = (self.p_mcnemar, self.p_randomization, self.p_seeds, self.p_average)
-        return next((p for p in tests if p is not None), None)
-
-    @property
-    def test(self) -> str | None:
-        """What `p` is of."""
-        tests = {"McNemar": self.p_mcnemar, "permutation": self.p_randomization}
-        tests |= {"seeds": self.p_seeds, "average": self.p_average}
-        return next((name for name, p in tests.items() if p is not None), None)
-
-    @property
-    def tested_interval(self) -> tuple[float, float] | None:
+    def tested_interval(self) -> Interval | None:
         """The interval of its difference that belongs to its test."""
-        return self.difference_both_interval or self.difference_interval
-
-    @property
-    def tested_over(self) -> str:
-        """What `tested_interval` is over."""
-        return "documents" if self.difference_both_interval is None else "seeds and documents"
+        intervals = {DOCUMENTS: self.difference_interval, SEEDS: self.difference_seed_interval}
+        return (intervals | {BOTH: self.difference_both_interval})[self.tested_over]
 
     @property
     def significant(self) -> bool:
@@ -139,6 +125,42 @@ class Score:
     def comparison(self) -> Comparison:
         """What identifies its comparison within a command."""
         return self.run_id, self.task, self.metric, self.other
+
+    def columns(self) -> dict[str, Any]:
+        """Its columns in every data frame and CSV file (`moe_lab.Results.frame`); a missing number is None."""
+        nothing = (None, None)
+        value, seed, difference = (
+            limits or nothing for limits in (self.interval, self.seed_interval, self.tested_interval)
+        )
+        return {
+            "model": self.model,
+            "method": self.method,
+            "task": self.task,
+            "metric": self.metric,
+            "seeds": self.seeds,
+            "examples": self.n,
+            "value": self.value,
+            "low": value[0],
+            "high": value[1],
+            "stderr": self.stderr,
+            "std": self.std,
+            "seed_low": seed[0],
+            "seed_high": seed[1],
+            "compared_with": None if self.difference is None else self.other,
+            "other_value": self.baseline,
+            "difference": self.difference,
+            "difference_low": difference[0],
+            "difference_high": difference[1],
+            "difference_over": self.tested_over if self.tested_interval else None,
+            "test": self.test,
+            "p": self.p,
+            "p_holm": self.p_holm,
+            "question": self.question,
+            "family": self.family,
+            "to_right": self.changed and self.changed[0],
+            "to_wrong": self.changed and self.changed[1],
+            "notes": " ".join(self.marks),
+        }
 
 
 NO_SCORE = Score(model="", method="", task="", metric="", run_id="")
@@ -170,7 +192,7 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
     def of_whole(score: Score) -> Score:
         if not whole or score.task in result.requested or not whole.issuperset(result.tasks_of(score.task)):
             return score
-        return replace(score, p_mcnemar=None, p_randomization=None, marks=(*score.marks, PART))
+        return replace(score, p=None, test=None, marks=(*score.marks, PART))
 
     return list(map(of_whole, scores))
 
@@ -238,18 +260,18 @@ def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
     if any(value is None or abs(share - value) > 1e-9 for share, value in pairs):
         return None
     score = replace(whole, interval=wilson(right, total) if total > 1 else None)
-    if any(task.flips is None for task in tasks):
+    if any(task.changed is None for task in tasks):
         return score
-    won, lost = (sum(task.flips[side] for task in tasks if task.flips) for side in (0, 1))
+    won, lost = (sum(task.changed[side] for task in tasks if task.changed) for side in (0, 1))
     up, down = (lost, won) if score.lower_is_better else (won, lost)
     return replace(
         score,
         baseline=(right - up + down) / total,
         difference=(up - down) / total,
         difference_interval=tango(up, down, total) if total > 1 else None,
-        p_mcnemar=mcnemar(won, lost),
-        p_randomization=None,
-        flips=(won, lost),
+        p=mcnemar(won, lost),
+        test=MCNEMAR,
+        changed=(won, lost),
     )
 
 
@@ -277,14 +299,16 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
 
 def compared(score: Score, paired: Paired) -> Score:
     """The score with its difference to another run."""
+    tests = {MCNEMAR: _number(paired.p_mcnemar), PERMUTATION: _number(paired.p_permutation)}
+    test, p = next(((name, p) for name, p in tests.items() if p is not None), (None, None))
     return replace(
         score,
         difference=_number(paired.difference),
         difference_interval=paired.interval,
         equal=paired.equal,
-        p_mcnemar=_number(paired.p_mcnemar),
-        p_randomization=_number(paired.p_permutation),
-        flips=paired.changed,
+        p=p,
+        test=test,
+        changed=paired.changed,
     )
 
 

@@ -22,7 +22,7 @@ def compare_results(configs: Sequence[Config]) -> int:
 
     Raises ConfigError for other keys, and if the results cannot be compared.
     """
-    from moe_lab.reports.terminal.comparison import print_comparison
+    from moe_lab.reports.terminal import print_comparison
 
     if len(configs) > 1:
         raise ConfigError("mode=compare takes no grid. Leave out -m; b= takes several, separated by commas.")

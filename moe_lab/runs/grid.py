@@ -19,7 +19,7 @@ from moe_lab.reports.expert import comparisons, print_expert_metrics
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import Family, SeedGroup
+from moe_lab.results.score_table import Family, SeedGroup, family_of
 from moe_lab.results.scores import Comparison, shown_scores
 from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
@@ -35,6 +35,7 @@ from moe_lab.runs.jobs import (
 
 if TYPE_CHECKING:
     from moe_lab.models.hub import Upload
+    from moe_lab.reports.scores import CommandTable
     from moe_lab.runs.plan import Plan
     from moe_lab.runs.run import Outcome, Run
 
@@ -51,7 +52,7 @@ def run_grid(configs: Sequence[Config]) -> int:
 
 def _run(configs: Sequence[Config]) -> int:
     from moe_lab.models.memory import ModelPool
-    from moe_lab.reports.terminal.results import print_studies
+    from moe_lab.reports.terminal import print_failed, print_studies
 
     evaluating = [
         one.method.name for one in configs if not issubclass(get_method(one.method.name), ModelMaker)
@@ -72,34 +73,23 @@ def _run(configs: Sequence[Config]) -> int:
         return grid_exit_code([failure.error for failure in failures])
     print_studies([study.folder for job in jobs for study in job.studies])
     if failures and not alone:
-        _print_failed(failures)
+        print_failed(_failed(failures))
     if outcomes:
-        groups, family = _show(outcomes, jobs)
-        _log_table(outcomes, jobs, groups, family)
-        failures += push_all(outcomes, family)
+        table = _show(outcomes, jobs)
+        _log_table(outcomes, jobs, table)
+        failures += push_all(outcomes, table.family)
     report_failures(failures, alone)
     errors = [failure.error for failure in failures]
     return exit_code(errors[0]) if errors and alone else grid_exit_code(errors)
 
 
-def _print_failed(failures: Sequence[Failure]) -> None:
-    """Print a row per cell without a result, before the tables of those with one."""
-    from moe_lab.reports.terminal.layout import names, print_text_table, text_table
-
-    states = {
-        failure.name: "held"
-        if isinstance(failure.error, RunHeldError)
-        else "interrupted"
-        if isinstance(failure.error, KeyboardInterrupt)
-        else "failed"
-        for failure in failures
+def _failed(failures: Sequence[Failure]) -> dict[str, tuple[str, str]]:
+    """The state and the reason of each cell without a result."""
+    states: dict[type[BaseException], str] = {RunHeldError: "held", KeyboardInterrupt: "interrupted"}
+    return {
+        one.name: (states.get(type(one.error), "failed"), str(one.error).partition("\n")[0])
+        for one in failures
     }
-    columns = {
-        "run": list(states),
-        "state": list(states.values()),
-        "reason": [str(failure.error).partition("\n")[0] for failure in failures],
-    }
-    print_text_table(text_table("Without a result", names(columns)))
 
 
 def planned(configs: Sequence[Config]) -> Plan:
@@ -162,9 +152,7 @@ def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
     return [execute(run, ModelPool(), compute=False) for run in distinct_runs(jobs) if run.done]
 
 
-def _log_table(
-    outcomes: Sequence[Outcome], jobs: Sequence[Job], groups: Sequence[SeedGroup], family: Family
-) -> None:
+def _log_table(outcomes: Sequence[Outcome], jobs: Sequence[Job], table: CommandTable) -> None:
     """Send the score table of a command with several runs to its logger."""
     from moe_lab.reports.frames import score_frame
     from moe_lab.reports.loggers import open_logger
@@ -173,42 +161,35 @@ def _log_table(
     if group is None or config.logger.name == "none":
         return
     runs = [outcome.run for outcome in outcomes]
-    every = [(run.config, found) for run in with_baselines(runs) if (found := run.stored())]
-    configs, results = [config for config, _ in every], [result for _, result in every]
+    configs = {run.run_id: run.config for run in with_baselines(runs)}
     with open_logger(config, kind="command", name=group, group=group) as logger:
-        logger.log_table(
-            "scores", score_frame(results, configs, [run.config for run in runs], groups, family)
-        )
+        logger.log_table("scores", score_frame(table, configs, [run.config for run in runs]))
 
 
-def _show(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:
-    """Write the summaries over seeds and the page, then print the tables and the paths of all files.
-
-    Returns the results by configuration, and the families of the command's comparisons.
-    """
-    from moe_lab.reports.terminal.results import print_summaries
+def _show(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:
+    """Write the summaries over seeds and the page, then print the tables and the paths of all files."""
     from moe_lab.runs.summaries import write_summaries
 
-    groups, family = grouped(outcomes, jobs)
-    write_summaries(groups)
-    over_seeds = [group for group in groups if group.summary is not None]
-    page = write_report(outcomes, over_seeds, family)
-    print_results(outcomes, family)
-    if over_seeds:
-        print_summaries(over_seeds, [group.file for group in over_seeds if group.file], family)
+    table = command_table(outcomes, jobs)
+    write_summaries(table.groups)
+    page = write_report(outcomes, table)
+    print_results(outcomes, table)
+    for group in table.groups:
+        if group.file is not None:
+            print(group.file)
     print(page)
     for outcome in outcomes:
         print(outcome.path)
-    return groups, family
+    return table
 
 
-def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[SeedGroup], Family]:
-    """The results of a command by configuration, and the families of its comparisons.
+def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:
+    """The scores of a command, and the families of its comparisons.
 
     Runs that others are compared with, such as calibration, are groups of their own. Those of a run with several seeds
     are left out, because a single seed has no test.
     """
-    from moe_lab.results.score_table import ScoreTable
+    from moe_lab.reports.scores import CommandTable
     from moe_lab.runs.summaries import summarize
 
     groups = summarize(outcomes, repeated_studies(jobs))
@@ -218,7 +199,8 @@ def grouped(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> tuple[list[Seed
     controls = {run.run_id: run.stored() for run in runs if run.run_id not in shown}
     others = [SeedGroup([stored]) for stored in controls.values() if stored is not None]
     not_asked = {result.run_id for group in others for result in group.results}
-    return groups, ScoreTable.of([*groups, *others], measured_p_values(outcomes), not_asked).family
+    family = family_of([*groups, *others], measured_p_values(outcomes), not_asked)
+    return CommandTable(with_compared(outcomes), groups, family)
 
 
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[Comparison, float | None]:
@@ -263,24 +245,22 @@ def with_compared(outcomes: Sequence[Outcome]) -> list[RunResult]:
     return list(ordered.values())
 
 
-def print_results(outcomes: Sequence[Outcome], family: Family) -> None:
+def print_results(outcomes: Sequence[Outcome], table: CommandTable) -> None:
     """Print the tables of results and of metrics, each run after those that it is compared with."""
-    from moe_lab.reports.terminal.results import print_outcomes
+    from moe_lab.reports.terminal import print_scores
 
-    shown = with_compared(outcomes)
-    lines = [line for result in shown for line in get_method(result.method).footnotes(result["moe_lab"])]
-    lines = sorted(set(lines))
+    lines = sorted({line for run in table.runs for line in get_method(run.method).footnotes(run["moe_lab"])})
     if len(lines) > FOOTNOTES:
         lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."]
-    print_outcomes(shown, lines, family)
-    print_expert_metrics(_measured(outcomes), family)
+    print_scores(table, lines)
+    print_expert_metrics(_measured(outcomes), table.family)
 
 
-def write_report(outcomes: Sequence[Outcome], over_seeds: Sequence[SeedGroup], family: Family) -> Path:
+def write_report(outcomes: Sequence[Outcome], table: CommandTable) -> Path:
     """Write the page of a grid, and `report.html`, a copy of the newest page, whose path is returned.
 
-    Each run comes after those that it is compared with. The page is `<models>-<methods>-<tasks>-<id8>.html`, where the
-    id is the SHA-256 of the run ids: the same runs have the same page, whatever their order.
+    The page is `<models>-<methods>-<tasks>-<id8>.html`, where the id is the SHA-256 of the run ids: the same runs have
+    the same page, whatever their order.
     """
     from moe_lab.reports.pages.runs_page import write_runs_page
 
@@ -291,7 +271,7 @@ def write_report(outcomes: Sequence[Outcome], over_seeds: Sequence[SeedGroup], f
     name = folder_name(*(task_label(dict.fromkeys(part)) for part in parts), digest=digest)
     output = Path(outcomes[0].run.config.output_dir)
     page, newest = output / "pages" / f"{name}.html", output / "report.html"
-    write_runs_page(with_compared(outcomes), page, family, over_seeds)
+    write_runs_page(table, page)
     write_atomically(newest, page.read_bytes())
     return newest
 

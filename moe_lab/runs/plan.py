@@ -12,8 +12,8 @@ from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.metrics.registry import evaluations
-from moe_lab.reports.terminal.layout import count, names, numbers, print_note, print_text_table, text_table
-from moe_lab.reports.terminal.results import settings
+from moe_lab.reports.columns import Column, count, numbers, print_table, texts
+from moe_lab.reports.scores import settings
 from moe_lab.runs.attempts import run_state
 from moe_lab.runs.budget import (
     GIGABYTE,
@@ -267,6 +267,13 @@ def _measured(plan: Plan) -> list[str]:
 
 def print_plan(plan: Plan) -> None:
     """Print a row per study and run, baselines included, and the remaining work and disk space."""
+    print_table("Plan", plan_columns(plan))
+    for line in plan.notes:
+        print(line)
+
+
+def plan_columns(plan: Plan) -> list[Column]:
+    """A row per study and run."""
     rows = plan.rows
     labels = settings([row.config.overrides for row in rows], [0] * len(rows))
     model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
@@ -279,16 +286,16 @@ def print_plan(plan: Plan) -> None:
         "seed": seed,
         "settings": labels,
     }
-    counts = {
-        "documents": [count(row.documents) for row in rows],
-        "forward tokens left (estimated)": [count(row.tokens) for row in rows],
-        "hours here": ["" if row.hours is None else hours_text(row.hours) for row in rows],
-        "memory (GB)": ["" if row.memory is None else f"{row.memory / GIGABYTE:.3g}" for row in rows],
-        "state": [row.state for row in rows],
-    }
-    print_text_table(text_table("Plan", [*names(named), *numbers(counts)]))
-    for line in plan.notes:
-        print_note(line)
+    columns = [Column(heading=heading, cells=cells, name=True) for heading, cells in named.items()]
+    memory = [row.memory and row.memory / GIGABYTE for row in rows]
+    return [
+        *columns,
+        numbers("documents", [row.documents for row in rows], count, spare=2),
+        numbers("forward tokens left (estimated)", [row.tokens for row in rows], count),
+        numbers("hours here", [row.hours for row in rows], hours_text),
+        numbers("memory (GB)", memory, "{:.3g}".format, spare=1),
+        texts("state", [row.state for row in rows]),
+    ]
 
 
 def task_name(config: Config) -> str:

@@ -149,7 +149,7 @@ def test_the_rows_are_those_of_the_file(tmp_path):
     others = (str(tmp_path / "theirs"), tmp_path / "same")
     found = moe_lab.compare(tmp_path / "mine", *others, output_dir=tmp_path)
     frame, rows = found.frame(), json.loads(found.file.read_text())["scores"]
-    assert list(frame["other"]) == ["b1", "b2"] == [row["other"] for row in rows] and len(found) == 2
+    assert list(frame["run"]) == ["b1", "b2"] == [row["run"] for row in rows] and len(found) == 2
     assert list(frame["p_holm"]) == [row["p_holm"] for row in rows]
     assert list(frame["to_right"]) == [2, 0] and list(frame["difference"]) == [0.25, 0.0]
     assert found.page.suffix == ".html" and found.page.exists()

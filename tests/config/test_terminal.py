@@ -9,7 +9,7 @@ import pytest
 
 from moe_lab.config.terminal import ShownStream, one_line, shown, shown_output, without_passwords
 from moe_lab.errors import ConfigError, print_error
-from moe_lab.reports.terminal.layout import names, print_text_table, text_table
+from moe_lab.reports.columns import print_table, texts
 from moe_lab.results.stored_files import damaged
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\x9b1m\x7f\r\u202ec\u2066\ud800\t"
@@ -39,7 +39,7 @@ def test_neither_stream_sends_them(stream, kind, monkeypatch):
 
 def test_tables_show_them_in_columns_of_the_right_width(capsys):
     with shown_output():
-        print_text_table(text_table(HOSTILE, names({"name": [HOSTILE, "x\nError: y"], "n": ["1", "22"]})))
+        print_table(HOSTILE, [texts("name", [HOSTILE, "x\nError: y"]), texts("n", ["1", "22"])])
     out = capsys.readouterr().out
     assert not set(HOSTILE) & set("\x1b\x07\x9b\x7f\r\u202e\u2066\ud800\t") & set(out)
     [first, second] = [line for line in out.splitlines() if line.rstrip()[-1:] in ("1", "2")]

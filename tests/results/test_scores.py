@@ -92,7 +92,7 @@ def test_the_mean_over_seeds_of_a_part_has_no_test_either():
 
 def test_what_does_not_exist_is_none():
     (row,) = scores_of(results_of({"a": {"alias": "a"}}, ["a"]))
-    assert (row.value, row.interval, row.difference, row.p_mcnemar) == (None, None, None, None)
+    assert (row.value, row.interval, row.difference, row.p) == (None, None, None, None)
     (row,) = scores_of(results_of({"a": {"acc,none": None}}, ["a"]))
     assert row.value is None
 
@@ -135,7 +135,7 @@ def test_a_run_that_calibration_beats_is_marked(calibrated, marked):
 
 def test_holms_correction_is_over_the_scores_that_have_a_p():
     [score] = scores_of(results_of({"a": {"acc,none": 0.5}}, ["a"]))
-    scores = [replace(score, run_id=str(p), p_mcnemar=p) for p in (0.01, None, 0.04)]
+    scores = [replace(score, run_id=str(p), p=p) for p in (0.01, None, 0.04)]
     family = Family.of({one.comparison: one.p for one in [*scores, scores[0]]})
     corrected = list(map(family.correct, scores))
     assert [one.p_holm for one in corrected] == [holm([0.01, 0.04])[0], None, holm([0.01, 0.04])[1]]
@@ -175,7 +175,7 @@ def test_an_average_of_tasks_has_the_interval_of_its_test():
 
 def test_a_run_that_was_not_asked_for_is_a_control():
     """Broken by a calibration run whose comparison changes the p of the scores."""
-    [asked, calibration] = seeds_of(2, p_mcnemar=0.02, difference=0.1)
+    [asked, calibration] = seeds_of(2, p=0.02, difference=0.1)
     p_values = {one.comparison: one.p for one in (asked, calibration)}
     family = Family.of(p_values, controls={calibration.run_id})
     assert family.tests == {"scores": 1, "controls": 1} and family.correct(asked).p_holm == 0.02

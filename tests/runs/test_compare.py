@@ -34,7 +34,7 @@ def test_the_same_command_writes_the_same_file(logs, capsys):
     [file] = (logs / "outputs" / "comparisons").glob("model-model-*/comparison.json")
     assert (logs / path).samefile(file)
     [row] = json.loads(file.read_text())["scores"]
-    assert row["flips"] == {"to_right": [0, 1], "to_wrong": [3]}
+    assert row["changed"] == {"to_right": [0, 1], "to_wrong": [3]}
 
 
 def test_paths_with_blanks_and_equal_signs(logs, capsys):

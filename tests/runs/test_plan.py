@@ -12,7 +12,6 @@ import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods import get_method
-from moe_lab.reports.terminal.layout import print_note
 from moe_lab.results.atomic import write_json
 from moe_lab.results.folder import Artifact
 from moe_lab.results.logs import ResponseLog
@@ -46,7 +45,6 @@ def test_a_pipe_gets_one_line_a_row(capsys):
 def test_a_terminal_gets_80_columns(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     print_plan(Plan(rows=[ROW, ROW]))
-    print_note("(1) " + "a long reason " * 20)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in "".join(lines).replace(" ", "")

@@ -13,9 +13,10 @@ from lm_eval.api.metrics import weighted_perplexity
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.models.memory import ModelPool
-from moe_lab.reports.terminal.results import print_summaries
+from moe_lab.reports.scores import CommandTable
+from moe_lab.reports.terminal import print_scores
 from moe_lab.results.rounding import Rounding
-from moe_lab.results.score_table import ScoreTable, SeedGroup
+from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
@@ -32,7 +33,7 @@ def files_of(groups: list[SeedGroup]) -> list[Path]:
 def shown(capsys: pytest.CaptureFixture[str], groups: list[SeedGroup]) -> str:
     """What the terminal shows of summaries."""
     capsys.readouterr()
-    print_summaries([group for group in groups if group.file], files_of(groups), ScoreTable.of(groups).family)
+    print_scores(CommandTable([], groups, family_of(groups)))
     return capsys.readouterr().out
 
 

@@ -28,6 +28,21 @@ def texts(elements: Any) -> list[str]:
     return [" ".join(element.text_content().split()) for element in elements]
 
 
+def rows_of(table: Any) -> list[dict[str, str]]:
+    """The rows of a table: by heading the number that sorts it, or the text. Of equal headings the second has a blank."""
+    headings: list[str] = []
+    for name in texts(table.xpath("thead//th")):
+        headings.append(f"{name} " if name in headings else name)
+    cells = [[(one.get("data-value"), one) for one in row.xpath("td|th")] for row in table.xpath("tbody/tr")]
+    return [
+        {
+            heading: texts([cell])[0] if value is None else value
+            for heading, (value, cell) in zip(headings, row, strict=True)
+        }
+        for row in cells
+    ]
+
+
 def contrast(one: str, other: str) -> float:
     """The contrast of two colours #rrggbb, from 1 to 21 (WCAG 2)."""
 

@@ -4,15 +4,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from moe_lab.reports import csv_rows
 from moe_lab.reports.pages import runs_page
 from moe_lab.reports.papers import markdown as papers
 from moe_lab.reports.papers import ranking as ranked
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
-from moe_lab.reports.papers.table import Table, table_csv, table_of
+from moe_lab.reports.papers.table import Table, table_of
+from moe_lab.reports.scores import CommandTable
+from moe_lab.results import score_table
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import Family, ScoreTable, SeedGroup
+from moe_lab.results.score_table import Family, SeedGroup
 
 Cells = Sequence[TableCell]
 
@@ -30,7 +33,7 @@ def markdown(experiment: Experiment, scale: str, cells: Cells, folder: Path = Pa
 
 
 def csv_text(experiment: Experiment, cells: Cells) -> str:
-    return table_csv(table(experiment, next(iter(experiment.scales)), cells))
+    return csv_rows.csv_text(table(experiment, next(iter(experiment.scales)), cells).records())
 
 
 def write_record(experiment: Experiment, scale: str, cells: Cells, folder: Path) -> Path:
@@ -45,5 +48,5 @@ def ranking(experiment: Experiment, cells: Cells) -> list[ranked.Ranked]:
 def write_runs_page(runs: Sequence[RunResult], path: Path, groups: Sequence[SeedGroup] = ()) -> Path:
     of_seeds = {result.run_id for group in groups for result in group.results}
     alone = [SeedGroup([run]) for run in runs if run.run_id not in of_seeds]
-    family = ScoreTable.of([*alone, *groups]).family
-    return runs_page.write_runs_page(runs, path, family, groups)
+    family = score_table.family_of([*alone, *groups])
+    return runs_page.write_runs_page(CommandTable(runs, groups, family), path)

@@ -10,7 +10,7 @@ from moe_lab.reports.figures.primitives import bars, curve, draw_differences, wr
 from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, count_axis, write_figure
 from moe_lab.reports.papers.cells import CellTable, TableCell, averages, coordinates
 from moe_lab.reports.papers.metrics import quantity
-from moe_lab.results.score_table import ScoreLine
+from moe_lab.reports.scores import ScoreLine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,13 +26,13 @@ def write_accuracy(table: CellTable, folder: Path, stem: str, title: str) -> lis
     chat = [cell.coordinates.get("apply_chat_template") == "true" for cell in frame["cell"]]
     frame["task"] = [task + ", chat" * is_chat for task, is_chat in zip(frame["task"], chat, strict=True)]
     frame["method"] = coordinates(frame, "method")
-    rows = frame.drop(columns=["cell", "stderr", "base", "published"])
+    rows = frame.drop(columns=["cell", "stderr", "published"])
     return write_panels(rows, "model", _accuracy, folder, stem, title, columns=1, height=2.5)
 
 
 def _accuracy(axis: Axes, panel: tuple[str, DataFrame]) -> None:
     model, rows = panel
-    counts = rows.groupby("task")["documents"].unique()
+    counts = rows.groupby("task")["examples"].unique()
     tasks = {task: f"{task} ({'/'.join(map(str, counts[task]))})" for task in rows["task"].unique()}
     names = rows["metric"].str.partition(",")[0].unique()
     order, series = list(tasks.values()), list(rows["method"].unique())
@@ -59,7 +59,7 @@ ROE_LINE = ("RoE: n samples of k experts", BLUE, "o-", 1.03)
 
 CONTROL_COLUMNS = [
     *("model", "task", "method", "metric", "rows", "experts_per_token", "expert_work"),
-    *("value", "low", "high", "documents", "seeds", "std"),
+    *("value", "low", "high", "examples", "seeds", "std"),
 ]
 
 
@@ -92,7 +92,7 @@ def _control(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
     count_axis(axis, sorted({*rows["expert_work"], *own}), "experts computed per token and layer")
     first = rows.iloc[0]
     axis.set(
-        title=f"{model}, {task}\n({first['documents']} documents, 95% intervals)",
+        title=f"{model}, {task}\n({first['examples']} documents, 95% intervals)",
         ylabel=first["metric"].partition(",")[0],
     )
 
@@ -101,7 +101,7 @@ def _control(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
 
 FOREST_COLUMNS = [
     *("setting", "panel", "method", "metric", "value", "low", "high"),
-    *("documents", "published", "marks"),
+    *("examples", "published", "notes"),
 ]
 
 
@@ -118,7 +118,7 @@ def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[
 
 
 def _forest_look(row: Any) -> dict[str, Any]:
-    if "upper-bound" in row.marks:
+    if "upper-bound" in row.notes:
         return {"color": ORANGE, "label": f"{row.method}, upper bound"}
     return {"color": GREY if row.method == "base" else BLUE, "label": row.method}
 
@@ -127,7 +127,7 @@ def _forest(axis: Axes, name: str, rows: DataFrame) -> None:
     base = list(rows["value"][rows["method"] == "base"])
     if len(base) == 1:
         axis.axvline(base[0], color=GREY, ls=":", lw=1.1)
-    counts = "/".join(dict.fromkeys(map(str, rows["documents"])))
+    counts = "/".join(dict.fromkeys(map(str, rows["examples"])))
     axis.set(
         title=f"{name} ({counts} documents)", xlabel=f"{quantity(rows.iloc[0]['metric'])}, 95% intervals"
     )

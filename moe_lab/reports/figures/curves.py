@@ -81,7 +81,7 @@ def _draw_training(axis: Axes, training: tuple[str, list[dict[str, Any]]], rows:
 
 FLOPS_COLUMNS = [
     *("model", "task", "metric", "core_experts", "experts", "flops", "plain_flops"),
-    *("value", "low", "high", "gain", "base", "documents"),
+    *("value", "low", "high", "gain", "base", "examples"),
 ]
 
 
@@ -118,7 +118,7 @@ def flops_rows(table: CellTable) -> DataFrame:
         cell.results[0].report.get("flops_per_sample", plain)
         for cell, plain in zip(frame["cell"], frame["plain_flops"], strict=True)
     ]
-    frame["base"] = frame["base"].where(frame["core_experts"] > 0, frame["value"])
+    frame["base"] = frame["other_value"].where(frame["core_experts"] > 0, frame["value"])
     frame["gain"] = groups["value"].diff()
     return frame[FLOPS_COLUMNS]
 
@@ -139,7 +139,7 @@ def _flops(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
         axis.axhline(first["base"], color=GREY, ls=":", lw=1.2, label="base model")
     axis.margins(x=0.08)
     axis.set(
-        title=f"{model}, {task}\n({first['documents']} documents)",
+        title=f"{model}, {task}\n({first['examples']} documents)",
         xlabel=f"GFLOPs per question\n(base: {first['plain_flops'] / 1e9:.3g})",
         ylabel=first["metric"].partition(",")[0],
     )
@@ -148,7 +148,7 @@ def _flops(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
 # A metric against a number of the method, one panel per metric, one line per model (MoE-Bench, Figure 8)
 
 ROUTER_LR = "method.router_lr"
-LINES_COLUMNS = ["measure", "metric", "line", "x", "value", "low", "high", "documents", "published", "marks"]
+LINES_COLUMNS = ["measure", "metric", "line", "x", "value", "low", "high", "examples", "published", "notes"]
 
 
 def write_lines(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
@@ -198,7 +198,7 @@ FIRST_HALF = {
 SWEET_POINT = "N→R"
 SCHEDULES_COLUMNS = [
     *("panel", "schedule", "metric", "value", "stderr", "low", "high"),
-    *("documents", "published", "marks"),
+    *("examples", "published", "notes"),
 ]
 
 

@@ -23,7 +23,7 @@ from moe_lab.reports.figures.style import (
     write_figure,
 )
 from moe_lab.reports.papers.metrics import quantity
-from moe_lab.results.score_table import ScoreLine
+from moe_lab.reports.scores import ScoreLine
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

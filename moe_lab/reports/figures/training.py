@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 DESIGN = "method.label"
 DENSE = "dense"
-COLUMNS = ["panel", "design", "series", "metric", "value", "low", "high", "std", "documents", "seeds", "published",
-           "marks"]  # fmt: skip
+COLUMNS = ["panel", "design", "series", "metric", "value", "low", "high", "std", "examples", "seeds", "published",
+           "notes"]  # fmt: skip
 
 
 def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:

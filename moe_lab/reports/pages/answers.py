@@ -347,7 +347,7 @@ class Group:
     gain: float
     interval: Interval
     """Tango's, at 95%."""
-    flips: tuple[int, int]
+    changed: tuple[int, int]
 
 
 def by_confidence(answers: Iterable[ShownAnswer]) -> list[Group]:

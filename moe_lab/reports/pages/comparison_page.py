@@ -14,43 +14,44 @@ from moe_lab.reports.pages.answers import (
     answer_of,
     shown_answer,
 )
-from moe_lab.reports.pages.page import latex_of_rows, text_uri, write_page
-from moe_lab.reports.pages.plots import by_outcome, forest, made_verdict
+from moe_lab.reports.pages.page import latex_of, text_uri, write_page
+from moe_lab.reports.pages.plots import forest
 from moe_lab.reports.provenance import not_shared
+from moe_lab.reports.scores import ScoreLine, by_outcome, conclusion
+from moe_lab.reports.terminal import comparison_columns
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.comparisons.evaluation import Evaluation
-from moe_lab.results.score_table import ScoreLine, explained_marks
+from moe_lab.results.score_table import explained_marks
 
 KINDS = {"to_right": TO_RIGHT, "to_wrong": TO_WRONG}
-DOWNLOADED = ("task", "metric", "n", "a", "b", "difference", "ci95", "equal", "p", "p_holm")
-"""Keys of a score in comparison.json that are in the downloads."""
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> Path:
     """Write the page of a comparison (docs/compare.md) and return its path. Raises ResultsError."""
     evaluations = {one.key: one for one in comparison.evaluations}
     labels = {one.key: f"{one.label} ({one.key})" for one in comparison.evaluations}
-    scores = comparison.scores
-    found = [made_verdict(f"{labels[one.run_id]} on {one.task}", one, labels["a"]) for one in scores]
     names = distinct_names(comparison.evaluations)
+    lines = [ScoreLine(score, names[score.run_id]) for score in comparison.scores]
     answers = list(_changed_answers(comparison, labels))
-    lines = [{"with": row["other"]} | {key: row[key] for key in DOWNLOADED} for row in comparison.rows]
+    columns = comparison_columns(comparison)
     title = f"{' and '.join(name for key, name in names.items() if key != 'a')} against {names['a']}"
     return write_page(
         path,
         "comparison.html.j2",
         title=title,
         evaluations=evaluations,
-        scores=scores,
-        verdicts=by_outcome(found),
-        forest=forest(ScoreLine(score, names[score.run_id]) for score in scores),
+        scores=columns,
+        ids=[{"data-other": score.run_id} for score in comparison.scores],
+        conclusion=conclusion(lines, "a"),
+        verdicts=by_outcome(lines),
+        forest=forest(lines),
         answers=answers,
         answer_data=answer_data(answers),
         kinds=list(KINDS.values()),
         notes=comparison.notes,
         marks=explained_marks(mark for one in comparison.evaluations for mark in one.marks),
-        csv=text_uri(csv_text(lines), "csv"),
-        latex=text_uri(latex_of_rows(lines, title), "x-tex"),
+        csv=text_uri(csv_text([score.columns() for score in comparison.scores]), "csv"),
+        latex=text_uri(latex_of(columns, title), "x-tex"),
     )
 
 

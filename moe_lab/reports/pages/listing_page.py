@@ -16,9 +16,10 @@ from moe_lab.reports.pages.page import collecting, write_page
 from moe_lab.reports.pages.runs_page import write_origin_page, write_runs_page
 from moe_lab.reports.papers.files import typed_settings
 from moe_lab.reports.provenance import command, not_shared
+from moe_lab.reports.scores import CommandTable
 from moe_lab.results.folder import RunFolder
 from moe_lab.results.model import read_run
-from moe_lab.results.score_table import ScoreTable, SeedGroup
+from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.results.scores import scores_of
 from moe_lab.results.stored_files import damaged, read_mapping, warn_once, whole_mapping
 
@@ -291,5 +292,5 @@ def _write_entry_page(folder: Path, entry: Entry) -> None:
     run = read_run(folder)
     assert run is not None, entry
     baseline = baseline_of(run)
-    family = ScoreTable.of([SeedGroup([run])]).family  # the page has no other run's comparisons
-    write_runs_page([run] if baseline is None else [baseline, run], page, family)
+    family = family_of([SeedGroup([run])])  # the page has no other run's comparisons
+    write_runs_page(CommandTable([run] if baseline is None else [baseline, run], family=family), page)

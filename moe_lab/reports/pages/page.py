@@ -6,7 +6,7 @@ import json
 import os
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
@@ -17,10 +17,11 @@ from jinja2 import TemplateError
 from markupsafe import Markup
 
 from moe_lab.config.terminal import one_line
+from moe_lab.reports.columns import Column, split_title
+from moe_lab.reports.scores import EXPLAINED, sentence
 from moe_lab.results import measured
 from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_file
-from moe_lab.results.scores import NO_SCORE
 from moe_lab.results.stored_files import SHOWN, DamagedError
 
 if TYPE_CHECKING:
@@ -84,8 +85,9 @@ def environment() -> Environment:
     filters = {
         "number": number,
         "interval": interval,
-        "percent": percent,
         "plain": plain,
+        "fact": fact,
+        "sentence": sentence,
         "json": inline_json,
     }
     made.filters |= filters
@@ -93,8 +95,9 @@ def environment() -> Environment:
     made.globals |= {
         "style": Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
         "script": Markup(script),
+        "explained": EXPLAINED,
+        "split_title": split_title,
         "script_hash": b64encode(sha256(script.encode()).digest()).decode(),
-        "none_score": NO_SCORE,
     }
     return made
 
@@ -114,9 +117,11 @@ def interval(bounds: Any, sign: bool = False) -> str:
     return measured.interval(bounds, sign).replace("-", "\u2212")
 
 
-def percent(value: float | None, sign: bool = False) -> str:
-    """A fraction as per cent with one decimal, without the sign of per cent."""
-    return "" if value is None else f"{100 * value:{'+' if sign else ''}.1f}".replace("-", "\u2212")
+def fact(value: str | int | float, name: str) -> str:
+    """A fact as a text; one that is called a fraction as per cent."""
+    if isinstance(value, str | bool):
+        return str(value)
+    return f"{100 * value:.1f}%" if name.endswith("_fraction") else f"{value:.6g}"
 
 
 def inline_json(value: Any) -> Markup:
@@ -156,11 +161,15 @@ IN_LATEX = {
 """LaTeX for characters that need it."""
 
 
-def latex_of_rows(rows: Sequence[Mapping[str, object]], caption: str) -> str:
-    """Rows that share their keys as a LaTeX table with booktabs' rules."""
+def latex_of(columns: Sequence[Column], caption: str) -> str:
+    """A LaTeX table with booktabs' rules; what is the same in all rows is in its caption."""
     from pandas import DataFrame
 
+    shared, kept = split_title(columns)
     # to_latex escapes cells and headings, but not the caption
-    escaped = re.sub(r"[&%$#_{}]", r"\\\g<0>", caption.replace("\\", r"\textbackslash "))
-    text: str = DataFrame(list(rows)).to_latex(index=False, escape=True, caption=escaped)
+    whole = ": ".join(filter(None, [caption, ", ".join(shared)]))
+    escaped = re.sub(r"[&%$#_{}]", r"\\\g<0>", whole.replace("\\", r"\textbackslash "))
+    rows = list(zip(*(column.cells for column in kept), strict=True))
+    frame = DataFrame(rows, columns=[column.heading for column in kept])
+    text: str = frame.to_latex(index=False, escape=True, caption=escaped)
     return "".join(IN_LATEX.get(one, one) for one in text)

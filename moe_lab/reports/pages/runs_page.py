@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from moe_lab.metrics.registry import counted_metrics
+from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.csv_rows import csv_text
-from moe_lab.reports.expert import expert_metrics_of, layer_rows
-from moe_lab.reports.pages.answers import CHANGED, CHANGES, answer_data, examples_of
-from moe_lab.reports.pages.page import latex_of_rows, number, pictures_in, text_uri, write_page
-from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, by_outcome, forest, plot, verdicts
+from moe_lab.reports.expert import expert_metrics_of, layer_columns
+from moe_lab.reports.pages.answers import CHANGED, CHANGES, Group, answer_data, examples_of
+from moe_lab.reports.pages.page import fact, latex_of, pictures_in, text_uri, write_page
+from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.provenance import Provenance
-from moe_lab.reports.terminal.results import run_labels, seed_lines
-from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.score_table import Family, ScoreLine, SeedGroup, explained_marks, flat
-from moe_lab.results.scores import Score, scores_of, shown_scores
+from moe_lab.reports.scores import CommandTable, ScoreLine, by_outcome, conclusion, has_verdict, limits
+from moe_lab.results.measured import number
+from moe_lab.results.model import BASE, RunResult
+from moe_lab.results.score_table import explained_marks
 from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
 
 # The routing of runs: temperatures, changed decisions, the load of experts
@@ -43,8 +45,8 @@ class Routing:
     """The single numbers and words of the method's report in results.json."""
     temperatures: tuple[float, ...]
     """One per MoE layer; empty for a method without."""
-    layers: list[tuple[object, ...]]
-    """The number of each MoE layer and its expert metrics (`metrics=expert`)."""
+    layers: list[Column]
+    """The expert metrics of each MoE layer (`metrics=expert`)."""
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in the run's folder."""
 
@@ -53,7 +55,7 @@ def routing_of(run: RunResult, label: str) -> Routing | None:
     """The routing of a run; None if nothing about it is stored."""
     report, measured = run.report, expert_metrics_of(run)
     facts = {} if "training" in report else facts_of(report)  # `origin_of` shows those of a training
-    layers = [] if measured is None else layer_rows(measured)
+    layers = [] if measured is None else layer_columns(measured)
     pictures = pictures_in(run.stored_in)
     temperatures = tuple(report.get("temperatures") or ())
     return Routing(label, facts, temperatures, layers, pictures) if facts or layers or pictures else None
@@ -85,7 +87,7 @@ class Origin:
     facts: Facts
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in its folder."""
-    trials: list[dict[str, str]]
+    trials: list[Column]
     """Those of a study's trials.csv: number, value, settings, duration in seconds and state."""
 
 
@@ -122,24 +124,23 @@ def write_origin_page(folder: Path) -> Path | None:
     return None if origin is None else write_page(folder / "report.html", "origin.html.j2", origin=origin)
 
 
-def _trials(folder: Path) -> list[dict[str, str]]:
+def _trials(folder: Path) -> list[Column]:
     from pandas import Timedelta
 
-    path, trials = folder / "trials.csv", list[dict[str, str]]()
+    path = folder / "trials.csv"
+    columns: dict[str, list[str]] = {}
     try:
         for trial in read_csv(path) if path.is_file() else []:
-            shown = {}
             for column, value in trial.items():
                 name = column.removeprefix("params_").removeprefix("user_attrs_")
-                if column.startswith(OPTUNAS_OWN):
-                    continue
                 if column == "duration":
                     name, value = "seconds", f"{Timedelta(value).total_seconds():.1f}" if value else ""
-                shown[name] = f"{float(value):.6g}" if DECIMAL.fullmatch(value) else value
-            trials.append(shown)
+                if not column.startswith(OPTUNAS_OWN):
+                    shown = f"{float(value):.6g}" if DECIMAL.fullmatch(value) else value
+                    columns.setdefault(name.replace("_", " "), []).append(shown)
     except (OSError, ValueError, csv.Error) as error:
         raise damaged(path, error) from error
-    return trials
+    return [texts(name, cells) for name, cells in columns.items()]
 
 
 # The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance
@@ -148,90 +149,119 @@ COSTS = {"wall_seconds": ("seconds without loading", 1.0), "peak_memory_bytes": 
 """The costs that scores are drawn against: the key in `cost`, the label of the axis, and the divisor."""
 
 
-def write_runs_page(
-    runs: Sequence[RunResult], path: Path, family: Family, over_seeds: Sequence[SeedGroup] = ()
-) -> Path:
+def write_runs_page(table: CommandTable, path: Path) -> Path:
     """Write the page of some runs and return its path. Raises ResultsError.
 
     The page shows a run's answers next to those of its baseline, if both sample logs are stored.
-
-    Args:
-        family: the family of the command's comparisons.
-        over_seeds: groups of runs that differ in the seed alone.
     """
-    labels = run_labels(runs)
+    runs = table.runs
     names = [
         f"{run.method} on {', '.join(run.requested)}" + (f" ({label})" if label else "")
-        for run, label in zip(runs, labels, strict=True)
+        for run, label in zip(runs, table.labels, strict=True)
     ]
-    lines = [
-        ScoreLine(
-            family.correct(score),
-            label,
-            compared={
-                name: family.correct(each)
-                for name in run.compared
-                for each in scores_of(run, score.metric, name)
-                if each.task == score.task
-            },
-        )
-        for run, label in zip(runs, labels, strict=True)
-        for score in shown_scores(run)
-    ]
-    means = [
-        line for other in [BASE, *compared_names(runs)] for line in seed_lines(over_seeds, family, other)
-    ]
-    found = verdicts(replace(line, score=score) for line in [*lines, *means] for score in line.scores)
-    table = [_row(line.score, line.label) for line in lines]
+    columns = table.columns(table.lines)
+    compared = [line for line in table.lines if has_verdict(line.score)]
     examples = examples_of(runs, names)
     routing = [each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))]
+    rows = [line.score.columns() | {"settings": line.label} for line in table.lines]
     return write_page(
         path,
         "runs.html.j2",
         title=_title(runs),
         models=list(dict.fromkeys(run.model for run in runs)),
-        verdicts=by_outcome(found),
-        only=found[0] if len(found) == 1 else None,
-        count=len(found),
-        forest=_forest([*lines, *means], several_models=len({run.model for run in runs}) > 1),
-        lines=lines,
-        compared=compared_names(runs),
+        conclusion=conclusion(compared),
+        outcome=compared[0].score.verdict if len(compared) == 1 else "",
+        verdicts=by_outcome(compared),
+        count=len(compared),
+        forest=_forest(table.lines, several_models=len({run.model for run in runs}) > 1),
+        scores=columns,
+        ids=[{"data-run": line.score.run_id} for line in table.lines],
         metrics=metrics_of(runs, names),
-        seeds=[line for line in means if line.score.other == BASE],
-        csv=text_uri(csv_text(table), "csv"),
-        latex=text_uri(latex_of_rows(table, _title(runs)), "x-tex"),
+        csv=text_uri(csv_text(rows), "csv"),
+        latex=text_uri(latex_of(columns, _title(runs)), "x-tex"),
         examples=examples,
+        gains={name: gain_columns(groups) for name, groups in examples.gains.items()},
         answer_data=answer_data(examples.answers),
         kinds=[
             kind for kind in CHANGES if kind != CHANGED and any(one.kind == kind for one in examples.answers)
         ],
         routing=routing,
-        counted=counted_metrics().values(),
+        facts=facts_columns(routing),
         profiles=profiles_of(routing),
         origins=origins_of(runs),
-        costs=list(zip(runs, names, strict=True)),
-        plots=_plots(lines, runs),
+        costs=cost_columns(runs, names),
+        plots=_plots(table.lines, runs),
         runs=[Provenance.of(run) for run in runs],
-        marks=explained_marks(mark for line in lines for mark in line.score.marks),
+        notes=explained_marks(mark for line in table.lines for mark in line.score.marks),
     )
 
 
-def metrics_of(
-    runs: Sequence[RunResult], names: Sequence[str]
-) -> list[tuple[str, str, str, float, float | None]]:
-    """Run, task, metric, value and standard error of all metrics of each run's tasks and groups.
-
-    Empty if each has its headline alone, which the scores show.
-    """
+def metrics_of(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column]:
+    """All metrics of each run's tasks and groups; empty if each has its headline alone, which the scores show."""
     found = [
-        (name, task, key, float(value), error if isinstance(error, int | float) else None)
+        (name, task, key, value, error if isinstance(error, int | float) else None)
         for run, name in zip(runs, names, strict=True)
         for task in dict.fromkeys([*run.requested, *run.groups, *run.tasks])
         for key, value in run.scores(task).items()
         if isinstance(value, int | float) and "," in key and "_stderr," not in key
         for error in [run.scores(task).get(key.replace(",", "_stderr,", 1))]
     ]
-    return found if len(found) > len({place[:2] for place in found}) else []
+    if len(found) == len({place[:2] for place in found}):
+        return []
+    run, task, metric, values, errors = zip(*found, strict=True)
+    return [
+        texts("run", run),
+        texts("task", task),
+        texts("metric", metric),
+        numbers("value", values, number),
+        numbers("standard error", errors, number),
+    ]
+
+
+def cost_columns(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column]:
+    """The cost of each run; its number is the label of its points in the plots."""
+
+    def column(heading: str, key: str, text: Callable[[Any], str]) -> Column:
+        return numbers(heading, [run.cost.get(key) for run in runs], text)
+
+    return [
+        numbers("no.", list(range(1, len(runs) + 1)), count),
+        texts("run", names),
+        numbers("routing samples", [run.method_config.get("n") for run in runs], count),
+        column("seconds", "wall_seconds", lambda value: f"{value:.1f}"),
+        column("seconds of loading", "load_seconds", lambda value: f"{value:.1f}"),
+        column("tokens in", "tokens_in", count),
+        column("tokens out", "tokens_out", count),
+        column("tokens/s", "tokens_per_second", count),
+        column("peak memory, GiB", "peak_memory_bytes", lambda value: f"{value / 2**30:.2f}"),
+        column("near ties", "near_ties", count),
+        texts("device", [run.cost.get("device") or "" for run in runs]),
+    ]
+
+
+def gain_columns(groups: Sequence[Group]) -> list[Column]:
+    """The gain by the base model's confidence."""
+    return [
+        texts("confidence", [f"{one.low:.3f} to {one.high:.3f}" for one in groups]),
+        numbers("documents", [one.n for one in groups], count),
+        numbers("base", [one.base for one in groups], number),
+        numbers("gain", [one.gain for one in groups], lambda value: number(value, sign=True)),
+        limits("95% interval", [one.interval for one in groups], sign=True),
+        texts("changed answers", [f"+{one.changed[0]} \u2212{one.changed[1]}" for one in groups]),
+    ]
+
+
+def facts_columns(routing: Sequence[Routing]) -> list[Column]:
+    """What the methods of several runs report, a row per run."""
+    named = dict.fromkeys(name for one in routing for name in one.facts)
+    shown = [one for one in routing if one.facts]
+    return [
+        texts("run", [one.label for one in shown]),
+        *(
+            numbers(name.replace("_", " "), [one.facts.get(name) for one in shown], partial(fact, name=name))
+            for name in named
+        ),
+    ]
 
 
 def _forest(lines: Sequence[ScoreLine], several_models: bool) -> list[ForestPanel]:
@@ -239,10 +269,8 @@ def _forest(lines: Sequence[ScoreLine], several_models: bool) -> list[ForestPane
     rows = []
     for line in lines:
         parts = [line.score.model] * several_models + [line.score.method, line.label.replace("method.", "")]
-        label = ", ".join(part for part in parts if part)
-        for score in line.scores:
-            to = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
-            rows.append(ScoreLine(score, label + to))
+        to = "" if line.score.other == BASE else f", minus {line.score.other.replace('_', ' ')}"
+        rows.append(ScoreLine(line.score, ", ".join(part for part in parts if part) + to))
     return forest(rows)
 
 
@@ -254,31 +282,24 @@ def _title(runs: Sequence[RunResult]) -> str:
     return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
 
 
-def _row(score: Score, label: str) -> dict[str, object]:
-    """A line of the downloads."""
-    columns, signed = flat(score), ("difference", "difference_low", "difference_high")
-    numbers = {
-        name.replace("_", " "): number(value, name in signed).replace("\u2212", "-")
-        for name in ("value", "low", "high", *signed)
-        if not isinstance(value := columns[name], str)
-    }
-    names = {"model": score.model, "method": score.method, "task": score.task, "settings": label}
-    p = "" if score.p is None else f"{score.p:.3g}"
-    return {**names, "metric": score.metric, "n": score.n, **numbers, "p": p, "marks": columns["marks"]}
-
-
 def _plots(lines: Sequence[ScoreLine], runs: Sequence[RunResult]) -> list[Plot]:
     """Each score of a task against each cost, if two runs or more have both. Points have the numbers of their runs."""
-    numbered = {run.run_id: (str(place), run.cost) for place, run in enumerate(runs, start=1)}
+    places = {run.run_id: str(place) for place, run in enumerate(runs, start=1)}
+    single = [line for line in lines if line.score.run_id in places and line.score.other == BASE]
     plots = []
-    for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in lines):
+    for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in single):
         for key, (axis, unit) in COSTS.items():
             points = [
-                Point(label, cost / unit, score.value, score.interval or (score.value, score.value))
-                for score in (line.score for line in lines)
-                for label, costs in [numbered[score.run_id]]
-                if (score.task, score.metric) == (task, metric) and score.value is not None
-                if (cost := costs.get(key)) is not None
+                Point(
+                    places[score.run_id],
+                    cost / unit,
+                    score.value,
+                    score.interval or (score.value, score.value),
+                )
+                for line in single
+                for score, cost in [(line.score, line.cost(key))]
+                if (score.task, score.metric) == (task, metric)
+                if score.value is not None and cost is not None
             ]
             if len(points) > 1:
                 plots.append(plot(f"{task}: {metric} against {axis}", axis, metric, points))

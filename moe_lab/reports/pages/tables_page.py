@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from moe_lab.reports.pages.page import (
-    UNEXPECTED,
-    latex_of_rows,
-    left_out,
-    number,
-    picture_of,
-    text_uri,
-    write_page,
-)
-from moe_lab.reports.pages.plots import by_outcome, forest, verdicts
+from moe_lab.reports.columns import Column, count, numbers, texts
+from moe_lab.reports.pages.page import UNEXPECTED, latex_of, left_out, picture_of, text_uri, write_page
+from moe_lab.reports.pages.plots import forest
 from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.metrics import EXPERT
-from moe_lab.reports.papers.ranking import EXPLAINED
+from moe_lab.reports.papers.ranking import EXPLAINED, ranking_columns
 from moe_lab.reports.papers.table import PAPERS, Row, State, Table
-from moe_lab.results.score_table import ScoreLine, explained_marks
-from moe_lab.results.scores import Score
+from moe_lab.reports.scores import (
+    ScoreLine,
+    by_outcome,
+    conclusion,
+    difference_columns,
+    has_verdict,
+    limits,
+)
+from moe_lab.results.measured import number
+from moe_lab.results.score_table import explained_marks
+from moe_lab.results.scores import NO_SCORE, Score
 from moe_lab.results.stored_files import typed, warn_once, whole_mapping
 
 OF_PAPERS = (*(State.AGREES, State.DISAGREES, State.NOT_COMPARABLE, State.NOT_PUBLISHED), State.NOT_AT_SCALE)
@@ -60,38 +62,49 @@ def write_tables_page(folder: Path) -> Path:
     for shown in sorted(tables, key=_order):
         papers.setdefault(shown.paper, []).append(shown)
     compared = compared_scores([one.content for one in tables])
-    found = verdicts(compared)
     kinds = {one.content.of_paper for one in tables}
     states = [state for state in State if (state in OF_PAPERS) in kinds or state in EMPTY]
+    counts = {name: own for name, own in SUMMARY.items() if {*own} & {*states}}
     return write_page(
         folder / "index.html",
         "tables.html.j2",
         papers=papers,
-        summary={paper: _summary(own) for paper, own in papers.items()},
-        total=_summary(tables),
-        columns=[name for name, counted in SUMMARY.items() if {*counted} & {*states}],
+        summary=[
+            texts("paper" if True in kinds else "experiment", list(papers)),
+            *(
+                numbers(name, [_counted(own, kind) for own in papers.values()], count)
+                for name, kind in counts.items()
+            ),
+        ],
+        total={name: _counted(tables, own) for name, own in SUMMARY.items()},
         of_papers=True in kinds,
         states={state: state.meaning for state in states},
-        verdicts=by_outcome(found),
+        conclusion=conclusion(compared),
+        verdicts=by_outcome(compared),
         forest=forest(replace(line, label=line.name) for line in compared),
-        count=len(found),
-        marks=explained_marks(
+        count=len(compared),
+        notes=explained_marks(
             mark for one in tables for row in one.content.rows if row.score for mark in row.score.marks
         ),
-        explained=EXPLAINED,
+        ranking_explained=EXPLAINED,
         scales=list(dict.fromkeys(one.content.scale for own in papers.values() for one in own)),
     )
 
 
 def compared_scores(tables: Sequence[Table]) -> list[ScoreLine]:
-    """The scores of all tables. A run in several tables counts once.
+    """The comparisons with base of all tables. A run in several tables counts once.
 
     Averages are left out, and expert metrics, for which neither more nor less is better.
     """
     found: dict[tuple[str, str, str], ScoreLine] = {}
     for row in (row for table in tables for row in table.rows):
         score = row.score
-        if score is not None and not row.average and not score.metric.startswith(EXPERT):
+        if (
+            score is not None
+            and has_verdict(score)
+            and not row.average
+            and not score.metric.startswith(EXPERT)
+        ):
             # dotted keys with their names
             rest = ", ".join(
                 f"{key.rpartition('.')[2]}={value}" if "." in key else value
@@ -108,15 +121,10 @@ class ShownTable:
     """A table as the template shows it."""
 
     content: Table
-    rows: list[Row]
-    axes: list[str]
-    """The axes on which any row has a coordinate. Published numbers may have more of them than the table."""
-    constant: list[str]
-    """The axes with the same coordinate in every row. They come last."""
-    columns: set[str]
-    """The columns that have a number."""
-    listed: list[dict[str, str]]
-    """The lines of a table of settings."""
+    columns: list[Column]
+    data: list[dict[str, str]]
+    """The attributes of each row."""
+    ranking: list[Column]
     pictures: list[str]
     """Data URIs."""
     csv: str | None
@@ -126,56 +134,92 @@ class ShownTable:
     def paper(self) -> str:
         return PAPERS.get(self.content.paper, self.content.paper)
 
+    @property
+    def measured(self) -> int:
+        return sum(row.score is not None for row in self.content.every)
 
-def _summary(tables: Sequence[ShownTable]) -> dict[str, int]:
-    """The number of cells in each column of SUMMARY."""
-    counts = Counter(row.state for table in tables for row in table.rows)
-    return {name: sum(counts[state] for state in states) for name, states in SUMMARY.items()}
+    @property
+    def at_scale(self) -> int:
+        return sum(row.state != State.NOT_AT_SCALE for row in self.content.every)
+
+
+def _counted(tables: Sequence[ShownTable], states: Sequence[State]) -> int:
+    """The number of cells with one of some states."""
+    return sum(row.state in states for table in tables for row in table.content.every)
 
 
 def shown_table(table: Table, folder: Path) -> ShownTable:
     """The rows and columns of a table on the page, with its downloads and the figures in `folder`."""
     file = folder / f"{table.stem}.csv"
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    rows = [] if table.of_settings else [*table.rows, *table.stated, *table.unmatched]
     # a design has no number of a training that does not apply to it, such as the leak of token choice
-    rows = [row for row in rows if not (row.of_training and row.score and row.score.value is None)]
-    named = dict.fromkeys([*table.axes, *(axis for row in rows for axis in row.coordinates)])
-    given = {axis: {row.coordinates.get(axis, "-") for row in rows} for axis in named}
-    axes = [axis for axis, values in given.items() if values - {"-"}]
-    scores = [row.score for row in rows if row.score]
-    columns = {
-        name for name in ("n", "difference", "flips") for one in scores if getattr(one, name) is not None
-    }
-    columns |= {name for name in ("published", "off") for row in rows if getattr(row, name) is not None}
-    listed = list(csv.DictReader(text.splitlines())) if table.of_settings and text else []
-    lines = listed or [_latex_line(row, row.score, axes) for row in rows if row.score is not None]
+    rows = [row for row in table.every if not (row.of_training and row.score and row.score.value is None)]
+    if table.of_settings:
+        heading, *lines = csv.reader(text.splitlines() or [""])
+        columns = [texts(name.replace("_", " "), cells) for name, *cells in zip(heading, *lines, strict=True)]
+    else:
+        columns = cell_columns(table, rows)
     pictures = [folder / f"{table.stem}-{kind}.png" for kind in FIGURES]
     return ShownTable(
         table,
-        rows,
-        axes,
-        constant=[axis for axis in axes if len(rows) > 1 and len(given[axis]) == 1],
-        columns=columns,
-        listed=listed,
+        columns,
+        data=[] if table.of_settings else [_attributes(table, row) for row in rows],
+        ranking=ranking_columns(table.ranking),
         pictures=[picture_of(picture) for picture in pictures if picture.is_file()],
         csv=text_uri(text, "csv") if text else None,
-        latex=text_uri(latex_of_rows(lines, table.title), "x-tex") if lines else None,
+        latex=text_uri(latex_of(columns, table.title), "x-tex") if rows or text else None,
     )
 
 
-def _latex_line(row: Row, score: Score, axes: Sequence[str]) -> dict[str, str]:
-    """A line of the LaTeX table of a measured row."""
-    bounds = {"": score.interval, "seeds ": score.seed_interval}
-    intervals = [f"{name}{number(one[0])} to {number(one[1])}" for name, one in bounds.items() if one]
+def _attributes(table: Table, row: Row) -> dict[str, str]:
+    score = row.score or NO_SCORE
+    paper = PAPERS.get(table.paper, table.paper)
     return {
-        **{axis.rpartition(".")[2]: row.coordinates.get(axis, "-") for axis in axes},
-        "measured": number(score.value),
-        "95% interval": ", ".join(intervals),
-        "documents": "" if score.n is None else str(score.n),
-        "difference to base": number(score.difference, True),
-        "published": "" if row.published is None else f"{row.published.fraction:.4g}",
+        "data-row": "",
+        "data-paper": paper,
+        "data-state": str(row.state),
+        "data-run": score.run_id,
+        "data-metric": score.metric,
     }
+
+
+def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
+    """Coordinates, score, differences to base and to other runs, the published number, and the state."""
+    scores = [row.score or NO_SCORE for row in rows]
+    named = dict.fromkeys([*table.axes, *(axis for row in rows for axis in row.coordinates)])
+    given = {axis: [row.coordinates.get(axis, "-") for row in rows] for axis in named}
+    published = [row.published and row.published.fraction for row in rows]
+    seeds = [score.seeds if score.seeds > 1 else None for score in scores]
+    return [
+        *(
+            texts(axis.rpartition(".")[2].replace("_", " "), cells)
+            for axis, cells in given.items()
+            if {*cells} - {"-"}
+        ),
+        numbers("measured", [score.value for score in scores], number),
+        limits("95% over documents", [score.interval for score in scores]),
+        numbers("std", [score.std for score in scores], number),
+        limits("95% over seeds", [score.seed_interval for score in scores]),
+        numbers("documents", [score.n for score in scores], count),
+        numbers("seeds", seeds, count),
+        *difference_columns(scores),
+        *(
+            column
+            for other in table.compared
+            for column in _minus(other, [row.compared.get(other, NO_SCORE) for row in rows])
+        ),
+        numbers("published", published, "{:.4g}".format),
+        texts("place", [row.published.where if row.published else "" for row in rows]),
+        numbers("measured \u2212 published", [row.off for row in rows], partial(number, sign=True)),
+        texts("state", [": ".join(filter(None, [str(row.state), row.reason])) for row in rows]),
+        texts("notes", [" ".join(score.marks) for score in scores]),
+    ]
+
+
+def _minus(other: str, scores: Sequence[Score]) -> list[Column]:
+    """The comparison with another run than base."""
+    name = other.replace("_", " ")
+    return [replace(one, heading=f"{one.heading}, {name}") for one in difference_columns(scores)]
 
 
 def _order(shown: ShownTable) -> tuple[int, list[int | str]]:

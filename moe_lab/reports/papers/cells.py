@@ -12,8 +12,8 @@ from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
 from moe_lab.reports.papers.metrics import EXPERT, METRICS, TRAINING, expert_score, training_score, unit_of
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, flat, mean_score, task_mean
-from moe_lab.results.scores import Score, scores_of
+from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, mean_score, task_mean
+from moe_lab.results.scores import NO_SCORE, Score, scores_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -159,10 +159,7 @@ def averages_alone(experiment: Experiment, cells: Sequence[TableCell]) -> bool:
 
 # The cells of an experiment as a data frame
 
-COLUMNS = [
-    *("cell", "model", "method", "task", "metric", "value", "stderr", "std", "low", "high", "base"),
-    *("documents", "seeds", "marks", "published"),
-]
+COLUMNS = ["cell", *NO_SCORE.columns(), "published"]
 
 
 @dataclass(frozen=True)
@@ -186,9 +183,8 @@ class CellTable:
         for cell in self.cells if cells is None else cells:
             score, published = cell.score(), published_of(self.experiment, cell)
             if score is not None and score.value is not None:
-                paper = None if published is None else published.fraction
-                own = {"cell": cell, "base": score.baseline, "documents": score.n, "published": paper}
-                rows.append({**flat(score), **own})
+                own = {"cell": cell, "published": None if published is None else published.fraction}
+                rows.append(score.columns() | own)
         return DataFrame(rows, columns=COLUMNS, dtype=object)
 
 

@@ -69,6 +69,12 @@ class Published:
     def __post_init__(self) -> None:
         object.__setattr__(self, "fraction", self.value / 100 if self.unit == "percent" else self.value)
 
+    @property
+    def where(self) -> str:
+        """The number as the paper prints it, its place, and the mark."""
+        printed = f"{self.value:g}%" if self.unit == "percent" else f"{self.value:g} {self.unit}"
+        return " ".join(filter(None, [f"{printed.removesuffix(' fraction')}, {self.place}", self.mark]))
+
 
 def read_published(entries: Sequence[dict[str, Any]], file: Path) -> list[Published]:
     """The numbers of the entries of a file. An entry may have a list of numbers for a list of names in its cell.

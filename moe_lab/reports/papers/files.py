@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_lab.reports.columns import Column
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
@@ -62,6 +63,14 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
     """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return ["| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines]
+
+
+def column_lines(columns: Sequence[Column]) -> list[str]:
+    """Columns as a table in Markdown, without those that are empty."""
+    shown = [column for column in columns if column.shown]
+    return table_lines(
+        [column.heading for column in shown], zip(*(column.cells for column in shown), strict=True)
+    )
 
 
 def write_settings(

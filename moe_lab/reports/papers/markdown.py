@@ -7,30 +7,22 @@ from itertools import chain, groupby
 
 from moe_lab.reports.papers.cells import NOTE
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
-from moe_lab.reports.papers.files import table_lines
-from moe_lab.reports.papers.ranking import EXPLAINED, Ranked
+from moe_lab.reports.papers.files import column_lines, table_lines
+from moe_lab.reports.papers.ranking import EXPLAINED as RANKED
+from moe_lab.reports.papers.ranking import ranking_columns
 from moe_lab.reports.papers.table import NOTHING_STORED, Row, Table
+from moe_lab.reports.scores import EXPLAINED
 from moe_lab.results.measured import bounds_text
 from moe_lab.results.score_table import explained_marks
-from moe_lab.results.scores import Score
-from moe_lab.results.significance import ALPHA
+from moe_lab.results.scores import AVERAGE, Score
 
 NOT_COMPARABLE = {
     "tiny": "Scale tiny: the embedded model and the toy tasks replace the paper's; no number is comparable.",
     "small": "Scale small: part of the documents.",
 }
-
-
 SEEDS = (
     "A mean over seeds has its standard deviation after ± and two intervals: the first is over documents (other "
-    "questions, the same runs), `seeds [...]` is Student's interval over seeds (other runs, the same questions). From "
-    "five seeds on a difference has a third, `both [...]`, over seeds and documents together, to which its p belongs."
-)
-
-OVER_SEEDS = (
-    "For means over five seeds or more, p is from one test over seeds and documents, which adds their variances. With "
-    "fewer seeds it is the larger p of two tests: Student's paired test over seeds, and the permutation test over "
-    "documents. Expert metrics are tested over seeds only, and have no p if all seeds have the same difference."
+    "questions, the same runs), `seeds [...]` is Student's interval over seeds (other runs, the same questions)."
 )
 
 
@@ -49,7 +41,9 @@ def markdown(experiment: Experiment, table: Table) -> str:
     )
     lines += ["", NOTE, ""] if len(cells) < len(table.rows) else [""]
     lines += [*correction_note(compared), *_grid(experiment, table), ""]
-    lines += [*_ranking(table.ranking), *_metrics(experiment, cells)]
+    if table.ranking:
+        lines += [RANKED, "", *column_lines(ranking_columns(table.ranking)), ""]
+    lines += _metrics(experiment, cells)
     if table.stated:
         header = ["quantity", "model, task", "measured", "published", "place"]
         lines += ["Numbers in the text of the paper, and the same quantity measured here:", ""]
@@ -149,29 +143,20 @@ def correction_note(scores: Iterable[Score]) -> list[str]:
     scores = [score for score in scores if score.p_holm is not None]
     if not scores:
         return []
-    permuted = any(score.p_randomization is not None for score in scores)
-    other = ", or from the paired permutation test for scores other than 0 and 1" if permuted else ""
-    sentences = [f"p is from McNemar's test{other}."]
-    if any(score.p_seeds is not None for score in scores):
-        sentences.append(OVER_SEEDS)
-    if any(score.p_average is not None for score in scores):
-        sentences.append("For an average over tasks, p belongs to its interval.")
     counts = {score.question: score.family or 1 for score in scores}
     named = ", ".join(f"{question}: {count}" for question, count in counts.items())
-    several = max(counts.values()) > 1
-    p = f"p, corrected by Holm for the comparisons of the same question ({named})," if several else "p"
-    sentences.append(f"Bold differences are statistically significant: {p} is below {ALPHA}.")
-    sentences.append("Intervals are those of one comparison, not corrected for their number.")
-    return [" ".join(sentences), ""]
+    note = f"Bold differences are statistically significant. {EXPLAINED} Comparisons: {named}."
+    if any(score.test == AVERAGE for score in scores):
+        note += " For an average over tasks, p belongs to its interval."
+    return [note, ""]
 
 
 def difference_text(score: Score | None) -> str:
     """The difference with its interval and p as Markdown, bold where it is significant; empty without one."""
     if score is None or score.difference is None:
         return ""
-    text = f"{score.difference:+.4f}{bounds_text(score.difference_interval, '+')}"
-    text += bounds_text(score.difference_seed_interval, "+", " seeds")
-    text += bounds_text(score.difference_both_interval, "+", ", both")
+    text = f"{score.difference:+.4f}{bounds_text(score.tested_interval, '+')}"
+    text += f" over {score.tested_over}" if score.tested_interval and score.seeds > 1 else ""
     if score.equal:
         return f"{text} (equal within rounding)"
     if score.p is None or score.p_holm is None:
@@ -179,23 +164,6 @@ def difference_text(score: Score | None) -> str:
     shown = f"**{text}**" if score.significant else text
     holm = f", Holm {score.p_holm:.3g}" if (score.family or 1) > 1 else ""
     return f"{shown} (p={score.p:.3g}{holm})"
-
-
-def _ranking(ranked: Sequence[Ranked]) -> list[str]:
-    """The ranking of designs as Markdown; empty without one."""
-    scored = any(one.accuracy for one in ranked)
-    header = ["rank", "design", "held-out loss", "more than the first", *["accuracy", "chance"] * scored]
-    rows = []
-    for one in ranked:
-        loss, difference = one.loss, ""
-        if loss.difference is not None:
-            text = f"{loss.difference:+.4f}{bounds_text(one.interval)}"
-            p = "" if loss.p_holm is None else f" (Holm {loss.p_holm:.3g})"
-            difference = (f"**{text}**" if loss.significant else text) + p
-        accuracy = one.accuracy and f"{one.accuracy.value:.4f}{bounds_text(one.accuracy.interval)}"
-        chance = "" if one.chance is None else f"{one.chance:.3g}"
-        rows.append([str(one.rank), one.design, _value(loss), difference, *[accuracy or "", chance] * scored])
-    return [EXPLAINED, "", *table_lines(header, rows), ""] if ranked else []
 
 
 def _metrics(experiment: Experiment, cells: Sequence[Row]) -> list[str]:

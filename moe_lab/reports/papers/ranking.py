@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.papers.cells import TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
 from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
-from moe_lab.results.measured import Interval
+from moe_lab.reports.scores import limits
+from moe_lab.results.measured import Interval, number
 from moe_lab.results.score_table import BEST_DESIGN, Family
-from moe_lab.results.scores import Comparison, Score
+from moe_lab.results.scores import NO_SCORE, SEEDS, Comparison, Score
 from moe_lab.results.significance import p_over_seeds
 from moe_lab.results.statistics import bootstrap_interval, over_seeds
 
@@ -42,7 +45,7 @@ class Ranked:
     @property
     def interval(self) -> Interval | None:
         """The interval of the difference: over rows of a single seed, else over seeds."""
-        return self.loss.difference_interval or self.loss.difference_seed_interval
+        return self.loss.tested_interval
 
 
 def ranking(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> list[Ranked]:
@@ -66,6 +69,26 @@ def ranking(experiment: Experiment, cells: Sequence[TableCell], family: Family) 
             )
         )
     return ranked
+
+
+def ranking_columns(ranked: Sequence[Ranked]) -> list[Column]:
+    """The ranking of designs."""
+    losses = [one.loss for one in ranked]
+    accuracies = [one.accuracy or NO_SCORE for one in ranked]
+    return [
+        numbers("rank", [one.rank for one in ranked], count),
+        texts("design", [one.design for one in ranked]),
+        numbers("held-out loss", [one.value for one in losses], number),
+        limits("95% over rows", [one.interval for one in losses]),
+        numbers("std", [one.std for one in losses], number),
+        limits("95% over seeds", [one.seed_interval for one in losses]),
+        numbers("more than the first", [one.difference for one in losses], partial(number, sign=True)),
+        limits("95% of it", [one.interval for one in ranked], sign=True),
+        numbers("p (Holm)", [one.p_holm for one in losses], number),
+        numbers("accuracy", [one.value for one in accuracies], number),
+        limits("95% over documents", [one.interval for one in accuracies]),
+        numbers("chance", [one.chance for one in ranked], "{:.3g}".format),
+    ]
 
 
 def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[Comparison, float | None]:
@@ -120,4 +143,11 @@ def _compared(loss: Score, cell: TableCell, best: TableCell) -> Score:
     if len(means) == 1:
         return replace(loss, difference=means[0], difference_interval=bootstrap_interval(by_seed[0]))
     spread, p = over_seeds(means), p_over_seeds(means)
-    return replace(loss, difference=spread.mean, difference_seed_interval=spread.interval, p_seeds=p)
+    return replace(
+        loss,
+        difference=spread.mean,
+        difference_seed_interval=spread.interval,
+        tested_over=SEEDS,
+        p=p,
+        test=SEEDS,
+    )

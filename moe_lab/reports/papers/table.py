@@ -1,4 +1,4 @@
-"""A paper's table as rows. CSV, Markdown, data frame, JSON and page are columns of the same rows."""
+"""A paper's table as rows, which CSV file, data frame, Markdown, JSON and page show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.papers.cells import TableCell, averages, averages_alone, published_of
 from moe_lab.reports.papers.experiment import TABLES, Experiment, Published
 from moe_lab.reports.papers.files import file_stem, title
@@ -16,7 +15,7 @@ from moe_lab.reports.papers.metrics import TRAINING
 from moe_lab.reports.papers.ranking import Ranked, ranking
 from moe_lab.reports.provenance import Provenance, command
 from moe_lab.results.model import BASE, compared_names
-from moe_lab.results.score_table import Family, flat
+from moe_lab.results.score_table import Family
 from moe_lab.results.scores import NO_SCORE, Score
 
 if TYPE_CHECKING:
@@ -49,6 +48,8 @@ class State(StrEnum):
     NOT_AT_SCALE = "not at this scale", "The paper prints a number; the scale has no such cell."
 
 
+OF_CELLS = [name for name in NO_SCORE.columns() if name not in ("model", "method", "task")]
+"""Columns of a score in a table, which has coordinates in place of the others."""
 NOTHING_STORED = "nothing is stored for it"
 
 
@@ -122,8 +123,12 @@ class Table:
     @property
     def of_paper(self) -> bool:
         """Whether this is a paper's table, or names published numbers."""
-        every = [*self.rows, *self.stated, *self.unmatched]
-        return self.paper in PAPERS or any(row.published for row in every)
+        return self.paper in PAPERS or any(row.published for row in self.every)
+
+    @property
+    def every(self) -> list[Row]:
+        """The rows of the page."""
+        return [] if self.of_settings else [*self.rows, *self.stated, *self.unmatched]
 
     @property
     def of_settings(self) -> bool:
@@ -132,8 +137,33 @@ class Table:
 
     @property
     def shown(self) -> list[Row]:
-        """The rows of Markdown and data frame."""
+        """The rows of the Markdown file."""
         return [row for row in self.rows if row.average or row.of_training or not self.averages_alone]
+
+    def records(self) -> list[dict[str, object]]:
+        """The rows of CSV file and data frame: one per cell, average and run that it is compared with.
+
+        Coordinates of the cell, the columns of its score (`Score.columns`), `published` (the paper's number, a fraction
+        where the score is one) with the `place` in the paper and a `mark` where it is doubtful, `state`, `reason`, the
+        number of questions `without_neighbour` of C3PO, and the ids of its `runs` and `studies`.
+        """
+        found = []
+        for row in self.rows:
+            paper = row.published
+            more = {
+                "published": paper and paper.fraction,
+                "place": paper and paper.place,
+                "mark": paper and paper.mark,
+                "state": str(row.state),
+                "reason": row.problem or row.reason or None,
+                "without_neighbour": row.without_neighbour and row.without_neighbour[0],
+                "runs": " ".join(row.runs) or row.run_id,
+                "studies": " ".join(row.studies) or None,
+            }
+            for score in [row.score, *row.compared.values()]:
+                columns = {} if score is None else score.columns()
+                found.append(row.coordinates | {name: columns.get(name) for name in OF_CELLS} | more)
+        return found
 
 
 def table_of(
@@ -321,47 +351,3 @@ ABSENT = {
     "top 8 afterwards among the first 20": "the model's layers have fewer than 20 experts",
 }
 """Why the data of a figure may lack a quantity."""
-
-
-# The table of an experiment as CSV: one line per cell, numbers as they are stored
-#
-# - `value` is the mean over `seeds` runs, `std` their standard deviation.
-# - `low` and `high` are the 95% interval over documents (for a training: over its held-out rows), `seed_low` and
-#   `seed_high` the 95% interval over seeds. `difference_both_low` and `difference_both_high` are over seeds and
-#   documents together, from five seeds on.
-# - `p_holm` is corrected for the comparisons of the same `question`, whose number is `family`. The p before the
-#   correction is `p_mcnemar`, `p_randomization` for scores that are not 0 or 1, or `p_seeds` for a mean over seeds.
-# - `without_neighbour` is the number of questions of a C3PO run without a neighbour.
-# - `run_id` lists the runs of all seeds. `study` is the folder of the study that tuned them.
-#
-# Averages come last. Comparisons with other runs than base (`compared` of results.json) have columns of their own.
-
-COMPARED_COLUMNS = (
-    *("difference", "difference_low", "difference_high", "difference_seed_low", "difference_seed_high"),
-    *("difference_both_low", "difference_both_high", "p_mcnemar", "p_randomization", "p_seeds", "p_average"),
-    *("p_holm", "question", "family"),
-)
-CSV_COLUMNS = (
-    *("metric", "value", "stderr", "std", "low", "high", "seed_low", "seed_high", "n", "seeds"),
-    *("without_neighbour", *COMPARED_COLUMNS, "marks"),
-    *("published", "published_unit", "published_place", "published_mark", "run_id", "study", "problem"),
-)
-
-
-def table_csv(table: Table) -> str:
-    """One line per cell, then one per average; numbers as they are stored."""
-    lines = []
-    for row in table.rows:
-        line: dict[str, object] = {**row.coordinates, "run_id": row.run_id, "problem": row.problem}
-        line["study"] = " ".join(row.studies) or None
-        if row.score is not None:
-            line |= {name: value for name, value in flat(row.score).items() if name in CSV_COLUMNS}
-            line["without_neighbour"] = row.without_neighbour and row.without_neighbour[0]
-        if row.published is not None:
-            line["published"] = row.published.value
-            line |= {f"published_{name}": getattr(row.published, name) for name in ("unit", "place", "mark")}
-        for other, numbers in ((other, flat(score)) for other, score in row.compared.items()):
-            line |= {f"{other}_{name}": numbers[name] for name in COMPARED_COLUMNS}
-        lines.append(line)
-    compared = [f"{other}_{name}" for other in table.compared for name in COMPARED_COLUMNS]
-    return csv_text(lines, [*table.axes, *CSV_COLUMNS, *compared])

@@ -22,7 +22,7 @@ from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import VERSION, Aggregate
 from moe_lab.results.stored_files import leaves
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Changed = dict[str, list[int]]
 """{"to_right": document numbers, "to_wrong": document numbers}, by the numbers of the first evaluation."""
 
@@ -39,33 +39,6 @@ class Comparison:
     """The documents whose answers changed, of each task's scores of 0 and 1."""
     notes: list[str]
     """What is left out and what else differs, one sentence each."""
-
-    @cached_property
-    def rows(self) -> list[dict[str, Any]]:
-        """The scores as comparison.json names them."""
-        return [
-            {
-                "other": score.run_id,
-                "task": score.task,
-                "metric": score.metric,
-                "n": score.n,
-                "a": score.baseline,
-                "b": score.value,
-                "difference": score.difference,
-                "ci95": score.difference_interval and list(score.difference_interval),
-                "equal": score.equal,
-                "p": score.p,
-                "test": score.test,
-                "p_holm": score.p_holm,
-                "higher_is_better": None if score.lower_is_better is None else not score.lower_is_better,
-                "to_right": score.flips and score.flips[0],
-                "to_wrong": score.flips and score.flips[1],
-                "flips": self.changed.get(score.comparison),
-                "told_from_chance": score.significant,
-                "verdict": score.verdict,
-            }
-            for score in self.scores
-        ]
 
     @cached_property
     def documents(self) -> dict[str, dict[int, dict[str, dict[str, Sample]]]]:
@@ -90,7 +63,11 @@ class Comparison:
             "schema_version": SCHEMA_VERSION,
             "statistics": VERSION,
             "evaluations": self.evaluations,
-            "scores": self.rows,
+            "scores": [
+                {"run": score.run_id, **score.columns()}
+                | {"verdict": score.verdict, "changed": self.changed.get(score.comparison)}
+                for score in self.scores
+            ],
             "notes": self.notes,
             "documents": {
                 task: {number: _document(answers) for number, answers in documents.items()}
@@ -220,7 +197,7 @@ def compare_task(
         )
         score = compared(alone, found)
         scores.append(score)
-        if score.flips is not None:
+        if score.changed is not None:
             numbered = list(zip((x.document for x, _ in measured), map(sub, after, before), strict=True))
             up, down = ([document for document, by in numbered if by * sign > 0] for sign in (1, -1))
             right, wrong = (down, up) if lower else (up, down)
@@ -237,7 +214,7 @@ def _compare_group(
         tasks = [task for task in leaves(a.results, a.samples, group) if metric in a.scores(task)]
         parts = [score for task in tasks if (score := scores.get((task, metric)))]
         whole = None
-        if len(parts) == len(tasks) > 0 and all(part.flips for part in parts):
+        if len(parts) == len(tasks) > 0 and all(part.changed for part in parts):
             n = sum(part.n or 0 for part in parts)
             whole = pooled(replace(parts[0], task=group, n=n, value=b.scores(group)[metric]), parts)
         if whole is None or not math.isclose(whole.baseline or 0.0, a.scores(group)[metric], abs_tol=1e-9):

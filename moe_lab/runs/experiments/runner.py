@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, exit_code
+from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import TABLES, Experiment
 from moe_lab.reports.papers.files import file_stem
 from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.ranking import p_values
-from moe_lab.reports.papers.table import table_csv, table_of
+from moe_lab.reports.papers.table import table_of
+from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.folder import check_writable
 from moe_lab.results.identity import folder_name
@@ -25,7 +27,13 @@ from moe_lab.results.score_table import Family
 from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
 from moe_lab.runs.distributed import run_distributed
 from moe_lab.runs.experiments.cells import PreparedCell, compose_experiments, filled, prepare_cells
-from moe_lab.runs.grid import NOTHING_STORED, measured_p_values, print_results, stored_outcomes
+from moe_lab.runs.grid import (
+    NOTHING_STORED,
+    measured_p_values,
+    print_results,
+    stored_outcomes,
+    with_compared,
+)
 from moe_lab.runs.jobs import Job, by_model, digest_of
 from moe_lab.runs.plan import Plan, plan_of, task_name
 from moe_lab.runs.speeds import run_pilots
@@ -135,7 +143,7 @@ def make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool)
     shown = outcomes if compute else stored
     tables, family = _filled(prepared, config, [*stored, *outcomes], failures, shown)
     if shown:
-        print_results(shown, family)
+        print_results(shown, CommandTable(with_compared(shown), family=family))
     _write(tables, config, models, family, compute=compute)
     return failures
 
@@ -156,14 +164,14 @@ def _filled(
 
 def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], dict[str, DataFrame], Family]:
     """The jobs of experiments, their tables of stored results by name, and the family; writes nothing."""
-    from moe_lab.reports.frames import table_frame
+    from moe_lab.reports.frames import typed_frame
 
     prepared = _prepare(config, cell, compute=False)
     stored = stored_outcomes(prepared.jobs)
     tables, family = _filled(prepared, config, stored, [], stored)
     folder = Path(config.output_dir) / "tables"
     frames = {
-        experiment.name: table_frame(table_of(experiment, config.scale, cells, family, folder))
+        experiment.name: typed_frame(table_of(experiment, config.scale, cells, family, folder).records())
         for experiment, cells in tables
     }
     return prepared.jobs, frames, family
@@ -174,7 +182,7 @@ def _write(tables: Filled, config: Config, models: ModelPool, family: Family, *,
 
     Raises ConfigError with `compute=False` if nothing is stored.
     """
-    from moe_lab.reports.frames import table_frame
+    from moe_lab.reports.frames import typed_frame
     from moe_lab.reports.loggers import open_logger
     from moe_lab.runs.experiments.figures import make_figure
 
@@ -205,11 +213,11 @@ def _write(tables: Filled, config: Config, models: ModelPool, family: Family, *,
         if experiment.name in unmeasured:
             continue
         if cells and experiment.figure not in TABLES:
-            write_file(folder / f"{stem}.csv", table_csv(table))
+            write_rows(table.records(), folder / f"{stem}.csv")
             print(write_file(folder / f"{stem}.md", markdown(experiment, table)))
         name = folder_name(stem, digest=digest_of([replace(config, experiment=experiment.name)]))
         with open_logger(config, kind="experiment", name=name, group=config.experiment) as logger:
-            logger.log_table(stem, table_frame(table))
+            logger.log_table(stem, typed_frame(table.records()))
             for figure in figures:
                 print(figure)
                 if figure.suffix != ".md":

@@ -18,7 +18,7 @@ from moe_lab.reports.figures.training import design_rows, write_designs
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.metrics import quantity
-from moe_lab.results.score_table import ScoreLine
+from moe_lab.reports.scores import ScoreLine
 from moe_lab.results.scores import NO_SCORE
 from tests.support.finetuned_cells import bars, records
 from tests.support.pretrained_cells import design_cells, experiment
@@ -241,7 +241,7 @@ def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
                                 ("dense", "dense"))
     ]  # fmt: skip
     assert [row["published"] for row in rows if row["published"]] == [0.35]
-    assert rows[0]["documents"] is None and rows[5]["documents"] == 8
+    assert rows[0]["examples"] is None and rows[5]["examples"] == 8
     png, _ = write_designs(table, tmp_path, "f", "T")
     assert png.stat().st_size > 10_000
 

@@ -256,7 +256,7 @@ def test_groups_of_confidence_hold_each_question_once():
         assert group.base == sum(before for _, before, _ in own) / group.n
         gain = sum(after - before for _, before, after in own) / group.n
         assert group.gain == pytest.approx(gain) and group.interval[0] <= gain <= group.interval[1]
-        assert group.flips[0] == sum((not before) and after for _, before, after in own)
+        assert group.changed[0] == sum((not before) and after for _, before, after in own)
     assert [group.low for group in groups] == sorted(group.low for group in groups)
 
 

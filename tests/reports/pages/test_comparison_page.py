@@ -8,8 +8,9 @@ import pytest
 from moe_lab.reports.pages.comparison_page import distinct_names, write_comparison_page
 from moe_lab.results.atomic import plain
 from moe_lab.results.comparisons.comparison import compare
+from moe_lab.results.scores import MARKS
 from tests.support.lm_eval_logs import evaluation, samples_of
-from tests.support.pages import HOSTILE, foreign_urls, texts, tree
+from tests.support.pages import HOSTILE, foreign_urls, rows_of, texts, tree
 
 ZEROS, ONES = samples_of(acc=[0.0] * 12), samples_of(acc=[1.0] * 12)
 HALF = samples_of(acc=[0.0, 1.0] * 6)
@@ -24,31 +25,30 @@ def comparison(tmp_path):
 
 
 def test_numbers_are_those_of_the_file(comparison, tmp_path):
-    rows = tree(write_comparison_page(comparison, tmp_path / "comparison.html")).xpath("//tr[@data-other]")
-    assert [row.get("data-other") for row in rows] == ["b1", "b2"]
-    for row, score in zip(rows, plain(comparison)["scores"], strict=True):
-        shown = [float(value) for value in row.xpath("td/@data-value")]
-        assert shown == [
-            score["difference"],
-            score["ci95"][0],
-            *(score[name] for name in ("a", "b", "n")),
-            score["p"],
-            score["p_holm"],
-            score["to_right"],
-        ]
+    [table] = tree(write_comparison_page(comparison, tmp_path / "comparison.html")).xpath(
+        "//table[.//@data-other]"
+    )
+    for row, score in zip(rows_of(table), plain(comparison)["scores"], strict=True):
+        assert row["with"] == score["run"]
+        columns = {
+            "difference": "difference",
+            "95% over documents": "difference_low",
+            "a": "other_value",
+            "other": "value",
+            "p (Holm)": "p_holm",
+            "changed": "to_right",
+        }
+        assert {name: float(row[name]) for name in columns} == {
+            name: score[key] for name, key in columns.items()
+        }
 
 
-def test_sentences_and_flips(comparison, tmp_path):
+def test_sentences_and_changed_answers(comparison, tmp_path):
     page = write_comparison_page(comparison, tmp_path / "comparison.html")
     root = tree(page)
     first, second = texts(root.xpath("//ul[@class='verdicts']/li"))
-    assert first.startswith(
-        "model (b1) on t: acc,none 100.0% against 50.0% of model (a), a difference of +50.0 points"
-    )
-    assert (
-        "6 answers turned right and 0 wrong (McNemar's p = 0.031, 0.062 by Holm for 2 comparisons)" in first
-    )
-    assert "0 answers turned right and 6 wrong" in second
+    assert first.startswith("model (b1) on t does not differ significantly from a: acc,none +0.5000")
+    assert first.endswith("p 0.031, 0.062 by Holm; changed answers +6 -0.") and "+0 -6" in second
     answers = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
     assert [(each["document"], each["kind"]) for each in answers] == [
         (i, "wrong to right") for i in range(0, 12, 2)
@@ -57,14 +57,13 @@ def test_sentences_and_flips(comparison, tmp_path):
     assert len(root.xpath("//script")) == 2 and not root.xpath("//*[@onerror]") and foreign_urls(page) == []
 
 
-def test_a_comparison_without_flips(tmp_path):
+def test_a_comparison_without_changed_answers(tmp_path):
     made = compare([replace(evaluation(tmp_path, key, {"t": ONES}), marks=("PARTIAL",)) for key in "ab"])
     root = tree(write_comparison_page(made, tmp_path / "comparison.html"))
     assert "No document is right in one evaluation and wrong in another." in root.text_content()
-    assert (
-        "The difference is not statistically significant. [PARTIAL]"
-        in texts(root.xpath("//p[contains(@class, 'lead')]"))[0]
-    )
+    [lead] = texts(root.xpath("//p[contains(@class, 'lead')]"))
+    assert lead.startswith("model (b) on t does not differ significantly from a: acc,none +0.0000")
+    assert MARKS["PARTIAL"] in texts(root.xpath("//p"))
 
 
 def test_the_title_says_what_differs(comparison, tmp_path):

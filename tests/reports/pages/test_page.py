@@ -12,15 +12,15 @@ import pytest
 from jinja2 import UndefinedError
 
 from moe_lab.config.terminal import shown
+from moe_lab.reports.columns import Column, texts
 from moe_lab.reports.csv_rows import csv_text, safe_cell, write_rows
 from moe_lab.reports.pages.page import (
     TEMPLATES,
     environment,
     inline_json,
     interval,
-    latex_of_rows,
+    latex_of,
     number,
-    percent,
     write_page,
 )
 from tests.support.pages import HOSTILE, contrast, foreign_urls, tree
@@ -30,7 +30,6 @@ def test_numbers():
     assert number(-0.12344) == "\u22120.1234" and number(0.5, sign=True) == "+0.5000" and number(None) == ""
     assert number(-0.0000021, sign=True) == "\u22122.1e\u221206"
     assert interval((-0.1, 0.25), sign=True) == "[\u22120.1000, +0.2500]" and interval(None) == ""
-    assert percent(0.615) == "61.5" and percent(-0.02, sign=True) == "\u22122.0"
 
 
 def test_json_in_a_script_element_ends_neither_the_element_nor_a_line():
@@ -73,15 +72,15 @@ def test_text_has_contrast(scheme, name):
         assert contrast(colours[name], colours[ground]) >= 4.5, ground
 
 
-ROWS = [{"task": "a_b", "value": "61.0%"}, {"task": "c", "value": "1 & 2"}]
-
-
 def test_latex_has_booktabs_and_escapes():
-    text = latex_of_rows(ROWS, "50% of a_b")
+    columns = [texts("task", ["a_b", "c"]), texts("value", ["61.0%", "1 & 2"])]
+    text = latex_of(columns, "50% of a_b")
     assert all(rule in text for rule in ("\\toprule", "\\midrule", "\\bottomrule"))
-    arrow = latex_of_rows([{"schedule": "N\u2192R", "value": "\u22120.1"}], "x")
-    assert "N$\\rightarrow$R & -0.1" in arrow
     assert "a\\_b & 61.0\\%" in text and "1 \\& 2" in text and "\\caption{50\\% of a\\_b}" in text
+    arrow = latex_of([texts("schedule", ["N\u2192R"]), texts("value", ["\u22120.1"])], "x")
+    assert "N$\\rightarrow$R & -0.1" in arrow
+    shared = [Column(heading="task", cells=["t_1", "t_1"], name=True), texts("value", ["1", "2"])]
+    assert "\\caption{x: task=t\\_1}" in latex_of(shared, "x"), "what all rows share"
 
 
 FORMULAS = ['=HYPERLINK("http://x")', "+cmd|'/c calc'!A1", "-2+3", "@SUM(A1)", "\tx", "\rx", "+0 -1"]

@@ -17,7 +17,7 @@ from moe_lab.reports.pages.runs_page import (
 )
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
-from tests.support.pages import HOSTILE, foreign_urls, texts, tree
+from tests.support.pages import HOSTILE, foreign_urls, rows_of, texts, tree
 from tests.support.stored_runs import generated_line, pair_of_runs, stored_run
 from tests.support.views import write_runs_page
 
@@ -42,20 +42,22 @@ def page(runs):
 
 
 def test_scores_are_those_of_results_json(page, runs):
-    rows = {row.get("data-run"): row for row in tree(page).xpath("//tr[@data-run]")}
-    for run in runs:
+    [table] = tree(page).xpath("//table[.//@data-run]")
+    for row, place, run in zip(rows_of(table), table.xpath(".//tr/@data-run"), runs, strict=True):
         stored = json.loads((run.folder / "results.json").read_text())
         value = stored["results"]["t"]["exact_match,none"]
-        shown = rows[run.run_id].xpath("td/@data-value")
-        assert [float(one) for one in (*shown[:2], shown[-1])] == [value, value - 0.1, 2]
-        assert shown[2:-1] == ([""] * 3 if run is runs[0] else ["0.5", "0.5", "1"])
+        assert place == run.run_id
+        assert [float(row[name]) for name in ("value", "95% over documents")] == [value, value - 0.1]
+        compared = [row[name] for name in ("difference", "95% over documents ", "changed")]
+        assert compared == ([""] * 3 if run is runs[0] else ["0.5", "-0.2", "1"])
 
 
 def test_the_verdict_stands_first(page):
     root = tree(page)
     [text] = texts(root.xpath("//p[contains(@class, 'lead')]"))
-    assert text.startswith("roe on t: exact_match,none 100.0% against 50.0% of the base model")
-    assert "The difference is not statistically significant. [untuned]" in text
+    assert text.startswith(
+        "roe on t does not differ significantly from the base model: exact_match,none +0.5000"
+    )
     assert texts(root.xpath("//h2"))[0] == "Verdict"
 
 
@@ -92,40 +94,39 @@ def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_
     assert texts(root.xpath("//h2")) == sections == texts(root.xpath("//nav//a"))
 
 
-def test_seeds_have_a_table_of_their_own(runs, tmp_path):
+def test_a_mean_over_seeds_has_a_row_of_its_own(runs, tmp_path):
     """Two seeds of the second run, 0.5 apart."""
     block = runs[1]["moe_lab"]
     one = {"t": {"exact_match,none": block["paired"]["t"]["exact_match,none"] | {"difference": 0.0}}}
     content = {"results": {"t": {"exact_match,none": 0.5}}}
-    other = RunResult(content | {"moe_lab": block | {"run_id": "other", "seed": 1, "paired": one}})
+    other = RunResult(
+        content | {"moe_lab": block | {"run_id": "other", "seed": 1, "paired": one}}, runs[1].folder
+    )
     score = {"ci95_documents": [0.25, 1.0], "difference_p_documents": 0.5}
     summary = {"seeds": [0, 1], "overrides": [], "scores": {"t": {"exact_match,none": score}}}
     group = SeedGroup([runs[1], other], summary)
     root = tree(write_runs_page(runs, tmp_path / "seeds.html", [group]))
-    [row] = root.xpath("//tr[@data-seeds]")
-    shown = [value for value in row.xpath("td/@data-value") if value]
-    assert [float(value) for value in shown] == pytest.approx([0.75, 0.5**0.5 / 2, 0.25, 0.5], abs=1e-4)
-    assert "[0.2500, 1.0000]" in row.text_content()
+    *_, row = rows_of(root.xpath("//table[.//@data-run]")[0])
+    shown = [float(row[name]) for name in ("seeds", "value", "std", "difference", "95% over documents", "p")]
+    assert shown == pytest.approx([2, 0.75, 0.5**0.5 / 2, 0.25, 0.25, 0.5], abs=1e-4)
     [verdict] = texts(root.xpath("//p[contains(@class, 'lead')]"))
-    assert "over 2 seeds" in verdict and "not statistically significant" in verdict
+    assert "does not differ significantly" in verdict and verdict.endswith(
+        "+0.2500, 95% over seeds [-2.9266, +3.4266], p 0.5."
+    )
 
 
 def test_all_metrics_are_shown_where_a_task_has_several(tmp_path):
     base, own = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
     assert metrics_of([base, own], ["base", "roe"]) == []
     content = json.loads((own.folder / "results.json").read_text())
-    content["results"]["t"] |= {
-        "f1,none": 0.25,
-        "f1_stderr,none": 0.125,
-        "bleu,strict": 3.0,
-        "bleu_stderr,strict": "N/A",
-    }
+    more = {"f1,none": 0.25, "f1_stderr,none": 0.125, "bleu,strict": 3.0, "bleu_stderr,strict": "N/A"}
+    content["results"]["t"] |= more
     own = RunResult(content, own.folder)
-    found = metrics_of([base, own], ["base", "roe"])
-    assert ("roe", "t", "f1,none", 0.25, 0.125) in found and ("roe", "t", "bleu,strict", 3.0, None) in found
-    assert {metric for run, _, metric, *_ in found if run == "base"} == {"exact_match,none"}
     page = tree(write_runs_page([base, own], tmp_path / "report.html"))
-    assert "0.2500" in texts(page.xpath("//summary[contains(., 'All metrics')]/..//td"))
+    [table] = page.xpath("//summary[contains(., 'All metrics')]/..//table")
+    found = {(row["run"], row["metric"]): (row["value"], row["standard error"]) for row in rows_of(table)}
+    assert len(found) == 4 and found["roe on t", "f1,none"] == ("0.25", "0.125")
+    assert found["roe on t", "bleu,strict"] == ("3.0", "")
 
 
 @pytest.mark.parametrize(("temperatures", "heights"), [((0.0, 0.1, 0.2), [0, 35, 70]), ((0.0, 0.0), [0, 0])])
@@ -187,15 +188,14 @@ def test_the_study_of_tuned_runs_is_shown_once(tmp_path):
     [origin] = origins_of(runs)
     assert origin.facts == {"metric": "perplexity", "score": 1.5, "untuned_score": 1.75}
     assert [name for name, _ in origin.pictures] == ["history"]
-    shown = {
-        "number": "0",
-        "value": "1.75123",
-        "seconds": "64.1",
-        "temperature_2": "0.05",
-        "state": "COMPLETE",
-    }
-    assert origin.trials[0] == shown, "without Optuna's own columns"
-    assert origin.trials[1]["seconds"] == "" and origin.trials[1]["value"] == "1.5"
+    shown = {column.heading: list(column.cells) for column in origin.trials}
+    assert shown == {
+        "number": ["0", "1"],
+        "value": ["1.75123", "1.5"],
+        "seconds": ["64.1", ""],
+        "temperature 2": ["0.05", "0"],
+        "state": ["COMPLETE", "PRUNED"],
+    }, "without Optuna's own columns"
 
 
 def test_the_training_of_a_run(tmp_path):

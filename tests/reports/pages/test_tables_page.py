@@ -13,7 +13,7 @@ from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.pages.tables_page import compared_scores, write_tables_page
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published, Scale
-from tests.support.pages import HOSTILE, foreign_urls, texts, tree
+from tests.support.pages import HOSTILE, foreign_urls, rows_of, texts, tree
 from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import EXPERT_METRICS, cell_table, results_of
 from tests.support.views import table, write_record
@@ -50,26 +50,33 @@ def page(tmp_path_factory):
 
 
 def rows(page):
-    """State by (scale, task), and the numbers that sort the row's columns."""
+    """The cells by heading, of the row of each scale and task."""
     found = {}
     for each in tree(page).xpath("//table[.//@data-row]"):
         scale = "paper" if "scale paper" in each.text_content() else "tiny"
-        for row in each.xpath(".//tr[@data-row]"):
-            found[scale, row.xpath("string(td[1])")] = row
+        found |= {(scale, row["task"]): row for row in rows_of(each)}
     return found
 
 
 def test_numbers_are_the_stored_ones(page):
     row = rows(page)["paper", "t"]
-    shown = [float(value) for value in row.xpath("td/@data-value")]
-    assert shown == [0.625, 4, 0.125, 9, 0.575, pytest.approx(0.05)]
-    assert [float(row.xpath(f"string(.//@data-{bound})")) for bound in ("low", "high")] == [0.525, 0.725]
-    assert row.xpath("td/@data-run") == ["r"]
-    assert "57.5%" in row.text_content() and "(?)" in row.text_content() and "Table 9" in row.text_content()
+    expected = {
+        "measured": 0.625,
+        "95% over documents": 0.525,
+        "documents": 4,
+        "difference": 0.125,
+        "95% over documents ": 0.05,
+        "p": 0.01,
+        "changed": 9,
+        "published": 0.575,
+        "measured \u2212 published": 0.05,
+    }
+    assert {name: float(row[name]) for name in expected} == pytest.approx(expected)
+    assert row["place"] == "57.5%, Table 9 (?)"
 
 
 def test_every_cell_has_a_state_and_every_empty_one_a_reason(page):
-    states = {place: row.get("data-state") for place, row in rows(page).items()}
+    states = {place: row["state"].partition(":")[0] for place, row in rows(page).items()}
     assert states == {
         ("paper", "t"): "agrees",
         ("paper", "u"): "failed",
@@ -80,11 +87,9 @@ def test_every_cell_has_a_state_and_every_empty_one_a_reason(page):
         ("tiny", "v"): "not run",
         ("tiny", "gsm8k"): "not at this scale",
     }
-    assert "scale tiny uses the embedded model and the toy tasks" in rows(page)["tiny", "t"].text_content()
-    for place, row in rows(page).items():
-        assert row.get("data-state") == "agrees" or row.xpath(
-            ".//td[@class='state']/span[@class='soft']/text()"
-        ), place
+    assert "scale tiny uses the embedded model and the toy tasks" in rows(page)["tiny", "t"]["state"]
+    assert tree(page).xpath("//tr/@data-state") == list(states.values())
+    assert all(row["state"] == "agrees: (?)" or ": " in row["state"] for row in rows(page).values())
 
 
 def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
@@ -93,16 +98,16 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
     root = tree(write_tables_page(tmp_path))
     shown = " ".join(texts(root.xpath("//main"))).lower()
     assert "paper" not in shown and "publish" not in shown
-    assert texts(root.xpath("//tr/@data-state/..")[0].xpath("td[@class='state']")) == ["measured"]
-    assert texts(root.xpath("//section[@aria-labelledby='summary']//th")) == [
-        *("experiment", "cells", "measured", "failed", "not run", "mine")
-    ]
+    [row] = rows_of(root.xpath("//table[.//@data-row]")[0])
+    assert row["state"] == "measured"
+    [counts] = rows_of(root.xpath("//section[@aria-labelledby='summary']//table")[0])
+    assert counts == {"experiment": "mine", "cells": "1", "measured": "1", "failed": "0", "not run": "0"}
 
 
 def test_a_run_in_two_tables_has_one_verdict(page):
     [text] = texts(tree(page).xpath("//ul[@class='verdicts']/li"))
-    assert text.startswith("roe on t: acc,none 62.5% against 50.0%")
-    assert "9 answers turned right and 1 wrong" in text
+    assert text.startswith("roe on t is better than the base model: acc,none +0.1250")
+    assert text.endswith("changed answers +9 -1.")
 
 
 def test_hostile_text_stays_text(page):
@@ -132,14 +137,13 @@ def test_designs_are_ranked_with_intervals_over_seeds(tmp_path):
         *design_cells("2/8", [[1.0, 3.0], [1.1, 3.1], [1.3, 3.3]], accuracy=0.4),
     ]
     write_record(experiment(), "paper", cells, tmp_path)
-    first, second = tree(write_tables_page(tmp_path)).xpath(
-        "//table[starts-with(string(caption), 'Ranked by the loss')]//tbody/tr"
+    [table] = tree(write_tables_page(tmp_path)).xpath(
+        "//table[starts-with(string(caption), 'Ranked by the loss')]"
     )
-    assert [row.xpath("string(td[2])") for row in (first, second)] == ["2/8", "16/64"]
-    assert (
-        " ".join(first.xpath("td[3]")[0].text_content().split()) == "2.1333 ± 0.1528 seeds [1.7539, 2.5128]"
-    )
-    assert second.xpath("td/@data-value") == ["3.25", "", "0.9"]
+    first, second = rows_of(table)
+    names = ("design", "held-out loss", "std", "95% over seeds", "accuracy")
+    assert [first[name][:6] for name in names] == ["2/8", "2.1333", "0.1527", "1.7538", "0.4000"]
+    assert (second["design"], second["held-out loss"], second["accuracy"]) == ("16/64", "3.25", "0.9")
 
 
 def test_a_difference_of_an_expert_metric_has_no_verdict():
@@ -181,6 +185,6 @@ def test_latex_names_the_setting_n_and_an_interval_over_seeds(tmp_path):
     write_record(cell_table(rows=["task", "method.n"]).experiment, "tiny", cells, tmp_path)
     [link] = tree(write_tables_page(tmp_path)).xpath("//a[@download='x-tiny.tex']/@href")
     latex = b64decode(link.partition(",")[2]).decode()
-    assert "task & n & measured & 95\\% interval & documents" in latex
-    assert "t & 8 & 0.5000 & 0.4000 to 0.6000 & 4 &" in latex
-    assert re.search(r"t & 4 & 0.5000 & seeds -\d.\d{4} to \d.\d{4} & 4 &", latex)
+    assert "task & n & measured & 95\\% over documents & std & 95\\% over seeds & documents & seeds" in latex
+    assert "t & 8 & 0.5000 & [0.4000, 0.6000] &  &  & 4 &  &" in latex
+    assert re.search(r"t & 4 & 0.5000 &  & 0.1414 & \[-\d.\d{4}, \d.\d{4}\] & 4 & 2 &", latex)

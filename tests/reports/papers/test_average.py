@@ -75,7 +75,7 @@ def test_differences_are_averaged_with_their_intervals(tmp_path):
     cells = [cell_of(t, 0.5, paired=paired(d), baseline=base) for t, d in (("a", 0.2), ("b", 0.0))]
     row = averages(experiment_of(tmp_path), cells)[0].score()
     assert row is not None and row.difference_interval is not None
-    assert (row.difference, row.baseline, row.p_mcnemar) == (pytest.approx(0.1), pytest.approx(0.3), None)
+    assert (row.difference, row.baseline, row.test) == (pytest.approx(0.1), pytest.approx(0.3), "average")
     assert row.difference_interval == pytest.approx((0.1 - 0.1 / 2**0.5, 0.1 + 0.1 / 2**0.5))
 
 
@@ -125,10 +125,10 @@ def test_a_group_is_one_sample_of_its_documents():
         "what was asked for stands first, not its first part"
     )
     row = rows[0]
-    assert (row.value, row.n, row.flips) == (11 / 16, 16, (6, 2))
+    assert (row.value, row.n, row.changed) == (11 / 16, 16, (6, 2))
     assert row.interval == interval([1] * 11 + [0] * 5)
     assert (row.difference, row.baseline) == (0.25, 7 / 16)
-    assert row.p_mcnemar == pytest.approx(0.289, abs=1e-3)
+    assert (row.p, row.test) == (pytest.approx(0.289, abs=1e-3), "McNemar")
     assert row.difference_interval == tango(6, 2, 16)
 
 

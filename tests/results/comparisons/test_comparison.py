@@ -31,7 +31,7 @@ def row(folder: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[s
         evaluation(folder, key, {"t": samples_of(acc=values)}, **more)
         for key, values in (("a", mine), ("b", theirs))
     ]
-    [found] = compare(logs).rows
+    [found] = compare(logs).to_json()["scores"]
     return found
 
 
@@ -43,27 +43,31 @@ def test_right_and_wrong(tmp_path, better):
             (right if (theirs > mine) == (better is not False) else wrong).append(number)
     said = {} if better is None else {"t": {"acc": better}}
     found = row(tmp_path, *BINARY, higher_is_better=said)
-    assert found["flips"] == {"to_right": right, "to_wrong": wrong}
+    assert found["changed"] == {"to_right": right, "to_wrong": wrong}
     assert (found["to_right"], found["to_wrong"]) == (len(right), len(wrong))
     expected = binomtest(len(right), len(right) + len(wrong), 0.5).pvalue
     assert found["p"] == pytest.approx(expected, rel=1e-12)
-    assert (found["n"], found["test"], found["higher_is_better"]) == (60, "McNemar", better)
-    assert (found["a"], found["b"]) == pytest.approx(tuple(np.mean(BINARY, axis=1)))
-    assert found["difference"] == pytest.approx(found["b"] - found["a"])
-    assert found["ci95"][0] < found["difference"] < found["ci95"][1]
+    assert (found["examples"], found["test"]) == (60, "McNemar")
+    assert (found["other_value"], found["value"]) == pytest.approx(tuple(np.mean(BINARY, axis=1)))
+    assert found["difference"] == pytest.approx(found["value"] - found["other_value"])
+    assert found["difference_low"] < found["difference"] < found["difference_high"]
 
 
 def test_other_scores_have_a_permutation_test_and_no_changed_answers(tmp_path):
     values = RANDOM.normal(size=30)
     found = row(tmp_path, values.tolist(), (values + 1).tolist())
-    assert (found["test"], found["p"], found["to_right"], found["flips"]) == ("permutation", 1e-4, None, None)
+    assert (found["test"], found["p"], found["to_right"], found["changed"]) == (
+        "permutation",
+        1e-4,
+        None,
+        None,
+    )
 
 
 def test_equal_scores_have_no_test_and_one_document_no_interval(tmp_path):
     found = row(tmp_path, [0.3, 0.5], [0.3, 0.5])
-    assert (found["equal"], found["p"], found["test"]) == (True, None, None)
-    assert (found["verdict"], found["told_from_chance"]) == ("equal within rounding", False)
-    assert row(tmp_path / "one", [0.0], [1.0])["ci95"] is None
+    assert (found["verdict"], found["p"], found["test"]) == ("equal within rounding", None, None)
+    assert row(tmp_path / "one", [0.0], [1.0])["difference_low"] is None
 
 
 ZEROS, ONES = samples_of(acc=[0.0] * 12), samples_of(acc=[1.0] * 12)
@@ -109,7 +113,7 @@ def test_the_content_is_plain_json(tmp_path):
     content = plain(compare([a, b]))
     assert json.loads(json.dumps(content, allow_nan=False)) == content
     [row] = content["scores"]
-    assert row["flips"]["to_right"] == [1, 3, 5, 7, 9, 11]
+    assert row["changed"]["to_right"] == [1, 3, 5, 7, 9, 11]
     assert row["verdict"] == "better"
     assert content["evaluations"][1]["samples"] == {"t": str(b.samples_files["t"])}
 
@@ -174,7 +178,7 @@ def test_documents_without_a_value_are_left_out_of_both(tmp_path):
     mine[0]["metrics"] = []
     [row], notes = rows_of(tmp_path, mine, theirs)
     assert (row.n, row.baseline, row.value) == (3, 1 / 3, 2 / 3)
-    assert row.flips == (1, 0)
+    assert row.changed == (1, 0)
     assert notes == ["acc,none of t: 1 documents without a value are left out."]
 
 
@@ -196,7 +200,7 @@ def test_a_mean_over_documents_is_one_sample_of_them(tmp_path):
     assert [score.task for score in found.scores] == ["t", "u", "g"]
     group = found.scores[-1]
     assert (group.n, group.baseline, group.value) == (6, 0.5, 5 / 6)
-    assert group.flips == (3, 1) and group.comparison not in found.changed
+    assert group.changed == (3, 1) and group.comparison not in found.changed
 
 
 def test_tasks_without_the_filter_are_no_part_of_the_group(tmp_path):
@@ -222,7 +226,7 @@ def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path):
         tmp_path, 3 / 6, 5 / 6, higher_is_better={"t": {"acc": False}, "u": {"acc": False}}
     ).scores[-1]
     assert (group.task, group.baseline, group.value) == ("g", 0.5, 5 / 6)
-    assert group.difference == pytest.approx(2 / 6) and group.flips == (1, 3)
+    assert group.difference == pytest.approx(2 / 6) and group.changed == (1, 3)
     low, high = group.difference_interval
     assert low < group.difference < high
 

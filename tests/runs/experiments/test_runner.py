@@ -470,11 +470,11 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     text = table.read_text()
     assert "0.5000 ± 0.1000 [0.2000, 0.8000] seeds [0.2516, 0.7484]" in text
     assert "standard deviation after ±" in text
-    assert "| +0.1000 [-0.2500, +0.7500] |" in text and "(p=" not in text, "equal differences"
+    assert "| +0.1000 [-0.2500, +0.7500] over documents |" in text and "(p=" not in text, "equal differences"
     row = list(csv.DictReader(table.with_suffix(".csv").open()))[1]
     assert (row["seeds"], row["difference_low"]) == ("3", "-0.25")
     assert float(row["std"]) == pytest.approx(0.1)
-    assert row["run_id"].split() == list(values)
+    assert row["runs"].split() == list(values)
 
 
 @pytest.fixture

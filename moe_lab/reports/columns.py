@@ -1,0 +1,131 @@
+"""A table as columns of texts, on the terminal and on pages, and numbers as their text."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+
+from moe_lab.config.terminal import one_line
+
+
+def seconds(value: float) -> str:
+    """Seconds with one decimal."""
+    return f"{value:,.1f} s"
+
+
+def count(value: float) -> str:
+    """A whole number with separators."""
+    return f"{value:,.0f}"
+
+
+def fixed(value: float) -> str:
+    """A number with two decimals."""
+    return f"{value:.2f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A heading and one cell per row. A column without any text is not shown."""
+
+    heading: str
+    cells: Sequence[str]
+    values: Sequence[Any] | None = None
+    """The numbers that cells show, by which a page sorts; None for texts."""
+    name: bool = False
+    """Whether it says what the rows are. What is the same in all rows is in the title of a table."""
+    spare: int = 0
+    """On a narrow terminal columns are left out, those with the largest number first; 0 is always shown."""
+
+    @property
+    def shown(self) -> bool:
+        return any(self.cells)
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, [self.heading, *map(one_line, self.cells)])) + GAP
+
+
+def names(rows: Sequence[Any], cells: Mapping[str, Callable[[Any], object]]) -> list[Column]:
+    """Columns that say what the rows are: for each heading the text of a row."""
+    return [
+        Column(heading=heading, cells=[str(cell(row)) for row in rows], name=True)
+        for heading, cell in cells.items()
+    ]
+
+
+def numbers(
+    heading: str, values: Sequence[Any], text: Callable[[Any], str], spare: int = 0, name: bool = False
+) -> Column:
+    """A column of numbers, each as its text; a missing number is None and empty."""
+    cells = ["" if value is None else text(value) for value in values]
+    return Column(heading=heading, cells=cells, values=values, spare=spare, name=name)
+
+
+def texts(heading: str, cells: Sequence[str], spare: int = 0) -> Column:
+    """A column of texts that do not name the rows."""
+    return Column(heading=heading, cells=cells, spare=spare)
+
+
+def split_title(columns: Sequence[Column]) -> tuple[list[str], list[Column]]:
+    """`<heading>=<cell>` of the names that are the same in all rows, and the other columns with a text."""
+    filled = [column for column in columns if column.shown]
+    shared = [column for column in filled if column.name and len(set(column.cells)) == 1]
+    return (
+        [f"{column.heading}={column.cells[0]}" for column in shared],
+        [column for column in filled if column not in shared],
+    )
+
+
+WITHOUT_TERMINAL = 400
+"""Characters of a line of a table that is piped or stored, unless COLUMNS says another number."""
+GAP = 2
+"""Blanks between two columns."""
+
+
+def print_table(title: str, columns: Sequence[Column]) -> None:
+    """Print a table in the width of the terminal."""
+    terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+    print(table_text(title, columns, None if terminal else WITHOUT_TERMINAL))
+
+
+def table_text(title: str, columns: Sequence[Column], width: int | None = WITHOUT_TERMINAL) -> str:
+    """A title, and the table below it. Columns that do not fit are left out (`Column.spare`), and names are folded.
+
+    Args:
+        width: characters of a line; None is that of the terminal.
+    """
+    # No markup and no colours: overrides may have brackets, and stdout shows escape sequences instead of sending them.
+    console = Console(
+        file=io.StringIO(), width=width, markup=False, emoji=False, color_system=None, highlight=False
+    )
+    shared, kept = split_title(columns)
+    left_out: list[str] = []
+    while sum(column.width for column in kept) > console.width:
+        last = max(kept, key=lambda column: column.spare)
+        if not last.spare:
+            break
+        left_out.append(last.heading)
+        kept.remove(last)
+    grid = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
+    for column in kept:
+        is_number = column.values is not None
+        grid.add_column(
+            column.heading, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+        )
+    for row in zip(*(column.cells for column in kept), strict=True):
+        grid.add_row(*map(one_line, row))
+    console.print(one_line(": ".join(filter(None, [title, " ".join(shared)]))), end="\n\n")
+    console.print(grid)
+    if left_out:
+        console.print(f"Left out for want of width: {', '.join(left_out)}.")
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"

@@ -1,0 +1,277 @@
+"""The score table of a command: a line for each run, task and run that it is compared with, and for each mean.
+
+The terminal, pages, data frames, W&B and plots show these lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from moe_lab.reports.columns import Column, count, fixed, names, numbers, seconds, texts
+from moe_lab.reports.provenance import not_shared
+from moe_lab.results.measured import interval, number
+from moe_lab.results.model import BASE, RunResult, compared_names
+from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
+from moe_lab.results.scores import (
+    BETTER,
+    DIFFERENT,
+    EQUAL_RUNS,
+    NOT_SIGNIFICANT,
+    PART,
+    WORSE,
+    Score,
+    shown_scores,
+)
+
+NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
+
+
+@dataclass(frozen=True)
+class ScoreLine:
+    """A score in a view of a command: that of a run, or a mean over seeds."""
+
+    score: Score
+    label: str
+    """The settings of the run."""
+    results: Sequence[RunResult] = ()
+    """The run, or one per seed."""
+
+    @property
+    def name(self) -> str:
+        score, settings = self.score, f" ({self.label})" if self.label else ""
+        return (
+            f"{score.method} on {score.task}{settings}" if score.method else f"{self.label} on {score.task}"
+        )
+
+    def cost(self, key: str) -> float | None:
+        """A number of `cost`, of several seeds the mean; None where one is missing."""
+        values = [result.cost.get(key) for result in self.results]
+        return fmean(map(float, values)) if values and None not in values else None  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class CommandTable:
+    """The scores of a command."""
+
+    runs: Sequence[RunResult]
+    """Each after the runs that it is compared with."""
+    groups: Sequence[SeedGroup] = ()
+    """The results by configuration; those with a summary are means over seeds."""
+    family: Family = NO_COMPARISONS
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The settings of each run."""
+        return run_labels(self.runs)
+
+    @cached_property
+    def lines(self) -> list[ScoreLine]:
+        """The scores of all runs, each compared with base and then with its other runs; then the means over seeds."""
+        lines = [
+            ScoreLine(self.family.correct(score), label, [run])
+            for run, label in zip(self.runs, self.labels, strict=True)
+            for other in (BASE, *run.compared)
+            for score in shown_scores(run, other)
+        ]
+        means = [group for group in self.groups if group.summary is not None]
+        labels = settings([group.results[0].overrides for group in means], [None] * len(means))
+        return lines + [
+            ScoreLine(self.family.correct(score), label, group.results)
+            for group, label in zip(means, labels, strict=True)
+            for other in (BASE, *compared_names(group.results))
+            for score in group.scores(other)
+            if score.value is not None  # predict_only computes no score
+        ]
+
+    @cached_property
+    def shown(self) -> list[ScoreLine]:
+        """The lines of a short table: a mean in the place of its seeds, a group in the place of its parts."""
+        seeds = {run.run_id for group in self.groups if group.summary for run in group.results}
+        return [
+            line for line in self.lines if line.score.run_id not in seeds and PART not in line.score.marks
+        ]
+
+    def columns(self, lines: Sequence[ScoreLine] | None = None) -> list[Column]:
+        """The columns of `lines`, by default of those that are `shown`, with the cost of their runs."""
+        lines = self.shown if lines is None else lines
+        tokens = {run.run_id: run.cost.get("tokens_in") for run in self.runs}
+        costs: dict[str, list[float | None]] = {"time": [], "tokens": [], "× base": []}
+        for line in lines:
+            once = line.score.other == BASE
+            of_base = tokens.get(line.results[0].other_id() or line.results[0].run_id)
+            own = line.cost("tokens_in") if once else None
+            costs["time"].append(line.cost("wall_seconds") if once else None)
+            costs["tokens"].append(own)
+            costs["× base"].append(own / of_base if own is not None and of_base else None)
+        cost = [
+            numbers("time", costs["time"], seconds, spare=5),
+            numbers("tokens", costs["tokens"], count, spare=6),
+            numbers("× base", costs["× base"], fixed, spare=1),
+        ]
+        *scores, notes = score_columns(lines)
+        return [*scores, *cost, notes]
+
+
+def score_columns(lines: Sequence[ScoreLine]) -> list[Column]:
+    """The columns of scores: what they are of, value, difference, and notes last."""
+    scores = [line.score for line in lines]
+    methods = {
+        "model": lambda line: line.score.model,
+        "method": lambda line: line.score.method,
+        "settings": lambda line: line.label,
+        "task": lambda line: line.score.task,
+        "metric": lambda line: line.score.metric,
+    }
+    others = [one.other.replace("_", " ") if one.difference is not None else "" for one in scores]
+    seeds = [score.seeds for score in scores]
+    return [
+        *names(lines, methods),
+        *[numbers("seeds", seeds, count, name=True)] * any(number > 1 for number in seeds),
+        numbers("n", [score.n for score in scores], count, name=True),
+        numbers("value", [score.value for score in scores], number),
+        limits("95% over documents", [score.interval for score in scores], spare=2),
+        numbers("std", [score.std for score in scores], number, spare=4),
+        limits("95% over seeds", [score.seed_interval for score in scores], spare=3),
+        *[texts("against", others)] * bool({*others} - {BASE, ""}),
+        *difference_columns(scores),
+        texts("notes", [" ".join(score.marks) for score in scores]),
+    ]
+
+
+def difference_columns(scores: Sequence[Score]) -> list[Column]:
+    """The difference of each score, the interval and the p of its test, and the numbers of changed answers."""
+    several = any((score.family or 1) > 1 for score in scores)
+    p = numbers("p (Holm)" if several else "p", [score.p_holm for score in scores], number)
+    changed = [
+        "" if score.changed is None else f"+{score.changed[0]} -{score.changed[1]}" for score in scores
+    ]
+    return [
+        numbers("difference", [score.difference for score in scores], lambda value: number(value, sign=True)),
+        *(
+            limits(
+                f"95% over {over}",
+                [score.tested_interval if score.tested_over == over else None for score in scores],
+                sign=True,
+            )
+            for over in dict.fromkeys(score.tested_over for score in scores if score.tested_interval)
+        ),
+        p,
+        Column(
+            heading="changed",
+            cells=changed,
+            values=[score.changed and score.changed[0] for score in scores],
+            spare=4,
+        ),
+    ]
+
+
+def limits(heading: str, bounds: Sequence[Any], sign: bool = False, spare: int = 0) -> Column:
+    """A column of intervals, which a page sorts by their lower limits."""
+    cells = [interval(one, sign) for one in bounds]
+    return Column(heading=heading, cells=cells, values=[one and one[0] for one in bounds], spare=spare)
+
+
+# The settings of runs
+
+
+def run_labels(results: Sequence[RunResult]) -> list[str]:
+    """The settings of each run, with the form of its answers where runs of one task ask in two forms."""
+    labels = settings([result.overrides for result in results], [result.seed for result in results])
+    mixed = asked_in_two_forms(results)
+    for place, result in enumerate(results):
+        if asked := [name for name in result.requested if name in mixed]:
+            labels[place] = f"{labels[place]} task.answer={result.answer_form(asked[0])}".lstrip()
+    return labels
+
+
+def asked_in_two_forms(results: Sequence[RunResult]) -> set[str]:
+    """The tasks that some runs ask by text and some by letters."""
+    asked = {(name, result.answer_form(name)) for result in results for name in result.requested}
+    return {name for name, _ in asked if {(name, "text"), (name, "letters")} <= asked}
+
+
+def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:
+    """For each run of a grid, the overrides that not all runs of its method share. Model and task are left out.
+
+    In a grid of several methods the keys of a method are always shown, because one key may mean something else in
+    another method. `seeds` are None for methods without randomness. Seeds are shown unless all are 0.
+    """
+    methods = [tuple(text for text in typed if text.startswith("method=")) for typed in overrides]
+    several = len({*methods} - {(), ("method=base",)}) > 1
+    labels = []
+    for typed, own, seed in zip(overrides, not_shared(overrides, methods), seeds, strict=True):
+        shown = [text for text in typed if text in own or (several and text.startswith("method."))]
+        shown = [text for text in shown if not text.startswith(NAMED_ELSEWHERE)]
+        labels.append(" ".join(shown if seed is None or not any(seeds) else [*shown, f"seed={seed}"]))
+    return labels
+
+
+# Comparisons in words
+
+EXPLAINED = (
+    "Differences are on the same documents. McNemar's exact test decides at 5%, and a paired permutation test where "
+    "scores are not 0 or 1; p is corrected by Holm for the comparisons of the same question in the command that "
+    "computed it; intervals are those of one comparison, not corrected. A mean over five seeds or more has one test "
+    "over seeds and documents; with fewer seeds the larger p of a test over each decides. Expert metrics of one run "
+    "have no test: the 95% interval of the difference decides, uncorrected."
+)
+
+
+def has_verdict(score: Score) -> bool:
+    """Whether a score is compared with another run, and is neither one of several seeds nor a part of a group."""
+    one_of_several_seeds = score.p is not None and score.p_holm is None
+    return score.difference is not None and not one_of_several_seeds and PART not in score.marks
+
+
+def sentence(line: ScoreLine, against: str | None = None) -> str:
+    """The verdict on a difference: its outcome, size, interval and p.
+
+    Args:
+        against: the name of the run that it is compared with; by default the base model or `score.other`.
+    """
+    score = line.score
+    against = against or ("the base model" if score.other == BASE else score.other.replace("_", " "))
+    if score.verdict == EQUAL_RUNS:
+        return f"{line.name} equals {against} within rounding in every document ({score.metric})."
+    outcome = {
+        DIFFERENT: f"differs from {against}",
+        NOT_SIGNIFICANT: f"does not differ significantly from {against}",
+    }
+    text = f"{line.name} {outcome.get(score.verdict, f'is {score.verdict} than {against}')}: {score.metric} "
+    text += f"{number(score.difference, sign=True)}"
+    if score.tested_interval is not None:
+        text += f", 95% over {score.tested_over} {interval(score.tested_interval, sign=True)}"
+    if score.p is not None:
+        holm = "" if score.p_holm is None or (score.family or 1) < 2 else f", {score.p_holm:.2g} by Holm"
+        text += f", p {score.p:.2g}{holm}"
+    if score.changed is not None:
+        text += f"; changed answers +{score.changed[0]:,} -{score.changed[1]:,}"
+    return text + "."
+
+
+def by_outcome(lines: Iterable[ScoreLine]) -> dict[str, list[ScoreLine]]:
+    """The lines by verdict; an outcome that has none is absent, but for better, worse and not significant."""
+    found: dict[str, list[ScoreLine]] = {
+        BETTER: [],
+        WORSE: [],
+        DIFFERENT: [],
+        EQUAL_RUNS: [],
+        NOT_SIGNIFICANT: [],
+    }
+    for line in lines:
+        found[line.score.verdict].append(line)
+    return {kind: own for kind, own in found.items() if own or kind in (BETTER, WORSE, NOT_SIGNIFICANT)}
+
+
+def conclusion(lines: Sequence[ScoreLine], against: str | None = None) -> str:
+    """One comparison as its sentence, several as the number of each outcome; empty without any."""
+    if len(lines) < 2:
+        return "".join(sentence(line, against) for line in lines)
+    counts = ", ".join(f"{len(own)} {kind}" for kind, own in by_outcome(lines).items())
+    others = {line.score.other for line in lines}
+    against = against or ("the base model" if others == {BASE} else "the base model and its controls")
+    return f"Of {len(lines)} comparisons with {against}: {counts}."

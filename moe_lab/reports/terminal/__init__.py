@@ -1,1 +1,0 @@
-"""Tables on the terminal."""

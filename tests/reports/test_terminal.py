@@ -1,0 +1,190 @@
+"""What a command prints. Breaks if a note is beside another run or not explained, a profile beside the wrong study, or the
+list of changed answers has other numbers than the comparison's."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from moe_lab.metrics.stored import StoredMetrics
+from moe_lab.reports.expert import Line, expert_columns, lost_p_values
+from moe_lab.reports.expert import lines as expert_lines
+from moe_lab.reports.scores import CommandTable
+from moe_lab.reports.terminal import (
+    SHOWN_CHANGES,
+    TWO_FORMS,
+    changed_lines,
+    notes,
+    print_comparison,
+    print_scores,
+    print_studies,
+)
+from moe_lab.results.comparisons.comparison import compare
+from moe_lab.results.model import RunResult
+from moe_lab.results.score_table import Family, SeedGroup, family_of
+from moe_lab.results.scores import MARKS
+from moe_lab.tasks.answer_forms import LETTERS
+from tests.support.lm_eval_logs import evaluation, samples_of
+from tests.support.stored_results import results_of
+
+
+def test_notes_are_beside_their_run_and_explained_once(capsys):
+    base, roe = results_of("base", partial=True), results_of(partial=True, untuned=True)
+    print_scores(CommandTable([base, roe]), ["A footnote."])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Results: model=tiny task=t metric=acc,none n=4"
+    assert [line.split()[-2:] for line in lines if line.startswith(("base", "roe"))] == [
+        ["s", "PARTIAL"],
+        ["PARTIAL", "untuned"],
+    ]
+    assert lines[-3:] == [MARKS["PARTIAL"], MARKS["untuned"], "A footnote."]
+
+
+def test_titles_say_where_lower_is_better(capsys):
+    """With a metric of which higher is better in the same table they name the others."""
+
+    def of_metric(name: str, higher_is_better: bool) -> RunResult:
+        metric = f"{name},none"
+        block = results_of(task={"name": "t", "tasks": ["t"], "metric": metric})["moe_lab"]
+        better = {"t": {name: higher_is_better}}
+        return RunResult({"results": {"t": {metric: 1.5}}, "higher_is_better": better, "moe_lab": block})
+
+    loss, accuracy = of_metric("bits_per_byte", False), of_metric("acc", True)
+    titles = {
+        "Results (lower is better): ": [loss],
+        "Results: ": [accuracy],
+        "Results (lower is better: bits_per_byte,none): ": [loss, accuracy],
+    }
+    for title, runs in titles.items():
+        print_scores(CommandTable(runs))
+        assert capsys.readouterr().out.startswith(title)
+
+
+def test_the_parts_of_a_group_are_left_to_the_page_and_two_forms_of_answers_are_said():
+    one = {"n": 2, "difference": 0.5, "ci95": [-0.1, 0.9], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
+    run = results_of(
+        task={"name": "g", "tasks": ["a", "b"], "metric": "acc,none"},
+        samples={"a": [0, 1], "b": [0, 1]},
+        paired={"a": {"acc,none": one}, "b": {"acc,none": one}},
+        intervals={},
+    )
+    run.content["results"] = {name: {"acc,none": 0.5} for name in ("g", "a", "b")}
+    run.content.update(groups={"g": {}}, group_subtasks={"g": ["a", "b"], "a": [], "b": []})
+    table = CommandTable([run], family=family_of([SeedGroup([run])]))
+    assert [line.score.task for line in table.shown] == ["g"]
+    assert "Parts of groups are on the page: 2 tasks and groups, without tests of their own." in notes(table)
+    letters = replace(run, content=dict(run) | {"configs": {"a": {"doc_to_choice": LETTERS}}})
+    assert TWO_FORMS in notes(CommandTable([run, letters])) and TWO_FORMS not in notes(table)
+
+
+def test_studies_have_a_row_each(tmp_path, capsys):
+    profile = {
+        "model": "olmoe",
+        "task": "gsm8k",
+        "metric": "perplexity",
+        "split": "train",
+        "samples": {"gsm8k": [1, 2, 3]},
+        "trials": 100,
+        "trial": 42,
+        "untuned_score": 2.5,
+        "score": 1234.5678,
+        "temperature": [0.12] * 48,
+    }
+    asked = {
+        "task": "arc_challenge",
+        "samples": {"arc_challenge": list(range(1040))},
+        "at_bound": ["layer_3"],
+    }
+    for name, more in (("a", {}), ("b", asked)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "best.yaml").write_text(yaml.safe_dump(profile | more))
+    print_studies([tmp_path / "a", tmp_path / "b", tmp_path / "none"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("model=olmoe metric=perplexity (train)")
+    first, second = (
+        next(line.split() for line in lines if line.startswith(name)) for name in ("gsm8k", "arc")
+    )
+    assert first == ["gsm8k", "3", "100", "42", "2.5000", "1235", *["0.12"] * 48]
+    assert second[:2] == ["arc_challenge", "1,040"] and second[6] == "layer_3"
+    assert str(tmp_path / "a" / "best.yaml") in lines
+
+
+def test_what_is_left_out_and_settings_and_notes_are_said(tmp_path, capsys):
+    a = evaluation(
+        tmp_path,
+        "a",
+        {"t": samples_of(acc=[0.0] * 14 + [1.0]), "u": samples_of(acc=[1.0])},
+        config={"model_args": "pretrained=x"},
+    )
+    b = replace(evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0] * 14 + [0.0])}), marks=("untuned",))
+    comparison = compare([a, b])
+    print_comparison(comparison)
+    printed = capsys.readouterr().out
+    assert f"a: model, {a.file}\n   pretrained=x\n" in printed and MARKS["untuned"] in printed
+    assert f"b: model, {b.file}\n   untuned\n" in printed
+    assert "b on t is better than a: acc,none +0.8667" in printed
+    assert "Only in a, and not compared: u." in printed
+    assert changed_lines(comparison) == [
+        f"t acc,none, wrong in a and right in b: {', '.join(map(str, range(SHOWN_CHANGES)))} and 4 more",
+        "t acc,none, right in a and wrong in b: 14",
+    ]
+
+
+# Expert metrics
+
+
+def loss(difference: float, base: float = 0.5, p: float | None = 0.25) -> dict[str, Any]:
+    one = {"base": base, "changed": base - difference, "difference": difference, "ci95": [0.0, 0.1]}
+    return {"acc,none": one | {"runs": [{"p_mcnemar": p}]}}
+
+
+METRICS: dict[str, Any] = {
+    "differences": {},
+    "metric": "acc,none",
+    "load_balance": {
+        "all": {"value": 3.5, "ci95": [3.4, 3.6], "maximum": 4.0},
+        "prefill": None,
+        "decode": None,
+    },
+    "collaboration": {"all": {"value": 2.5, "ci95": None, "maximum": 3.0}, "prefill": None, "decode": None},
+    "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3), "u": loss(0.4)}}},
+    "specialization": None,
+}
+
+
+def families(metrics: dict[str, Any], *others: float) -> Family:
+    """The families of a run's losses and of scores."""
+    own = lost_p_values(StoredMetrics(metrics), "r")
+    return Family.of({(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)}, own)
+
+
+def lines(metrics: dict[str, Any], *others: float) -> list[Line]:
+    return expert_lines(StoredMetrics(metrics), "r", families(metrics, *others))
+
+
+def test_differences_to_base_are_in_their_own_rows():
+    difference = {
+        "load_balance/all": {"difference": 0.1, "ci95": [0.05, 0.15]},
+        "capacity/most/tasks/u/acc,none": {"difference": -0.2, "ci95": None},
+    }
+    found = lines(METRICS | {"differences": {"baseline": difference}})
+    by_row = {(line.metric, line.of): line.difference for line in found}
+    assert len(by_row) == 5
+    balance = by_row["Load Balance, bits", "all tokens"]
+    assert (balance.difference, balance.interval) == (0.1, (0.05, 0.15))
+    capacity = [by_row["Capacity, acc,none", f"most activated expert masked, {task}"] for task in "tu"]
+    assert [(one.difference, one.interval) for one in capacity] == [(None, None), (-0.2, None)]
+
+
+@pytest.mark.parametrize("others", [(), (0.5, 0.001)])
+def test_a_loss_is_corrected_for_the_losses_alone(others):
+    """Broken by scores that change the p of a loss, and by losses that change the p of scores."""
+    two = {"least": {"tasks": {"t": loss(0.3, p=0.03)}}, "most": {"tasks": {"t": loss(0.3, p=0.5)}}}
+    metrics = METRICS | {"capacity": two}
+    found, family = lines(metrics, *others), families(metrics, *others)
+    columns = expert_columns([(results_of(), "", line) for line in found], family)
+    cells = {column.heading: column.cells for column in columns}
+    assert [cell for cell in cells["p (Holm)"] if cell] == ["0.0600", "0.5000"]
+    assert not others or family.corrected["1", "t", "acc,none", "base"] == 0.002
+    assert not others or family.note == "scores: 2, expert metrics: 2"

@@ -69,21 +69,23 @@ PRETRAINING = {
 
 def cuts(cell: Cell, config: Any) -> list[str]:
     """The overrides that make a cell small: 2 documents, 8 new tokens, 2 trials on 8 documents, 2 optimizer steps, 20
-    references, 3 subjects of MMLU, one seed; prompts of at most 256 tokens without a cache, and texts of at most 448
-    where each of 64 samples has a cache of its own."""
+    references, 3 subjects of MMLU, one seed; where each of 64 samples has a history of its own, texts of at most 264
+    tokens and trials on 2 documents."""
     method, tuning = cell.values["method"], cell.values["tuning"]
     found = ["samples=[0,1]" if config.samples else "limit=2", "gen_kwargs={max_gen_toks: 8}", "seeds=1"]
     if config.task.name == "mmlu":
         found.append(f"task.name=[{','.join(f'mmlu_{subject}' for subject in SUBJECTS)}]")
+    own_history = method["name"] == "roe" and (
+        method["cache"] == "none" or config.model.name in ("mixtral", "gpt-oss")
+    )
+    found += ["max_length=264"] if own_history else []
     if tuning["name"] != "none":
-        found.append("tuning.num_samples=8")
+        found.append(f"tuning.num_samples={2 if own_history else 8}")
         found += ["tuning.n_trials=2"] if tuning["name"] == "tpe" else []
         found += [f"tuning.step={tuning['max_temperature'] or 1}"] if tuning["name"] == "uniform" else []
     own = PRETRAINING if method["name"] == "pretrain" else ON_METHOD
     found += [f"method.{key}={value}" for key, value in own.items() if key in method]
     found += ["method.validation_size=2"] if method.get("validation_size") else []
-    if method["name"] == "roe" and (method["cache"] == "none" or config.model.name in ("mixtral", "gpt-oss")):
-        found.append(f"max_length={264 if method['cache'] == 'none' else 448}")
     return found
 
 

@@ -13,12 +13,11 @@ from moe_lab.reports.figures.primitives import differences_figure
 from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
 from moe_lab.results.measured import interval, number
 from moe_lab.results.model import BASE
-from moe_lab.results.score_table import NO_COMPARISONS, Family, ScoreLine
+from moe_lab.results.score_table import ScoreLine
 from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
-from moe_lab.runs.grid import grouped, stored_outcomes
-from moe_lab.runs.jobs import Job, distinct_runs
-from moe_lab.runs.plan import with_baselines
+from moe_lab.runs.grid import Finished, grouped
+from moe_lab.runs.jobs import distinct_runs, with_baselines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,17 +42,14 @@ class Results(Shown, Sequence[dict[str, Any]]):
     coordinates of its cells, columns as those of `frame`, and `published`, the paper's number.
     """
 
-    def __init__(
-        self, jobs: Sequence[Job], tables: dict[str, pd.DataFrame] | None = None, family: Family | None = None
-    ):
-        """The stored results of jobs, with the tables and the family of comparisons of experiments."""
-        outcomes = stored_outcomes(jobs)
-        self.runs = [outcome.run for outcome in outcomes]
-        self.missing = [run.folder.name for run in distinct_runs(jobs) if not run.done]
-        self.tables = tables or {}
-        self._results = [outcome.results for outcome in outcomes]
-        self._groups, of_runs = grouped(outcomes, jobs) if outcomes else ([], NO_COMPARISONS)
-        self._family = of_runs if family is None else family
+    def __init__(self, finished: Finished):
+        runs = distinct_runs(finished.jobs)
+        self.runs = [outcome.run for outcome in finished.outcomes]
+        self.missing = [run.folder.name for run in runs if not run.done]
+        self.tables = finished.tables
+        self._results = [outcome.results for outcome in finished.outcomes]
+        self._family, groups = finished.family, finished.groups
+        self._groups = grouped(finished.outcomes, finished.jobs)[0] if groups is None else groups
         every = [(run.config, found) for run in with_baselines(self.runs) if (found := run.stored())]
         self._configs, self._every = [config for config, _ in every], [result for _, result in every]
         """The runs and those that they are compared with."""

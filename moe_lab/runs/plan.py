@@ -77,6 +77,8 @@ class Plan:
     """The measured speeds by model, method and task."""
     first: str = ""
     """What precedes runs: unfinished studies, trainings of models, or nothing."""
+    exit_code: int = 0
+    """That of the command."""
 
     @property
     def notes(self) -> list[str]:
@@ -138,6 +140,31 @@ class Plan:
         names, hours, memory = _names(run.config), self._hours(run, todo), planned_memory(run, workload)
         row = Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, state, memory)
         self.rows.append(row)
+
+    def print(self) -> None:
+        """Print a row per study and run, baselines included, and the remaining work and disk space."""
+        rows = self.rows
+        labels = settings([row.config.overrides for row in rows], [0] * len(rows))
+        model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
+        named = {
+            "run": [row.run for row in rows],
+            "model": model,
+            "weights": [row.config.model.path or "" for row in rows],
+            "method": method,
+            "task": task,
+            "seed": seed,
+            "settings": labels,
+        }
+        counts = {
+            "documents": [count(row.documents) for row in rows],
+            "forward tokens left (estimated)": [count(row.tokens) for row in rows],
+            "hours here": ["" if row.hours is None else hours_text(row.hours) for row in rows],
+            "memory (GB)": ["" if row.memory is None else f"{row.memory / GIGABYTE:.3g}" for row in rows],
+            "state": [row.state for row in rows],
+        }
+        print_text_table(text_table("Plan", [*names(named), *numbers(counts)]))
+        for line in self.notes:
+            print_note(line)
 
     def _hours(self, run: Run, tokens: float) -> float | None:
         """Hours of a run at the speed of a stored one. The training and the reference set of a run are not in it."""
@@ -263,32 +290,6 @@ def _measured(plan: Plan) -> list[str]:
         f"stored run of the same model, method and task, else of its pilot ({devices}). Its n, batch size and device "
         "should be the same."
     ]
-
-
-def print_plan(plan: Plan) -> None:
-    """Print a row per study and run, baselines included, and the remaining work and disk space."""
-    rows = plan.rows
-    labels = settings([row.config.overrides for row in rows], [0] * len(rows))
-    model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
-    named = {
-        "run": [row.run for row in rows],
-        "model": model,
-        "weights": [row.config.model.path or "" for row in rows],
-        "method": method,
-        "task": task,
-        "seed": seed,
-        "settings": labels,
-    }
-    counts = {
-        "documents": [count(row.documents) for row in rows],
-        "forward tokens left (estimated)": [count(row.tokens) for row in rows],
-        "hours here": ["" if row.hours is None else hours_text(row.hours) for row in rows],
-        "memory (GB)": ["" if row.memory is None else f"{row.memory / GIGABYTE:.3g}" for row in rows],
-        "state": [row.state for row in rows],
-    }
-    print_text_table(text_table("Plan", [*names(named), *numbers(counts)]))
-    for line in plan.notes:
-        print_note(line)
 
 
 def task_name(config: Config) -> str:

@@ -19,7 +19,7 @@ from moe_lab.models.memory import ModelPool
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import check_samples, read_samples, write_samples
+from moe_lab.results.samples import Sample, check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
 from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_lab_block
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
@@ -58,16 +58,24 @@ def execute(
     Args:
         begin: called when the run is to be computed and no other process works on it.
     """
-    path = run.folder / "results.json"
-    stored = None if compute and run.config.rerun else run.stored()
-    if stored is not None and (not compute or _is_whole(run, stored)):
-        return Outcome(run=run, results=stored, stored=True, path=path, marks=stored.version_notes)
+    if (stored := _stored(run, compute)) is not None:
+        return Outcome(run, stored, stored=True)
     if not compute:
         raise ResultsError(f"{run.folder.name} has no stored result any more. mode=run computes it.")
-    with run.store.held(), run.store.status(), memory_errors(run.folder.name):
-        begin()
-        results = evaluate_run(run, models, _compared_results(run, models))
-    return Outcome(run=run, results=results, stored=False, path=path)
+    with run.store.held():
+        if (stored := _stored(run, compute)) is not None:  # by the process that held it
+            return Outcome(run, stored, stored=True)
+        with run.store.status(), memory_errors(run.folder.name):
+            begin()
+            return Outcome(run, evaluate_run(run, models, _compared_results(run, models)), stored=False)
+
+
+def _stored(run: Run, compute: bool) -> RunResult | None:
+    """A stored result that may be returned: any, if nothing may be computed, else one that is complete."""
+    if compute and run.config.rerun:
+        return None
+    stored = run.stored()
+    return stored if stored is None or not compute or _is_whole(run, stored) else None
 
 
 def _is_whole(run: Run, results: RunResult) -> bool:
@@ -79,16 +87,17 @@ def _is_whole(run: Run, results: RunResult) -> bool:
     try:
         check_samples(results)
     except DamagedError as error:
-        warn_once(f"{error.problem}. It is written again from the stored answers.")
+        _warn_of_samples(error)
         return False
     return True
 
 
 def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
-    results = {}
+    """The scores and samples of the runs to compare with, read or computed."""
+    found = {}
     for name, other in run.compared_runs.items():
         try:
-            results[name] = _comparison(other, models)
+            results, samples = _results_with_samples(other, models)
         except RunHeldError:
             raise
         except MoeLabError as error:
@@ -97,35 +106,28 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
             if avoidable and not isinstance(error, ModelError):  # a ModelError would end the run itself, too
                 message += "\nbaseline=false leaves comparisons out."
             raise type(error)(message) from error
-    return results
+        found[name] = {
+            "run_id": other.run_id,
+            "results": results["results"],
+            "samples": samples,
+            "rounding": results.rounding.measured,
+        }
+    return found
 
 
-def _comparison(run: Run, models: ModelPool) -> dict[str, Any]:
-    """The scores and samples of a run to compare with, read or computed."""
+def _results_with_samples(run: Run, models: ModelPool) -> tuple[RunResult, dict[str, list[Sample]]]:
+    results = execute(run, models).results
+    try:
+        return results, read_samples(results)
+    except DamagedError as error:
+        _warn_of_samples(error)
+    with run.store.held(), run.store.status():
+        results = evaluate_run(run, models, _compared_results(run, models))
+    return results, read_samples(results)
 
-    def stored() -> tuple[RunResult, dict[str, Any]] | None:
-        results = run.stored()
-        if results is None or not run.measured:
-            return None
-        try:
-            return results, read_samples(results)
-        except DamagedError as error:
-            warn_once(f"{error.problem}. It is written again from the stored answers.")
-            return None
 
-    if (found := stored()) is None:
-        with run.store.held():
-            if (found := stored()) is None:
-                with run.store.status():
-                    results = evaluate_run(run, models, _compared_results(run, models))
-                found = results, read_samples(results)
-    results, samples = found
-    return {
-        "run_id": run.run_id,
-        "results": results["results"],
-        "samples": samples,
-        "rounding": results.rounding.measured,
-    }
+def _warn_of_samples(error: DamagedError) -> None:
+    warn_once(f"{error.problem}. It is written again from the stored answers.")
 
 
 # The evaluation of one run inside its folder: answers, lm-eval's metrics, files

@@ -18,7 +18,7 @@ import moe_lab.runs.prepare
 from moe_lab import __version__
 from moe_lab.cli.help import GROUPS
 from moe_lab.cli.main import main
-from moe_lab.config.catalog import option_files, read_option, resource_folder
+from moe_lab.config.catalog import about, option_files, resource_folder
 from moe_lab.config.progress import hide_progress_of_libraries
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
@@ -46,7 +46,7 @@ def test_help_lists_every_option_key_and_exit_code(capsys):
     assert ended.code == 0
     for group in GROUPS:
         for name, file in option_files(group, [resource_folder("conf")]).items():
-            assert f"  {name:<16} {read_option(file).about}" in ended.out
+            assert f"  {name:<16} {about(file)}" in ended.out
     for text in ("seeds=null", "model.path", "figure3", "outputs/runs/", "Exit codes"):
         assert text in ended.out
     assert ended.out.count("  python -m moe_lab") == 7 and "hydra." not in ended.out

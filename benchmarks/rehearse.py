@@ -16,8 +16,6 @@ planned tokens are wrong.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import os
 import sys
@@ -222,8 +220,7 @@ def _draw(composed: Composed, cells: list[PreparedCell]) -> dict[str, Any]:
     """The table, the figure and the page of an experiment, of the cells that this process ran."""
     from moe_lab.runs.experiments.runner import PreparedExperiments, make_tables
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        make_tables(PreparedExperiments([(composed.experiment, cells)]), cells[0].config, compute=False)
+    make_tables(PreparedExperiments([(composed.experiment, cells)]), cells[0].config)
     return {"state": "done"}
 
 

@@ -24,8 +24,8 @@ FLOORS = (
     "methods",
     "reports",
     "runs",
-    "cli",
     "api",
+    "cli",
     "__main__",
 )
 """Entries of moe_lab/ from the ground up. Each one imports itself and those before it."""

@@ -43,10 +43,9 @@ def texts(overrides: list[str]) -> list[dict[str, Any]]:
 
     Raises ConfigError or TaskError for a command without a method that reads embeddings, and for missing data.
     """
-    from moe_lab.cli.main import compose_or_explain
     from moe_lab.errors import ConfigError
     from moe_lab.models.hub import go_offline
-    from moe_lab.runs.config import to_configs
+    from moe_lab.runs.config import compose_or_explain, to_configs
     from moe_lab.runs.experiments.cells import experiment_configs
     from moe_lab.tasks.loading import task_cache
 

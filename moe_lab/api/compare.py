@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moe_lab.api.shown import Shown
 from moe_lab.config.arguments import wrong
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError
 from moe_lab.reports.columns import Column
 from moe_lab.reports.frames import typed_frame
-from moe_lab.reports.terminal import comparison_columns
-from moe_lab.runs.compare import compared
+from moe_lab.reports.pages.comparison_page import write_comparison_page
+from moe_lab.reports.terminal import comparison_columns, print_comparison
+from moe_lab.results.atomic import json_text, write_file
+from moe_lab.results.comparisons.comparison import Comparison
+from moe_lab.results.comparisons.comparison import compare as compare_evaluations
+from moe_lab.results.comparisons.evaluation import read_evaluation
+from moe_lab.results.identity import folder_name, task_label
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from moe_lab.results.comparisons.comparison import Comparison
+
+KEYS = ("mode", "a", "b", "output_dir")
+"""The keys that mode=compare reads."""
 
 
 class Compared(Shown):
@@ -25,6 +36,8 @@ class Compared(Shown):
     `file` is comparison.json, which also has the prompts and answers of all changed examples, and `page` its HTML page.
     `notes` says what is left out and what else differs, a sentence each.
     """
+
+    exit_code = 0
 
     def __init__(self, comparison: Comparison, file: Path, page: Path):
         self._comparison = comparison
@@ -42,6 +55,12 @@ class Compared(Shown):
         """
         scores = self._comparison.scores
         return typed_frame([{"run": one.run_id} | one.columns() | {"verdict": one.verdict} for one in scores])
+
+    def print(self) -> None:
+        """Print the table, and the paths of the page and the file, as the command does."""
+        print_comparison(self._comparison)
+        print(self.page)
+        print(self.file)
 
     def _columns(self) -> tuple[list[Column], list[str]]:
         named = [f"{one.key}: {one.label} {one.settings}".rstrip() for one in self._comparison.evaluations]
@@ -67,5 +86,35 @@ def compare(
             raise wrong("moe_lab.compare(first, *others)", path, "give paths of stored evaluations")
     if not others:
         raise wrong("moe_lab.compare(first, *others)", str(first), "give a second evaluation")
-    paths: list[Any] = [Path(path) for path in others]
-    return Compared(*compared(Path(first), paths, Path(output_dir)))
+    return _compared([Path(first), *map(Path, others)], Path(output_dir))
+
+
+def compare_stored(configs: Sequence[Config]) -> Compared:
+    """`compare` for mode=compare of the command. Raises ConfigError for a grid, and for keys that it does not read."""
+    if len(configs) > 1:
+        raise ConfigError("mode=compare takes no grid. Leave out -m; b= takes several, separated by commas.")
+    [config] = configs
+    for override in config.overrides:
+        if override.partition("=")[0].lstrip("+") not in KEYS:
+            raise ConfigError(f"mode=compare reads stored results; {override} changes nothing. Leave it out.")
+    assert config.a is not None and config.b is not None
+    others = [path.strip() for path in config.b.split(",")]
+    return _compared([Path(config.a), *map(Path, others)], Path(config.output_dir))
+
+
+def _compared(places: Sequence[Path], output_dir: Path) -> Compared:
+    """The files are in `comparisons/<names>-<id>/`. The id is the SHA-256 of the sample logs, so that the same command
+    writes the same files."""
+    keys = ["a", "b"] if len(places) == 2 else ["a", *(f"b{number}" for number in range(1, len(places)))]
+    paths = {key: path.expanduser() for key, path in zip(keys, places, strict=True)}
+    if len({path.resolve() for path in paths.values()}) < len(paths):
+        raise ConfigError("a= and b= name the same result twice. Give different ones.")
+    comparison = compare_evaluations([read_evaluation(key, path) for key, path in paths.items()])
+    digest = hashlib.sha256()
+    for evaluation in comparison.evaluations:
+        for log in evaluation.samples_files.values():
+            digest.update(hashlib.sha256(log.read_bytes()).digest())
+    labels = task_label([evaluation.label for evaluation in comparison.evaluations])
+    folder = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest())
+    file = write_file(folder / "comparison.json", json_text(comparison))
+    return Compared(comparison, file, write_comparison_page(comparison, file.with_suffix(".html")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from moe_lab.cli.main import hide_progress_of_libraries
+from moe_lab.config.progress import hide_progress_of_libraries
 from moe_lab.errors import MoeLabError
 
 

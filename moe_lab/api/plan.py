@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moe_lab.api.run import composed, output
+from moe_lab.api.run import composed
 from moe_lab.api.shown import Shown
-from moe_lab.cli.main import MODES, call
+from moe_lab.config.terminal import shown_output
 from moe_lab.errors import ConfigError
 from moe_lab.reports.columns import Column
 from moe_lab.reports.frames import settings_of, with_counts
-from moe_lab.runs.config import to_configs
-from moe_lab.runs.plan import Plan, plan_columns
+from moe_lab.runs.config import function_of, to_configs
+from moe_lab.runs.plan import Plan
 from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class PlannedRuns(Shown):
         )
 
     def _columns(self) -> tuple[list[Column], list[str]]:
-        return plan_columns(self._plan), self.notes
+        return self._plan.columns(), self.notes
 
 
 def plan(overrides: Sequence[str]) -> PlannedRuns:
@@ -89,8 +89,8 @@ def plan(overrides: Sequence[str]) -> PlannedRuns:
     Raises ConfigError for what the command refuses.
     """
     cells = composed("plan", overrides)
-    with task_cache(), output(quiet=True):
+    with task_cache(), shown_output(quiet=True):
         configs = to_configs(cells)
         if any(config.mode not in ("run", "plan") for config in configs):
             raise ConfigError(f"mode={configs[0].mode}: moe_lab.plan plans runs. Leave mode= out.")
-        return PlannedRuns(call(MODES["plan"], configs, cells))
+        return PlannedRuns(function_of("plan", configs, cells, overrides)())

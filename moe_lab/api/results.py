@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from moe_lab.api.shown import Shown
@@ -12,13 +11,11 @@ from moe_lab.errors import ConfigError
 from moe_lab.reports.columns import Column
 from moe_lab.reports.figures.primitives import differences_figure
 from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
-from moe_lab.reports.scores import CommandTable, ScoreLine
+from moe_lab.reports.scores import ScoreLine
 from moe_lab.reports.terminal import notes
 from moe_lab.results.model import BASE
-from moe_lab.results.score_table import Family
-from moe_lab.runs.grid import command_table, stored_outcomes
-from moe_lab.runs.jobs import Job, distinct_runs
-from moe_lab.runs.plan import with_baselines
+from moe_lab.runs.grid import Finished
+from moe_lab.runs.jobs import distinct_runs, with_baselines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,17 +37,12 @@ class Results(Shown, Sequence[dict[str, Any]]):
     coordinates of its cells, columns as those of `frame`, and `published`, the paper's number.
     """
 
-    def __init__(
-        self, jobs: Sequence[Job], tables: dict[str, pd.DataFrame] | None = None, family: Family | None = None
-    ):
-        """The stored results of jobs, with the tables and the family of comparisons of experiments."""
-        outcomes = stored_outcomes(jobs)
-        self.runs = [outcome.run for outcome in outcomes]
-        self.missing = [run.folder.name for run in distinct_runs(jobs) if not run.done]
-        self.tables = tables or {}
-        self._results = [outcome.results for outcome in outcomes]
-        table = command_table(outcomes, jobs) if outcomes else CommandTable([])
-        self._table = table if family is None else replace(table, family=family)
+    def __init__(self, finished: Finished):
+        self.runs = [outcome.run for outcome in finished.outcomes]
+        self.missing = [run.folder.name for run in distinct_runs(finished.jobs) if not run.done]
+        self.tables = finished.tables
+        self._results = [outcome.results for outcome in finished.outcomes]
+        self._table = finished.table
         self._configs = {run.run_id: run.config for run in with_baselines(self.runs)}
 
     def __len__(self) -> int:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moe_lab.api.results import Results
-from moe_lab.cli.main import compose_or_explain, dispatch
 from moe_lab.config.arguments import wrong
 from moe_lab.config.progress import bars_of_libraries_hidden
 from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker
-from moe_lab.runs.config import to_configs
-from moe_lab.runs.jobs import jobs_of
+from moe_lab.runs.config import compose_or_explain, function_of, to_configs
+from moe_lab.runs.jobs import distinct_runs
 from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
     from moe_lab.config.schema import Config
+    from moe_lab.runs.grid import Finished
 
 
 def run(overrides: Sequence[str], *, quiet: bool = False) -> Results:
@@ -56,31 +53,29 @@ def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:
 
 def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Results:
     cells = composed(mode, overrides, *more)
-    with task_cache(), shown_output(), bars_of_libraries_hidden(), output(quiet) as errors:
+    with task_cache(), shown_output(quiet), bars_of_libraries_hidden():
         configs = to_configs(cells)
         for config in configs:
             _check(config, mode)
-        code = dispatch(cells, [*overrides, *more])
-        if code in (INTERRUPTED, TERMINATED):
+        finished: Finished = function_of(mode, configs, cells, [*overrides, *more])()
+        if not quiet:
+            finished.print()
+        if finished.exit_code in (INTERRUPTED, TERMINATED):
             raise KeyboardInterrupt
-        results = _stored(configs, cells)
-        missing = results.missing if mode == "run" else []
-        if missing:
-            names, every = ", ".join(missing), len(missing) + len(results)
-            raise ResultsError(f"{len(missing)} of {every} runs have no result ({names}). {errors()}")
-        if code:
-            raise ResultsError(f"A run or a study failed. {errors()} Earlier results stay stored.")
-        return results
+        if finished.exit_code:
+            raise _failed(finished, quiet)
+        return Results(finished)
 
 
-def _stored(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
-    """What is stored of a command."""
-    if configs[0].experiment is None:
-        return Results(jobs_of([replace(config, rerun=False) for config in configs], compute=False))
-    from moe_lab.runs.experiments.runner import stored_tables
-
-    with redirect_stderr(io.StringIO()):  # its notes are printed before
-        return Results(*stored_tables(configs[0], cells[0]))
+def _failed(finished: Finished, quiet: bool) -> ResultsError:
+    failed = [*finished.refused, *(failure.error for failure in finished.failures)]
+    errors = "The errors:\n{}\n".format("\n".join(map(str, failed))) if quiet else "The errors are above."
+    every = distinct_runs(finished.jobs)
+    if missing := [run.folder.name for run in every if not run.done]:
+        return ResultsError(
+            f"{len(missing)} of {len(every)} runs have no result ({', '.join(missing)}). {errors}"
+        )
+    return ResultsError(f"A run or a study failed. {errors} Earlier results stay stored.")
 
 
 def _check(config: Config, mode: str) -> None:
@@ -99,8 +94,6 @@ def _check(config: Config, mode: str) -> None:
             "all that is stored."
         )
 
-
-# What a command line composes to, and where its output goes
 
 PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}
 """Flags of the command."""
@@ -123,14 +116,3 @@ def composed(name: str, overrides: Sequence[str], *more: str) -> list[Cell]:
     if not cells:
         raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")
     return cells
-
-
-@contextmanager
-def output(quiet: bool) -> Iterator[Callable[[], str]]:
-    """Within this, nothing is printed if `quiet`. Yields a function that says where the errors are."""
-    if not quiet:
-        yield lambda: "The errors are above."
-        return
-    printed = io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(printed):
-        yield lambda: f"The errors:\n{printed.getvalue().strip()}\n"

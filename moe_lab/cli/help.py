@@ -8,10 +8,10 @@ from pathlib import Path
 from textwrap import indent
 
 from moe_lab.config.catalog import (
+    about,
     experiment_files,
     option_files,
     plugin_folders,
-    read_option,
     resource_folder,
     top_level_keys,
     unknown_option,
@@ -118,9 +118,7 @@ def _overview(config_dirs: list[Path]) -> str:
 
 def _group(group: str, config_dirs: list[Path]) -> str:
     files = _files(group, config_dirs)
-    return "\n".join(
-        [f"{group}=", *(f"  {name:<16} {read_option(file).about}" for name, file in files.items())]
-    )
+    return "\n".join([f"{group}=", *(f"  {name:<16} {about(file)}" for name, file in files.items())])
 
 
 def _files(group: str, config_dirs: list[Path]) -> dict[str, Path]:

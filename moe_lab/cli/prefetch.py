@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from moe_lab.config.compose import Cell
+from moe_lab.config.overrides import OWN_GRID
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, MoeLabError, exit_code, print_error
 from moe_lab.methods import get_method
@@ -12,13 +13,17 @@ from moe_lab.runs.experiments.cells import experiment_configs
 from moe_lab.runs.plan import task_name
 
 
-def prefetch(configs: Sequence[Config]) -> int:
-    """Fetch the files that the configurations need, and print where they are. Returns the exit code.
+def prefetch(configs: Sequence[Config], cells: Sequence[Cell]) -> int:
+    """Fetch the files that a grid or its experiments need, and print where they are. Returns the exit code.
 
     A failure does not stop the other downloads; the same command continues. Raises ConfigError in offline mode.
     """
     from moe_lab.models.hub import is_offline
 
+    if any(config.experiment for config in configs):
+        if len(configs) > 1:
+            raise ConfigError(OWN_GRID)
+        configs = experiment_configs(configs[0], cells[0])
     if is_offline() or any(config.offline for config in configs):
         raise ConfigError(
             "mode=prefetch needs the network, which offline=true or HF_HUB_OFFLINE=1 forbids. Leave that out."
@@ -42,11 +47,6 @@ def prefetch(configs: Sequence[Config]) -> int:
     for failed in errors:
         print_error(failed)
     return exit_code(errors[0]) if errors else 0
-
-
-def prefetch_experiments(config: Config, cell: Cell) -> int:
-    """Fetch the files that the experiments in `config.experiment` need. Returns the exit code."""
-    return prefetch(experiment_configs(config, cell))
 
 
 def _model(config: Config) -> Iterator[str]:

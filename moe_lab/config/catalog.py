@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError
@@ -20,6 +19,8 @@ from moe_lab.errors import ConfigError
 PACKAGE = Path(__file__).resolve().parents[1]
 METHODS = "moe_lab.methods"
 """The entry-point group of plug-ins with methods."""
+KEY = re.compile(r"^# (.*)\n(\w+): (.+)$", re.MULTILINE)
+"""A key at the top level of a YAML file with its value, below its comment."""
 
 
 def resource_folder(name: str) -> Path:
@@ -49,49 +50,11 @@ def _plugin_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
     return tuple(folder for folder in folders if folder.is_dir())
 
 
-COMMENT = re.compile(r"#\s?(?!\s*@package)(.*)")
-KEY = re.compile(r"([\w.-]+):(?:\s+(.*?))?(?:\s+#.*)?$")
-
-
-class Key(NamedTuple):
-    """A key of an option, its default as YAML writes it, and the comment above it."""
-
-    name: str
-    default: str
-    comment: str
-
-
-class Option(NamedTuple):
-    """The description of an option in one line, and its keys."""
-
-    about: str
-    keys: list[Key]
-
-
-def read_option(file: Path) -> Option:
-    """Read an option's YAML. Lines below a key without a value are its default, or keys with comments of their own."""
-    about = ""
-    keys: list[Key] = []
-    comment: list[str] = []
-    group = ""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        inside, line = line.startswith(" "), line.strip()
-        if line.startswith("#"):
-            match = COMMENT.match(line)
-            if match and (about or keys):
-                comment.append(match[1].strip())
-            elif match:
-                about = match[1].strip()
-        elif (match := KEY.match(line)) and not (inside and not comment):
-            group = group if inside else match[1]
-            keys.append(Key(f"{group}.{match[1]}" if inside else match[1], match[2] or "", " ".join(comment)))
-            comment = []
-        elif not line:
-            comment = []
-        elif keys:
-            keys[-1] = keys[-1]._replace(default=f"{keys[-1].default} {line}".strip())
-            comment = []
-    return Option(about, keys)
+def about(file: Path) -> str:
+    """What an option is: the first comment of its YAML."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    comments = (line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line)
+    return next(comments, "")
 
 
 def option_files(group: str, folders: list[Path]) -> dict[str, Path]:
@@ -148,7 +111,7 @@ def experiment_files(config_dirs: Sequence[Path]) -> dict[str, Path]:
     return {name: files[name] for name in order}
 
 
-def top_level_keys() -> list[Key]:
-    """The keys of `conf/config.yaml`."""
-    keys = read_option(resource_folder("conf") / "config.yaml").keys
-    return [key for key in keys if key.name.partition(".")[0] not in ("defaults", "hydra")]
+def top_level_keys() -> list[tuple[str, str, str]]:
+    """The keys of `conf/config.yaml`, their defaults as YAML writes them, and the comments above them."""
+    text = (resource_folder("conf") / "config.yaml").read_text(encoding="utf-8")
+    return [(key, default, comment) for comment, key, default in KEY.findall(text)]

@@ -32,6 +32,8 @@ METHODS_OF_GRID = re.compile(r"method=(?:choice\()?([\w-]+(?:,\s*[\w-]+)+)\)?")
 EXPERIMENT = re.compile(r"experiment=(?!null$).")
 """The key. `+experiment=` adds an option of a group that a user has."""
 METHOD_KEY = re.compile(r"\+*method\.")
+LAUNCHER = ("launcher=", "launcher.", "+launcher.", "++launcher.")
+"""The beginnings of overrides that say who runs a command."""
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
 NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 """A character that Hydra's grammar does not accept in a plain value."""

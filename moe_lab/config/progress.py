@@ -6,6 +6,7 @@ with naming("tiny-roe-gsm8k-1f2e3d4c"), Progress(400, "loglikelihood", "request"
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +29,12 @@ def naming(name: str) -> Iterator[None]:
         yield
     finally:
         _name.reset(token)
+
+
+def hide_progress_of_libraries() -> None:
+    """Disable the progress bars of other packages if stderr is no terminal. Call it before tqdm is imported."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 @contextmanager

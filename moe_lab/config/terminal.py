@@ -44,10 +44,12 @@ def without_passwords(text: str) -> str:
 
 
 @contextmanager
-def shown_output() -> Iterator[None]:
-    """Within this, stdout and stderr are `ShownStream`s."""
+def shown_output(quiet: bool = False) -> Iterator[None]:
+    """Within this, stdout and stderr are `ShownStream`s, or if `quiet` take nothing."""
     before = sys.stdout, sys.stderr
-    streams = [one if isinstance(one, ShownStream) else ShownStream(one) for one in before]
+    streams = [
+        one if isinstance(one, ShownStream) and not quiet else ShownStream(one, quiet) for one in before
+    ]
     sys.stdout, sys.stderr = cast(list[TextIO], streams)
     try:
         yield
@@ -60,15 +62,15 @@ def shown_output() -> Iterator[None]:
 class ShownStream:
     """A stream that writes `shown` text without passwords. It drops what a reader that has ended no longer takes."""
 
-    def __init__(self, stream: Any):
-        self._stream = stream
+    def __init__(self, stream: Any, quiet: bool = False):
+        self._stream, self._quiet = stream, quiet
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         with self._reader_may_end():
-            self._stream.write(self._for_terminal(text))
+            self._stream.write("" if self._quiet else self._for_terminal(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:

@@ -1,17 +1,20 @@
-"""Turns the composed values of a cell into the typed `Config`."""
+"""From a command line to the typed `Config` of each cell, and to the function of its mode."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
-from moe_lab.config.compose import Cell
-from moe_lab.config.overrides import top_level_keys
+from moe_lab.config.compose import Cell, compose
+from moe_lab.config.overrides import LAUNCHER, OWN_GRID, REQUEST_ERRORS, explain, top_level_keys
 from moe_lab.config.schema import GROUP_CONFIGS, Config
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
@@ -19,6 +22,43 @@ from moe_lab.methods import get_method, methods_with
 
 STORED_ONLY = ("report", "compare")
 """Modes that read stored results. The data may be gone."""
+
+
+MODES = {
+    "run": ("moe_lab.runs.grid:run_grid", "moe_lab.runs.experiments.runner:run_experiments"),
+    "plan": ("moe_lab.runs.grid:planned", "moe_lab.runs.experiments.runner:planned_experiments"),
+    "report": ("moe_lab.runs.grid:report_grid", "moe_lab.runs.experiments.runner:report_experiments"),
+}
+"""Of each mode with runs the function of a grid's configurations, and with `experiment=` that of one configuration and
+cell. Those of `run` get the command line, too. They return objects that print themselves: a `Finished` or a `Plan`."""
+
+
+def compose_or_explain(argv: list[str]) -> list[Cell]:
+    """The cells of a command line. Raises ConfigError for everything that Hydra refuses."""
+    try:
+        return compose(argv)
+    except REQUEST_ERRORS as error:
+
+        def annotations(key: str) -> list[Any]:
+            return [get_type_hints(get_method(name).Config)[key] for name in methods_with(key)]
+
+        raise ConfigError(explain(error, methods_with, annotations)) from error
+
+
+def function_of(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Any:
+    """The function of one of MODES, with its arguments. Raises ConfigError for a command that has no such function."""
+    several = len(configs) > 1 or configs[0].num_seeds > 1 or configs[0].num_studies
+    with_experiment = any(config.experiment for config in configs)
+    if (several or with_experiment) and configs[0].logger.name == "wandb" and "WANDB_RUN_ID" in os.environ:
+        raise ConfigError(
+            f"WANDB_RUN_ID={os.environ['WANDB_RUN_ID']} is one run of W&B, and this command has several. "
+            "Leave seeds=, tuning= and -m out, or unset the variable."
+        )
+    if with_experiment and len(configs) > 1:
+        raise ConfigError(OWN_GRID)
+    module, _, name = MODES[mode][with_experiment].partition(":")
+    given: list[Any] = [configs[0], cells[0]] if with_experiment else [configs]
+    return partial(getattr(import_module(module), name), *given, *([argv] if mode == "run" else []))
 
 
 def to_configs(cells: list[Cell]) -> list[Config]:
@@ -86,7 +126,9 @@ def to_config(cell: Cell) -> Config:
         if any(not equals for _, equals, _ in pairs):
             raise ConfigError(f"gen_kwargs={given}: write gen_kwargs=key=value,key=value.")
         rest["gen_kwargs"] = {key.strip(): yaml.safe_load(item) for key, _, item in pairs}
-    whole = {**rest, **typed, "overrides": cell.overrides, "interpolated": cell.interpolated}
+    # the launcher changes no number, and nothing that is stored
+    overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
+    whole = {**rest, **typed, "overrides": overrides, "interpolated": cell.interpolated}
     return build(Config, whole, prefix="", texts=True)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, partial
@@ -34,8 +34,8 @@ PATIENCE = timedelta(days=7)
 """The time that a process waits for process 0, which may be downloading weights or evaluating."""
 
 
-def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
-    """Call `run()` in process 0, and in the others the calls that it broadcasts. Returns the exit code.
+def follow(configs: Sequence[Config]) -> int | None:
+    """In other processes than process 0: make the calls that it broadcasts, and return the exit code. In it: None.
 
     Raises ConfigError for what several processes cannot share, and for one process where several are needed.
     """
@@ -43,7 +43,7 @@ def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # dtype= takes its place
     if num_processes() < 2:
         os.environ.pop("LOCAL_RANK", None)  # else accelerate expects other processes
-        return run()
+        return None
     sharded()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
     import torch
@@ -52,13 +52,22 @@ def run_distributed(configs: Sequence[Config], run: Callable[[], int]) -> int:
     if torch.cuda.is_available() and configs[0].device != "cpu":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(timeout=PATIENCE)
-    if dist.get_rank():
-        code = _follow(dist.get_rank())
-    elif (code := run()) == 0:
-        broadcast(None)
-    if code == 0:  # after a failure the others may wait in a forward pass: torchrun ends them
+    if not dist.get_rank():
+        return None
+    if (code := _follow(dist.get_rank())) == 0:
         dist.destroy_process_group()
     return code
+
+
+def end_processes(code: int) -> None:
+    """End the other processes after a command without failures."""
+    if (
+        code == 0 and num_processes() > 1
+    ):  # after a failure they may wait in a forward pass: torchrun ends them
+        import torch.distributed as dist
+
+        broadcast(None)
+        dist.destroy_process_group()
 
 
 def _check(configs: Sequence[Config]) -> None:

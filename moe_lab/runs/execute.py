@@ -1,18 +1,32 @@
-"""Execution of a run: returns the stored result, or computes the missing parts."""
+"""Execution of a run: returns the stored result, or computes the missing parts and writes the run's files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import yaml
+
+from moe_lab.config.progress import naming
+from moe_lab.config.recorded import recorded, without_values
 from moe_lab.errors import ModelError, MoeLabError, ResultsError, RunHeldError, first_line
+from moe_lab.metrics.counts import Routes
 from moe_lab.models.memory import ModelPool
+from moe_lab.results.atomic import plain, write_atomically, write_json
+from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import check_samples, read_samples
+from moe_lab.results.samples import Sample, check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
-from moe_lab.runs.evaluation.evaluate import evaluate_run
+from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_lab_block
+from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
 from moe_lab.runs.run import Outcome, Run
+from moe_lab.tasks.judges.judging import JUDGEMENTS, judgements_file
+
+logger = logging.getLogger("moe_lab")
 
 
 @contextmanager
@@ -44,16 +58,24 @@ def execute(
     Args:
         begin: called when the run is to be computed and no other process works on it.
     """
-    path = run.folder / "results.json"
-    stored = None if compute and run.config.rerun else run.stored()
-    if stored is not None and (not compute or _is_whole(run, stored)):
-        return Outcome(run=run, results=stored, stored=True, path=path, marks=stored.version_notes)
+    if (stored := _stored(run, compute)) is not None:
+        return Outcome(run, stored, stored=True)
     if not compute:
         raise ResultsError(f"{run.folder.name} has no stored result any more. mode=run computes it.")
-    with run.store.held(), run.store.status(), memory_errors(run.folder.name):
-        begin()
-        results = evaluate_run(run, models, _compared_results(run, models))
-    return Outcome(run=run, results=results, stored=False, path=path)
+    with run.store.held():
+        if (stored := _stored(run, compute)) is not None:  # by the process that held it
+            return Outcome(run, stored, stored=True)
+        with run.store.status(), memory_errors(run.folder.name):
+            begin()
+            return Outcome(run, evaluate_run(run, models, _compared_results(run, models)), stored=False)
+
+
+def _stored(run: Run, compute: bool) -> RunResult | None:
+    """A stored result that may be returned: any, if nothing may be computed, else one that is complete."""
+    if compute and run.config.rerun:
+        return None
+    stored = run.stored()
+    return stored if stored is None or not compute or _is_whole(run, stored) else None
 
 
 def _is_whole(run: Run, results: RunResult) -> bool:
@@ -65,16 +87,17 @@ def _is_whole(run: Run, results: RunResult) -> bool:
     try:
         check_samples(results)
     except DamagedError as error:
-        warn_once(f"{error.problem}. It is written again from the stored answers.")
+        _warn_of_samples(error)
         return False
     return True
 
 
 def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
-    results = {}
+    """The scores and samples of the runs to compare with, read or computed."""
+    found = {}
     for name, other in run.compared_runs.items():
         try:
-            results[name] = _comparison(other, models)
+            results, samples = _results_with_samples(other, models)
         except RunHeldError:
             raise
         except MoeLabError as error:
@@ -83,32 +106,115 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
             if avoidable and not isinstance(error, ModelError):  # a ModelError would end the run itself, too
                 message += "\nbaseline=false leaves comparisons out."
             raise type(error)(message) from error
+        found[name] = {
+            "run_id": other.run_id,
+            "results": results["results"],
+            "samples": samples,
+            "rounding": results.rounding.measured,
+        }
+    return found
+
+
+def _results_with_samples(run: Run, models: ModelPool) -> tuple[RunResult, dict[str, list[Sample]]]:
+    results = execute(run, models).results
+    try:
+        return results, read_samples(results)
+    except DamagedError as error:
+        _warn_of_samples(error)
+    with run.store.held(), run.store.status():
+        results = evaluate_run(run, models, _compared_results(run, models))
+    return results, read_samples(results)
+
+
+def _warn_of_samples(error: DamagedError) -> None:
+    warn_once(f"{error.problem}. It is written again from the stored answers.")
+
+
+# The evaluation of one run inside its folder: answers, lm-eval's metrics, files
+
+
+def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
+    """Answer the requests without a stored answer, let lm-eval evaluate all answers, and write the run's files.
+
+    The caller holds the run's lock. `before` as in `moe_lab_block`. Returns the content of results.json, which is
+    written before the metrics.
+    """
+    with _run_log(run), naming(run.folder.name):
+        return _evaluate_and_write(run, models, before)
+
+
+def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
+    from moe_lab.models.tokenizer import template_block
+
+    config = recorded(run.config)
+    overrides = config.pop("overrides")
+    write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+    write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))
+    path = run.folder / "responses.jsonl"
+    again = run.config.rerun  # an interrupted rerun continues its own log
+    if run.judges and not again:
+        adopt_answers(run.folder, run.answers_header)
+    log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, run.answers_header)
+    if log.set_aside is not None:
+        reason = "they are of another model commit, made with other versions, or damaged"
+        print(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}", file=sys.stderr)
+    logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
+    if len(log):
+        print(f"{run.folder.name}: continuing with {len(log):,} stored answers", file=sys.stderr)
+    template = template_block(run.config)
+    if template and template["chat_template"]["plain"]:
+        print("The tokenizer has no chat template; a plain one is used.", file=sys.stderr)
+    routes = Routes() if run.config.metrics == "expert" else None
+    try:
+        evaluated = evaluate_answers(run, models, log, routes)
+    finally:
+        log.close()
+    counters = {name: int(amount) for name, amount in log.cost.items()}
+    report = run.method.report(run.facts, counters, log.session_info)
+    block = moe_lab_block(run, evaluated, cost_block(log), report, before)
+    block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
+    samples = evaluated.pop("samples")
+    block |= template | judges_block(run.judges, samples)
+    write_samples(run.folder, samples)
+    if again:
+        os.replace(log.path, path)
+        if run.judges:
+            os.replace(judgements_file(run.folder, again), run.folder / JUDGEMENTS)
+    content = without_values(plain(evaluated | {"moe_lab": block}), run.config)
+    results = RunResult(content, run.folder)
+    write_json(run.folder / "results.json", content)
+    if routes is not None:
+        from moe_lab.runs.evaluation.expert import measure
+
+        measure(run, models, samples, routes)
     return results
 
 
-def _comparison(run: Run, models: ModelPool) -> dict[str, Any]:
-    """The scores and samples of a run to compare with, read or computed."""
-
-    def stored() -> tuple[RunResult, dict[str, Any]] | None:
-        results = run.stored()
-        if results is None or not run.measured:
-            return None
-        try:
-            return results, read_samples(results)
-        except DamagedError as error:
-            warn_once(f"{error.problem}. It is written again from the stored answers.")
-            return None
-
-    if (found := stored()) is None:
-        with run.store.held():
-            if (found := stored()) is None:
-                with run.store.status():
-                    results = evaluate_run(run, models, _compared_results(run, models))
-                found = results, read_samples(results)
-    results, samples = found
-    return {
-        "run_id": run.run_id,
-        "results": results["results"],
-        "samples": samples,
-        "rounding": results.rounding.measured,
-    }
+@contextmanager
+def _run_log(run: Run) -> Iterator[None]:
+    """Write run.log: this package's log, lm-eval's warnings, and the traceback of an error that stops the run."""
+    handler = RunLog(run.folder / "run.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    logger.setLevel(logging.INFO)
+    warnings = WarningsOnce()
+    harness = logging.getLogger("lm_eval")
+    quiet = harness.level
+    harness.setLevel(logging.WARNING)
+    for source in (logger, harness):
+        source.addHandler(handler)
+        source.addHandler(warnings)
+    try:
+        yield
+        logger.info("finished")
+    except RunHeldError as error:
+        logger.info("left for later: %s", error)
+        raise
+    except BaseException:
+        logger.exception("stopped")
+        raise
+    finally:
+        for source in (logger, harness):
+            source.removeHandler(warnings)
+            source.removeHandler(handler)
+        harness.setLevel(quiet)
+        handler.close()

@@ -1,11 +1,14 @@
-"""`mode=run`, `mode=plan` and `mode=report` for the configurations of a grid, and uploads to the hub."""
+"""`mode=run`, `mode=plan` and `mode=report` for the configurations of a grid, and uploads to the hub.
+
+Each returns an object. The command line prints it; `moe_lab.run`, `plan` and `report` return it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +19,14 @@ from moe_lab.errors import ConfigError, MoeLabError, RunHeldError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.reports.expert import comparisons, print_expert_metrics
+from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family, SeedGroup, family_of
 from moe_lab.results.scores import Comparison, shown_scores
 from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
-from moe_lab.runs.distributed import run_distributed
+from moe_lab.runs.distributed import end_processes, follow
 from moe_lab.runs.jobs import (
     Job,
     by_model,
@@ -32,11 +36,14 @@ from moe_lab.runs.jobs import (
     seeds_of,
     with_baselines,
 )
+from moe_lab.runs.launchers import check_launcher, working
+from moe_lab.runs.plan import Plan, lacks_of, plan_of
+from moe_lab.runs.speeds import run_pilots
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from moe_lab.models.hub import Upload
-    from moe_lab.reports.scores import CommandTable
-    from moe_lab.runs.plan import Plan
     from moe_lab.runs.run import Outcome, Run
 
 FOOTNOTES = 8
@@ -44,43 +51,90 @@ FOOTNOTES = 8
 NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run computes it."
 
 
-def run_grid(configs: Sequence[Config]) -> int:
-    """Run every configuration and print one table. Returns the exit code."""
+@dataclass(kw_only=True)
+class Finished:
+    """What `mode=run` or `mode=report` leaves. `print` shows it as the command line does."""
+
+    jobs: Sequence[Job] = ()
+    outcomes: Sequence[Outcome] = ()
+    """The results of the jobs' runs, each once."""
+    failures: Sequence[Failure] = ()
+    refused: Sequence[BaseException] = ()
+    """The errors of cells of an experiment that cannot run."""
+    studies: Sequence[Path] = ()
+    """Folders of studies that are shown."""
+    table: CommandTable = field(default_factory=lambda: CommandTable([]))
+    tables: dict[str, DataFrame] = field(default_factory=dict)
+    """The tables of experiments, by name."""
+    files: Sequence[Path] = ()
+    """What is printed last."""
+    alone: bool = False
+    """Whether there is one run at most, whose failure is told without its name."""
+    code: int | None = None
+    """Of a process of torchrun that followed process 0: its exit code."""
+
+    @property
+    def exit_code(self) -> int:
+        """130 or 143 if interrupted, else 1 if a run failed, else 3 if one was held; of a single run its own."""
+        if self.code is not None:
+            return self.code
+        errors = [*self.refused, *(failure.error for failure in self.failures)]
+        return exit_code(errors[0]) if errors and self.alone else grid_exit_code(errors)
+
+    def print(self) -> None:
+        """Print tables and paths, and the failures on stderr."""
+        from moe_lab.reports.terminal import print_failed, print_studies
+
+        print_studies(self.studies)
+        if self.failures and not self.alone and not self.tables:
+            print_failed(_failed(self.failures))
+        if self.outcomes:
+            print_results(self.outcomes, self.table)
+        for file in self.files:
+            print(file)
+        report_failures(self.failures, self.alone)
+
+
+def run_grid(configs: Sequence[Config], argv: Sequence[str]) -> Finished:
+    """Run every configuration, and write the summaries over seeds and the page.
+
+    Args:
+        argv: the command line, which workers of `launcher=` get, too.
+    """
     _check_keys(configs)
-    return run_distributed(configs, lambda: _run(configs))
+    if (code := follow(configs)) is not None:
+        return Finished(code=code)
+    makers = [issubclass(get_method(one.method.name), ModelMaker) for one in configs]
+    if any(makers) and not all(makers):
+        evaluating = configs[makers.index(False)].method.name
+        raise ConfigError(f"method={evaluating} evaluates and others of this grid train. Train first.")
+    finished = _train(configs) if all(makers) else _evaluate(configs, argv)
+    end_processes(finished.exit_code)
+    return finished
 
 
-def _run(configs: Sequence[Config]) -> int:
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.reports.terminal import print_failed, print_studies
+def _train(configs: Sequence[Config]) -> Finished:
+    """The models of methods that make a model and no results."""
+    seeded = [one for config in configs for one in seeds_of(config)]
+    makers: list[Any] = [get_method(one.method.name)(one.method) for one in seeded]
+    return Finished(files=[maker.train(one) for maker, one in zip(makers, seeded, strict=True)])
 
-    evaluating = [
-        one.method.name for one in configs if not issubclass(get_method(one.method.name), ModelMaker)
-    ]
-    if len(evaluating) < len(configs):
-        if evaluating:
-            raise ConfigError(f"method={evaluating[0]} evaluates and others of this grid train. Train first.")
-        for config in (seeded for each in configs for seeded in seeds_of(each)):
-            maker: Any = get_method(config.method.name)(config.method)
-            print(maker.train(config))
-        return 0
+
+def _evaluate(configs: Sequence[Config], argv: Sequence[str]) -> Finished:
     jobs = jobs_of(configs)
     check_uploads(jobs)
-    outcomes, failures = run_all(jobs, ModelPool(), wait=configs[0].wait)
-    alone = len(jobs) == 1 and len(jobs[0].runs) < 2
+    with working(configs[0], argv, jobs) as models:
+        outcomes, failures = run_all(jobs, models, wait=configs[0].wait)
+    finished = Finished(failures=failures, alone=len(jobs) == 1 and len(jobs[0].runs) < 2)
     if is_worker():
-        report_failures(failures, alone)
-        return grid_exit_code([failure.error for failure in failures])
-    print_studies([study.folder for job in jobs for study in job.studies])
-    if failures and not alone:
-        print_failed(_failed(failures))
+        return finished
+    studies = [study.folder for job in jobs for study in job.studies]
+    finished = replace(finished, jobs=jobs, outcomes=outcomes, studies=studies)
     if outcomes:
-        table = _show(outcomes, jobs)
-        _log_table(outcomes, jobs, table)
-        failures += push_all(outcomes, table.family)
-    report_failures(failures, alone)
-    errors = [failure.error for failure in failures]
-    return exit_code(errors[0]) if errors and alone else grid_exit_code(errors)
+        finished = _with_page(finished)
+        _log_table(finished)
+        finished.failures = [*failures, *push_all(outcomes, finished.table.family)]
+    return finished
 
 
 def _failed(failures: Sequence[Failure]) -> dict[str, tuple[str, str]]:
@@ -97,8 +151,6 @@ def planned(configs: Sequence[Config]) -> Plan:
 
     Raises ConfigError with all that is missing if no configuration can run.
     """
-    from moe_lab.runs.plan import lacks_of, plan_of
-
     _check_keys(configs)
     jobs: list[Job] = []
     refused: dict[str, list[Config]] = {}
@@ -112,14 +164,14 @@ def planned(configs: Sequence[Config]) -> Plan:
         raise ConfigError("\n".join(refused))
     jobs = by_model(jobs)
     if configs[0].pilot is not None:
-        from moe_lab.runs.speeds import run_pilots
-
         run_pilots(jobs, configs[0].pilot)
-    return plan_of(jobs, refused)
+    plan = plan_of(jobs, refused)
+    plan.exit_code = ConfigError.exit_code if refused else 0
+    return plan
 
 
-def report_grid(configs: Sequence[Config]) -> int:
-    """Print the table of stored results and write their page; without a run to report on, list all that is stored.
+def report_grid(configs: Sequence[Config]) -> Finished:
+    """Write the page of stored results; without a run to report on, the page that lists all that is stored.
 
     Raises ConfigError if there are none.
     """
@@ -130,8 +182,7 @@ def report_grid(configs: Sequence[Config]) -> int:
         output = Path(configs[0].output_dir)
         if (page := write_listing_page(output)) is None:
             raise ConfigError(f"Nothing is stored in {output}. output_dir= names another folder.")
-        print(page)
-        return 0
+        return Finished(files=[page])
     _check_keys(configs)
     jobs = jobs_of(configs, compute=False)
     missing = [str(run.folder) for run in distinct_runs(jobs) if not run.done]
@@ -140,8 +191,7 @@ def report_grid(configs: Sequence[Config]) -> int:
     outcomes = stored_outcomes(jobs)
     if not outcomes:
         raise ConfigError(NOTHING_STORED)
-    _show(outcomes, jobs)
-    return 0
+    return _with_page(Finished(jobs=jobs, outcomes=outcomes))
 
 
 def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
@@ -152,35 +202,30 @@ def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
     return [execute(run, ModelPool(), compute=False) for run in distinct_runs(jobs) if run.done]
 
 
-def _log_table(outcomes: Sequence[Outcome], jobs: Sequence[Job], table: CommandTable) -> None:
+def _log_table(finished: Finished) -> None:
     """Send the score table of a command with several runs to its logger."""
     from moe_lab.reports.frames import score_frame
     from moe_lab.reports.loggers import open_logger
 
-    config, group = jobs[0].config, jobs[0].group
+    config, group = finished.jobs[0].config, finished.jobs[0].group
     if group is None or config.logger.name == "none":
         return
-    runs = [outcome.run for outcome in outcomes]
+    runs = [outcome.run for outcome in finished.outcomes]
     configs = {run.run_id: run.config for run in with_baselines(runs)}
     with open_logger(config, kind="command", name=group, group=group) as logger:
-        logger.log_table("scores", score_frame(table, configs, [run.config for run in runs]))
+        logger.log_table("scores", score_frame(finished.table, configs, [run.config for run in runs]))
 
 
-def _show(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:
-    """Write the summaries over seeds and the page, then print the tables and the paths of all files."""
+def _with_page(finished: Finished) -> Finished:
+    """The same with its table, after the summaries over seeds and the page are written."""
     from moe_lab.runs.summaries import write_summaries
 
-    table = command_table(outcomes, jobs)
+    table = command_table(finished.outcomes, finished.jobs)
     write_summaries(table.groups)
-    page = write_report(outcomes, table)
-    print_results(outcomes, table)
-    for group in table.groups:
-        if group.file is not None:
-            print(group.file)
-    print(page)
-    for outcome in outcomes:
-        print(outcome.path)
-    return table
+    page = write_report(finished.outcomes, table)
+    summaries = [group.file for group in table.groups if group.file is not None]
+    files = [*summaries, page, *(outcome.path for outcome in finished.outcomes)]
+    return replace(finished, table=table, files=files)
 
 
 def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:
@@ -189,7 +234,6 @@ def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTa
     Runs that others are compared with, such as calibration, are groups of their own. Those of a run with several seeds
     are left out, because a single seed has no test.
     """
-    from moe_lab.reports.scores import CommandTable
     from moe_lab.runs.summaries import summarize
 
     groups = summarize(outcomes, repeated_studies(jobs))
@@ -214,7 +258,10 @@ def _measured(outcomes: Sequence[Outcome]) -> list[RunResult]:
 
 
 def _check_keys(configs: Sequence[Config]) -> None:
-    """Raise ConfigError for several headline metrics of one run, and for keys of `tuning` where nothing is tuned."""
+    """Raise ConfigError for several headline metrics of one run, for keys of `tuning` where nothing is tuned, and for a
+    command that a launcher cannot run."""
+    if configs[0].launcher.name != "none":
+        check_launcher(configs)
     asked: dict[str, str | None] = {}
     for config in configs:
         same = repr(replace(config, task=replace(config.task, metric=None), overrides=[]))

@@ -77,6 +77,8 @@ class Plan:
     """The measured speeds by model, method and task."""
     first: str = ""
     """What precedes runs: unfinished studies, trainings of models, or nothing."""
+    exit_code: int = 0
+    """That of the command."""
 
     @property
     def notes(self) -> list[str]:
@@ -138,6 +140,36 @@ class Plan:
         names, hours, memory = _names(run.config), self._hours(run, todo), planned_memory(run, workload)
         row = Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, state, memory)
         self.rows.append(row)
+
+    def print(self) -> None:
+        """Print a row per study and run, baselines included, and the remaining work and disk space."""
+        print_table("Plan", self.columns())
+        for line in self.notes:
+            print(line)
+
+    def columns(self) -> list[Column]:
+        """A row per study and run."""
+        rows = self.rows
+        labels = settings([row.config.overrides for row in rows], [0] * len(rows))
+        model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
+        named = {
+            "run": [row.run for row in rows],
+            "model": model,
+            "weights": [row.config.model.path or "" for row in rows],
+            "method": method,
+            "task": task,
+            "seed": seed,
+            "settings": labels,
+        }
+        memory = [row.memory and row.memory / GIGABYTE for row in rows]
+        return [
+            *(Column(heading=heading, cells=cells, name=True) for heading, cells in named.items()),
+            numbers("documents", [row.documents for row in rows], count, spare=2),
+            numbers("forward tokens left (estimated)", [row.tokens for row in rows], count),
+            numbers("hours here", [row.hours for row in rows], hours_text),
+            numbers("memory (GB)", memory, "{:.3g}".format, spare=1),
+            texts("state", [row.state for row in rows]),
+        ]
 
     def _hours(self, run: Run, tokens: float) -> float | None:
         """Hours of a run at the speed of a stored one. The training and the reference set of a run are not in it."""
@@ -262,39 +294,6 @@ def _measured(plan: Plan) -> list[str]:
         f"Hours here: {hours_text(sum(known))} for {len(known)} of {len(plan.rows)} rows, at the speed of the newest "
         f"stored run of the same model, method and task, else of its pilot ({devices}). Its n, batch size and device "
         "should be the same."
-    ]
-
-
-def print_plan(plan: Plan) -> None:
-    """Print a row per study and run, baselines included, and the remaining work and disk space."""
-    print_table("Plan", plan_columns(plan))
-    for line in plan.notes:
-        print(line)
-
-
-def plan_columns(plan: Plan) -> list[Column]:
-    """A row per study and run."""
-    rows = plan.rows
-    labels = settings([row.config.overrides for row in rows], [0] * len(rows))
-    model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
-    named = {
-        "run": [row.run for row in rows],
-        "model": model,
-        "weights": [row.config.model.path or "" for row in rows],
-        "method": method,
-        "task": task,
-        "seed": seed,
-        "settings": labels,
-    }
-    columns = [Column(heading=heading, cells=cells, name=True) for heading, cells in named.items()]
-    memory = [row.memory and row.memory / GIGABYTE for row in rows]
-    return [
-        *columns,
-        numbers("documents", [row.documents for row in rows], count, spare=2),
-        numbers("forward tokens left (estimated)", [row.tokens for row in rows], count),
-        numbers("hours here", [row.hours for row in rows], hours_text),
-        numbers("memory (GB)", memory, "{:.3g}".format, spare=1),
-        texts("state", [row.state for row in rows]),
     ]
 
 

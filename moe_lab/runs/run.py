@@ -108,7 +108,7 @@ class Run:
         return {"run_id": self.answers_id, "commit": self.facts.commit, "versions": decisive_versions()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outcome:
     """The result of a run."""
 
@@ -116,7 +116,8 @@ class Outcome:
     results: RunResult
     stored: bool
     """Whether the result was stored before this command."""
-    path: Path
-    """The path of results.json."""
-    marks: list[str] = field(default_factory=list)
-    """Notes about a stored result that was computed with other versions."""
+
+    @property
+    def path(self) -> Path:
+        """The path of results.json."""
+        return self.run.folder / "results.json"

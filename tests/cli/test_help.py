@@ -5,7 +5,7 @@ import re
 import pytest
 
 from moe_lab.cli.help import FOOT, GROUPS
-from moe_lab.config.catalog import option_files, read_option, resource_folder
+from moe_lab.config.catalog import option_files, resource_folder
 from tests.support.command import run_command
 
 CONF = resource_folder("conf")
@@ -57,9 +57,6 @@ def test_an_option_of_ones_own_is_explained(capsys, tmp_path):
     own = "# @package _global_\n# Mine\n\n# two\n# lines\nname: roe # what it is\nlist:\n  # inner\n  - 1\n- 2\nbare: x\n"
     (tmp_path / "method" / "mine.yaml").write_text(own)
     (tmp_path / "method" / "roe.yaml").write_text("# Another\nname: roe\n")
-    about, keys = read_option(tmp_path / "method" / "mine.yaml")
-    assert about == "Mine"
-    assert keys == [("name", "roe", "two lines"), ("list", "- 1 - 2", ""), ("bare", "x", "")]
     beside = ("--config-dir", str(tmp_path), "--help")
     assert "  bare: x" in run_command(capsys, *beside, "method=mine").out
     assert "  n: 32" in run_command(capsys, *beside, "method=roe").out

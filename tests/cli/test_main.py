@@ -16,18 +16,17 @@ import pytest
 import moe_lab.runs.execute
 import moe_lab.runs.prepare
 from moe_lab import __version__
-from moe_lab.cli import launchers
 from moe_lab.cli.help import GROUPS
-from moe_lab.cli.main import MODES, _function, hide_progress_of_libraries, main
-from moe_lab.config import schema
-from moe_lab.config.catalog import option_files, read_option, resource_folder
+from moe_lab.cli.main import main
+from moe_lab.config.catalog import about, option_files, resource_folder
+from moe_lab.config.progress import hide_progress_of_libraries
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
 from moe_lab.methods import get_method
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.scores import settings
 from moe_lab.runs import budget as estimate
-from moe_lab.runs import grid, plan
+from moe_lab.runs import grid, launchers, plan
 from moe_lab.runs.budget import estimates
 from moe_lab.runs.speeds import Speed
 from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
@@ -47,7 +46,7 @@ def test_help_lists_every_option_key_and_exit_code(capsys):
     assert ended.code == 0
     for group in GROUPS:
         for name, file in option_files(group, [resource_folder("conf")]).items():
-            assert f"  {name:<16} {read_option(file).about}" in ended.out
+            assert f"  {name:<16} {about(file)}" in ended.out
     for text in ("seeds=null", "model.path", "figure3", "outputs/runs/", "Exit codes"):
         assert text in ended.out
     assert ended.out.count("  python -m moe_lab") == 7 and "hydra." not in ended.out
@@ -70,12 +69,6 @@ def test_progress_bars_of_libraries_are_for_terminals(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     hide_progress_of_libraries()
     assert os.environ.pop("TQDM_DISABLE") == "1"
-
-
-def test_every_mode_of_the_schema_has_its_functions():
-    assert MODES.keys() == set(schema.MODES)
-    for places in MODES.values():
-        assert all(callable(_function(place)) for place in places)
 
 
 @pytest.mark.slow

@@ -15,9 +15,11 @@ from tests.support.command import FakeRuns, install, run_command
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
 BESIDE = {"tasks/loading.py", "runs/plan.py"}
-BESIDE |= {f"config/{name}.py" for name in ("catalog", "foreign", "overrides", "recorded", "terminal")}
+BESIDE |= {
+    f"config/{name}.py" for name in ("catalog", "foreign", "overrides", "progress", "recorded", "terminal")
+}
 """The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are, which names
-belong to other tools, how overrides are quoted, what is recorded of interpolations, and what the terminal is shown."""
+belong to other tools, how overrides are quoted, what is recorded of interpolations, which bars are hidden, and what the terminal is shown."""
 
 
 def documented() -> set[str]:
@@ -48,7 +50,7 @@ def test_ten_files_lead_to_a_run(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_fourteen_files_lead_to_the_first_noise(capsys, monkeypatch, tmp_path):
+def test_twelve_files_lead_to_the_first_noise(capsys, monkeypatch, tmp_path):
     stack: list[str] = []
 
     def stop(*args: object) -> None:
@@ -61,7 +63,7 @@ def test_fourteen_files_lead_to_the_first_noise(capsys, monkeypatch, tmp_path):
     files = list(dict.fromkeys(file.removeprefix(PACKAGE) for file in stack))
     text = DOCUMENT.read_text(encoding="utf-8")
     way = text[text.index("## The way to the first noise") :].partition("\n## ")[0]
-    assert files == re.findall(r"`(\w[\w/]+\.py)`", way) and len(files) <= 14
+    assert files == re.findall(r"`(\w[\w/]+\.py)`", way) and len(files) <= 12
 
 
 def in_import(frame: FrameType | None) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from moe_lab.cli.help import GROUPS
-from moe_lab.config.catalog import option_files, read_option, resource_folder
+from moe_lab.config.catalog import about, option_files, resource_folder
 from moe_lab.config.compose import Cell, compose, compose_cell
 from moe_lab.config.overrides import quote, top_level_keys
 from moe_lab.config.schema import Config
@@ -28,7 +28,7 @@ OPTIONS = [(group, name) for group in GROUPS for name in option_files(group, [CO
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_comment_stands_above_every_key(file):
     lines = file.read_text(encoding="utf-8").splitlines()
-    assert read_option(file).about, "the first comment is the option's line in --help"
+    assert about(file), "the first comment is the option's line in --help"
     for number, line in enumerate(lines):
         if re.match(r"\s*(- )?[\w]+:( |$)", line) and not line.strip().startswith("- "):
             assert lines[number - 1].strip().startswith("#"), f"{file}, line {number + 1}: {line}"

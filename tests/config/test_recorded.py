@@ -2,10 +2,9 @@
 
 import pytest
 
-from moe_lab.cli.main import compose_or_explain
 from moe_lab.config.recorded import interpolations, recorded, without_values
 from moe_lab.config.schema import Config
-from moe_lab.runs.config import to_configs
+from moe_lab.runs.config import compose_or_explain, to_configs
 
 SECRET = "hunter2-secret"
 TYPED = "system_instruction=${oc.env:MOE_LAB_TEST_SECRET}"

@@ -14,7 +14,7 @@ import pytest
 
 from moe_lab.errors import ResultsError
 from moe_lab.results.logs import ResponseLog, RunLog, request_key
-from moe_lab.runs.evaluation.evaluate import _run_log
+from moe_lab.runs.execute import _run_log
 
 HEADER = {"run_id": "a", "commit": None, "versions": {"lm_eval": "1"}}
 KEY = request_key("loglikelihood", ("context", " answer"), 0)

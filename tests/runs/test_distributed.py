@@ -14,7 +14,7 @@ from moe_lab.cli.main import main
 from moe_lab.config.schema import Config, ModelConfig, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.runs.distributed import run_distributed
+from moe_lab.runs.distributed import follow
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
 from tests.support.ranks import fork_ranks
@@ -27,7 +27,7 @@ def config(method="roe", **keys):
 
 
 def test_a_single_process_does_as_ever():
-    assert run_distributed([config()], lambda: 7) == 7
+    assert follow([config()]) is None
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_single_process_does_as_ever():
 def test_what_processes_cannot_share_is_refused(processes, configs, says, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", processes)
     with pytest.raises(ConfigError, match=says):
-        run_distributed(configs, lambda: pytest.fail("nothing may run"))
+        follow(configs)
 
 
 def answers(output):

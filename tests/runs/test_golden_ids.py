@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from moe_lab.cli.main import compose_or_explain
-from moe_lab.runs.config import to_config
+from moe_lab.runs.config import compose_or_explain, to_config
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.tuning.study import prepare_study
 from tests.support.documents import BIGBENCH, HELLASWAG, KNOWREF

@@ -17,7 +17,7 @@ from moe_lab.results.folder import Artifact
 from moe_lab.results.logs import ResponseLog
 from moe_lab.runs.attempts import run_state
 from moe_lab.runs.budget import workload_of
-from moe_lab.runs.plan import Plan, Row, print_plan
+from moe_lab.runs.plan import Plan, Row
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run
 from tests.support.command import run_command
@@ -36,7 +36,7 @@ ROW = Row(
 
 
 def test_a_pipe_gets_one_line_a_row(capsys):
-    print_plan(Plan(rows=[ROW, replace(ROW, run="00000000")]))
+    Plan(rows=[ROW, replace(ROW, run="00000000")]).print()
     title, *lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "a1b2c3d4" in line]
     assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title and "12.3" in line and "123,456,789" in line
@@ -44,7 +44,7 @@ def test_a_pipe_gets_one_line_a_row(capsys):
 
 def test_a_terminal_gets_80_columns(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    print_plan(Plan(rows=[ROW, ROW]))
+    Plan(rows=[ROW, ROW]).print()
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in "".join(lines).replace(" ", "")

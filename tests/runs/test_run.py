@@ -241,8 +241,7 @@ four meet the baseline, the others the run. "before 28" leaves its last answer b
 def _killed(one: Config, kill: str, file: Path) -> None:
     """In a child: execute, and end by SIGKILL at the given moment."""
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.results import samples
-    from moe_lab.runs.evaluation import evaluate as evaluation
+    from moe_lab.runs import execute as evaluation
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -263,7 +262,7 @@ def _killed(one: Config, kill: str, file: Path) -> None:
 
     EngineLM.answer = answer_and_die  # type: ignore[method-assign]
     if moment == "samples":
-        samples.write_samples = lambda *_: die()
+        evaluation.write_samples = lambda *_: die()
     if moment == "results":
         write_json = evaluation.write_json
         evaluation.write_json = lambda path, content: (

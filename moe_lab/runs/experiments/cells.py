@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.compose import Cell, compose_cell
-from moe_lab.config.overrides import REQUEST_ERRORS, explain
+from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
@@ -135,7 +135,7 @@ def _naming(experiment: Experiment, overrides: list[str]) -> Iterator[None]:
 
 
 def _typed(base: Cell) -> list[str]:
-    return [override for override in base.overrides if _key(override) not in OURS]
+    return [one for one in base.overrides if _key(one) not in OURS and not one.startswith(LAUNCHER)]
 
 
 def _key(override: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config
-from moe_lab.errors import ConfigError, exit_code
+from moe_lab.errors import ConfigError
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
@@ -24,17 +24,12 @@ from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.folder import check_writable
 from moe_lab.results.identity import folder_name
 from moe_lab.results.score_table import Family
-from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
-from moe_lab.runs.distributed import run_distributed
+from moe_lab.runs.attempts import Failure, is_worker, run_all
+from moe_lab.runs.distributed import end_processes, follow
 from moe_lab.runs.experiments.cells import PreparedCell, compose_experiments, filled, prepare_cells
-from moe_lab.runs.grid import (
-    NOTHING_STORED,
-    measured_p_values,
-    print_results,
-    stored_outcomes,
-    with_compared,
-)
+from moe_lab.runs.grid import NOTHING_STORED, Finished, command_table, measured_p_values, stored_outcomes
 from moe_lab.runs.jobs import Job, by_model, digest_of
+from moe_lab.runs.launchers import check_launcher, working
 from moe_lab.runs.plan import Plan, plan_of, task_name
 from moe_lab.runs.speeds import run_pilots
 
@@ -76,9 +71,19 @@ class PreparedExperiments:
         return refused
 
 
-def run_experiments(config: Config, cell: Cell) -> int:
-    """Run the experiments that `config.experiment` names and write their tables. Returns the exit code."""
-    return run_distributed([config], lambda: _run(config, cell))
+def run_experiments(config: Config, cell: Cell, argv: Sequence[str]) -> Finished:
+    """Run the experiments that `config.experiment` names and write their tables. `argv` as of `run_grid`."""
+    if (code := follow([config])) is not None:
+        return Finished(code=code)
+    prepared = _prepare(config, cell)
+    if any(getattr(each.config.method, "push_to_hub", False) for each in prepared.cells):
+        raise ConfigError(
+            "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push one "
+            "by its own command."
+        )
+    finished = make_tables(prepared, config, argv)
+    end_processes(finished.exit_code)
+    return finished
 
 
 def planned_experiments(config: Config, cell: Cell) -> Plan:
@@ -89,32 +94,14 @@ def planned_experiments(config: Config, cell: Cell) -> Plan:
     return plan_of(prepared.jobs, prepared.refused)
 
 
-def jobs_of_experiments(config: Config, cell: Cell) -> list[Job]:
-    """The jobs of all cells that can run."""
-    return _prepare(config, cell).jobs
-
-
-def report_experiments(config: Config, cell: Cell) -> int:
+def report_experiments(config: Config, cell: Cell) -> Finished:
     """Write the tables of stored results. Raises ConfigError if there are none."""
-    make_tables(_prepare(config, cell, compute=False), config, compute=False)
-    return 0
-
-
-def _run(config: Config, cell: Cell) -> int:
-    prepared = _prepare(config, cell)
-    if any(getattr(cell.config.method, "push_to_hub", False) for cell in prepared.cells):
-        raise ConfigError(
-            "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push one "
-            "by its own command."
-        )
-    failures = make_tables(prepared, config, compute=True)
-    errors = [] if is_worker() else [one.error for one in prepared.cells if one.error is not None]
-    if errors and not prepared.jobs:
-        return exit_code(errors[0])
-    return grid_exit_code([*errors, *(failure.error for failure in failures)])
+    return make_tables(_prepare(config, cell, compute=False), config)
 
 
 def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExperiments:
+    if config.launcher.name != "none":
+        check_launcher([config])
     composed = compose_experiments(config, cell)
     check_writable(config.output_dir)
     known: dict[str, Job] = {}
@@ -124,8 +111,8 @@ def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExp
     return PreparedExperiments(experiments)
 
 
-def make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool) -> list[Failure]:
-    """Run the jobs, or read their stored results, and write the tables. Returns the failures."""
+def make_tables(prepared: PreparedExperiments, config: Config, argv: Sequence[str] | None = None) -> Finished:
+    """Run the jobs, or without a command line read their stored results, and write the tables."""
     from moe_lab.models.memory import ModelPool
 
     for reason, configs in prepared.refused.items():
@@ -134,18 +121,26 @@ def make_tables(prepared: PreparedExperiments, config: Config, *, compute: bool)
     jobs, models = prepared.jobs, ModelPool()
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
-    if compute:
-        outcomes, failures = run_all(jobs, models, wait=config.wait)
-        report_failures(failures, alone=False)
+    if argv is not None:
+        with working(config, argv, jobs) as models:
+            outcomes, failures = run_all(jobs, models, wait=config.wait)
         if is_worker():
-            return failures
+            return Finished(failures=failures)
     stored = stored_outcomes(jobs)  # also of a run that failed with rerun=true
-    shown = outcomes if compute else stored
+    shown = stored if argv is None else outcomes
     tables, family = _filled(prepared, config, [*stored, *outcomes], failures, shown)
-    if shown:
-        print_results(shown, CommandTable(with_compared(shown), family=family))
-    _write(tables, config, models, family, compute=compute)
-    return failures
+    files, frames = _write(tables, config, models, family, compute=argv is not None)
+    refused = [one.error for one in prepared.cells if one.error is not None and argv is not None]
+    return Finished(
+        jobs=jobs,
+        outcomes=shown,
+        failures=failures,
+        refused=refused,
+        table=replace(command_table(shown, jobs), family=family) if shown else CommandTable([]),
+        tables=frames,
+        files=files,
+        alone=not jobs,
+    )
 
 
 def _filled(
@@ -162,25 +157,13 @@ def _filled(
     return tables, Family.of(in_tables, measured_p_values(shown))
 
 
-def stored_tables(config: Config, cell: Cell) -> tuple[list[Job], dict[str, DataFrame], Family]:
-    """The jobs of experiments, their tables of stored results by name, and the family; writes nothing."""
-    from moe_lab.reports.frames import typed_frame
+def _write(
+    tables: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool
+) -> tuple[list[Path], dict[str, DataFrame]]:
+    """Write the tables and figures. Returns their files, and the tables by name.
 
-    prepared = _prepare(config, cell, compute=False)
-    stored = stored_outcomes(prepared.jobs)
-    tables, family = _filled(prepared, config, stored, [], stored)
-    folder = Path(config.output_dir) / "tables"
-    frames = {
-        experiment.name: typed_frame(table_of(experiment, config.scale, cells, family, folder).records())
-        for experiment, cells in tables
-    }
-    return prepared.jobs, frames, family
-
-
-def _write(tables: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool) -> None:
-    """Write the tables and figures. A table of which no cell is measured is only listed on the page.
-
-    Raises ConfigError with `compute=False` if nothing is stored.
+    A table of which no cell is measured is only listed on the page. Raises ConfigError with `compute=False` if nothing
+    is stored.
     """
     from moe_lab.reports.frames import typed_frame
     from moe_lab.reports.loggers import open_logger
@@ -198,28 +181,29 @@ def _write(tables: Filled, config: Config, models: ModelPool, family: Family, *,
         why = "No cell is measured: no table is written." if compute else NOTHING_STORED
         print(f"experiment={name}: {why}", file=sys.stderr)
     if len(unmeasured) == len(tables):
-        return
+        return [], {}
+    files: list[Path] = []
+    frames: dict[str, DataFrame] = {}
     for experiment, cells in tables:
-        stem = file_stem(experiment, config.scale)
-        if experiment.name in unmeasured:
-            figures = []
-        else:
+        stem, figures = file_stem(experiment, config.scale), []
+        if experiment.name not in unmeasured:
             figures = make_figure(experiment, config.scale, cells, models, folder, family, compute=compute)
             if experiment.figure is not None and not figures:
                 for suffix in (".png", ".svg", ".csv"):  # of an earlier figure
                     (folder / f"{stem}-{experiment.figure}{suffix}").unlink(missing_ok=True)
         table = table_of(experiment, config.scale, cells, family, folder)  # it has numbers of the figure
         write_file(folder / f"{stem}.json", json_text(asdict(table)))
+        frames[experiment.name] = typed_frame(table.records())
         if experiment.name in unmeasured:
             continue
         if cells and experiment.figure not in TABLES:
             write_rows(table.records(), folder / f"{stem}.csv")
-            print(write_file(folder / f"{stem}.md", markdown(experiment, table)))
+            files.append(write_file(folder / f"{stem}.md", markdown(experiment, table)))
+        files += figures
         name = folder_name(stem, digest=digest_of([replace(config, experiment=experiment.name)]))
         with open_logger(config, kind="experiment", name=name, group=config.experiment) as logger:
-            logger.log_table(stem, typed_frame(table.records()))
+            logger.log_table(stem, frames[experiment.name])
             for figure in figures:
-                print(figure)
                 if figure.suffix != ".md":
                     logger.log_figure(figure)
-    print(write_tables_page(folder))
+    return [*files, write_tables_page(folder)], frames

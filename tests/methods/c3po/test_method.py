@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 import moe_lab
-from moe_lab.cli.main import compose_or_explain
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po import optimizer as optimizing
 from moe_lab.methods.c3po.method import C3PO, named_layers
 from moe_lab.methods.references import embeddings
-from moe_lab.runs.config import to_config
+from moe_lab.runs.config import compose_or_explain, to_config
 from moe_lab.runs.experiments.cells import coordinate
 from tests.support.command import run_command
 from tests.support.ended import block_of

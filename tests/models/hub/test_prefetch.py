@@ -11,14 +11,13 @@ import peft
 import pytest
 from huggingface_hub import constants
 
-from moe_lab.cli.main import compose_or_explain
 from moe_lab.cli.prefetch import prefetch
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ConfigError, ModelError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.models.facts import model_facts
 from moe_lab.models.identity import model_identity
-from moe_lab.runs.config import to_config
+from moe_lab.runs.config import compose_or_explain, to_config
 from moe_lab.runs.prepare import prepare
 from moe_lab.tasks import loading
 from moe_lab.tasks.judges import Exchange

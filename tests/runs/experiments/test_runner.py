@@ -502,7 +502,10 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(other, seen, capsys
 
 def test_prefetch_has_the_settings_too(runs, other, capsys, monkeypatch):
     seen = []
-    monkeypatch.setattr("moe_lab.cli.prefetch.prefetch", lambda *given: seen.extend(given[-1]) or 0)
+    monkeypatch.setattr("moe_lab.models.hub.is_offline", lambda: False)
+    monkeypatch.setattr("moe_lab.cli.prefetch._method", lambda config: seen.append(config) or [])
+    monkeypatch.setattr("moe_lab.cli.prefetch._model", lambda config: [])
+    monkeypatch.setattr("moe_lab.cli.prefetch._task", lambda config: [])
     assert run_command(capsys, "experiment=table_u", "method.k=5", "mode=prefetch").code == 0
     assert [getattr(config.method, "k", "none") for config in seen] == ["none", 5] * 2
 

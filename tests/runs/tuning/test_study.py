@@ -143,8 +143,7 @@ def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(tiny_olmoe_d
 
 
 def test_gsm8ks_option_is_what_a_study_on_it_takes():
-    from moe_lab.cli.main import compose_or_explain
-    from moe_lab.runs.config import to_config
+    from moe_lab.runs.config import compose_or_explain, to_config
 
     (cell,) = compose_or_explain(["task=gsm8k"])
     assert to_config(cell).task == SOURCE

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from moe_lab.cli import launchers
-from moe_lab.cli.launchers import Requeued, log_file
 from moe_lab.config.schema import Config, LauncherConfig, ModelConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.base import Base
+from moe_lab.runs import launchers
 from moe_lab.runs.jobs import Job
+from moe_lab.runs.launchers import Worker, log_file
 from moe_lab.runs.plan import Plan, Row
 from tests.support.command import FakeRun, Forked, run_command
 
@@ -192,9 +192,9 @@ def test_models_of_several_gpus_are_spread_over_them(monkeypatch, tmp_path, give
     method, launcher = Base.Config(name="base"), LauncherConfig(name="local")
     config = Config(launcher=launcher, method=method, model=model, output_dir=str(tmp_path))
     monkeypatch.setattr(launchers, "plan_of", lambda jobs: plan_of(mixtral=95 * 10**9)())
-    with launchers.launched([config], ["launcher=local", *given], lambda: [Job(config)]) as words:
-        assert words == ["model.device_map=auto"], "this process runs what the workers leave"
-    assert started == [(2, words)]
+    with launchers.working(config, ["launcher=local", *given], [Job(config)]) as models:
+        assert models._device_map == "auto", "this process computes what the workers leave"
+    assert started == [(2, ["model.device_map=auto"])]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_what_workers_with_several_gpus_cannot_take_is_refused_before_they_start
     config = replace(
         Config(method=Base.Config(name="base"), launcher=launcher, output_dir=str(tmp_path)), **keys
     )
-    with pytest.raises(ConfigError, match=says), launchers.launched([config], [], lambda: [Job(config)]):
+    with pytest.raises(ConfigError, match=says), launchers.working(config, [], [Job(config)]):
         pass
 
 
@@ -312,7 +312,7 @@ def test_a_launcher_without_its_package_is_refused(launcher, capsys, monkeypatch
 
 
 def test_a_job_is_queued_again_as_it_is(tmp_path):
-    worker = pickle.loads(pickle.dumps(Requeued(tmp_path, ["method=roe"])))
+    worker = pickle.loads(pickle.dumps(Worker(tmp_path, ["method=roe"])))
     again = worker.checkpoint(3)
     assert again.function is worker and again.args == (3,)
     assert (worker.folder, worker.argv) == (tmp_path, ["method=roe"])

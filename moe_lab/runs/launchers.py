@@ -1,25 +1,24 @@
 """`launcher=`: processes that run the same command line without `launcher`, and share its runs by their locks.
 
-The command waits for them, and then runs that command line itself: it finds the runs stored, and writes the tables.
+The command waits for them. Then it computes what they left, if anything, and writes the tables.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from moe_lab.cli.main import main
+from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, RunHeldError
@@ -32,23 +31,26 @@ from moe_lab.runs.budget import GIGABYTE, gpu_memory, gpus_for
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.plan import Plan, plan_of
 
+if TYPE_CHECKING:
+    from moe_lab.models.memory import ModelPool
+
 WORKERS = 2
 """Their number where none is given and there is no GPU."""
-OURS = re.compile(r"\+*launcher[.=]")
-"""An override that the workers do not get."""
+Process: TypeAlias = "subprocess.Popen[bytes]"
 
 
 @contextmanager
-def launched(
-    configs: Sequence[Config], argv: list[str], prepare: Callable[[], list[Job]]
-) -> Iterator[list[str]]:
-    """Let workers compute the jobs of a command line. Yields the command line that they have run.
+def working(config: Config, argv: Sequence[str], jobs: Sequence[Job]) -> Iterator[ModelPool]:
+    """Let workers compute the jobs of a command line, if it has a launcher. Yields the pool for what they leave.
 
     What failed in a worker is not tried again inside the context; what workers left because they died is. The folder
     with their output is kept if one failed. Raises ConfigError for a command that workers cannot share.
     """
-    _check(configs)
-    jobs, config = prepare(), configs[0]
+    from moe_lab.models.memory import ModelPool
+
+    if config.launcher.name == "none":
+        yield ModelPool()
+        return
     if config.launcher.name == "local":
         each = placed(config, lambda: plan_of(jobs))
         config = replace(config, launcher=replace(config.launcher, gpus_per_worker=each))
@@ -56,14 +58,17 @@ def launched(
     attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = Path(config.output_dir).absolute() / "workers" / attempt
     folder.mkdir(parents=True)
-    words = [word for word in argv if not OURS.match(word)]
-    if (config.launcher.gpus_per_worker or 1) > 1:
+    words, spread = (
+        [word for word in argv if not word.startswith(LAUNCHER)],
+        (config.launcher.gpus_per_worker or 1) > 1,
+    )
+    if spread:
         words += _spread([job.config for job in jobs])
     os.environ[ATTEMPT] = attempt
     try:
         codes = LAUNCHERS[config.launcher.name](folder, config, words, partial(wait_for, jobs))
         print_failed(folder, codes)
-        yield words
+        yield ModelPool("auto" if spread else None)
     finally:
         del os.environ[ATTEMPT]
     if not any(map(_failed, codes)):
@@ -111,11 +116,43 @@ def log_file(folder: Path, worker: int) -> Path:
     return folder / f"worker-{worker}.log"
 
 
-def work_logged(log: Path, argv: list[str], attempt: str) -> int:
-    """The command line as a worker in this process, which another machine may have. Its output goes to `log`."""
-    os.environ |= {ATTEMPT: attempt, STARTER: ""}
-    with log.open("a") as file, redirect_stdout(file), redirect_stderr(file):
-        return main(argv)
+def start(log: Path, argv: Sequence[str], variables: Mapping[str, str], place: Path | None = None) -> Process:
+    """Start the command line as a worker in the folder `place`. It writes into `log`, and ends with this process."""
+    command = [sys.executable, "-m", "moe_lab", *argv]
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            env={**variables, STARTER: str(os.getpid())},
+            cwd=place,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the command, which ends its workers
+        )
+
+
+@dataclass
+class Worker:
+    """A worker that a job of submitit or a task of Ray starts, on another machine perhaps. Called with its number."""
+
+    folder: Path
+    argv: Sequence[str]
+    place: Path = field(default_factory=Path.cwd)
+    """Paths of the command line are relative to it."""
+
+    def __call__(self, number: int) -> int:
+        variables = os.environ | {ATTEMPT: self.folder.name}
+        process = start(log_file(self.folder, number), self.argv, variables, self.place)
+        try:
+            return process.wait()
+        finally:
+            process.terminate()
+
+    def checkpoint(self, number: int) -> Any:
+        """Called by submitit in a job that is preempted or has used its time. The job is queued again as it is."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, number)
 
 
 # launcher=local: workers on this machine, each with some GPUs or a share of the CPU cores
@@ -124,7 +161,7 @@ Wait = Callable[[int, Callable[[], object]], None]
 """(number of workers, whether one is alive): waits until none is."""
 
 
-def run_local(folder: Path, config: Config, argv: list[str], wait: Wait) -> list[int]:
+def run_local(folder: Path, config: Config, argv: Sequence[str], wait: Wait) -> list[int]:
     """Start the workers and wait for them. Returns their exit codes. An interruption also ends them, and is raised."""
     gpus = 0 if config.device == "cpu" else len(gpu_memory())
     each = config.launcher.gpus_per_worker or 1
@@ -181,24 +218,10 @@ def environment(number: int, count: int, gpus: int, each: int = 1) -> dict[str, 
     return {"OMP_NUM_THREADS": str(threads), **os.environ}
 
 
-def start(log: Path, argv: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a worker that writes its output into `log`, and ends when this process does."""
-    command = [sys.executable, "-m", "moe_lab", *argv]
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            command,
-            env=variables | {STARTER: str(os.getpid())},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process, which ends them
-        )
-
-
 # launcher=ray: workers are tasks of a Ray cluster, which gives each its GPUs and restarts one that has died
 
 
-def run_ray(folder: Path, config: Config, argv: list[str], wait: Wait) -> list[int]:
+def run_ray(folder: Path, config: Config, argv: Sequence[str], wait: Wait) -> list[int]:
     """As `run_local`. Raises ConfigError where Ray has no cluster at the address, or refuses a parameter."""
     import ray
 
@@ -211,9 +234,9 @@ def run_ray(folder: Path, config: Config, argv: list[str], wait: Wait) -> list[i
         count = launcher.workers or gpus // each or WORKERS
         asked = ({"num_gpus": each} if gpus else {}) | launcher.parameters
         with _parameters(f"launcher.parameters={asked}"):
-            worker = ray.remote(**asked)(_work) if asked else ray.remote(_work)
-        logs = [log_file(folder, number) for number in range(count)]
-        tasks = [worker.remote(os.getcwd(), log, argv, folder.name) for log in logs]
+            task = ray.remote(**asked)(_call) if asked else ray.remote(_call)
+        worker = Worker(folder, argv)
+        tasks = [task.remote(worker, number) for number in range(count)]
         wait(count, lambda: ray.wait(tasks, num_returns=count, timeout=0)[1])
         codes = []
         for task in tasks:
@@ -226,6 +249,10 @@ def run_ray(folder: Path, config: Config, argv: list[str], wait: Wait) -> list[i
         ray.shutdown()  # ends the tasks of this command
 
 
+def _call(worker: Worker, number: int) -> int:
+    return worker(number)
+
+
 @contextmanager
 def _parameters(given: str) -> Iterator[None]:
     """Turn a launcher's errors about its parameters into ConfigErrors that name them."""
@@ -235,34 +262,13 @@ def _parameters(given: str) -> Iterator[None]:
         raise ConfigError(f"{given}: {error}") from error
 
 
-def _work(place: str, log: Path, argv: list[str], attempt: str) -> int:
-    os.chdir(place)  # paths of the command line are relative to it
-    return work_logged(log, argv, attempt)
-
-
 # launcher=submitit: workers are the jobs of a SLURM array, or processes of submitit's local executor
 #
 # A job that is preempted, or that reaches its time limit, is queued again and continues. Queued jobs do not need this
 # command any longer: if it ends, they still run, and the same command writes the tables.
 
 
-class Requeued:
-    """A worker that submitit queues again, as it is."""
-
-    def __init__(self, folder: Path, argv: list[str]):
-        self.folder, self.argv = folder, argv
-
-    def __call__(self, number: int) -> int:
-        return work_logged(log_file(self.folder, number), self.argv, self.folder.name)
-
-    def checkpoint(self, number: int) -> Any:
-        """Called by submitit in a job that is preempted or has used its time."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self, number)
-
-
-def run_submitit(folder: Path, config: Config, argv: list[str], wait: Wait) -> list[int]:
+def run_submitit(folder: Path, config: Config, argv: Sequence[str], wait: Wait) -> list[int]:
     """As `run_local`, with queued jobs. Raises ConfigError where submitit refuses a parameter."""
     import submitit
     from submitit.core.utils import UncompletedJobError
@@ -272,7 +278,7 @@ def run_submitit(folder: Path, config: Config, argv: list[str], wait: Wait) -> l
     with _parameters("launcher=submitit"):
         executor = submitit.AutoExecutor(folder / "jobs", launcher.cluster, slurm_max_num_timeout=1000)
         executor.update_parameters(name="moe_lab", **(launcher.parameters | gpus))
-    jobs = executor.map_array(Requeued(folder, argv), range(launcher.workers or WORKERS))
+    jobs = executor.map_array(Worker(folder, argv), range(launcher.workers or WORKERS))
     try:
         wait(len(jobs), lambda: not all(job.done() for job in jobs))
     except BaseException:
@@ -310,18 +316,15 @@ def _spread(configs: Sequence[Config]) -> list[str]:
     return [] if any(config.model.device_map for config in configs) else ["model.device_map=auto"]
 
 
-def check_package(launcher: str) -> None:
-    """Raise ConfigError if the package of a launcher is not installed."""
+def check_launcher(configs: Sequence[Config]) -> None:
+    """Raise ConfigError for a command that workers cannot share, and for a launcher whose package is not installed."""
+    launcher, mode = configs[0].launcher.name, configs[0].mode
     if launcher in ("ray", "submitit") and find_spec(launcher) is None:
         raise ConfigError(
             f"launcher={launcher} needs the package {launcher}, which is not installed.\n"
             f"In the checkout of moe_lab: pip install -e '.[{launcher}]'"
         )
-
-
-def _check(configs: Sequence[Config]) -> None:
-    check_package(configs[0].launcher.name)
-    for config in configs:
+    for config in configs if mode == "run" else ():
         if issubclass(get_method(config.method.name), ModelMaker):
             raise ConfigError(
                 f"method={config.method.name} trains one model, which workers cannot share. Leave launcher= out."
@@ -333,7 +336,7 @@ def _check(configs: Sequence[Config]) -> None:
                 f"device={config.device}: each worker has GPUs of its own. Leave it out, or launcher=. "
                 "CUDA_VISIBLE_DEVICES says which GPUs workers share."
             )
-    if num_processes() > 1:
+    if mode == "run" and num_processes() > 1:
         raise ConfigError(
             "torchrun starts the processes of one run, launcher= those of a grid. Leave one of them out."
         )

@@ -2,11 +2,8 @@
 
 The base model reads two sets of texts. The activation rate of an expert in a set is the share of the set's answer
 tokens that select it. Experts whose rate is larger in the positive set are forced in, experts whose rate is larger in
-the negative set are forced out. How often a set selects each expert is counted once:
-
-outputs/profiles/<model>-<id8>/
-  selections.safetensors   `selections`, int64 [layers, experts]
-  profile.json             all that determines them, and `tokens`; written last
+the negative set are forced out. How often a set selects each expert is counted once (`recorded_profiles.py`):
+selections.safetensors has `selections`, int64 [layers, experts].
 
 L = MoE layers, E = experts (of the layer with the most).
 """
@@ -15,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,11 +20,10 @@ from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.c2r import LENGTH, changed_fraction, conversation_rows, model_content, stored_profile
 from moe_lab.methods.data_files import Conversation, read_data
-from moe_lab.methods.method import Context
+from moe_lab.methods.policy_method import PolicyMethod, Settings
+from moe_lab.methods.recorded_profiles import LENGTH, conversation_rows, model_content, stored_profile
 from moe_lab.methods.references.documents import check_one_process, named_task
-from moe_lab.methods.tuned_settings import Settings, TunedSettings
 from moe_lab.results.atomic import write_atomically
 from moe_lab.tasks.documents import document_hashes, gold_choice
 from moe_lab.tasks.loading import load_tasks, once, task_key
@@ -38,7 +32,6 @@ from moe_lab.tasks.requests import build_requests
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.methods.policy_lm import PolicyLM
     from moe_lab.methods.tokenized import Row
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
@@ -77,15 +70,17 @@ class Counted(NamedTuple):
     """Number of experts of each layer."""
 
 
-class Steer(TunedSettings):
+class Steer(PolicyMethod):
     """Experts that are forced in or out for every token."""
 
     own_routing = True
     interventions = False
     open_ended = ("activate", "deactivate")
+    data_keys = (*SETS, "dataset_size")
+    counted = ("changed_fraction", "constrained_decisions", "routing_decisions")
 
     @dataclass(kw_only=True)
-    class Config(TunedSettings.Config):
+    class Config(PolicyMethod.Config):
         """Keys of `conf/method/steer.yaml`."""
 
         name: str = "steer"
@@ -127,11 +122,6 @@ class Steer(TunedSettings):
         found: list[Settings] = [{"activate": 0, "deactivate": 0}]
         return found + [{"activate": i * n, "deactivate": o * n} for i, o in kinds for n in counts]
 
-    def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """Without the names of the sets: `data_identity` has their content."""
-        left_out = {*SETS, "dataset_size"}
-        return {key: value for key, value in super().identity(facts).items() if key not in left_out}
-
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The content of both sets. Raises ConfigError or TaskError if one is missing or both are the same."""
         check_one_process(config)
@@ -146,12 +136,10 @@ class Steer(TunedSettings):
     def _texts(self, config: RunConfig, which: str) -> Texts:
         return read_texts(config, f"method.{which}", getattr(self.config, which), self.config.dataset_size)
 
-    @contextmanager
-    def open(self, model: LoadedModel, context: Context) -> Iterator[PolicyLM]:
-        from moe_lab.methods.policy_lm import with_policy
+    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
         from moe_lab.routing.policies import Steered
 
-        own, config = self.config, context.config
+        own = self.config
         places, sets = zip(
             *(load_or_count(config, self._texts(config, which), model) for which in SETS), strict=True
         )
@@ -159,21 +147,14 @@ class Steer(TunedSettings):
         sign_LE = steered_experts(
             positive - negative, sets[0].experts, model.facts.top_k, own.activate, own.deactivate
         )
-        with with_policy(model, Steered(sign_LE), config) as lm:
-            lm.session_info = {
-                "profiles": {which: place.name for which, place in zip(SETS, places, strict=True)},
-                "forced_in": (sign_LE > 0).nonzero().tolist(),
-                "forced_out": (sign_LE < 0).nonzero().tolist(),
-            }
-            yield lm
+        return Steered(sign_LE), {
+            "profiles": {which: place.name for which, place in zip(SETS, places, strict=True)},
+            "forced_in": (sign_LE > 0).nonzero().tolist(),
+            "forced_out": (sign_LE < 0).nonzero().tolist(),
+        }
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        keys = (*SETS, "activate", "deactivate")
-        block = {key: getattr(self.config, key) for key in keys}
-        changed = {"changed_fraction": changed_fraction(counters)}
-        return self.tuning_block | {"steer": block | changed | dict(session_info)}
+    def reported(self, facts: ModelFacts) -> dict[str, Any]:
+        return {key: getattr(self.config, key) for key in (*SETS, "activate", "deactivate")}
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
@@ -262,15 +243,13 @@ def load_or_count(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[
     """(folder, selections) of a set of texts under the model's own routing, counted once."""
     from safetensors.torch import load_file, save
 
-    content = profile_content(config, texts, model.facts)
-
     def count(folder: Path) -> dict[str, Any]:
         rows = texts_as_rows(config, texts, model)
         counted = count_selections(model, rows)
         write_atomically(folder / SELECTIONS, save({"selections": counted.selections_LE}))
         return {"rows": len(rows), "tokens": counted.tokens, "experts": counted.experts}
 
-    folder, record = stored_profile(config, content, count)
+    folder, record = stored_profile(config, profile_content(config, texts, model.facts), count)
     return folder, Counted(load_file(folder / SELECTIONS)["selections"], record["tokens"], record["experts"])
 
 

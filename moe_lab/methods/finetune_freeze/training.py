@@ -30,8 +30,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from moe_lab.config.schema import Config
-from moe_lab.methods.c2r import partners_in, write_profile
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
+from moe_lab.methods.finetune_freeze.constraint import constraint_in, write_profile
 from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
 from moe_lab.methods.finetune_freeze.memory import memory
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
@@ -224,7 +224,7 @@ def train(
     loaded, profile = load_to_train(training) if num_processes() == 1 else None, {}
     if recipe.partners is not None and loaded is not None:  # `check_constraint` refuses several processes
         profile = write_profile(folder, config, prepared.data, loaded)
-        training = replace(training, allowed_LEE=partners_in(folder, recipe.partners))
+        training = replace(training, allowed_LEE=constraint_in(folder, recipe.partners).allowed_LEE)
     model, course = finetune(training, loaded and loaded.model)
     save_model(model, tokenizer, folder / recipe.made, facts.dtype)
     return {

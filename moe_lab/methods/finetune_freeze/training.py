@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
@@ -38,14 +37,7 @@ from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_g
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
-from moe_lab.methods.trainer import (
-    LOSS,
-    Log,
-    RoutingNoise,
-    load_checkpoint,
-    own_checkpoint,
-    training_arguments,
-)
+from moe_lab.methods.trainer import LOSS, RoutingNoise, fit, load_checkpoint, own_checkpoint
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import ModelFacts
@@ -75,10 +67,6 @@ class Training:
     allowed_LEE: Tensor | None = None
     """`partners_of` the profile, for a training under C2R's constraint."""
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
 
 def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]]:
     """Train in all processes, from the folder's last complete checkpoint if there is one.
@@ -91,14 +79,15 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
     """
     recipe, config = training.recipe, training.config
     groups = None if model is None else trainable(parameter_groups(model))
-    checkpoint = last_checkpoint(training.checkpoints)
-    state = None if checkpoint is None else state_of(checkpoint)
-    was_done = state is not None and is_done(training, state)
-    if state is None or not was_done:
+    checkpoint = last_checkpoint(training.folder / "checkpoints")
+    state = TrainerState()
+    if checkpoint is not None:
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    if not (was_done := is_done(training, state)):
         state = run_on_all_ranks(partial(train_on_rank, training, model))
         gc.collect()  # the Trainer, with its model, is in reference cycles
     kept = state.best_global_step or state.global_step
-    place = training.checkpoints / f"checkpoint-{kept}"
+    place = training.folder / "checkpoints" / f"checkpoint-{kept}"
     if model is None and recipe.lora is None:
         model = own_checkpoint(place)
     elif model is None or was_done or kept != state.global_step:
@@ -128,21 +117,40 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
     recipe = training.recipe
     noise = RoutingNoise(training.config.seed) if recipe.routing_noise else None
     policy = noise if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
-    callbacks: list[Any] = [Log(training.folder)]
+    callbacks: list[Any] = []
     if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
         callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
     with nullcontext() if policy is None else routed(model, policy, repeats=True):
-        trainer = FreezeTrainer(
-            recipe=recipe,
-            model=model,
-            args=_arguments(training),
-            train_dataset=Rows(training.rows),
-            validation=Rows(training.validation),
-            data_collator=Pad(training.pad_token),
+        trainer = fit(
+            training.folder,
+            training.config,
+            model,
+            Rows(training.rows),
+            steps=recipe.steps(len(training.rows)),
+            log_steps=LOGGING_STEPS,
+            kind=FreezeTrainer,
             callbacks=callbacks,
-            noise=noise,
+            options={
+                "recipe": recipe,
+                "validation": Rows(training.validation),
+                "data_collator": Pad(training.pad_token),
+                "noise": noise,
+            },
+            per_device_train_batch_size=recipe.batch_size,
+            gradient_accumulation_steps=recipe.gradient_accumulation // num_processes(),
+            learning_rate=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            optim=recipe.optimizer,
+            optim_args="bf16_stochastic_round=True" if recipe.optimizer == EIGHT_BIT else None,
+            max_grad_norm=math.inf if recipe.max_grad_norm is None else recipe.max_grad_norm,
+            bf16=recipe.autocasts(training.dtype),
+            activation_checkpointing=training.config.method.activation_checkpointing,
+            save_steps=training.config.method.save_steps,
+            ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
+            save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
+            metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
+            greater_is_better=False,
         )
-        trainer.train_from_last()
     return trainer.state
 
 
@@ -163,35 +171,6 @@ def is_done(training: Training, state: TrainerState) -> bool:
         return True
     patience = recipe.early_stop_patience
     return patience is not None and stopped(losses_of(state.log_history), patience)
-
-
-def state_of(checkpoint: Path) -> TrainerState:
-    """The TrainerState of a checkpoint."""
-    return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-
-
-def _arguments(training: Training) -> TrainingArguments:
-    recipe, config = training.recipe, training.config
-    return training_arguments(
-        training.folder,
-        config,
-        steps=recipe.steps(len(training.rows)),
-        log_steps=LOGGING_STEPS,
-        per_device_train_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation // num_processes(),
-        learning_rate=recipe.learning_rate,
-        weight_decay=recipe.weight_decay,
-        optim=recipe.optimizer,
-        optim_args="bf16_stochastic_round=True" if recipe.optimizer == EIGHT_BIT else None,
-        max_grad_norm=math.inf if recipe.max_grad_norm is None else recipe.max_grad_norm,
-        bf16=recipe.autocasts(training.dtype),
-        activation_checkpointing=config.method.activation_checkpointing,
-        save_steps=config.method.save_steps,
-        ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
-        save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
-        metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
-        greater_is_better=False,
-    )
 
 
 def train(

@@ -159,8 +159,7 @@ def fit(
     )
     trainer.remove_callback(ProgressCallback)
     checkpoint = last_checkpoint(folder / "checkpoints")
-    kept = 0 if checkpoint is None else step_of(checkpoint)
-    if 0 < kept < steps and settings.process_index == 0:
+    if 0 < (kept := step_of(checkpoint)) < steps and settings.process_index == 0:
         print(f"{folder.name}: training, continuing at step {kept:,} of {steps:,}", file=sys.stderr)
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -18,7 +18,7 @@ from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.descent import NeighbourLoss, ngd
 from moe_lab.methods.c3po.kernel_methods import kernel, kernel_regression, mode_finding, without_neighbours
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
-from moe_lab.methods.references.embeddings import Neighbours, neighbours, text_ids
+from moe_lab.methods.references.embeddings import Neighbours, neighbours, normalized, text_ids
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.models.load import LoadedModel
 
@@ -118,7 +118,7 @@ class PathwayOptimizer:
         if references.how is None:
             ids = text_ids(texts, self.model)
             if all(suffix.prompt == tuple(tokens) for suffix, tokens in zip(suffixes, ids, strict=True)):
-                return references.embed_read(torch.stack([suffix.mean_D for suffix in suffixes]))
+                return normalized(torch.stack([suffix.mean_D for suffix in suffixes]), references.mean_X)
         return references.embed(texts, self.model)
 
     def _reference_suffixes(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptSuffix]:

@@ -179,15 +179,22 @@ def train(
     """Fine-tune the run's model and write it, or its adapter. Returns the rest of training.json."""
     encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
+
+    def counts_of(data: Encoded) -> dict[str, int]:
+        return {"conversations": len(data.rows), "truncated": data.truncated, "left_out": data.left_out}
+
+    def described(data: Encoded) -> str:
+        return f"{len(data.rows):,} conversations ({data.truncated:,} truncated, {data.left_out:,} left out)"
+
     groups = parameter_groups(empty_to_train(config, recipe.lora))
     numbers = counts(trainable(groups) if recipe.lora else groups)
     parameters = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
     print(
-        f"{folder.name}: {recipe.label}, {_described(encoded)}, {steps:,} steps; parameters: {parameters}",
+        f"{folder.name}: {recipe.label}, {described(encoded)}, {steps:,} steps; parameters: {parameters}",
         file=sys.stderr,
     )
     if held_out is not None:
-        print(f"{folder.name}: validation on {_described(held_out)}", file=sys.stderr)
+        print(f"{folder.name}: validation on {described(held_out)}", file=sys.stderr)
     if prepared.plain_template:
         print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
     training = Training(
@@ -214,19 +221,10 @@ def train(
         "attention": model.config._attn_implementation,
         "plain_template": prepared.plain_template,
         "parameters": numbers,
-        **_counts(encoded),
+        **counts_of(encoded),
         **profile,
         **course,
-        "validation": None if held_out is None else _counts(held_out) | course["validation"],
+        "validation": held_out and counts_of(held_out) | course["validation"],
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),
     }
-
-
-def _counts(encoded: Encoded) -> dict[str, int]:
-    return {"conversations": len(encoded.rows), "truncated": encoded.truncated, "left_out": encoded.left_out}
-
-
-def _described(encoded: Encoded) -> str:
-    rows, truncated, left_out = len(encoded.rows), encoded.truncated, encoded.left_out
-    return f"{rows:,} conversations ({truncated:,} truncated, {left_out:,} left out)"

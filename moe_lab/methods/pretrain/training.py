@@ -31,7 +31,7 @@ from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import Corpus, PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
-from moe_lab.methods.trained import save_model, steps_kept
+from moe_lab.methods.trained import last_checkpoint, save_model, step_of
 from moe_lab.methods.trainer import fit
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import UnitTables, unit_tables
@@ -145,7 +145,7 @@ def train_together(training: Training) -> tuple[Any, dict[str, Any]]:
     Returns the model and the content of training.json. Raises TrainingError if a loss or a gradient is NaN.
     """
     design, device = training.design, resolve_device(training.config.device)
-    steps = design.steps - steps_kept(training.folder / "checkpoints")
+    steps = design.steps - step_of(last_checkpoint(training.folder / "checkpoints"))
     tokens = design.rows * design.sequence_length
     reset_peak_memory(device)
     start = time.perf_counter()

@@ -64,7 +64,9 @@ def test_gradients_are_clipped_to_the_norm_that_is_given(tmp_path):
 )
 def test_mixed_precision_is_that_of_the_dtype_unless_it_is_given(dtype, bf16, found, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "fit", lambda *_, **options: SimpleNamespace(state=options["bf16"]))
-    assert training.train_on_rank(training_of(tmp_path, dtype=dtype, bf16=bf16), small_model("olmoe")) is found
+    assert (
+        training.train_on_rank(training_of(tmp_path, dtype=dtype, bf16=bf16), small_model("olmoe")) is found
+    )
 
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")

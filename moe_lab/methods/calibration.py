@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import above_zero
 from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Method
 from moe_lab.methods.policy_method import PolicyMethod
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Calibration(PolicyMethod):
     profile_key = "logit_scale"
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(Method.Config):
         """Keys of `conf/method/calibration.yaml`."""
 
         name: str = "calibration"

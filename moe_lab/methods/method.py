@@ -76,6 +76,11 @@ class Method(ABC):
 
         name: str
 
+        @property
+        def unread(self) -> set[str]:
+            """Keys that have no effect with the other values: tables show a dash, and they are not in the identity."""
+            return set()
+
     numerics: ClassVar[int] = 1
     """Raised whenever the method's numbers may change: part of `version`."""
     random: bool = False
@@ -108,11 +113,6 @@ class Method(ABC):
     def __init__(self, config: Any):
         self.config = config
 
-    @staticmethod
-    def unread(config: Any) -> set[str]:
-        """Keys of a `Config` that have no effect with its other values: tables show a dash for them."""
-        return set()
-
     @property
     def version(self) -> int | str:
         """`numerics`, for a plug-in with the hash of its package's source: part of every identity."""
@@ -143,7 +143,8 @@ class Method(ABC):
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """The configuration as it enters the run id, the same for all spellings of one computation."""
-        return asdict(self.config)
+        unread = self.config.unread
+        return {key: value for key, value in asdict(self.config).items() if key not in unread}
 
     def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
         """Other methods that its scores are compared with, in addition to the base model.

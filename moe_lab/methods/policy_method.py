@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
@@ -74,8 +74,7 @@ class PolicyMethod(Method):
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
         """The configuration as its block of results.json has it: the keys that have an effect."""
-        left_out = {"name", "profile", *self.unread(self.config)}
-        own = {key: value for key, value in asdict(self.config).items() if key not in left_out}
+        own = {key: value for key, value in super().identity(facts).items() if key not in ("name", "profile")}
         return own | self.resolved(facts)
 
     @contextmanager
@@ -94,8 +93,8 @@ class PolicyMethod(Method):
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """The keys that have an effect, with the study instead of its profile's path."""
-        left_out = {"profile", *self.data_keys, *self.unread(self.config)}
-        own = {key: value for key, value in asdict(self.config).items() if key not in left_out}
+        left_out = {"profile", *self.data_keys}
+        own = {key: value for key, value in super().identity(facts).items() if key not in left_out}
         study = {"study": self.profile.study if self.profile else None} if self.profile_key else {}
         return own | study | self.resolved(facts)
 

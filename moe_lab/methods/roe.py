@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import LARGEST, above_zero, at_least, one_of
 from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Method
 from moe_lab.methods.policy_method import PolicyMethod
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class RoE(PolicyMethod):
     tunings = ("tpe", "gp", "random", "uniform", "scale")
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(Method.Config):
         """Keys of `conf/method/roe.yaml`."""
 
         name: str = "roe"

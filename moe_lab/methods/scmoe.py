@@ -58,15 +58,15 @@ class SelfContrast(PolicyMethod):
             at_least("method.rank", self.rank, 1)
             one_of("method.cache", self.cache, ("clean", "standard"))
 
+        @property
+        def unread(self) -> set[str]:
+            if self.beta == 0:
+                return {"weak", "rank", "cache"}
+            return set() if self.weak == RANK else {"rank"}
+
     def __init__(self, config: Any):
         super().__init__(config)
         self.random = self.config.weak == RANDOM and self.config.beta > 0
-
-    @staticmethod
-    def unread(config: Any) -> set[str]:
-        if config.beta == 0:
-            return {"weak", "rank", "cache"}
-        return set() if config.weak == RANK else {"rank"}
 
     def check(self, facts: ModelFacts) -> None:
         rank, experts = self.config.rank, facts.experts

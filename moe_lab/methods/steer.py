@@ -32,7 +32,6 @@ from moe_lab.tasks.requests import build_requests
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.methods.tokenized import Row
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -58,16 +57,6 @@ class Texts(NamedTuple):
     def digest(self) -> str:
         """SHA-256 of the texts."""
         return hashlib.sha256(json.dumps(self).encode()).hexdigest()
-
-
-class Counted(NamedTuple):
-    """How often the answer tokens of a set select each expert."""
-
-    selections_LE: Tensor
-    """int64"""
-    tokens: int
-    experts: list[int]
-    """Number of experts of each layer."""
 
 
 class Steer(PolicyMethod):
@@ -140,15 +129,14 @@ class Steer(PolicyMethod):
         from moe_lab.routing.policies import Steered
 
         own = self.config
-        places, sets = zip(
-            *(load_or_count(config, self._texts(config, which), model) for which in SETS), strict=True
-        )
-        positive, negative = (each.selections_LE.double() / each.tokens for each in sets)
+        counted = {which: load_or_count(config, self._texts(config, which), model) for which in SETS}
+        positive, negative = (each.double() / record["tokens"] for _, each, record in counted.values())
+        experts = counted["positive"][2]["experts"]
         sign_LE = steered_experts(
-            positive - negative, sets[0].experts, model.facts.top_k, own.activate, own.deactivate
+            positive - negative, experts, model.facts.top_k, own.activate, own.deactivate
         )
         return Steered(sign_LE), {
-            "profiles": {which: place.name for which, place in zip(SETS, places, strict=True)},
+            "profiles": {which: place.name for which, (place, *_) in counted.items()},
             "forced_in": (sign_LE > 0).nonzero().tolist(),
             "forced_out": (sign_LE < 0).nonzero().tolist(),
         }
@@ -239,18 +227,17 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     return Texts([], pairs)
 
 
-def load_or_count(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Path, Counted]:
-    """(folder, selections) of a set of texts under the model's own routing, counted once."""
+def load_or_count(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Path, Tensor, dict[str, Any]]:
+    """(folder, int64 [L, E], profile.json) of a set of texts, counted once: how often each expert is selected."""
     from safetensors.torch import load_file, save
 
     def count(folder: Path) -> dict[str, Any]:
-        rows = texts_as_rows(config, texts, model)
-        counted = count_selections(model, rows)
-        write_atomically(folder / SELECTIONS, save({"selections": counted.selections_LE}))
-        return {"rows": len(rows), "tokens": counted.tokens, "experts": counted.experts}
+        selections_LE, record = count_selections(config, texts, model)
+        write_atomically(folder / SELECTIONS, save({"selections": selections_LE}))
+        return record
 
     folder, record = stored_profile(config, profile_content(config, texts, model.facts), count)
-    return folder, Counted(load_file(folder / SELECTIONS)["selections"], record["tokens"], record["experts"])
+    return folder, load_file(folder / SELECTIONS)["selections"], record
 
 
 def profile_content(config: RunConfig, texts: Texts, facts: ModelFacts) -> dict[str, Any]:
@@ -259,27 +246,27 @@ def profile_content(config: RunConfig, texts: Texts, facts: ModelFacts) -> dict[
     return own | model_content(config, facts)
 
 
-def count_selections(model: LoadedModel, rows: list[Row]) -> Counted:
-    """How often the labelled tokens of the rows select each expert under the model's own routing."""
+def count_selections(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Tensor, dict[str, Any]]:
+    """(int64 [L, E], numbers of rows, answer tokens, and experts of each layer) under the model's own routing.
+
+    Of every text the tokens of the answers are counted.
+    """
     import torch
 
-    from moe_lab.methods.tokenized import Rows
+    from moe_lab.methods.tokenized import NO_LOSS, Row, Rows
     from moe_lab.metrics.counts import Routes
     from moe_lab.metrics.teacher_forcing import labelled_selections, right_tokens
 
-    routes = Routes()
-    right_tokens(model.model, Rows(rows), routes)
-    selections_LE, tokens = labelled_selections(routes, Rows(rows))
-    experts = [routes.experts[layer] for layer in routes.layers]
-    return Counted(torch.from_numpy(selections_LE), tokens, experts)
-
-
-def texts_as_rows(config: RunConfig, texts: Texts, model: LoadedModel) -> list[Row]:
-    """Token ids, with labels at the tokens of the answers."""
-    from moe_lab.methods.tokenized import NO_LOSS, Row
-
     if texts.conversations:
-        return conversation_rows(config, texts.conversations, model.facts)
-    lm = base_lm(model, config)
-    encoded = (lm.encode_pair(*pair) for pair in texts.pairs)
-    return [Row([*prompt, *answer], [*[NO_LOSS] * len(prompt), *answer]) for prompt, answer in encoded]
+        rows = Rows(conversation_rows(config, texts.conversations, model.facts))
+    else:
+        lm = base_lm(model, config)
+        encoded = (lm.encode_pair(*pair) for pair in texts.pairs)
+        rows = Rows(
+            [Row([*prompt, *answer], [NO_LOSS] * len(prompt) + [*answer]) for prompt, answer in encoded]
+        )
+    routes = Routes()
+    right_tokens(model.model, rows, routes)
+    selections_LE, tokens = labelled_selections(routes, rows)
+    experts = [routes.experts[layer] for layer in routes.layers]
+    return torch.from_numpy(selections_LE), {"rows": len(rows), "tokens": tokens, "experts": experts}

@@ -176,7 +176,7 @@ def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None
         step = TOKENS_AT_ONCE
         parts = [(g, own[i : i + step]) for g, own in enumerate(by_group) for i in range(0, len(own), step)]
         parts.sort(key=lambda part: -len(part[1]))
-        for batch in in_runs(parts, lambda batch, _: len(batch[0][1]) * (len(batch) + 1) <= step):
+        for batch in in_runs(parts, lambda own, _: len(own[0][1]) * (len(own) + 1) <= TOKENS_AT_ONCE):
             counts_NLEE = pair_counts(table.of(np.concatenate([part for _, part in batch])), batch, E)
             np.add.at(pairs_GPLEE[:, phase], [group for group, _ in batch], counts_NLEE)
     return Counts(pairs_GPLEE, experts, tokens_P, len(documents))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ def candidate(frozen: tuple[str, ...]) -> tuple[Callable[[], None], torch.optim.
     """A training step of a model of its own, and its optimizer."""
     model: Any = make_model().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    Freezing(parameter_groups(model), [Phase(frozen=frozen, until=1.0)], [1]).freeze(frozen, optimizer)
+    freezing = Freezing(parameter_groups(model), [Phase(frozen=frozen, until=1.0)], [1])
+    freezing.on_step_begin(None, SimpleNamespace(global_step=0), None, optimizer=optimizer)
     ids = torch.randint(1, VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
 
     def step() -> None:

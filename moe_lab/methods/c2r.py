@@ -1,10 +1,7 @@
 """`method=c2r`: collaboration-constrained routing (MoE-Bench, sections 4.1 and 4.2; Zhang et al. 2025).
 
-A profile counts how often a model selects two experts together. It is counted by a run or recorded on conversations:
-
-outputs/profiles/<model>-<id8>/
-  counts.safetensors   `pairs`, int64 [layers, experts, experts]: tokens that took both experts
-  profile.json         all that determines the counts; written last
+A profile counts how often a model selects two experts together. It is counted by a run or recorded on conversations
+(`recorded_profiles.py`): counts.safetensors has `pairs`, int64 [layers, experts, experts], tokens that took both.
 
 L = MoE layers, E = experts.
 """
@@ -12,8 +9,6 @@ L = MoE layers, E = experts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,37 +17,34 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError, reading
-from moe_lab.methods.data_files import Conversation, Data, read_data
-from moe_lab.methods.method import Context, Method
+from moe_lab.methods.data_files import Data, read_data
+from moe_lab.methods.method import Method
+from moe_lab.methods.policy_method import PolicyMethod
+from moe_lab.methods.recorded_profiles import LENGTH, conversation_rows, model_content, stored_profile
 from moe_lab.methods.references.documents import check_one_process
 from moe_lab.metrics.stored import COUNTS, FOLDER
-from moe_lab.models.distributed import num_processes
-from moe_lab.models.identity import model_identity
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.folder import Artifact
-from moe_lab.results.identity import decisive_versions, folder_name, run_id
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.methods.policy_lm import PolicyLM
-    from moe_lab.methods.tokenized import Row
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
 
 NUMERICS = 1
 """Raised whenever a recorded profile may change."""
-LENGTH = 2048
-"""The largest number of tokens of a conversation that are counted: the paper's length in fine-tuning."""
 
 
-class C2R(Method):
+class C2R(PolicyMethod):
     """Routes each token to its first expert and to that expert's most co-activated partners."""
 
-    numerics = 1
     own_routing = True
     interventions = False
+    tunings = ()
+    profile_key = None
+    data_keys = ("dataset", "dataset_size")
+    counted = ("changed_fraction", "constrained_decisions", "routing_decisions")
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
@@ -75,8 +67,8 @@ class C2R(Method):
     def check(self, facts: ModelFacts) -> None:
         check_partners(self.partners(facts), facts)
 
-    def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        return {"name": self.config.name, "partners": self.partners(facts)}
+    def resolved(self, facts: ModelFacts) -> dict[str, Any]:
+        return {"partners": self.partners(facts)}
 
     @cached_property
     def _given(self) -> tuple[Tensor, bool]:
@@ -89,47 +81,29 @@ class C2R(Method):
         check_groups(config, facts)
         if self.config.profile is None:
             return {"data": self._conversations(config).digest, "length": LENGTH}
-        pairs_LEE = self._given[0]
-        check_profile(self.config.profile, pairs_LEE, facts)
-        return {"profile": digest_of(pairs_LEE)}
+        check_profile(self.config.profile, self._given[0], facts)
+        return {"profile": digest_of(self._given[0])}
 
     def _conversations(self, config: RunConfig) -> Data:
         return read_data(config, self.config.dataset, self.config.dataset_size)
 
-    @contextmanager
-    def open(self, model: LoadedModel, context: Context) -> Iterator[PolicyLM]:
-        from moe_lab.methods.policy_lm import with_policy
+    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
         from moe_lab.routing.policies import PartnersOnly, partners_of
 
-        config = context.config
         if self.config.profile is None:
             place, pairs = load_or_record(config, self._conversations(config), model)
         else:
             place, pairs = Path(self.config.profile), self._given[0]
         policy = PartnersOnly(partners_of(pairs, self.partners(model.facts)))
-        with with_policy(model, policy, config) as lm:
-            lm.session_info = {"profile": place.name, "profile_sha256": digest_of(pairs)}
-            yield lm
+        return policy, {"profile": place.name, "profile_sha256": digest_of(pairs)}
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        block = {
-            "partners": self.partners(facts),
-            "changed_fraction": changed_fraction(counters),
-            "test_profile": self.config.profile is not None and self._given[1],
-        }
-        return {"c2r": block | dict(session_info)}
+    def reported(self, facts: ModelFacts) -> dict[str, Any]:
+        on_test = self.config.profile is not None and self._given[1]
+        return {"partners": self.partners(facts), "test_profile": on_test}
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         return ["changed (c2r): routing decisions in which an expert was no partner of the first one."]
-
-
-def changed_fraction(counters: Mapping[str, int]) -> float | None:
-    """The share of decisions in `PolicyLM.cost` that the policy changed; None without a decision."""
-    decisions = counters.get("routing_decisions", 0)
-    return counters.get("constrained_decisions", 0) / decisions if decisions else None
 
 
 def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
@@ -177,42 +151,6 @@ def load_or_record(config: RunConfig, data: Data, model: LoadedModel) -> tuple[P
     return folder, read_pairs(folder / COUNTS)[0]
 
 
-def stored_profile(
-    config: RunConfig, content: dict[str, Any], count: Callable[[Path], dict[str, Any]]
-) -> tuple[Path, dict[str, Any]]:
-    """(folder, content of profile.json) of the profile that `content` determines, counted once.
-
-    Args:
-        count: writes the counts into the folder, and returns the rest of profile.json.
-    """
-    digest = run_id(content)
-    folder = Path(config.output_dir) / "profiles" / folder_name(config.model.name, digest=digest)
-    profile = Artifact(folder=folder, id=digest, record="profile.json")
-    return folder, profile.load_or_make(lambda: content | count(folder))
-
-
-def model_content(config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-    """All that determines the numbers of the run's model: its weights, its dtype, the versions of libraries."""
-    from moe_lab.models.source import model_source
-
-    return {
-        "model": model_identity(model_source(config.model), config.model),
-        "commit": facts.commit,
-        "dtype": facts.dtype,
-        "versions": decisive_versions(),
-    }
-
-
-def conversation_rows(config: RunConfig, conversations: list[Conversation], facts: ModelFacts) -> list[Row]:
-    """The first `LENGTH` tokens of each conversation, with labels at the tokens of the answers."""
-    from moe_lab.methods.tokenized import encode_all
-    from moe_lab.models.tokenizer import load_tokenizer, with_template
-
-    tokenizer = load_tokenizer(config.model, offline=config.offline)
-    with_template(tokenizer)
-    return encode_all(tokenizer, conversations, min(LENGTH, facts.max_length)).rows
-
-
 def check_partners(count: int, facts: ModelFacts) -> None:
     """Raise ConfigError for a number of partners that the model's experts cannot have."""
     least, most = facts.top_k - 1, facts.experts - 1
@@ -243,58 +181,3 @@ def check_profile(path: str, pairs_LEE: Tensor, facts: ModelFacts) -> None:
             f"method.profile={path} has counts of shape {tuple(pairs_LEE.shape)}, and this model has {shape} (layers, "
             "experts, experts). Give a profile of this model."
         )
-
-
-# The constraint of a fine-tuning (`method=finetune-freeze method.partners=`)
-#
-# Its profile is that of the untrained model. It stays the same during the training, and is stored with the trained
-# model (`counts.safetensors`), which is evaluated under the same constraint.
-
-
-def check_constraint(config: RunConfig, facts: ModelFacts) -> None:
-    """Raise ConfigError if the model cannot be constrained to `method.partners` partners."""
-    own = config.method
-    if facts.fixed_routing:
-        raise ConfigError(
-            f"method.partners needs routers of single tokens: {facts.fixed_routing}. Leave it out."
-        )
-    if num_processes() > 1:
-        raise ConfigError(
-            f"method.partners={own.partners} trains in one process: start the command without torchrun."
-        )
-    check_partners(own.partners, facts)
-    check_groups(config, facts)
-    if own.profile is not None:
-        check_profile(own.profile, read_pairs(own.profile)[0], facts)
-
-
-def profile_identity(settings: Any) -> dict[str, Any]:
-    """All that determines the profile except the model and the conversations; empty without a constraint."""
-    if settings.partners is None:
-        return {}
-    if settings.profile is None:
-        return {"profile": {"numerics": NUMERICS, "length": LENGTH}}
-    return {"profile": digest_of(read_pairs(settings.profile)[0])}
-
-
-def write_profile(folder: Path, config: RunConfig, data: Data, model: LoadedModel) -> dict[str, Any]:
-    """Store the profile with a training. Without `method.profile` it is recorded on the training's conversations.
-
-    Returns the profile's entries in training.json.
-    """
-    from safetensors.numpy import save
-
-    given, on_test = config.method.profile, False
-    if given is None:
-        place, pairs_LEE = load_or_record(config, data, model)
-    else:
-        place, (pairs_LEE, on_test) = Path(given), read_pairs(given)
-    write_atomically(folder / COUNTS, save({"pairs": pairs_LEE.numpy()}))
-    return {"profile": place.name, "profile_sha256": digest_of(pairs_LEE), "test_profile": on_test}
-
-
-def partners_in(folder: Path, count: int) -> Tensor:
-    """bool [L, E, E]: the partners by the profile that is stored with a training (L layers, E experts)."""
-    from moe_lab.routing.policies import partners_of
-
-    return partners_of(read_pairs(folder / COUNTS)[0], count)

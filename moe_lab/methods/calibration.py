@@ -7,35 +7,31 @@ base model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import above_zero
 from moe_lab.errors import ConfigError
-from moe_lab.methods.base import ensemble_lm
-from moe_lab.methods.method import Context, Method
-from moe_lab.methods.profile import Profile, read_profile
+from moe_lab.methods.method import Method
+from moe_lab.methods.policy_method import PolicyMethod
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
-    from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
 
 
-class Calibration(Method):
+class Calibration(PolicyMethod):
     """One logit scale for all tokens, with any causal language model."""
 
     needs_router = False
     per_token = False
     own_routing = True
-    changes_greedy = False
     tunings = ("scale",)
+    profile_key = "logit_scale"
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(Method.Config):
         """Keys of `conf/method/calibration.yaml`."""
 
         name: str = "calibration"
@@ -48,14 +44,11 @@ class Calibration(Method):
 
     def __init__(self, config: Any):
         super().__init__(config)
-        path = config.logit_scale
-        if isinstance(path, str):
-            self.profile = read_profile(path, "method.logit_scale")
-            if self.profile.calibrated_scale is None:
-                raise ConfigError(
-                    f"method.logit_scale={path}: this study has not measured the scale of the base model.\n"
-                    "Use a profile of tuning=scale, or of a study of perplexity."
-                )
+        if self.profile is not None and self.profile.calibrated_scale is None:
+            raise ConfigError(
+                f"method.logit_scale={config.logit_scale}: this study has not measured the scale of the base model.\n"
+                "Use a profile of tuning=scale, or of a study of perplexity."
+            )
 
     @property
     def logit_scale(self) -> float:
@@ -65,9 +58,8 @@ class Calibration(Method):
         assert self.profile.calibrated_scale is not None
         return self.profile.calibrated_scale
 
-    def with_profile(self, path: str) -> Config:
-        """The configuration with the scale of the profile at `path`."""
-        return replace(self.config, logit_scale=path)
+    def resolved(self, facts: ModelFacts) -> dict[str, Any]:
+        return {"logit_scale": self.logit_scale}
 
     def temperatures(self, moe_layers: int) -> list[float]:
         """No MoE layer has noise."""
@@ -76,44 +68,24 @@ class Calibration(Method):
     def first_noisy(self, moe_layers: int) -> int:
         return 0
 
-    def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """`logit_scale` resolved to a number."""
-        return super().identity(facts) | {
-            "logit_scale": self.logit_scale,
-            "study": self.profile.study if self.profile else None,
-        }
-
     def ensemble(self, temperatures: Sequence[float], first_noisy: int, seed: int) -> Ensemble:
         """The base model at this scale. It has no noise, so temperatures and seed have no effect."""
         from moe_lab.engine.forward.ensemble import Ensemble
 
         return Ensemble(logit_scale=self.logit_scale)
 
-    @contextmanager
-    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
-        yield ensemble_lm(model, context, self.ensemble([], 0, 0))
+    def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
+        return self.ensemble([], 0, seed)
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        block = self.tuning_block
-        if self.profile is not None:
-            from moe_lab.engine.forward.ensemble import at_bound
-
-            # a profile of RoE has temperatures, too, which this method does not use
-            block["tuning"]["at_bound"] = ["logit_scale"] if at_bound(self.logit_scale) else []
-        return block | {"calibration": {"logit_scale": self.logit_scale}}
-
-
-def calibrated_control(profile: Profile | None, path: str) -> dict[str, tuple[Any, list[str]]]:
-    """The base model at its best logit scale, as `Method.comparisons` returns it.
-
-    Empty without a profile of a study that measured this scale.
-
-    Args:
-        path: the file of the profile.
-    """
-    if profile is None or profile.calibrated_scale is None:
+    def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
         return {}
-    overrides = ["method=calibration", f"method.logit_scale={path}"]
-    return {"calibration": (Calibration.Config(logit_scale=path), overrides)}
+
+    @property
+    def tuning_block(self) -> dict[str, Any]:
+        """A profile of RoE has temperatures, too, which this method does not use."""
+        from moe_lab.engine.forward.ensemble import at_bound
+
+        block = super().tuning_block
+        if self.profile is not None:
+            block["tuning"]["at_bound"] = ["logit_scale"] if at_bound(self.logit_scale) else []
+        return block

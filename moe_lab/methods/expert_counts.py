@@ -8,18 +8,15 @@ k_max experts. So a token takes more experts where the router is unsure.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError
-from moe_lab.methods.method import Context
-from moe_lab.methods.tuned_settings import Settings, TunedSettings
+from moe_lab.methods.policy_method import PolicyMethod, Settings
 
 if TYPE_CHECKING:
-    from moe_lab.methods.policy_lm import PolicyLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -27,16 +24,15 @@ TENTHS = range(1, 10)
 """Values of 10 p in the grid of top-p."""
 
 
-class ExpertCount(TunedSettings):
+class ExpertCount(PolicyMethod):
     """Takes as many experts as reach the share `p` of the router's probabilities, and at most `most`.
 
     With p = 1 every token takes `most` experts. Their weights follow the rule of the router's family.
     """
 
-    interventions = False
+    counted = ("experts_per_token", "chosen_experts", "routing_decisions")
     most_key: ClassVar[str]
     """The key of the largest number of experts of a token; null: the method's default, `most`."""
-    p: float = 1.0
 
     @abstractmethod
     def most(self, facts: ModelFacts) -> int:
@@ -54,27 +50,14 @@ class ExpertCount(TunedSettings):
                 f"{key}: a token of this model can have 1 to {most} experts of the {facts.experts} in a layer."
             )
 
-    def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """With the number of experts instead of null."""
-        return super().identity(facts) | {self.most_key: self.most(facts)}
+    def resolved(self, facts: ModelFacts) -> dict[str, Any]:
+        """The number of experts instead of null."""
+        return {self.most_key: self.most(facts)}
 
-    def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[PolicyLM]:
-        from moe_lab.methods.policy_lm import with_policy
+    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
         from moe_lab.routing.dynamic import TopP as Policy
 
-        return with_policy(model, Policy(self.p, self.most(model.facts)), context.config)
-
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """With the mean number of experts of a token in a layer; None without a routing decision."""
-        decisions = counters.get("routing_decisions", 0)
-        block = {key: getattr(self.config, key) for key in ("p",) if hasattr(self.config, key)}
-        block |= {
-            self.most_key: self.most(facts),
-            "experts_per_token": counters.get("chosen_experts", 0) / decisions if decisions else None,
-        }
-        return self.tuning_block | {self.config.name.replace("-", "_"): block}
+        return Policy(getattr(self.config, "p", 1.0), self.most(model.facts)), {}
 
 
 def most_experts(facts: ModelFacts) -> int:
@@ -89,7 +72,7 @@ class TopK(ExpertCount):
     most_key = "k"
 
     @dataclass(kw_only=True)
-    class Config(TunedSettings.Config):
+    class Config(PolicyMethod.Config):
         """Keys of `conf/method/top-k.yaml`."""
 
         name: str = "top-k"
@@ -100,16 +83,12 @@ class TopK(ExpertCount):
             at_least("method.k", self.k, 1)
 
     def most(self, facts: ModelFacts) -> int:
-        return _doubled(facts) if self.config.k is None else self.config.k
+        return min(2 * facts.top_k, most_experts(facts)) if self.config.k is None else self.config.k
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The base model, then every other number up to twice the model's own."""
-        others = [count for count in range(1, _doubled(facts) + 1) if count != facts.top_k]
-        return [{"k": count} for count in (facts.top_k, *others)]
-
-
-def _doubled(facts: ModelFacts) -> int:
-    return min(2 * facts.top_k, most_experts(facts))
+        others = range(1, min(2 * facts.top_k, most_experts(facts)) + 1)
+        return [{"k": count} for count in dict.fromkeys((facts.top_k, *others))]
 
 
 class TopP(ExpertCount):
@@ -118,7 +97,7 @@ class TopP(ExpertCount):
     most_key = "k_max"
 
     @dataclass(kw_only=True)
-    class Config(TunedSettings.Config):
+    class Config(PolicyMethod.Config):
         """Keys of `conf/method/top-p.yaml`."""
 
         name: str = "top-p"
@@ -130,10 +109,6 @@ class TopP(ExpertCount):
             if not 0 < self.p <= 1:
                 raise ConfigError(f"method.p={self.p}: must be a number above 0 and at most 1.")
             at_least("method.k_max", self.k_max, 1)
-
-    def __init__(self, config: Any):
-        super().__init__(config)
-        self.p = self.config.p
 
     def most(self, facts: ModelFacts) -> int:
         return most_experts(facts) if self.config.k_max is None else self.config.k_max

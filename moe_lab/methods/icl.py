@@ -31,7 +31,7 @@ class ICL(Method):
     answer: ClassVar[str | None] = "letters"
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(Method.Config):
         """Keys of `conf/method/icl.yaml`."""
 
         name: str = "icl"

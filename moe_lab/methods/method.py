@@ -76,6 +76,11 @@ class Method(ABC):
 
         name: str
 
+        @property
+        def unread(self) -> set[str]:
+            """Keys that have no effect with the other values: tables show a dash, and they are not in the identity."""
+            return set()
+
     numerics: ClassVar[int] = 1
     """Raised whenever the method's numbers may change: part of `version`."""
     random: bool = False
@@ -92,11 +97,9 @@ class Method(ABC):
     """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
     compared_with_base: ClassVar[bool] = True
     """Whether its scores are compared with those of the base model."""
-    changes_greedy: ClassVar[bool] = True
-    """Whether greedy answers may differ from the base model's."""
     tunings: ClassVar[tuple[str, ...]] = ()
     """The options of `tuning=` that can search its settings. With tpe, gp, random, uniform and scale such a method has
-    `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `TunedSettings`."""
+    `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `PolicyMethod`."""
     answer: ClassVar[str | None] = None
     """The default of `task.answer` for multiple-choice tasks."""
     reports_flips: ClassVar[bool] = False
@@ -109,11 +112,6 @@ class Method(ABC):
 
     def __init__(self, config: Any):
         self.config = config
-
-    @staticmethod
-    def unread(config: Any) -> set[str]:
-        """Keys of a `Config` that have no effect with its other values: tables show a dash for them."""
-        return set()
 
     @property
     def version(self) -> int | str:
@@ -145,12 +143,16 @@ class Method(ABC):
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """The configuration as it enters the run id, the same for all spellings of one computation."""
-        return asdict(self.config)
+        unread = self.config.unread
+        return {key: value for key, value in asdict(self.config).items() if key not in unread}
 
-    def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
+    def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
         """Other methods that its scores are compared with, in addition to the base model.
 
         By name: the `Config` of the other method, and the overrides that turn this run's command into its.
+
+        Args:
+            greedy: whether all answers are generated greedily.
         """
         return {}
 
@@ -227,6 +229,11 @@ class Method(ABC):
         None if its questions need no neighbours, or if each has one.
         """
         return None
+
+
+def share(counters: Mapping[str, int], some: str, every: str) -> float | None:
+    """The ratio of two counters of `EngineLM.cost`; None if nothing was counted."""
+    return counters.get(some, 0) / counters[every] if counters.get(every) else None
 
 
 def refuse(wrong: Mapping[str, object]) -> None:

@@ -99,7 +99,7 @@ class PretrainTiny(ModelMaker):
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
-        from moe_lab.methods.trainer import Log, MoeTrainer, ToyRows, training_arguments
+        from moe_lab.methods.trainer import ToyRows, fit
         from moe_lab.models.experts import set_experts_in_training
 
         recipe = self.config
@@ -114,11 +114,14 @@ class PretrainTiny(ModelMaker):
         rows = ToyRows(
             tokenizer, seed=config.seed, rows=recipe.steps * recipe.batch_size, length=recipe.sequence_length
         )
-        arguments = training_arguments(
+        trainer = fit(
             folder,
             config,
+            model,
+            rows,
             steps=recipe.steps,
             log_steps=20,
+            options={"schedule": recipe.rate},
             per_device_train_batch_size=recipe.batch_size,
             learning_rate=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
@@ -127,14 +130,10 @@ class PretrainTiny(ModelMaker):
             train_sampling_strategy="sequential",
             save_steps=recipe.save_steps,
         )
-        trainer = MoeTrainer(
-            schedule=recipe.rate, model=model, args=arguments, train_dataset=rows, callbacks=[Log(folder)]
-        )
-        metrics = trainer.train_from_last().metrics
         model.config.output_router_logits = False
         model.config.use_cache = True  # the Trainer turns it off
         model.generation_config = GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
         )
         save_model(model, tokenizer, folder / "model", "bfloat16")
-        return {"metrics": metrics, "versions": versions()}
+        return {"metrics": trainer.state.log_history[-1], "versions": versions()}

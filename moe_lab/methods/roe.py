@@ -7,23 +7,17 @@ cache=standard, each sample attends to its own cache. cache=none is the same, co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import LARGEST, above_zero, at_least, one_of
 from moe_lab.errors import ConfigError
-from moe_lab.methods.base import ensemble_lm
-from moe_lab.methods.calibration import calibrated_control
-from moe_lab.methods.method import Context, Method
-from moe_lab.methods.profile import read_profile
+from moe_lab.methods.method import Method
+from moe_lab.methods.policy_method import PolicyMethod
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
-    from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
 
 
 _CHOICES = {
@@ -35,14 +29,16 @@ _CHOICES = {
 }
 
 
-class RoE(Method):
+class RoE(PolicyMethod):
     """An ensemble of n routings of each token."""
 
     random = True
+    profile_key = "temperature"
+    counted = ("changed_fraction", "changed_decisions", "noisy_decisions")
     tunings = ("tpe", "gp", "random", "uniform", "scale")
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(Method.Config):
         """Keys of `conf/method/roe.yaml`."""
 
         name: str = "roe"
@@ -80,11 +76,6 @@ class RoE(Method):
                 )
             if not isinstance(self.temperature, str):
                 _check_temperatures(self.temperature)
-
-    def __init__(self, config: Any):
-        super().__init__(config)
-        if isinstance(config.temperature, str):
-            self.profile = read_profile(config.temperature)
 
     @property
     def logit_scale(self) -> float:
@@ -138,31 +129,25 @@ class RoE(Method):
         temperatures = self.temperatures(moe_layers)
         return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
 
-    def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
-        """The base model at its best logit scale, which a study of perplexity finds: the control for RoE's gain."""
-        return {} if self.config.n == 1 else calibrated_control(self.profile, self.config.temperature)
+    def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
+        return {} if self.config.n == 1 else super().comparisons(greedy)
 
     def with_profile(self, path: str) -> Config:
-        """The configuration with the temperatures of the profile at `path`."""
         return replace(self.config, temperature=path, skip_layers=None)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """`temperature` and `skip_layers` resolved to one temperature per layer."""
-        resolved: dict[str, Any] = {
+        own = super().identity(facts)
+        resolved = {
             "temperatures": self.temperatures(facts.moe_layers),
             "first_noisy": self.first_noisy(facts.moe_layers),
-            "study": self.profile.study if self.profile else None,
             "logit_scale": self.logit_scale,
         }
-        replaced = ("temperature", "skip_layers")
-        return {k: v for k, v in super().identity(facts).items() if k not in replaced} | resolved
+        return {k: v for k, v in own.items() if k not in ("temperature", "skip_layers")} | resolved
 
-    @contextmanager
-    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
-        config = context.config
-        temperatures = self.temperatures(model.facts.moe_layers)
-        ensemble = self.ensemble(temperatures, self.first_noisy(model.facts.moe_layers), config.seed)
-        yield ensemble_lm(model, context, ensemble, config.seed)
+    def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
+        L = facts.moe_layers
+        return self.ensemble(self.temperatures(L), self.first_noisy(L), seed)
 
     def ensemble(self, temperatures: list[float], first_noisy: int, seed: int) -> Ensemble:
         """The ensemble at these temperatures (one per MoE layer)."""
@@ -184,18 +169,10 @@ class RoE(Method):
             logit_scale=self.logit_scale,
         )
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        decisions = counters.get("noisy_decisions", 0)
-        return self.tuning_block | {
-            "roe": {key: getattr(self.config, key) for key in ("n", "cache", "prefill", "weights")}
-            | {
-                "temperatures": self.temperatures(facts.moe_layers),
-                "changed_fraction": counters.get("changed_decisions", 0) / decisions if decisions else None,
-            }
-            | ({} if self.logit_scale == 1 else {"logit_scale": self.logit_scale})
-        }
+    def reported(self, facts: ModelFacts) -> dict[str, Any]:
+        own = {key: getattr(self.config, key) for key in ("n", "cache", "prefill", "weights")}
+        scale = {} if self.logit_scale == 1 else {"logit_scale": self.logit_scale}
+        return own | scale | {"temperatures": self.temperatures(facts.moe_layers)}
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:

@@ -9,25 +9,18 @@ N = weak samples of a pass, E = experts, K = experts per token, C = experts of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import at_least, one_of
 from moe_lab.errors import ConfigError
-from moe_lab.methods.base import ensemble_lm
-from moe_lab.methods.method import Context
-from moe_lab.methods.tuned_settings import Settings, TunedSettings
+from moe_lab.methods.policy_method import PolicyMethod, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from moe_lab.engine.forward.ensemble import Ensemble
-    from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
     from moe_lab.routing.hook import Router, Routing
     from moe_lab.routing.noise import NoisyTokens
     from moe_lab.routing.policies import Choose
@@ -39,13 +32,13 @@ RANKS = 8
 """The most ranks of `tuning=grid`: all of Mixtral's."""
 
 
-class SelfContrast(TunedSettings):
+class SelfContrast(PolicyMethod):
     """The contrast of a model's own routing with another routing of the same token."""
 
     open_ended = ("beta",)
 
     @dataclass(kw_only=True)
-    class Config(TunedSettings.Config):
+    class Config(PolicyMethod.Config):
         """Keys of `conf/method/scmoe.yaml`."""
 
         name: str = "scmoe"
@@ -65,15 +58,15 @@ class SelfContrast(TunedSettings):
             at_least("method.rank", self.rank, 1)
             one_of("method.cache", self.cache, ("clean", "standard"))
 
+        @property
+        def unread(self) -> set[str]:
+            if self.beta == 0:
+                return {"weak", "rank", "cache"}
+            return set() if self.weak == RANK else {"rank"}
+
     def __init__(self, config: Any):
         super().__init__(config)
         self.random = self.config.weak == RANDOM and self.config.beta > 0
-
-    @staticmethod
-    def unread(config: Any) -> set[str]:
-        if config.beta == 0:
-            return {"weak", "rank", "cache"}
-        return set() if config.weak == RANK else {"rank"}
 
     def check(self, facts: ModelFacts) -> None:
         rank, experts = self.config.rank, facts.experts
@@ -93,75 +86,51 @@ class SelfContrast(TunedSettings):
         ranks = range(1, min(facts.experts, RANKS) + 1)
         return [{"beta": 0.0, "rank": 1}, *({"beta": beta, "rank": r} for r in ranks for beta in BETAS)]
 
-    def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """The keys that have an effect."""
-        unread = self.unread(self.config)
-        return {key: value for key, value in super().identity(facts).items() if key not in unread}
-
     def planned_ensemble(self) -> Ensemble:
-        return self.ensemble(seed=0)
+        return self._ensemble(seed=0)
 
-    def ensemble(self, seed: int) -> Ensemble:
+    def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
+        return self._ensemble(seed)
+
+    def _ensemble(self, seed: int) -> Ensemble:
         """The strong and the weak sample; only the strong one if beta is 0."""
         from moe_lab.engine.forward.ensemble import Contrast, Ensemble
         from moe_lab.routing.policies import OtherExperts
 
-        settings = self.config
-        contrast = Contrast(settings.beta, settings.alpha)
-        if settings.beta == 0:
+        own = self.config
+        contrast = Contrast(own.beta, own.alpha)
+        if own.beta == 0:
             return Ensemble(contrast=contrast)
-        routing = OtherExperts(weak_experts(settings.weak, settings.rank, seed))
-        return Ensemble(n=2, routing=routing, cache=settings.cache, contrast=contrast)
-
-    @contextmanager
-    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
-        seed = context.config.seed
-        yield ensemble_lm(model, context, self.ensemble(seed), seed)
-
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        settings = self.config
-        keys = ("beta", "alpha", "weak", "rank", "cache")
-        block = {key: getattr(settings, key) for key in keys if key not in self.unread(settings)}
-        return self.tuning_block | {"scmoe": block}
+        routing = OtherExperts(weak_experts(own.weak, own.rank, seed))
+        return Ensemble(n=2, routing=routing, cache=own.cache, contrast=contrast)
 
 
 def weak_experts(weak: str, rank: int, seed: int) -> Choose:
-    """The experts of a weak sample."""
-    choices: dict[str, Choose] = {
-        RANK: partial(_of_rank, rank),
-        TOP_1: _first,
-        RANDOM: partial(_random, seed),
-        OTHERS: _unchosen,
-    }
-    return choices[weak]
+    """Chooses the experts of a weak sample, int64 [N, C]."""
 
+    def of_rank(router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
+        """The expert with the score of this rank among all experts (equation 4)."""
+        return router.scores(own.logits_TE).topk(rank, dim=-1).indices[:, rank - 1 :]
 
-def _of_rank(rank: int, router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
-    """int64 [N, 1]: the expert with the score of this rank among all experts (equation 4)."""
-    return router.scores(own.logits_TE).topk(rank, dim=-1).indices[:, rank - 1 :]
+    def first(router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
+        """The expert that the router would take if it took one."""
+        return router.choose(router.scores(own.logits_TE), 1)
 
+    def random(router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
+        """One of all experts with equal probability, by the keyed noise of RoE."""
+        import torch
 
-def _first(router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
-    """int64 [N, 1]: the expert that the router would take if it took one."""
-    return router.choose(router.scores(own.logits_TE), 1)
+        from moe_lab.routing.noise import gumbel_for_tokens
 
+        keys = (tokens.document, tokens.repeat, tokens.row, tokens.position)
+        layer = torch.tensor([router.layer], device=tokens.index.device)
+        [noise_NE] = gumbel_for_tokens(seed, *keys, layer, own.logits_TE.shape[-1])
+        return noise_NE.argmax(dim=-1, keepdim=True).to(own.logits_TE.device)
 
-def _random(seed: int, router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
-    """int64 [N, 1]: one of all experts with equal probability, by the keyed noise of RoE."""
-    import torch
+    def unchosen(router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
+        """All E - K experts that the router does not take."""
+        scores_NE = router.scores(own.logits_TE).scatter(-1, own.index_TK, float("-inf"))
+        E, K = scores_NE.shape[-1], own.index_TK.shape[-1]
+        return scores_NE.topk(E - K, dim=-1).indices
 
-    from moe_lab.routing.noise import gumbel_for_tokens
-
-    keys = (tokens.document, tokens.repeat, tokens.row, tokens.position)
-    layer = torch.tensor([router.layer], device=tokens.index.device)
-    [noise_NE] = gumbel_for_tokens(seed, *keys, layer, own.logits_TE.shape[-1])
-    return noise_NE.argmax(dim=-1, keepdim=True).to(own.logits_TE.device)
-
-
-def _unchosen(router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
-    """int64 [N, E - K]: all experts that the router does not take."""
-    scores_NE = router.scores(own.logits_TE).scatter(-1, own.index_TK, float("-inf"))
-    E, K = scores_NE.shape[-1], own.index_TK.shape[-1]
-    return scores_NE.topk(E - K, dim=-1).indices
+    return {RANK: of_rank, TOP_1: first, RANDOM: random, OTHERS: unchosen}[weak]

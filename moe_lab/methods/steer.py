@@ -2,11 +2,8 @@
 
 The base model reads two sets of texts. The activation rate of an expert in a set is the share of the set's answer
 tokens that select it. Experts whose rate is larger in the positive set are forced in, experts whose rate is larger in
-the negative set are forced out. How often a set selects each expert is counted once:
-
-outputs/profiles/<model>-<id8>/
-  selections.safetensors   `selections`, int64 [layers, experts]
-  profile.json             all that determines them, and `tokens`; written last
+the negative set are forced out. How often a set selects each expert is counted once (`recorded_profiles.py`):
+selections.safetensors has `selections`, int64 [layers, experts].
 
 L = MoE layers, E = experts (of the layer with the most).
 """
@@ -15,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,11 +20,10 @@ from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import at_least
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.c2r import LENGTH, changed_fraction, conversation_rows, model_content, stored_profile
 from moe_lab.methods.data_files import Conversation, read_data
-from moe_lab.methods.method import Context
+from moe_lab.methods.policy_method import PolicyMethod, Settings
+from moe_lab.methods.recorded_profiles import LENGTH, conversation_rows, model_content, stored_profile
 from moe_lab.methods.references.documents import check_one_process, named_task
-from moe_lab.methods.tuned_settings import Settings, TunedSettings
 from moe_lab.results.atomic import write_atomically
 from moe_lab.tasks.documents import document_hashes, gold_choice
 from moe_lab.tasks.loading import load_tasks, once, task_key
@@ -38,8 +32,6 @@ from moe_lab.tasks.requests import build_requests
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.methods.policy_lm import PolicyLM
-    from moe_lab.methods.tokenized import Row
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -67,25 +59,17 @@ class Texts(NamedTuple):
         return hashlib.sha256(json.dumps(self).encode()).hexdigest()
 
 
-class Counted(NamedTuple):
-    """How often the answer tokens of a set select each expert."""
-
-    selections_LE: Tensor
-    """int64"""
-    tokens: int
-    experts: list[int]
-    """Number of experts of each layer."""
-
-
-class Steer(TunedSettings):
+class Steer(PolicyMethod):
     """Experts that are forced in or out for every token."""
 
     own_routing = True
     interventions = False
     open_ended = ("activate", "deactivate")
+    data_keys = (*SETS, "dataset_size")
+    counted = ("changed_fraction", "constrained_decisions", "routing_decisions")
 
     @dataclass(kw_only=True)
-    class Config(TunedSettings.Config):
+    class Config(PolicyMethod.Config):
         """Keys of `conf/method/steer.yaml`."""
 
         name: str = "steer"
@@ -127,11 +111,6 @@ class Steer(TunedSettings):
         found: list[Settings] = [{"activate": 0, "deactivate": 0}]
         return found + [{"activate": i * n, "deactivate": o * n} for i, o in kinds for n in counts]
 
-    def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """Without the names of the sets: `data_identity` has their content."""
-        left_out = {*SETS, "dataset_size"}
-        return {key: value for key, value in super().identity(facts).items() if key not in left_out}
-
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The content of both sets. Raises ConfigError or TaskError if one is missing or both are the same."""
         check_one_process(config)
@@ -146,34 +125,24 @@ class Steer(TunedSettings):
     def _texts(self, config: RunConfig, which: str) -> Texts:
         return read_texts(config, f"method.{which}", getattr(self.config, which), self.config.dataset_size)
 
-    @contextmanager
-    def open(self, model: LoadedModel, context: Context) -> Iterator[PolicyLM]:
-        from moe_lab.methods.policy_lm import with_policy
+    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
         from moe_lab.routing.policies import Steered
 
-        own, config = self.config, context.config
-        places, sets = zip(
-            *(load_or_count(config, self._texts(config, which), model) for which in SETS), strict=True
-        )
-        positive, negative = (each.selections_LE.double() / each.tokens for each in sets)
+        own = self.config
+        counted = {which: load_or_count(config, self._texts(config, which), model) for which in SETS}
+        positive, negative = (each.double() / record["tokens"] for _, each, record in counted.values())
+        experts = counted["positive"][2]["experts"]
         sign_LE = steered_experts(
-            positive - negative, sets[0].experts, model.facts.top_k, own.activate, own.deactivate
+            positive - negative, experts, model.facts.top_k, own.activate, own.deactivate
         )
-        with with_policy(model, Steered(sign_LE), config) as lm:
-            lm.session_info = {
-                "profiles": {which: place.name for which, place in zip(SETS, places, strict=True)},
-                "forced_in": (sign_LE > 0).nonzero().tolist(),
-                "forced_out": (sign_LE < 0).nonzero().tolist(),
-            }
-            yield lm
+        return Steered(sign_LE), {
+            "profiles": {which: place.name for which, (place, *_) in counted.items()},
+            "forced_in": (sign_LE > 0).nonzero().tolist(),
+            "forced_out": (sign_LE < 0).nonzero().tolist(),
+        }
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        keys = (*SETS, "activate", "deactivate")
-        block = {key: getattr(self.config, key) for key in keys}
-        changed = {"changed_fraction": changed_fraction(counters)}
-        return self.tuning_block | {"steer": block | changed | dict(session_info)}
+    def reported(self, facts: ModelFacts) -> dict[str, Any]:
+        return {key: getattr(self.config, key) for key in (*SETS, "activate", "deactivate")}
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
@@ -258,20 +227,17 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     return Texts([], pairs)
 
 
-def load_or_count(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Path, Counted]:
-    """(folder, selections) of a set of texts under the model's own routing, counted once."""
+def load_or_count(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Path, Tensor, dict[str, Any]]:
+    """(folder, int64 [L, E], profile.json) of a set of texts, counted once: how often each expert is selected."""
     from safetensors.torch import load_file, save
 
-    content = profile_content(config, texts, model.facts)
-
     def count(folder: Path) -> dict[str, Any]:
-        rows = texts_as_rows(config, texts, model)
-        counted = count_selections(model, rows)
-        write_atomically(folder / SELECTIONS, save({"selections": counted.selections_LE}))
-        return {"rows": len(rows), "tokens": counted.tokens, "experts": counted.experts}
+        selections_LE, record = count_selections(config, texts, model)
+        write_atomically(folder / SELECTIONS, save({"selections": selections_LE}))
+        return record
 
-    folder, record = stored_profile(config, content, count)
-    return folder, Counted(load_file(folder / SELECTIONS)["selections"], record["tokens"], record["experts"])
+    folder, record = stored_profile(config, profile_content(config, texts, model.facts), count)
+    return folder, load_file(folder / SELECTIONS)["selections"], record
 
 
 def profile_content(config: RunConfig, texts: Texts, facts: ModelFacts) -> dict[str, Any]:
@@ -280,27 +246,27 @@ def profile_content(config: RunConfig, texts: Texts, facts: ModelFacts) -> dict[
     return own | model_content(config, facts)
 
 
-def count_selections(model: LoadedModel, rows: list[Row]) -> Counted:
-    """How often the labelled tokens of the rows select each expert under the model's own routing."""
+def count_selections(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Tensor, dict[str, Any]]:
+    """(int64 [L, E], numbers of rows, answer tokens, and experts of each layer) under the model's own routing.
+
+    Of every text the tokens of the answers are counted.
+    """
     import torch
 
-    from moe_lab.methods.tokenized import Rows
+    from moe_lab.methods.tokenized import NO_LOSS, Row, Rows
     from moe_lab.metrics.counts import Routes
     from moe_lab.metrics.teacher_forcing import labelled_selections, right_tokens
 
-    routes = Routes()
-    right_tokens(model.model, Rows(rows), routes)
-    selections_LE, tokens = labelled_selections(routes, Rows(rows))
-    experts = [routes.experts[layer] for layer in routes.layers]
-    return Counted(torch.from_numpy(selections_LE), tokens, experts)
-
-
-def texts_as_rows(config: RunConfig, texts: Texts, model: LoadedModel) -> list[Row]:
-    """Token ids, with labels at the tokens of the answers."""
-    from moe_lab.methods.tokenized import NO_LOSS, Row
-
     if texts.conversations:
-        return conversation_rows(config, texts.conversations, model.facts)
-    lm = base_lm(model, config)
-    encoded = (lm.encode_pair(*pair) for pair in texts.pairs)
-    return [Row([*prompt, *answer], [*[NO_LOSS] * len(prompt), *answer]) for prompt, answer in encoded]
+        rows = Rows(conversation_rows(config, texts.conversations, model.facts))
+    else:
+        lm = base_lm(model, config)
+        encoded = (lm.encode_pair(*pair) for pair in texts.pairs)
+        rows = Rows(
+            [Row([*prompt, *answer], [NO_LOSS] * len(prompt) + [*answer]) for prompt, answer in encoded]
+        )
+    routes = Routes()
+    right_tokens(model.model, rows, routes)
+    selections_LE, tokens = labelled_selections(routes, rows)
+    experts = [routes.experts[layer] for layer in routes.layers]
+    return torch.from_numpy(selections_LE), {"rows": len(rows), "tokens": tokens, "experts": experts}

@@ -33,9 +33,9 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max(complete, key=step_of, default=None)
 
 
-def step_of(checkpoint: Path) -> int:
-    """The optimizer step of a checkpoint."""
-    return int(checkpoint.name.rpartition("-")[2])
+def step_of(checkpoint: Path | None) -> int:
+    """The optimizer step of a checkpoint; 0 for None."""
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +101,8 @@ class Trained(Artifact):
         """
         if self.stored() is not None:
             return {}
-        missing = max(0, steps - steps_kept(self.folder / "checkpoints"))
+        missing = max(0, steps - step_of(last_checkpoint(self.folder / "checkpoints")))
         return {self.folder.name: (missing, round(tokens * missing / per_steps))}
-
-
-def steps_kept(checkpoints: Path) -> int:
-    """The steps of the last checkpoint."""
-    last = last_checkpoint(checkpoints)
-    return 0 if last is None else step_of(last)
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from transformers.trainer_callback import ProgressCallback
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.errors import TrainingError
-from moe_lab.methods.trained import COMPLETE, last_checkpoint, steps_kept
+from moe_lab.methods.trained import COMPLETE, last_checkpoint, step_of
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.source import NO_CODE
@@ -76,77 +76,72 @@ class ToyRows(Dataset[dict[str, torch.Tensor]]):
 
 
 class Log(TrainerCallback):
-    """Writes the Trainer's log to `log.jsonl`, and marks complete checkpoints.
+    """Writes the Trainer's log to `log.jsonl`, marks complete checkpoints, and shows a progress bar with the last loss.
 
     The whole log is rewritten from the Trainer's state, which a resume restores, so no line is written twice. With
-    several processes the first one writes; it marks a checkpoint once all of them have written their parts.
+    several processes the first one writes; it marks a checkpoint once all of them have written their parts. The
+    Trainer's own bar also prints every line of the log.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.progress: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        shown = state.is_world_process_zero
+        self.progress = Progress(state.max_steps, "training", "step", initial=state.global_step, shown=shown)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log at every checkpoint: a resumed training restarts the mean of a line there, and logs the same lines."""
         control.should_log |= control.should_save
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        lines = [entry for entry in state.log_history if entry.keys() & {"loss", LOSS}]
-        write_atomically(
-            self.folder / "log.jsonl", "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in lines)
-        )
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._wait(args)
-        if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-        self._wait(args)
-
-    def _wait(self, args: Any) -> None:
-        if args.world_size > 1:
-            torch.distributed.barrier()
-
-
-class Steps(TrainerCallback):
-    """A progress bar of steps with the last loss. The Trainer's own bar also prints every line of the log."""
-
-    def __init__(self) -> None:
-        self._progress: Progress | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        shown = state.is_world_process_zero
-        self._progress = Progress(state.max_steps, "training", "step", initial=state.global_step, shown=shown)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._progress is not None:
-            self._progress.at(state.global_step)
+        if self.progress is not None:
+            self.progress.at(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         losses = [f"{key}={logs[key]:.3f}" for key in ("loss", LOSS) if key in (logs or {})]
-        if self._progress is not None and losses:
-            self._progress.at(state.global_step, " ".join(losses))
+        if self.progress is not None and losses:
+            self.progress.at(state.global_step, " ".join(losses))
+        if state.is_world_process_zero:
+            lines = [entry for entry in state.log_history if entry.keys() & {"loss", LOSS}]
+            text = "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in lines)
+            write_atomically(self.folder / "log.jsonl", text)
 
-    def close(self) -> None:
-        """Close the bar, at the end and after an error."""
-        if self._progress is not None:
-            self._progress.close()
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        wait = torch.distributed.barrier if args.world_size > 1 else lambda: None
+        wait()
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+        wait()
 
 
-def training_arguments(
-    folder: Path, config: Config, *, steps: int, log_steps: int, max_grad_norm: float = 1.0, **own: Any
-) -> TrainingArguments:
-    """TrainingArguments for `folder`, with `own` further ones, such as `bf16` for autocast.
+def fit(
+    folder: Path,
+    config: Config,
+    model: Any,
+    rows: Dataset[Any],
+    *,
+    steps: int,
+    log_steps: int,
+    kind: type[MoeTrainer] | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    options: dict[str, Any],
+    **arguments: Any,
+) -> Any:
+    """Train a model in this process, from the folder's last complete checkpoint if there is one; returns the Trainer.
+
+    Every training of this package calls it.
 
     Args:
+        folder: of `log.jsonl` and `checkpoints/`.
         log_steps: optimizer steps of a line of the log; a shorter training has one line.
+        kind: a `MoeTrainer`, which gets the `options`.
+        arguments: further TrainingArguments, such as `bf16` for autocast.
     """
-    device = resolve_device(config.device).type
+    device, log = resolve_device(config.device).type, Log(folder)
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         seed=config.seed,
         max_steps=steps,
-        max_grad_norm=max_grad_norm,
         logging_steps=min(log_steps, steps),
         logging_nan_inf_filter=False,
         save_total_limit=2,
@@ -155,11 +150,23 @@ def training_arguments(
         use_cpu=device == "cpu",
         disable_tqdm=False,
         report_to=[],
-        **own,
+        **arguments,
     )
     assert settings.device is not None  # reading the property sets _n_gpu
     settings._n_gpu = min(settings._n_gpu, 1)  # one process, one GPU: no torch.nn.DataParallel
-    return settings
+    trainer = (kind or MoeTrainer)(
+        model=model, args=settings, train_dataset=rows, callbacks=[log, *callbacks], **options
+    )
+    trainer.remove_callback(ProgressCallback)
+    checkpoint = last_checkpoint(folder / "checkpoints")
+    if 0 < (kept := step_of(checkpoint)) < steps and settings.process_index == 0:
+        print(f"{folder.name}: training, continuing at step {kept:,} of {steps:,}", file=sys.stderr)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        if log.progress is not None:
+            log.progress.close()
+    return trainer
 
 
 class MoeTrainer(Trainer):
@@ -182,25 +189,6 @@ class MoeTrainer(Trainer):
         self.schedule = schedule
         self.losses: list[Tensor] = []
         """Losses of this optimizer step's passes so far."""
-        self._steps = Steps()
-        self.remove_callback(ProgressCallback)
-        self.add_callback(self._steps)
-
-    def train(self, *args: Any, **options: Any) -> Any:
-        try:
-            return super().train(*args, **options)
-        finally:
-            self._steps.close()
-
-    def train_from_last(self) -> Any:
-        """Train from the last complete checkpoint if there is one. Prints at which step a training continues."""
-        folder = Path(self.args.output_dir)
-        checkpoint, kept, steps = last_checkpoint(folder), steps_kept(folder), self.args.max_steps
-        if 0 < kept < steps and self.args.process_index == 0:
-            print(
-                f"{folder.parent.name}: training, continuing at step {kept:,} of {steps:,}", file=sys.stderr
-            )
-        return self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.schedule)

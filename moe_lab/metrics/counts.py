@@ -9,7 +9,7 @@ per token, N = distinct tokens in `RouteTable`, parts of a batch in `pair_counts
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -170,10 +170,13 @@ def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None
     G = min(len(documents), groups or group_count(len(documents), len(PHASES) * L * E * E * 4))
     pairs_GPLEE = np.zeros((G, len(PHASES), L, E, E), dtype=np.int32)
     tokens_P = [0] * len(PHASES)
-    names = _names(routes, documents, G)
-    for phase, by_group in enumerate(names):
+    for phase, by_group in enumerate(_names(routes, documents, G)):
         tokens_P[phase] = sum(map(len, by_group))
-        for batch in _batches(by_group):
+        # batches of parts of similar length, of at most TOKENS_AT_ONCE tokens with padding
+        step = TOKENS_AT_ONCE
+        parts = [(g, own[i : i + step]) for g, own in enumerate(by_group) for i in range(0, len(own), step)]
+        parts.sort(key=lambda part: -len(part[1]))
+        for batch in in_runs(parts, lambda own, _: len(own[0][1]) * (len(own) + 1) <= TOKENS_AT_ONCE):
             counts_NLEE = pair_counts(table.of(np.concatenate([part for _, part in batch])), batch, E)
             np.add.at(pairs_GPLEE[:, phase], [group for group, _ in batch], counts_NLEE)
     return Counts(pairs_GPLEE, experts, tokens_P, len(documents))
@@ -215,14 +218,6 @@ def _names(routes: Routes, documents: Sequence[Sequence[str]], G: int) -> list[l
         prompts.append(_joined([prompt for document in distinct for prompt in document.values()]))
         answers.append(_joined([read.answer for document in reads for read in document]))
     return [prompts, answers]
-
-
-def _batches(by_group: list[np.ndarray]) -> Iterator[list[Part]]:
-    """Batches of parts of similar length; a batch has at most `TOKENS_AT_ONCE` tokens, padding included."""
-    step = TOKENS_AT_ONCE
-    parts = [(g, names[i : i + step]) for g, names in enumerate(by_group) for i in range(0, len(names), step)]
-    longest_first = sorted(parts, key=lambda part: -len(part[1]))
-    return in_runs(longest_first, lambda batch, _: len(batch[0][1]) * (len(batch) + 1) <= step)
 
 
 def _joined(names: list[np.ndarray]) -> np.ndarray:

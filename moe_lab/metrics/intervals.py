@@ -107,8 +107,13 @@ def measured(
     counts = counts[has_tokens_G]
     if not len(counts):
         return None
-    counted_L = metric(counts.sum(axis=0, dtype=np.float64), experts)
-    without_GL = _without_each(counts, experts, metric) if len(counts) > 1 else None
+    total, without_GL = counts.sum(axis=0, dtype=np.float64), None
+    counted_L = metric(total, experts)
+    if len(counts) > 1:
+        at_once = max(1, NUMBERS_AT_ONCE // total.size)
+        starts = range(0, len(counts), at_once)
+        parts = [metric(total - counts[start : start + at_once], experts) for start in starts]
+        without_GL = np.concatenate(parts)
     layers = [
         _clipped(float(value), without_GL[:, number] if without_GL is not None else None, limit)
         for number, (value, limit) in enumerate(zip(counted_L, most, strict=True))
@@ -120,16 +125,6 @@ def measured(
         left_out[1:][has_tokens_G] = overall
     found = _clipped(float(left_out[0]), overall, float(np.mean(most)))
     return found | {"layers": layers, LEFT_OUT: left_out}
-
-
-def _without_each(
-    counts: np.ndarray, experts: Sequence[int], metric: Callable[[np.ndarray, Sequence[int]], np.ndarray]
-) -> np.ndarray:
-    """float64 [G, L]: for each group, the metric of all other groups."""
-    total = counts.sum(axis=0, dtype=np.float64)
-    at_once = max(1, NUMBERS_AT_ONCE // total.size)
-    starts = range(0, len(counts), at_once)
-    return np.concatenate([metric(total - counts[start : start + at_once], experts) for start in starts])
 
 
 def _clipped(counted: float, without_G: np.ndarray | None, most: float) -> dict[str, Any]:

@@ -126,9 +126,18 @@ class Capacity(InterventionMetric):
     )
     evaluations = 2
 
+    @staticmethod
+    def policies(selections: Selections) -> dict[str, Masked]:
+        """Without the least, and the most, selected expert of every layer. Among equals, without the first."""
+        from moe_lab.metrics.interventions import Masked
+
+        counts = [row[:count] for row, count in zip(selections.counts_LE, selections.experts, strict=True)]
+        least, most = ([int(choose(row)) for row in counts] for choose in (np.argmin, np.argmax))
+        return {"least": Masked(least), "most": Masked(most)}
+
     def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
         block = {}
-        for which, policy in _masking(selections).items():
+        for which, policy in self.policies(selections).items():
             samples, cost = evaluate(f"capacity_{which}", policy)
             block[which] = {"masked": policy.experts, "tasks": losses([samples]), "cost": cost}
         return block
@@ -137,17 +146,8 @@ class Capacity(InterventionMetric):
         """None for a model whose tokens take all of its experts."""
         if any(k >= count for k, count in zip(selections.top_k, selections.experts, strict=True)):
             return None
-        policies = _masking(selections)
-        return {which: lost(policy) | {"masked": policy.experts} for which, policy in policies.items()}
-
-
-def _masking(selections: Selections) -> dict[str, Masked]:
-    """Policies without the least, and the most, selected expert of every layer. Among equals, without the first."""
-    from moe_lab.metrics.interventions import Masked
-
-    counts = [row[:count] for row, count in zip(selections.counts_LE, selections.experts, strict=True)]
-    least, most = ([int(choose(row)) for row in counts] for choose in (np.argmin, np.argmax))
-    return {"least": Masked(least), "most": Masked(most)}
+        policies = self.policies(selections).items()
+        return {which: lost(policy) | {"masked": policy.experts} for which, policy in policies}
 
 
 class Specialization(InterventionMetric):

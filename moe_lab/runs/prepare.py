@@ -142,8 +142,7 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     baseline = run_of(replace(config, method=get_method("base").Config(name="base"), **untouched))
     comparisons = {
         name: replace(run_of(_with_method(config, other, typed)), baseline=baseline)
-        for name, (other, typed) in method.comparisons().items()
-        if get_method(other.name).changes_greedy or not greedy
+        for name, (other, typed) in method.comparisons(greedy).items()
     }
     return replace(run, baseline=baseline, comparisons=comparisons)
 

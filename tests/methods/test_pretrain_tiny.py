@@ -89,7 +89,7 @@ def test_a_finished_training_is_returned_and_other_recipes_get_other_folders(
     first = train(architecture, tmp_path)
     others = {train(architecture, tmp_path, steps=7), train(architecture, tmp_path, seed=1)}
     assert len({first, *others}) == 3
-    monkeypatch.setattr(training, "MoeTrainer", None)
+    monkeypatch.setattr(training, "fit", None)
     assert train(architecture, tmp_path) == first
     assert train(architecture, tmp_path, save_steps=5) == first
 

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from moe_lab.engine.hf import Request
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.methods.policy_method import PolicyMethod, Settings
 from moe_lab.methods.profile import read_profile
-from moe_lab.methods.tuned_settings import Settings, TunedSettings
 from tests.support.opened_methods import opened
 from tests.support.profiles import PROFILE
 from tests.support.runs import facts
@@ -125,9 +125,9 @@ def test_impossible_temperatures_and_other_models_are_refused(file):
         roe(temperature=str(file)).temperatures(4)
 
 
-class Powered(TunedSettings):
+class Powered(PolicyMethod):
     @dataclass(kw_only=True)
-    class Config(TunedSettings.Config):
+    class Config(PolicyMethod.Config):
         name: str = "powered"
         power: float = 0.5
         rank: int = 1
@@ -188,7 +188,7 @@ def test_a_profile_of_another_method_is_refused(settings, has, tmp_path):
 
 
 def test_it_is_compared_with_calibration_where_its_study_measured_it(tmp_path, path):
-    assert powered().comparisons() == powered(profile=path).comparisons() == {}
+    assert powered().comparisons(greedy=False) == powered(profile=path).comparisons(greedy=False) == {}
     (tmp_path / "best.yaml").write_text(replace(TUNED, calibrated_scale=1.1).text())
-    config, overrides = powered(profile=path).comparisons()["calibration"]
+    config, overrides = powered(profile=path).comparisons(greedy=False)["calibration"]
     assert config.logit_scale == path and overrides == ["method=calibration", f"method.logit_scale={path}"]

@@ -23,7 +23,6 @@ from moe_lab.methods.steer import (
     profile_content,
     read_texts,
     steered_experts,
-    texts_as_rows,
 )
 from moe_lab.routing import find_routers, record
 from moe_lab.runs.config import to_config
@@ -58,7 +57,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> Any:
     """Opens the method on a model in memory; the two sets are SETS."""
 
     def count(config: Any, texts: Texts, model: Any) -> Any:
-        return Path("counted"), count_selections(model, texts_as_rows(config, texts, model))
+        return Path("counted"), *count_selections(config, texts, model)
 
     monkeypatch.setattr(steer, "load_or_count", count)
     monkeypatch.setattr(Steer, "_texts", lambda self, config, which: Texts([], SETS[which]))
@@ -240,7 +239,7 @@ def test_a_set_is_counted_once_and_serves_the_other_direction(tmp_path, capsys, 
     assert {file.name for file in (tmp_path / "profiles").iterdir()} == set(profiles.values())
     told = json.loads((tmp_path / "profiles" / profiles["negative"] / "profile.json").read_text())
     assert told["rows"] == 60  # three wrong choices of each question
-    monkeypatch.setattr(steer, "texts_as_rows", None)
+    monkeypatch.setattr(steer, "count_selections", None)
     other = block_of(run_command(capsys, *keys, f"method.positive={wrong}", f"method.negative={right}"))
     assert other["run_id"] != one["run_id"]
     assert other["steer"]["profiles"] == {"positive": profiles["negative"], "negative": profiles["positive"]}

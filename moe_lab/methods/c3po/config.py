@@ -101,7 +101,6 @@ class C3POConfig(Method.Config):
 
     @property
     def unread(self) -> set[str]:
-        """Keys that have no effect with the other values. They are not part of a run's identity."""
         if self.optimizer == "oracle":
             return OF_REFERENCES | {"alpha", "shifts"}
         if self.optimizer == "ngd":

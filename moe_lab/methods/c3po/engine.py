@@ -1,20 +1,23 @@
 """The engine and the language model of `method=c3po`: optimize the pathways of questions, then score or generate.
 
-N = questions, W = re-routed tokens of each, S = tokens of each suffix, T = N x S.
+N = questions of a batch, W = re-routed tokens of each, K = neighbours of each, R = references.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from moe_lab.config.schema import Config
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
+from moe_lab.engine.forward.kv_cache import Store, store_on
 from moe_lab.engine.generate import generate
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.engine.pass_size import bound_gradients
@@ -24,9 +27,10 @@ from moe_lab.engine.suffix import PromptSuffix, ReroutedForward, SuffixReplay
 from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.config import C3POConfig
-from moe_lab.methods.c3po.optimizer import Optimized, PathwayOptimizer
-from moe_lab.methods.c3po.pathway import Pathways
-from moe_lab.methods.references.embeddings import text_key
+from moe_lab.methods.c3po.descent import NeighbourLoss, ngd
+from moe_lab.methods.c3po.kernel_methods import kernel, kernel_regression, mode_finding, without_neighbours
+from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
+from moe_lab.methods.references.embeddings import Neighbours, neighbours, normalized, text_ids, text_key
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
 from moe_lab.models.load import LoadedModel
@@ -42,6 +46,19 @@ RightAnswer = Callable[[str, str | None], tuple[int, ...]]
 """(prompt, one of its choices, or None for a generated answer) -> token ids of the right answer."""
 GoldOf = Callable[[str, str | None], str]
 """(prompt, one of its choices, or None for a generated answer) -> the right answer, for the oracle."""
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """The optimized pathways of N questions."""
+
+    pathways: Pathways
+    losses: Tensor
+    """float32 [states, N]: on the neighbours, of the original pathway and after every step."""
+    near: Neighbours | None = None
+    """None for the oracle."""
+    weight_NK: Tensor | None = None
+    """Kernel weights of any scale."""
 
 
 def write_traces(
@@ -125,13 +142,16 @@ class PathwayEngine(Engine):
         trace: Path | None = None,
         right_answer: RightAnswer | None = None,
     ):
-        self.settings, self.budget, self.trace = settings, budget, trace
-        self._right_answer = right_answer
+        self.loaded, self.settings, self.layers, self.references = model, settings, layers, references
+        self.budget, self.trace, self._right_answer = budget, trace, right_answer
         bound_gradients(model.model, budget)
         self.replay = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
-        self.optimize = PathwayOptimizer(model, settings, layers, references, self.replay, budget)
-        self.counted = {"flops": 0, "flops_plain": 0, "flops_questions": 0}
-        """Floating-point operations of the first batch of scored questions, in total and without the optimization."""
+        counts = ("flops", "flops_plain", "flops_questions", "reference_dropped", "reference_none")
+        self.counted = dict.fromkeys(counts, 0)
+        """Floating-point operations of the first batch of scored questions, in total and without the optimization;
+        references that were too similar; questions without a neighbour."""
+        self._kept: Store = store_on(model.device)
+        """Suffixes of references by the token ids of prompt and answer."""
         self._generated_in = 0
 
     @property
@@ -184,7 +204,7 @@ class PathwayEngine(Engine):
         scores = self.replay.score(suffixes, optimized.pathways.remix("topk"))
         if self.trace:
             continuations = [(request.text, list(request.texts)) for request in requests]
-            write_traces(self.trace, continuations, optimized, states, self.optimize.references)
+            write_traces(self.trace, continuations, optimized, states, self.references)
         return scores
 
     def _read(
@@ -208,6 +228,84 @@ class PathwayEngine(Engine):
         if self._right_answer is None:
             return None
         return self.replay.read(prompts, self.budget, [[self._right_answer(*pair)] for pair in texts])
+
+    def optimize(
+        self,
+        texts: Sequence[str],
+        suffixes: Sequence[PromptSuffix],
+        own: Sequence[PromptSuffix] | None = None,
+        watch: Watch = unwatched,
+    ) -> Optimized:
+        """Optimize the pathways of N prompts.
+
+        Args:
+            texts, suffixes: of the prompts.
+            own: for the oracle, the prompts read with only their right answers.
+            watch: gets the pathways of every state.
+        """
+        settings = self.settings
+        clean = torch.stack([suffix.pathway_WME for suffix in suffixes])
+        pathways = Pathways(clean, self.layers, settings.core_experts, top_k=self.loaded.facts.top_k)
+        if own is not None:
+            loss = NeighbourLoss(
+                self.replay, [[suffix] for suffix in own], torch.ones(len(own), 1), settings.loss, self.budget
+            )
+            return Optimized(*ngd(pathways, loss, settings, watch))
+        references = self.references
+        assert references is not None, "only the oracle has none"
+        embedding = self._embedded(references, list(texts), suffixes)
+        near = self._nearest(references, embedding)
+        weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
+        index = near.index_QK.tolist()
+        found = self._reference_suffixes(references, sorted({r for row in index for r in row if r >= 0}))
+        of_questions = [[found.get(r) for r in row] for row in index]
+        loss = NeighbourLoss(self.replay, of_questions, weight_NK, settings.loss, self.budget)
+        none_N = ~loss.found_N
+        if settings.optimizer == "ngd":
+            changed = ngd(pathways, loss, settings, watch)
+        elif settings.optimizer == "kernel_regression":
+            changed = kernel_regression(pathways, loss, settings.alpha, watch)
+        else:
+            excluded_NR = embedding @ references.embedding_RX.T > settings.most_similar
+            reference_RWME = references.pathway_RWME
+            none_N = without_neighbours(pathways, reference_RWME, settings, excluded_NR)
+            changed = mode_finding(pathways, loss, reference_RWME, settings, excluded_NR, watch)
+        self.counted["reference_dropped"] += int(near.dropped_Q.sum())
+        self.counted["reference_none"] += int(none_N.sum())
+        return Optimized(*changed, near, weight_NK)
+
+    def _nearest(self, references: ReferenceSet, embedding: Tensor) -> Neighbours:
+        """The neighbours by embeddings. Mode finding's `epsilon` is a radius of pathways, so its loss uses k."""
+        settings = self.settings
+        return neighbours(
+            embedding,
+            references.embedding_RX,
+            k=settings.k,
+            epsilon=None if settings.optimizer == "mode_finding" else settings.epsilon,
+            most_similar=settings.most_similar,
+        )
+
+    def _embedded(
+        self, references: ReferenceSet, texts: list[str], suffixes: Sequence[PromptSuffix]
+    ) -> Tensor:
+        """float32 [N, X]: embeddings of the prompts. Hidden states are not computed again if the prompts have the same
+        tokens as the texts."""
+        if references.how is None:
+            ids = text_ids(texts, self.loaded)
+            if all(suffix.prompt == tuple(tokens) for suffix, tokens in zip(suffixes, ids, strict=True)):
+                return normalized(torch.stack([suffix.mean_D for suffix in suffixes]), references.mean_X)
+        return references.embed(texts, self.loaded)
+
+    def _reference_suffixes(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptSuffix]:
+        """The suffixes of references. New ones are read, and kept while there is memory for them."""
+        keys = {r: (tuple(references.prompts[r]), tuple(references.golds[r])) for r in wanted}
+        found = {r: suffix for r, key in keys.items() if (suffix := self._kept.get(key)) is not None}
+        missing = [key for r, key in keys.items() if r not in found]
+        prompts, answers = [prompt for prompt, _ in missing], [[answer] for _, answer in missing]
+        read = dict(zip(missing, self.replay.read(prompts, self.budget, answers), strict=True))
+        for key, suffix in read.items():
+            self._kept.add(key, suffix)
+        return found | {r: read[key] for r, key in keys.items() if key in read}
 
 
 class C3POLM(EngineLM):
@@ -241,8 +339,8 @@ class C3POLM(EngineLM):
 
     @property
     def cost(self) -> dict[str, int]:
-        """`EngineLM.cost` with the counts of `PathwayEngine` and `PathwayOptimizer`."""
-        return super().cost | self.engine.counted | self.engine.optimize.counted
+        """`EngineLM.cost` with the counts of `PathwayEngine`."""
+        return super().cost | self.engine.counted
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         if kind == "generate_until":

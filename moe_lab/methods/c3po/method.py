@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
@@ -75,10 +74,6 @@ class C3PO(Method):
 
     Config = C3POConfig
 
-    @staticmethod
-    def unread(config: Any) -> set[str]:
-        return config.unread
-
     def check(self, facts: ModelFacts) -> None:
         """Raises ConfigError for layers that the model lacks, and for routers that do not choose by logits."""
         from moe_lab.routing.rules import LOGITS
@@ -103,9 +98,9 @@ class C3PO(Method):
         return references_identity(config, self.config, facts)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """`layers` as numbers. Keys that the optimizer does not read are left out."""
-        named = asdict(self.config) | {"layers": named_layers(self.config.layers, facts.moe_layers)}
-        return {key: value for key, value in named.items() if key not in self.config.unread}
+        """`layers` as numbers."""
+        layers = named_layers(self.config.layers, facts.moe_layers)
+        return super().identity(facts) | {"layers": layers}
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
         """The tokens of the answers, of the neighbours (read once), and of their prompts' suffixes in every pass.

@@ -23,7 +23,6 @@ from moe_lab.engine.scoring import ScoringRequest
 from moe_lab.engine.suffix import PromptSuffix
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.engine import AT_ONCE, PathwayEngine
-from moe_lab.methods.c3po.optimizer import PathwayOptimizer
 from moe_lab.methods.references.embeddings import Neighbours
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
@@ -34,7 +33,7 @@ OTHER_IDS = 2**32
 """Added to the ids of a copy of a prompt, so that it shares no beginning with the prompt."""
 
 
-class _Optimizer(PathwayOptimizer):
+class _Engine(PathwayEngine):
     """Finds the next k references for each question."""
 
     def _embedded(
@@ -58,41 +57,39 @@ def rehearse(
 ) -> None:
     """Answer a batch of `questions` that are as long as those of `asked`, with one step of the optimizer."""
     settings = replace(settings, optimizer="ngd", steps=1, trace=False)
-    engine = PathwayEngine(model, settings, layers, None, pass_budget(model.model, sequences))
+    engine = _Engine(model, settings, layers, None, pass_budget(model.model, sequences))
     engine.counted["flops_questions"] = 1  # nothing is counted
     scored = [(context, list(continuations)) for context, continuations in asked.scored.items()]
     if scored:
         chosen = _copies(scored, questions)
         right = [(context, max(continuations, key=len)[:ANSWER_TOKENS]) for context, continuations in scored]
-        engine.optimize = _optimizer(engine, right, questions)
+        engine.references = _references(engine, right, questions)
         requests = [ScoringRequest(context, answers, 0, texts=[""]) for context, answers in chosen]
         engine.score(requests, lambda index, scores: None)
     for options, prompts in asked.generated.items():
         decoding, _ = generation(model.model, options, prompts.values())
         answered = [(prompt, (0,) * ANSWER_TOKENS) for prompt, _ in prompts.values()]
-        engine.optimize = _optimizer(engine, answered, questions)
+        engine.references = _references(engine, answered, questions)
         asking = _copies(answered, questions)
         states = [GenerationState(i, prompt, noise_key=0) for i, (prompt, _) in enumerate(asking)]
         with engine.rerouted(states) as forward:
             generating.rehearse(forward, states, engine.budget, decoding)
 
 
-def _optimizer(engine: PathwayEngine, right: Sequence[tuple[Ids, Ids]], questions: int) -> _Optimizer:
-    """With references like these pairs of a prompt and its right answer."""
-    given = engine.optimize
-    pairs = _copies(right, len(right) + questions * given.settings.k)[len(right) :]
-    facts, count = given.model.facts, len(pairs)
-    references = ReferenceSet(
+def _references(engine: PathwayEngine, right: Sequence[tuple[Ids, Ids]], questions: int) -> ReferenceSet:
+    """References like these pairs of a prompt and its right answer."""
+    pairs = _copies(right, len(right) + questions * engine.settings.k)[len(right) :]
+    facts, count = engine.loaded.facts, len(pairs)
+    return ReferenceSet(
         folder=None,
         texts=[""] * count,
         answers=[""] * count,
         prompts=[list(prompt) for prompt, _ in pairs],
         golds=[list(answer) for _, answer in pairs],
-        pathway_RWME=torch.zeros(count, given.replay.span.size, facts.moe_layers, facts.experts),
+        pathway_RWME=torch.zeros(count, engine.replay.span.size, facts.moe_layers, facts.experts),
         embedding_RX=torch.zeros(count, 1),
         counts={},
     )
-    return _Optimizer(given.model, given.settings, given.layers, references, given.replay, given.budget)
 
 
 def _copies(requests: Sequence[tuple[Ids, T]], count: int) -> list[tuple[Ids, T]]:

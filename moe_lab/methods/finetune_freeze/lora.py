@@ -9,6 +9,7 @@ parameters, and then leaves shared experts out.
 from __future__ import annotations
 
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def empty_to_train(config: Config, lora: Lora | None, dtype: str = "float32") ->
             raise ConfigError(f"method.lora: the model has no {target}.{did_you_mean(target, endings)}")
     modules, head = dict(model.named_modules()), model.get_output_embeddings()
     with reading("method.lora", says="names targets that peft cannot adapt"):
-        adapted = _wrapped(model, _settings(lora), low_cpu_mem_usage=True)
+        adapted = _adapted(model, lora, low_cpu_mem_usage=True)
     parents = (each.rpartition(".")[0] for each in adapted.base_model.targeted_parameter_names)
     for name in [*adapted.base_model.targeted_module_names, *parents]:
         if isinstance(modules[name], nn.Embedding) or modules[name] is head:
@@ -65,27 +66,15 @@ def empty_to_train(config: Config, lora: Lora | None, dtype: str = "float32") ->
     return adapted
 
 
-def _settings(lora: Lora) -> Any:
-    from peft import LoraConfig, TaskType
+def _adapted(model: Any, lora: Lora, **options: Any) -> Any:
+    """A PeftModel with a new adapter."""
+    from peft import LoraConfig, TaskType, get_peft_model
 
-    assert lora.r is not None
-    return LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
-        r=lora.r,
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=lora.target_modules,
-        target_parameters=lora.target_parameters,
-        use_rslora=lora.use_rslora,
-    )
-
-
-def _wrapped(model: Any, settings: Any, **options: Any) -> Any:
-    from peft import get_peft_model
-
+    settings = {key: value for key, value in asdict(lora).items() if key != "r"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return get_peft_model(model, settings, **options)
+        config = LoraConfig(task_type=TaskType.CAUSAL_LM, r=lora.r or 0, **settings)
+        return get_peft_model(model, config, **options)
 
 
 def with_lora(model: Any, lora: Lora, config: Config, commit: str | None) -> Any:
@@ -93,10 +82,10 @@ def with_lora(model: Any, lora: Lora, config: Config, commit: str | None) -> Any
 
     Raises ModelError if the model does not run with it.
     """
-    settings = _settings(lora)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        adapted = _wrapped(model, settings)
+        adapted = _adapted(model, lora)
+    settings = adapted.peft_config[adapted.active_adapter]
     path = model_source(config.model)
     settings.base_model_name_or_path = str(Path(path).resolve()) if Path(path).is_dir() else path
     settings.revision = commit

@@ -16,16 +16,11 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.errors import ConfigError, ModelError, ResultsError
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.c2r import (
-    changed_fraction,
-    check_constraint,
-    model_content,
-    partners_in,
-    profile_identity,
-)
 from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
-from moe_lab.methods.method import Context, TrainingMethod, refuse
+from moe_lab.methods.finetune_freeze.constraint import check_constraint, constraint_in, profile_identity
+from moe_lab.methods.method import Context, TrainingMethod, refuse, share
+from moe_lab.methods.recorded_profiles import model_content
 from moe_lab.methods.trained import Trained
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.hub import Upload
@@ -71,7 +66,7 @@ class FinetuneFreeze(TrainingMethod):
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         return {"name": self.config.name, **self.config.recipe().identity()}
 
-    def comparisons(self) -> dict[str, tuple[Any, list[str]]]:
+    def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
         """Full fine-tuning with the same recipe, one learning rate and no constraint; none of an adapter.
 
         LoRA takes another learning rate, and where it is used full fine-tuning may not fit into memory.
@@ -216,14 +211,13 @@ class FinetuneFreeze(TrainingMethod):
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
         from moe_lab.methods.policy_lm import with_policy
         from moe_lab.methods.trained import record_of
-        from moe_lab.routing.policies import PartnersOnly
 
         folder, record = record_of(context.config)
         count = self.config.partners
         with (
             nullcontext(base_lm(model, context.config))
             if count is None
-            else with_policy(model, PartnersOnly(partners_in(folder, count)), context.config)
+            else with_policy(model, constraint_in(folder, count), context.config)
         ) as lm:
             lm.session_info = {"model": folder.name, "training": {key: record[key] for key in RECORDED}}
             if count is not None:
@@ -234,17 +228,16 @@ class FinetuneFreeze(TrainingMethod):
         self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
     ) -> dict[str, Any]:
         """With `method.partners=` also C2R's block, under which the model was trained and answered."""
-        session = {key: value for key, value in session_info.items() if key != "constraint"}
+        session = dict(session_info)
+        constraint = session.pop("constraint", {})
         own = self.config.recipe().identity() | session
         if self.config.partners is None:
             return {"finetune_freeze": own}
-        share = changed_fraction(counters)
-        constraint = {
-            "partners": self.config.partners,
-            "changed_fraction": share,
-            **session_info.get("constraint", {}),
+        changed = {"changed_fraction": share(counters, "constrained_decisions", "routing_decisions")}
+        return {
+            "finetune_freeze": own | changed,
+            "c2r": {"partners": self.config.partners, **changed, **constraint},
         }
-        return {"finetune_freeze": own | {"changed_fraction": share}, "c2r": constraint}
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:

@@ -78,11 +78,6 @@ class Freezing(TrainerCallback):
                     parameter.grad = None
                     optimizer.state.pop(parameter, None)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Of several processes, the first one reads the trained model from the last step's checkpoint."""
-        if args.world_size > 1 and state.global_step == state.max_steps:
-            control.should_save = control.should_log = True
-
 
 class AtEpochEnds(TrainerCallback):
     """Evaluates after the last step of each epoch and of the training, and stops early after `patience` epochs.

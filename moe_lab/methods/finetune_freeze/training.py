@@ -25,27 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from moe_lab.config.schema import Config
-from moe_lab.methods.c2r import partners_in, write_profile
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
+from moe_lab.methods.finetune_freeze.constraint import constraint_in, write_profile
 from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
 from moe_lab.methods.finetune_freeze.memory import memory
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
-from moe_lab.methods.trainer import (
-    LOSS,
-    Log,
-    RoutingNoise,
-    load_checkpoint,
-    own_checkpoint,
-    training_arguments,
-)
+from moe_lab.methods.trainer import LOSS, RoutingNoise, fit, load_checkpoint, own_checkpoint
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import ModelFacts
@@ -75,10 +67,6 @@ class Training:
     allowed_LEE: Tensor | None = None
     """`partners_of` the profile, for a training under C2R's constraint."""
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
 
 def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]]:
     """Train in all processes, from the folder's last complete checkpoint if there is one.
@@ -91,14 +79,15 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
     """
     recipe, config = training.recipe, training.config
     groups = None if model is None else trainable(parameter_groups(model))
-    checkpoint = last_checkpoint(training.checkpoints)
-    state = None if checkpoint is None else state_of(checkpoint)
-    was_done = state is not None and is_done(training, state)
-    if state is None or not was_done:
+    checkpoint = last_checkpoint(training.folder / "checkpoints")
+    state = TrainerState()
+    if checkpoint is not None:
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    if not (was_done := is_done(training, state)):
         state = run_on_all_ranks(partial(train_on_rank, training, model))
         gc.collect()  # the Trainer, with its model, is in reference cycles
     kept = state.best_global_step or state.global_step
-    place = training.checkpoints / f"checkpoint-{kept}"
+    place = training.folder / "checkpoints" / f"checkpoint-{kept}"
     if model is None and recipe.lora is None:
         model = own_checkpoint(place)
     elif model is None or was_done or kept != state.global_step:
@@ -128,21 +117,40 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
     recipe = training.recipe
     noise = RoutingNoise(training.config.seed) if recipe.routing_noise else None
     policy = noise if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
-    callbacks: list[Any] = [Log(training.folder)]
+    callbacks: list[Any] = []
     if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
         callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
     with nullcontext() if policy is None else routed(model, policy, repeats=True):
-        trainer = FreezeTrainer(
-            recipe=recipe,
-            model=model,
-            args=_arguments(training),
-            train_dataset=Rows(training.rows),
-            validation=Rows(training.validation),
-            data_collator=Pad(training.pad_token),
+        trainer = fit(
+            training.folder,
+            training.config,
+            model,
+            Rows(training.rows),
+            steps=recipe.steps(len(training.rows)),
+            log_steps=LOGGING_STEPS,
+            kind=FreezeTrainer,
             callbacks=callbacks,
-            noise=noise,
+            options={
+                "recipe": recipe,
+                "validation": Rows(training.validation),
+                "data_collator": Pad(training.pad_token),
+                "noise": noise,
+            },
+            per_device_train_batch_size=recipe.batch_size,
+            gradient_accumulation_steps=recipe.gradient_accumulation // num_processes(),
+            learning_rate=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            optim=recipe.optimizer,
+            optim_args="bf16_stochastic_round=True" if recipe.optimizer == EIGHT_BIT else None,
+            max_grad_norm=math.inf if recipe.max_grad_norm is None else recipe.max_grad_norm,
+            bf16=recipe.autocasts(training.dtype),
+            activation_checkpointing=training.config.method.activation_checkpointing,
+            save_steps=training.config.method.save_steps,
+            ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
+            save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
+            metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
+            greater_is_better=False,
         )
-        trainer.train_from_last()
     return trainer.state
 
 
@@ -165,50 +173,28 @@ def is_done(training: Training, state: TrainerState) -> bool:
     return patience is not None and stopped(losses_of(state.log_history), patience)
 
 
-def state_of(checkpoint: Path) -> TrainerState:
-    """The TrainerState of a checkpoint."""
-    return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-
-
-def _arguments(training: Training) -> TrainingArguments:
-    recipe, config = training.recipe, training.config
-    return training_arguments(
-        training.folder,
-        config,
-        steps=recipe.steps(len(training.rows)),
-        log_steps=LOGGING_STEPS,
-        per_device_train_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation // num_processes(),
-        learning_rate=recipe.learning_rate,
-        weight_decay=recipe.weight_decay,
-        optim=recipe.optimizer,
-        optim_args="bf16_stochastic_round=True" if recipe.optimizer == EIGHT_BIT else None,
-        max_grad_norm=math.inf if recipe.max_grad_norm is None else recipe.max_grad_norm,
-        bf16=recipe.autocasts(training.dtype),
-        activation_checkpointing=config.method.activation_checkpointing,
-        save_steps=config.method.save_steps,
-        ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
-        save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
-        metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
-        greater_is_better=False,
-    )
-
-
 def train(
     folder: Path, config: Config, recipe: Recipe, prepared: Prepared, facts: ModelFacts
 ) -> dict[str, Any]:
     """Fine-tune the run's model and write it, or its adapter. Returns the rest of training.json."""
     encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
+
+    def counts_of(data: Encoded) -> dict[str, int]:
+        return {"conversations": len(data.rows), "truncated": data.truncated, "left_out": data.left_out}
+
+    def described(data: Encoded) -> str:
+        return f"{len(data.rows):,} conversations ({data.truncated:,} truncated, {data.left_out:,} left out)"
+
     groups = parameter_groups(empty_to_train(config, recipe.lora))
     numbers = counts(trainable(groups) if recipe.lora else groups)
     parameters = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
     print(
-        f"{folder.name}: {recipe.label}, {_described(encoded)}, {steps:,} steps; parameters: {parameters}",
+        f"{folder.name}: {recipe.label}, {described(encoded)}, {steps:,} steps; parameters: {parameters}",
         file=sys.stderr,
     )
     if held_out is not None:
-        print(f"{folder.name}: validation on {_described(held_out)}", file=sys.stderr)
+        print(f"{folder.name}: validation on {described(held_out)}", file=sys.stderr)
     if prepared.plain_template:
         print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
     training = Training(
@@ -224,7 +210,7 @@ def train(
     loaded, profile = load_to_train(training) if num_processes() == 1 else None, {}
     if recipe.partners is not None and loaded is not None:  # `check_constraint` refuses several processes
         profile = write_profile(folder, config, prepared.data, loaded)
-        training = replace(training, allowed_LEE=partners_in(folder, recipe.partners))
+        training = replace(training, allowed_LEE=constraint_in(folder, recipe.partners).allowed_LEE)
     model, course = finetune(training, loaded and loaded.model)
     save_model(model, tokenizer, folder / recipe.made, facts.dtype)
     return {
@@ -235,19 +221,10 @@ def train(
         "attention": model.config._attn_implementation,
         "plain_template": prepared.plain_template,
         "parameters": numbers,
-        **_counts(encoded),
+        **counts_of(encoded),
         **profile,
         **course,
-        "validation": None if held_out is None else _counts(held_out) | course["validation"],
+        "validation": held_out and counts_of(held_out) | course["validation"],
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),
     }
-
-
-def _counts(encoded: Encoded) -> dict[str, int]:
-    return {"conversations": len(encoded.rows), "truncated": encoded.truncated, "left_out": encoded.left_out}
-
-
-def _described(encoded: Encoded) -> str:
-    rows, truncated, left_out = len(encoded.rows), encoded.truncated, encoded.left_out
-    return f"{rows:,} conversations ({truncated:,} truncated, {left_out:,} left out)"

@@ -165,7 +165,6 @@ class PretrainConfig(Method.Config):
 
     @property
     def unread(self) -> set[str]:
-        """Keys that have no effect with the other values."""
         if self.backbone == "dense":
             return OF_EXPERTS
         read = {

@@ -52,10 +52,6 @@ class Pretrain(TrainingMethod):
         super().__init__(config)
         self._read: tuple[Corpus, Any] | None = None
 
-    @staticmethod
-    def unread(config: PretrainConfig) -> set[str]:
-        return config.unread
-
     def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
         """The facts of the design, with the name of `model=`."""
         return with_design(facts, self.architecture(config))

@@ -237,8 +237,7 @@ def losses_of(model: Any, ids_BS: Tensor) -> Tensor:
 
 
 class AtCheckpoints(TrainerCallback):
-    """Evaluates at every checkpoint, before it is written, and at the end."""
+    """Evaluates at every checkpoint, before it is written. The Trainer writes one at the end, too."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if control.should_save or state.global_step == state.max_steps:
-            control.should_evaluate = control.should_log = True
+        control.should_evaluate |= control.should_save

@@ -31,8 +31,8 @@ from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import Corpus, PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
-from moe_lab.methods.trained import save_model, steps_kept
-from moe_lab.methods.trainer import Log, training_arguments
+from moe_lab.methods.trained import last_checkpoint, save_model, step_of
+from moe_lab.methods.trainer import fit
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import UnitTables, unit_tables
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
@@ -145,7 +145,7 @@ def train_together(training: Training) -> tuple[Any, dict[str, Any]]:
     Returns the model and the content of training.json. Raises TrainingError if a loss or a gradient is NaN.
     """
     design, device = training.design, resolve_device(training.config.device)
-    steps = design.steps - steps_kept(training.folder / "checkpoints")
+    steps = design.steps - step_of(last_checkpoint(training.folder / "checkpoints"))
     tokens = design.rows * design.sequence_length
     reset_peak_memory(device)
     start = time.perf_counter()
@@ -187,33 +187,31 @@ def train(training: Training) -> PretrainTrainer:
     if training.units is not None:
         model.set_units(training.units)
     with training_routing(model, config.seed) as routing:
-        trainer = PretrainTrainer(
-            design=design,
-            routing=routing,
-            held_out=training.held_out,
-            schedule=partial(learning_rate, design),
-            model=model,
-            args=training_arguments(
-                training.folder,
-                config,
-                steps=design.steps,
-                log_steps=LOGGING_STEPS,
-                bf16=training.dtype == "bfloat16",
-                per_device_train_batch_size=design.batch_size,
-                gradient_accumulation_steps=design.gradient_accumulation // num_processes(),
-                learning_rate=design.learning_rate,
-                weight_decay=design.weight_decay,
-                optim="adamw_torch_fused",
-                adam_beta2=0.95,
-                train_sampling_strategy="sequential",
-                save_steps=design.save_steps,
-                ddp_find_unused_parameters=False,  # every pass uses all of them
-            ),
-            train_dataset=PackedRows(training.rows, seed=config.seed, count=design.rows),
-            callbacks=[Log(training.folder)],
+        return fit(
+            training.folder,
+            config,
+            model,
+            PackedRows(training.rows, seed=config.seed, count=design.rows),
+            steps=design.steps,
+            log_steps=LOGGING_STEPS,
+            kind=PretrainTrainer,
+            options={
+                "design": design,
+                "routing": routing,
+                "held_out": training.held_out,
+                "schedule": partial(learning_rate, design),
+            },
+            bf16=training.dtype == "bfloat16",
+            per_device_train_batch_size=design.batch_size,
+            gradient_accumulation_steps=design.gradient_accumulation // num_processes(),
+            learning_rate=design.learning_rate,
+            weight_decay=design.weight_decay,
+            optim="adamw_torch_fused",
+            adam_beta2=0.95,
+            train_sampling_strategy="sequential",
+            save_steps=design.save_steps,
+            ddp_find_unused_parameters=False,  # every pass uses all of them
         )
-        trainer.train_from_last()
-    return trainer
 
 
 def learning_rate(design: PretrainConfig, step: int) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.config.catalog import resource_folder
 from moe_lab.config.schema import Config, TaskConfig
@@ -18,10 +18,6 @@ from moe_lab.errors import ConfigError, TaskError
 from moe_lab.models.distributed import num_processes
 from moe_lab.tasks.documents import document_hashes
 from moe_lab.tasks.loading import load_tasks, once, task_key
-
-if TYPE_CHECKING:
-    from lm_eval.tasks.manager import TaskDict
-
 
 USUAL_SPLITS = ("training_split", "validation_split", "test_split")
 """The documents of a reference task come from the first of these splits that the task has."""
@@ -115,27 +111,23 @@ class ReferenceDocuments:
         return sum(source["dropped"] for source in self.sources)
 
 
-def reference_documents(config: Config, settings: Any, tested: TaskDict | None = None) -> ReferenceDocuments:
-    """The documents that a run's references are taken from.
+def reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
+    """The documents that a run's references are taken from. The runs of a grid often share them.
 
     Args:
         config: of the run. References are asked like its task (`task.answer`, chat template), without examples.
         settings: `reference` (None, a task, or a list of them) and `reference_size` (of every source; None: its own).
-        tested: the run's tasks, if they are loaded already. None of their documents is used.
 
     Raises ConfigError and TaskError for missing tasks, and if no document is left.
     """
-    if tested is not None:
-        return _reference_documents(config, settings, tested)
     chosen = (settings.reference, settings.reference_size, config.sample_seed)
-    # the runs of a grid often share their references, and choosing references hashes all documents, which is slow
     key = f"references {task_key(config)} {chosen}"
-    return once(key, lambda: _reference_documents(config, settings, load_tasks(config)))
+    return once(key, lambda: _reference_documents(config, settings))
 
 
-def _reference_documents(config: Config, settings: Any, tested: TaskDict) -> ReferenceDocuments:
+def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
     label, sources = reference_sources(config.task.name, settings.reference)
-    tests = tested["tasks"].values()
+    tests = load_tasks(config)["tasks"].values()
     known = frozenset[str]().union(*(hashes for task in tests for hashes in document_hashes(task)))
     found = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
     for source in sources:
@@ -228,7 +220,6 @@ def _answerable(key: str, task: Any) -> str:
 
 def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig, tuple[str, ...]]:
     """The task of a name (an option of conf/task/ or of lm-eval), and its splits."""
-
     if own:
         return replace(config.task, name=name), ("training_split",)
     name, _, split = name.partition(":")
@@ -245,10 +236,19 @@ def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig
 
 def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:
     """The run's references. Raises ConfigError for tasks or references without choices, and for several processes."""
+
+    def check(tasks: Mapping[str, Any]) -> None:
+        for name, task in tasks.items():
+            if task.get_config("output_type") != "multiple_choice":
+                raise ConfigError(
+                    f"method={config.method.name} is for multiple-choice questions, and {name} asks for texts or their "
+                    "likelihood."
+                )
+
     check_one_process(config)
-    check_choices(config, load_tasks(config)["tasks"])
+    check(load_tasks(config)["tasks"])
     documents = reference_documents(config, settings)
-    check_choices(config, documents.tasks)
+    check(documents.tasks)
     return documents
 
 
@@ -259,13 +259,3 @@ def check_one_process(config: Config) -> None:
             f"method={config.method.name} runs in one process: leave torchrun and model.tp_plan out "
             "(model.device_map=auto)."
         )
-
-
-def check_choices(config: Config, tasks: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a task, of the run or of its references, that is not multiple-choice."""
-    for name, task in tasks.items():
-        if task.get_config("output_type") != "multiple_choice":
-            raise ConfigError(
-                f"method={config.method.name} is for multiple-choice questions, and {name} asks for texts or their "
-                "likelihood."
-            )

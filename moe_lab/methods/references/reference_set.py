@@ -64,10 +64,6 @@ class ReferenceSet:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def embed_read(self, mean_ND: Tensor) -> Tensor:
-        """float32 [N, X]: embeddings of texts from the mean of their hidden states [N, D], without reading them."""
-        return normalized(mean_ND, self.mean_X)
-
     def embed(self, texts: list[str], model: LoadedModel) -> Tensor:
         """float32 [Q, X]: embeddings of other texts, to compare with `embedding_RX`."""
         return embed(texts, self.how, model, self.mean_X)
@@ -149,8 +145,9 @@ def references_of(
     config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
 ) -> Artifact:
     """The set of a run on disk; it need not exist yet."""
-    content = reference_content(config, settings, documents, facts)
-    digest = run_id(content | {"commit": facts.commit, "versions": decisive_versions()})
+    own = {"numerics": NUMERICS, "tokens": settings.tokens}
+    libraries = {"commit": facts.commit, "versions": decisive_versions()}
+    digest = run_id(questions_content(config, documents, facts) | own | libraries)
     name = folder_name(config.model.name, task_label(documents.tasks), digest=digest)
     folder = Path(config.output_dir) / "references" / name
     return Artifact(folder=folder, id=digest, record="references.json")
@@ -179,24 +176,12 @@ def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dic
             "questions.\n"
             "Use others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
         )
-    content = reference_content(config, settings, documents, facts)
-    return content | embedding_identity(settings.embeddings)
-
-
-def reference_content(
-    config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
-) -> dict[str, Any]:
-    """All that determines a set except the model's hub commit and the libraries' versions, as plain values.
-
-    Needs no weights.
-    """
     own = {"numerics": NUMERICS, "tokens": settings.tokens}
-    return questions_content(config, documents, facts) | own
+    return questions_content(config, documents, facts) | own | embedding_identity(settings.embeddings)
 
 
 def questions_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
     """The model, the documents and the form of their questions, as plain values. Needs no weights."""
-
     tasks: Any = {"tasks": documents.tasks}
     return {
         "model": model_identity(model_source(config.model), config.model),

@@ -167,11 +167,21 @@ def build(
     with Progress(len(questions), "references", "question") as progress:
         for first in range(0, len(questions), PORTION):
             portion = questions[first : first + PORTION]
-            own = [
-                _line(question, *graded, lm)
-                for question, graded in zip(portion, answered(portion, lm), strict=True)
-                if graded[0]
-            ]
+            own: list[dict[str, Any]] = []
+            for question, (answer, is_right) in zip(portion, answered(portion, lm), strict=True):
+                if answer:
+                    prompt_ids, answer_ids = lm.encode_pair(question.prompt, answer)
+                    own.append(
+                        {
+                            "task": question.task,
+                            "document": question.number,
+                            "text": question.prompt,
+                            "answer": answer,
+                            "correct": is_right,
+                            "prompt_ids": list(prompt_ids),
+                            "answer_ids": list(answer_ids[:ANSWER_TOKENS]),
+                        }
+                    )
             texts, prompts = [line["text"] for line in own], [line["prompt_ids"] for line in own]
             parts.append(pathways(texts, prompts, tokens, model, lm.budget))
             lines += own
@@ -209,19 +219,6 @@ def pathways(
         check_length(span, prompt, text)
     read = SuffixReplay(model.model, facts.moe_layers - 1, span).read(prompts, budget)
     return torch.stack([suffix.pathway_WME for suffix in read])
-
-
-def _line(question: Question, text: str, correct: bool, lm: EngineLM) -> dict[str, Any]:
-    prompt, answer = lm.encode_pair(question.prompt, text)
-    return {
-        "task": question.task,
-        "document": question.number,
-        "text": question.prompt,
-        "answer": text,
-        "correct": correct,
-        "prompt_ids": list(prompt),
-        "answer_ids": list(answer[:ANSWER_TOKENS]),
-    }
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ RECORDED = ("questions", "steps", "parameters", "loss_of_last_epoch", "reference
 
 
 @dataclass(kw_only=True)
-class VirtualTokensConfig:
+class VirtualTokensConfig(Method.Config):
     """Keys of `conf/method/soft-prompt.yaml` and `prefix-tuning.yaml`."""
 
     name: str

@@ -30,7 +30,7 @@ from moe_lab.methods.references.documents import ReferenceDocuments
 from moe_lab.methods.references.store import reference_questions
 from moe_lab.methods.tokenized import NO_LOSS, Pad, Row, Rows
 from moe_lab.methods.trained import save_model
-from moe_lab.methods.trainer import Log, MoeTrainer, training_arguments
+from moe_lab.methods.trainer import fit
 from moe_lab.models.load import LoadedModel
 from moe_lab.results.identity import versions
 from moe_lab.routing.hook import opened
@@ -80,25 +80,20 @@ def train_adapter(
     rows = [Row([*prompt, *answer], [NO_LOSS] * len(prompt) + [*answer]) for prompt, answer in pairs]
     per_epoch = math.ceil(len(rows) / method.batch_size)
     steps, start = method.epochs * per_epoch, time.perf_counter()
-    trainer = MoeTrainer(
-        schedule=lambda step: 1 - step / steps,
-        model=wrapped,
-        args=training_arguments(
-            folder,
-            config,
-            steps=steps,
-            log_steps=1,
-            max_grad_norm=math.inf,
-            per_device_train_batch_size=method.batch_size,
-            learning_rate=method.learning_rate,
-            weight_decay=WEIGHT_DECAY,
-            save_steps=SAVE_STEPS,
-        ),
-        train_dataset=Rows(rows),
-        data_collator=Pad(0),
-        callbacks=[Log(folder)],
+    trainer = fit(
+        folder,
+        config,
+        wrapped,
+        Rows(rows),
+        steps=steps,
+        log_steps=1,
+        options={"schedule": lambda step: 1 - step / steps, "data_collator": Pad(0)},
+        max_grad_norm=math.inf,
+        per_device_train_batch_size=method.batch_size,
+        learning_rate=method.learning_rate,
+        weight_decay=WEIGHT_DECAY,
+        save_steps=SAVE_STEPS,
     )
-    trainer.train_from_last()
     save_model(wrapped, None, folder / "adapter", model.facts.dtype)
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     return {

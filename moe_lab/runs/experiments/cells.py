@@ -304,7 +304,7 @@ def coordinate(prepared: PreparedCell, key: str) -> str:
         return prepared.cell.choices[key]
     group, _, name = key.partition(".")
     method = prepared.config.method
-    if group == "method" and name in get_method(method.name).unread(method):
+    if group == "method" and name in method.unread:
         return "-"
     value: Any = prepared.cell.values
     for part in key.split("."):

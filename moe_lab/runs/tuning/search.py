@@ -7,7 +7,7 @@ from typing import Any
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
-from moe_lab.methods.tuned_settings import TunedSettings
+from moe_lab.methods.policy_method import PolicyMethod
 from moe_lab.models.facts import ModelFacts
 
 # Table 1 and section 3.1 of the RoE paper: the settings of tuning by task category and model
@@ -253,7 +253,7 @@ def resolve_scale(config: Config, facts: ModelFacts, method: Any) -> Search:
     )
 
 
-def resolve_grid(config: Config, facts: ModelFacts, method: TunedSettings) -> Search:
+def resolve_grid(config: Config, facts: ModelFacts, method: PolicyMethod) -> Search:
     """The search of a method's grid. Raises ConfigError for settings that contradict it."""
     given = config.tuning
     grid = method.grid(facts)

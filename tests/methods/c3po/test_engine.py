@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from moe_lab.config.schema import ModelConfig
-from moe_lab.methods.c3po.optimizer import PathwayOptimizer
+from moe_lab.methods.c3po.engine import PathwayEngine
 from moe_lab.methods.references.embeddings import text_key
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.toy import toy_math
@@ -72,13 +72,13 @@ def test_every_optimizer_generates(optimizer, outputs, capsys):
 def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatch):
     gold = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in toy_math()["test"]}
     given = []
-    original = PathwayOptimizer.__call__
+    original = PathwayEngine.optimize
 
     def noting(self, texts, tails, own=None, **options):
         given.extend(zip(texts, own or [None] * len(texts), strict=True))
         return original(self, texts, tails, own, **options)
 
-    monkeypatch.setattr(PathwayOptimizer, "__call__", noting)
+    monkeypatch.setattr(PathwayEngine, "optimize", noting)
     answers(capsys, outputs, *KEYS, "method.optimizer=oracle", "method.steps=1")
     tokenizer = load_tokenizer(ModelConfig(name="tiny"), offline=True)
     assert len(given) == 6

@@ -14,7 +14,7 @@ import pytest
 
 import moe_lab
 from moe_lab.errors import ConfigError
-from moe_lab.methods.c3po import optimizer as optimizing
+from moe_lab.methods.c3po import engine as optimizing
 from moe_lab.methods.c3po.method import C3PO, named_layers
 from moe_lab.methods.references import embeddings
 from moe_lab.runs.config import compose_or_explain, to_config

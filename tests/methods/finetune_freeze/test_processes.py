@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.cli.main import main
 from moe_lab.config.catalog import resource_folder
-from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.config import SCHEDULES, FinetuneConfig
 from moe_lab.methods.finetune_freeze.trainer import Order
 from moe_lab.methods.tokenized import EMPTY
 from moe_lab.methods.trained import COMPLETE
@@ -36,8 +36,8 @@ WRAPS = ("ddp", "fsdp")
 NOISE = {"routing_noise": 1.0, "routing_noise_schedule": "linear"}
 KILLED = {"schedule": "router-none", "router_aux_loss_coef": 0.01, "save_steps": 2} | NOISE
 """A training that is killed in its second phase, and the same one whole."""
-SCHEDULES = {"router-none": KILLED, "experts-router": {"schedule": "experts-router"} | NOISE}
-"""The second one freezes what had moments, and thaws what had none."""
+TRAININGS = {schedule: {"schedule": schedule} | NOISE for schedule in SCHEDULES} | {"router-none": KILLED}
+"""All nine: `experts-router`, for example, freezes what had moments, and thaws what had none."""
 AUXILIARY = {"held_out": 0, "epochs": 1, "schedule": "none", "router_aux_loss_coef": 0.1}
 COUNTS = (9, 11)
 """Rows of trainings with the auxiliary loss."""
@@ -56,7 +56,7 @@ def shared(request, model, tmp_path_factory) -> tuple[str, Path]:
     """(wrap, a folder with one training for each schedule and count, ...): one launch for all that no kill ends."""
 
     def train(folder: Path) -> None:
-        trainings = {folder / schedule: settings for schedule, settings in SCHEDULES.items()}
+        trainings = {folder / schedule: settings for schedule, settings in TRAININGS.items()}
         trainings |= {folder / str(count): AUXILIARY | {"count": count} for count in COUNTS}
         trainings |= {folder / "poisoned": {"poison": 2}}
         assert all_by_two(request.param, model, trainings) == [0, 0]
@@ -127,15 +127,16 @@ def test_what_deepspeed_cannot_do_is_refused_before_weights_load(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", TRAININGS)
 def test_two_processes_are_equal_to_each_other_and_train_as_one(schedule, shared, alone):
     wrap, two = shared[0], shared[1] / schedule
-    folder, weights = alone(**SCHEDULES[schedule])
+    folder, weights = alone(**TRAININGS[schedule])
     loaded = small_model("olmoe")
     groups = names_by_group(loaded)
     names = set().union(*groups.values())
     before = loaded.state_dict()
-    for part, step in zip(schedule.split("-"), (3, 6), strict=True):
+    parts = schedule.split("-")
+    for part, step in zip(parts, (3, 6)[-len(parts) :], strict=True):
         after, moments, split = held_after(two, step)
         frozen = groups.get(part, set())
         assert moments == names - frozen and split == (wrap == "fsdp")

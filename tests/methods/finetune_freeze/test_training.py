@@ -62,8 +62,11 @@ def test_gradients_are_clipped_to_the_norm_that_is_given(tmp_path):
 @pytest.mark.parametrize(
     "dtype, bf16, found", [("bfloat16", None, True), ("float32", True, True), ("bfloat16", False, False)]
 )
-def test_mixed_precision_is_that_of_the_dtype_unless_it_is_given(dtype, bf16, found, tmp_path):
-    assert training._arguments(training_of(tmp_path, dtype=dtype, bf16=bf16)).bf16 is found
+def test_mixed_precision_is_that_of_the_dtype_unless_it_is_given(dtype, bf16, found, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "fit", lambda *_, **options: SimpleNamespace(state=options["bf16"]))
+    assert (
+        training.train_on_rank(training_of(tmp_path, dtype=dtype, bf16=bf16), small_model("olmoe")) is found
+    )
 
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
@@ -95,7 +98,7 @@ class Watch(TrainerCallback):
 @pytest.fixture
 def watch(monkeypatch) -> Watch:
     watch, log = Watch(), shared.Log
-    monkeypatch.setattr(training, "Log", lambda folder: _both(log(folder), watch))
+    monkeypatch.setattr(shared, "Log", lambda folder: _both(log(folder), watch))
     return watch
 
 

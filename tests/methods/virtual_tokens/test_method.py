@@ -102,7 +102,7 @@ def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch)
     block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys))
     [first] = models(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(training, "MoeTrainer", None)
+        patch.setattr(training, "fit", None)
         for more in (["task=arc_challenge"], ["task=arc_easy", "limit=1"]):
             block_of(command(capsys, "soft-prompt", tmp_path, *more, *keys))
     assert models(tmp_path) == [first]
@@ -119,5 +119,5 @@ def test_a_kill_between_training_and_answers_costs_no_training(tmp_path, capsys,
     with monkeypatch.context() as patch:
         patch.setattr(training.VirtualTokensLM, "answer", stop)
         assert command(capsys, "soft-prompt", tmp_path, *SHORT).code == 130
-    monkeypatch.setattr(training, "MoeTrainer", None)
+    monkeypatch.setattr(training, "fit", None)
     block_of(command(capsys, "soft-prompt", tmp_path, *SHORT))

@@ -16,7 +16,7 @@ import pytest
 from moe_lab.config.schema import Config, TaskConfig, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.tuned_settings import Settings, TunedSettings
+from moe_lab.methods.policy_method import PolicyMethod, Settings
 from moe_lab.runs.tuning import tune
 from moe_lab.runs.tuning.search import Search, paper_model, preset, resolve, resolve_grid
 from moe_lab.runs.tuning.tune import _grid_trials, _limit
@@ -153,11 +153,11 @@ def test_only_a_samplers_trial_has_a_limit_and_it_is_the_worst_value(tuning, sca
     assert _limit(study, SimpleNamespace(number=number), trials) == limit
 
 
-class Powered(TunedSettings):
+class Powered(PolicyMethod):
     """A method whose value is its setting."""
 
     @dataclass(kw_only=True)
-    class Config(TunedSettings.Config):
+    class Config(PolicyMethod.Config):
         name: str = "powered"
         power: float = 7.0
         fixed: int = 3

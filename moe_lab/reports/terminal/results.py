@@ -310,7 +310,7 @@ STUDY_EXPLAINED = {
     "documents": "the number of tuning documents.",
     "at bound": "tuned values at the bound of their search; better values may lie beyond it.",
     "trial 0": "the metric before tuning: the base model's, or with the given temperatures.",
-    "calibrated": "the metric at temperature 0 and its best logit scale (docs/calibration.md).",
+    "calibrated": "the metric at temperature 0 and its best logit scale (docs/routing_methods.md).",
     "tuned": "the metric with the values of the best trial.",
 }
 """The meanings of columns."""

@@ -1,4 +1,5 @@
-"""Breaks if the way from the command line to a run enters other files than docs/architecture.md lists."""
+"""Breaks if the way from the command line to a run, or from a stored run to its row, enters other files than docs/architecture.md
+lists."""
 
 import re
 import sys
@@ -9,8 +10,12 @@ from types import FrameType
 import pytest
 
 import moe_lab
+from moe_lab.reports.scores import CommandTable
+from moe_lab.reports.terminal import print_scores
+from moe_lab.results.model import RunResult
 from moe_lab.routing import noise
 from tests.support.command import FakeRuns, install, run_command
+from tests.support.stored_results import results_of
 
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
@@ -64,6 +69,24 @@ def test_twelve_files_lead_to_the_first_noise(capsys, monkeypatch, tmp_path):
     text = DOCUMENT.read_text(encoding="utf-8")
     way = text[text.index("## The way to the first noise") :].partition("\n## ")[0]
     assert files == re.findall(r"`(\w[\w/]+\.py)`", way) and len(files) <= 12
+
+
+def test_four_files_lead_from_a_stored_run_to_its_row(monkeypatch):
+    stack: list[str] = []
+    interval = RunResult.interval
+
+    def watched(self: RunResult, *place: str) -> object:
+        stack.extend(frame.filename for frame in traceback.extract_stack() if PACKAGE in frame.filename)
+        return interval(self, *place)
+
+    monkeypatch.setattr(RunResult, "interval", watched)
+    print_scores(CommandTable([results_of()]))
+    files = list(dict.fromkeys(file.removeprefix(PACKAGE) for file in stack))
+    way = (
+        DOCUMENT.read_text(encoding="utf-8").partition("From a stored run to its row")[2].partition("\n\n")[0]
+    )
+    assert [*files, "results/model.py"] == re.findall(r"`(\w[\w/]+\.py)`", way)
+    assert len(files) < 4
 
 
 def in_import(frame: FrameType | None) -> bool:

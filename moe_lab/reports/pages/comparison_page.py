@@ -27,7 +27,7 @@ KINDS = {"to_right": TO_RIGHT, "to_wrong": TO_WRONG}
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> Path:
-    """Write the page of a comparison (docs/compare.md) and return its path. Raises ResultsError."""
+    """Write the page of a comparison (docs/results.md) and return its path. Raises ResultsError."""
     evaluations = {one.key: one for one in comparison.evaluations}
     labels = {one.key: f"{one.label} ({one.key})" for one in comparison.evaluations}
     names = distinct_names(comparison.evaluations)

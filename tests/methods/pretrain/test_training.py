@@ -131,7 +131,7 @@ def test_a_loss_of_one_process_that_is_no_number_stops_both(two):
 
 
 def test_every_machine_begins_with_the_same_rows_and_weights():
-    """Those of model=toy-rules and seed 0. If they change, the numbers of docs/toy_rules.md have to be measured again."""
+    """Those of model=toy-rules and seed 0. If they change, the numbers of docs/effects.md have to be measured again."""
     recipe = yaml.safe_load((resource_folder("conf") / "model" / "toy-rules.yaml").read_text())["recipe"]
     short = PretrainConfig(**recipe | {"steps": 4})
     config = Config(method=short)

@@ -69,13 +69,6 @@ def test_a_kind_that_is_not_in_the_registry_is_refused(tmp_path):
         loaded(tmp_path)
 
 
-def test_the_documentation_names_the_files_of_a_kind():
-    page = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
-    text = page.read_text(encoding="utf-8")
-    assert "`write_<kind>(data, folder, stem, title)`" in text
-    assert "`moe_lab/reports/papers/experiment.py`" in text
-
-
 def test_the_kinds_that_methods_declare_are_drawn_from_traces():
     declared = {kind for name in method_names() for kind in get_method(name).figures}
     assert {FIGURES[kind][0] for kind in declared} == {"traces"}

@@ -2,8 +2,6 @@
 that becomes markup."""
 
 import json
-import re
-from base64 import b64decode
 from dataclasses import replace
 from itertools import pairwise
 
@@ -174,17 +172,3 @@ def test_an_odd_record_is_named_and_the_others_are_shown(tmp_path, capsys, forge
     page = write_tables_page(tmp_path)
     assert len(tree(page).xpath("//table[.//@data-row]")) == 1
     assert capsys.readouterr().err.count(paths[0].stem) == 1
-
-
-def test_latex_names_the_setting_n_and_an_interval_over_seeds(tmp_path):
-    """Broken by a column of documents that replaces the setting n."""
-    cells = [
-        TableCell(coordinates={"task": "t", "method.n": n}, run_id="r", results=results)
-        for n, results in (("8", [results_of(value=0.5)]), ("4", [results_of(value=v) for v in (0.4, 0.6)]))
-    ]
-    write_record(cell_table(rows=["task", "method.n"]).experiment, "tiny", cells, tmp_path)
-    [link] = tree(write_tables_page(tmp_path)).xpath("//a[@download='x-tiny.tex']/@href")
-    latex = b64decode(link.partition(",")[2]).decode()
-    assert "task & n & measured & 95\\% over documents & std & 95\\% over seeds & documents & seeds" in latex
-    assert "t & 8 & 0.5000 & [0.4000, 0.6000] &  &  & 4 &  &" in latex
-    assert re.search(r"t & 4 & 0.5000 &  & 0.1414 & \[-\d.\d{4}, \d.\d{4}\] & 4 & 2 &", latex)

@@ -92,5 +92,6 @@ class C3PO(LanguageModel):
         if len(known) < least:
             raise ConfigError(f"C3PO has {len(known)} references, and k={settings.k} neighbours are wanted.")
         config = Config(method=settings, seed=seed)
-        super().__init__(C3POLM(loaded, config, settings, layers, known))
+        lm = C3POLM(loaded, config, settings, layers, known)
+        super().__init__(lm, optimizer=settings.optimizer, k=settings.k, references=len(known))
         self.lm.progress = False

@@ -105,14 +105,22 @@ class LanguageModel:
     """A model of transformers whose tokens an engine of this package computes.
 
     The model is not changed: `model(...)`, and `model.generate` without `custom_generate`, give what they gave before.
+
+    Args:
+        keys: settings that `repr` shows.
     """
 
-    def __init__(self, lm: EngineLM):
+    def __init__(self, lm: EngineLM, **keys: Any):
+        self._keys = keys
         self.model, self.tokenizer = lm.model, lm.tokenizer
         self.lm = lm
         """The same for lm-eval: `lm_eval.simple_evaluate(model=roe.lm)`."""
         self.lm.label = type(self).__name__
         self._engine = lm.engine or RecurrentEngine(RecurrentForward(lm.model, lm.ensemble))
+
+    def __repr__(self) -> str:
+        keys = "".join(f", {key}={value}" for key, value in self._keys.items())
+        return f"{type(self).__name__}({type(self.model).__name__}{keys})"
 
     def generate(
         self, text: str | Sequence[str] | Chat | Sequence[Chat], *, seed: int | None = None, **options: Any

@@ -82,7 +82,8 @@ class RoE(LanguageModel):
         first = method.first_noisy(facts.moe_layers)
         self._ensemble = partial(method.ensemble, self.temperatures, first)
         ensemble = self._ensemble(seed)
-        super().__init__(EngineLM(loaded.model, tokenizer, ensemble=ensemble, seed=seed, progress=False))
+        lm = EngineLM(loaded.model, tokenizer, ensemble=ensemble, seed=seed, progress=False)
+        super().__init__(lm, n=n, temperature=temperature, cache=cache)
 
     def _set_seed(self, seed: int) -> None:
         super()._set_seed(seed)

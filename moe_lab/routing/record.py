@@ -37,6 +37,11 @@ class Record:
         self._parts: dict[int, list[Routing]] = {}
         self._tokens: list[PassTokens] = []
 
+    def __repr__(self) -> str:
+        experts = "/".join(map(str, dict.fromkeys(self.experts)))
+        of = f" of {experts} experts" if experts else ""
+        return f"Record({len(self._parts)} MoE layers{of}, {len(self.positions):,} tokens)"
+
     def expect(self, tokens: PassTokens) -> None:
         """Set the tokens of the next forward pass."""
         self._tokens.append(tokens)

@@ -55,6 +55,10 @@ def new_of(ids, inputs):
     return [row[: row.index(256) + 1] if 256 in row else row for row in new]
 
 
+def test_it_says_what_it_is(roe):
+    assert repr(roe) == f"RoE({type(roe.model).__name__}, n={N}, temperature={TEMPERATURE}, cache=clean)"
+
+
 def test_next_tokens_are_those_of_a_slow_reference(family, roe):
     rng = random.Random(0)
     double = model_and_reference(family)[1]

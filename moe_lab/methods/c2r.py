@@ -48,8 +48,6 @@ class C2R(PolicyMethod):
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
-        """Keys of `conf/method/c2r.yaml`."""
-
         name: str = "c2r"
         partners: int | None = None
         """T, the partners of each expert; null: half of the experts."""

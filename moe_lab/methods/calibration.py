@@ -32,8 +32,6 @@ class Calibration(PolicyMethod):
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
-        """Keys of `conf/method/calibration.yaml`."""
-
         name: str = "calibration"
         logit_scale: float | str = 1.0
         """1 / softmax temperature, or the path of a profile, which `tuning=scale` writes."""

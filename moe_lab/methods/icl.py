@@ -32,8 +32,6 @@ class ICL(Method):
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
-        """Keys of `conf/method/icl.yaml`."""
-
         name: str = "icl"
         k: int = 3
         reference: str | list[str] | None = None

@@ -39,8 +39,6 @@ class SelfContrast(PolicyMethod):
 
     @dataclass(kw_only=True)
     class Config(PolicyMethod.Config):
-        """Keys of `conf/method/scmoe.yaml`."""
-
         name: str = "scmoe"
         beta: float = 0.5
         alpha: float = 0.1

@@ -229,7 +229,6 @@ def right_answers(config: RunConfig) -> GoldOf:
 
     If two documents have the same prompt and choice and different right answers, the first one's is used.
     """
-
     golds: dict[tuple[str, str | None], str] = {}
     for task in load_tasks(config)["tasks"].values():
         chosen = task.get_config("output_type") == "multiple_choice"

@@ -234,7 +234,6 @@ def pretrain(
 
     Raises TaskError for a corpus that is too short.
     """
-
     design = config.method
     units = unit_tables(tokenizer, design.router) if design.router in UNITS else None
     rows, held_out = pack_once(

@@ -174,11 +174,11 @@ class FinetuneFreeze(TrainingMethod):
         return recipe.steps(len(rows)), tokens, recipe.steps_per_epoch(len(rows))
 
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
-        from moe_lab.methods.finetune_freeze.memory import peak_bytes
+        from moe_lab.methods.training_memory import finetuning_peak
 
         rows = self._training_data(config, facts).train.rows
         length = max(len(row.ids) for row in rows)
-        return peak_bytes(self.config, config, facts, length=length, rows=len(rows))
+        return finetuning_peak(self.config, config, facts, length=length, rows=len(rows))
 
     def adapter_parameters(self, config: RunConfig) -> int | None:
         from moe_lab.methods.finetune_freeze.lora import empty_to_train

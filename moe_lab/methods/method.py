@@ -102,7 +102,7 @@ class Method(ABC):
     `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `PolicyMethod`."""
     answer: ClassVar[str | None] = None
     """The default of `task.answer` for multiple-choice tasks."""
-    reports_flips: ClassVar[bool] = False
+    reports_changed_answers: ClassVar[bool] = False
     """Whether its block of results.json counts the examples that became right and wrong."""
 
     figures: ClassVar[tuple[str, ...]] = ()

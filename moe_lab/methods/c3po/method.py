@@ -69,7 +69,7 @@ class C3PO(Method):
 
     answer: ClassVar[str | None] = "letters"
     numerics: ClassVar[int] = 4
-    reports_flips: ClassVar[bool] = True
+    reports_changed_answers: ClassVar[bool] = True
     figures: ClassVar[tuple[str, ...]] = ("steps", "activation", "sample", "retained")
 
     Config = C3POConfig

@@ -115,7 +115,12 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
     if model is None:
         model = load_to_train(training, shard=sharded()).model
     recipe = training.recipe
-    noise = RoutingNoise(training.config.seed) if recipe.routing_noise else None
+    steps = recipe.steps(len(training.rows))
+    noise = RoutingNoise.of(
+        *(training.config.seed, recipe.routing_noise, recipe.routing_noise_schedule),
+        steps=steps,
+        sequences=steps * recipe.step_size,
+    )
     policy = noise if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
     callbacks: list[Any] = []
     if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
@@ -126,7 +131,7 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
             training.config,
             model,
             Rows(training.rows),
-            steps=recipe.steps(len(training.rows)),
+            steps=steps,
             log_steps=LOGGING_STEPS,
             kind=FreezeTrainer,
             callbacks=callbacks,

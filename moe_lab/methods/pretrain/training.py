@@ -31,7 +31,7 @@ from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import Corpus, PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
 from moe_lab.methods.trained import last_checkpoint, save_model, step_of
-from moe_lab.methods.trainer import fit
+from moe_lab.methods.trainer import RoutingNoise, fit
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import UnitTables, unit_tables
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
@@ -178,7 +178,12 @@ def train(training: Training) -> PretrainTrainer:
     model.config.use_cache = False
     if training.units is not None:
         model.set_units(training.units)
-    with training_routing(model, config.seed) as routing:
+    noise = RoutingNoise.of(
+        *(config.seed, design.routing_noise, design.routing_noise_schedule),
+        steps=design.steps,
+        sequences=design.rows,
+    )
+    with training_routing(model, noise) as routing:
         return fit(
             training.folder,
             config,

@@ -155,15 +155,8 @@ class C3PO(Method):
     ) -> dict[str, Any]:
         settings, counted = self.config, counters.get("flops_questions", 0)
         keys = (
-            "optimizer",
-            "k",
-            "epsilon",
-            "kernel",
-            "steps",
-            "core_experts",
-            "tokens",
-            "loss",
-            "persistence",
+            *("optimizer", "k", "epsilon", "kernel", "steps", "core_experts"),
+            *("tokens", "loss", "persistence"),
         )
         block = {key: getattr(settings, key) for key in keys} | {
             "upper_bound": settings.optimizer == "oracle",

@@ -39,8 +39,7 @@ NUMERICS = 1
 class C2R(PolicyMethod):
     """Routes each token to its first expert and to that expert's most co-activated partners."""
 
-    own_routing = True
-    interventions = False
+    expert_metrics = "counted"
     tunings = ()
     profile_key = None
     data_keys = ("dataset", "dataset_size")

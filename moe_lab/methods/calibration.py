@@ -26,7 +26,7 @@ class Calibration(PolicyMethod):
 
     needs_router = False
     per_token = False
-    own_routing = True
+    expert_metrics = "all"
     tunings = ("scale",)
     profile_key = "logit_scale"
 

@@ -62,8 +62,7 @@ class Texts(NamedTuple):
 class Steer(PolicyMethod):
     """Experts that are forced in or out for every token."""
 
-    own_routing = True
-    interventions = False
+    expert_metrics = "counted"
     open_ended = ("activate", "deactivate")
     data_keys = (*SETS, "dataset_size")
     counted = ("changed_fraction", "constrained_decisions", "routing_decisions")

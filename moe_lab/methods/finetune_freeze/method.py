@@ -53,14 +53,14 @@ class FinetuneFreeze(TrainingMethod):
     numerics = 2
     random = True
     per_token = False
-    own_routing = True
 
     Config = FinetuneConfig
 
     def __init__(self, config: Any):
         super().__init__(config)
         self.needs_router = not config.names_no_router
-        self.interventions = config.partners is None  # the constraint leaves no expert to mask or draw
+        # the constraint leaves no expert to mask or draw
+        self.expert_metrics = "all" if config.partners is None else "counted"
         self._prepared: Prepared | None = None
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:

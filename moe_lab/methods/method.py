@@ -92,8 +92,8 @@ class Method(ABC):
     per_token: ClassVar[bool] = True
     """Whether it reads or changes the routing of single tokens, which some models with routers do not allow."""
     expert_metrics: Literal["none", "counted", "all"] = "none"
-    """The metrics that `metrics=expert` has under it. A method that answers each token with the choice of one router has
-    those that are counted. Capacity and Specialization also mask experts and draw them at random."""
+    """The metrics that `metrics=expert` has under it. A method that answers each token with the choice of one router
+    has those that are counted. Capacity and Specialization also mask experts and draw them at random."""
     tunings: ClassVar[tuple[str, ...]] = ()
     """The options of `tuning=` that can search its settings. With tpe, gp, random, uniform and scale such a method has
     `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `PolicyMethod`."""

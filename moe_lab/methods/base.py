@@ -25,10 +25,9 @@ class Base(Method):
 
         name: str = "base"
 
-    compared_with_base = False
     needs_router = False
     per_token = False
-    own_routing = True
+    expert_metrics = "all"
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:

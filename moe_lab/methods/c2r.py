@@ -39,8 +39,7 @@ NUMERICS = 1
 class C2R(PolicyMethod):
     """Routes each token to its first expert and to that expert's most co-activated partners."""
 
-    own_routing = True
-    interventions = False
+    expert_metrics = "counted"
     tunings = ()
     profile_key = None
     data_keys = ("dataset", "dataset_size")
@@ -48,8 +47,6 @@ class C2R(PolicyMethod):
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
-        """Keys of `conf/method/c2r.yaml`."""
-
         name: str = "c2r"
         partners: int | None = None
         """T, the partners of each expert; null: half of the experts."""

@@ -26,14 +26,12 @@ class Calibration(PolicyMethod):
 
     needs_router = False
     per_token = False
-    own_routing = True
+    expert_metrics = "all"
     tunings = ("scale",)
     profile_key = "logit_scale"
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
-        """Keys of `conf/method/calibration.yaml`."""
-
         name: str = "calibration"
         logit_scale: float | str = 1.0
         """1 / softmax temperature, or the path of a profile, which `tuning=scale` writes."""

@@ -226,7 +226,6 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
 @cache
 def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
     """`count` generated conversations, drawn once per process because every training of a grid reads them."""
-
     draw: dict[str, Callable[[str, int], list[dict[str, Any]]]] = {
         "toy": instructions,
         "toy_subtract": conversations,

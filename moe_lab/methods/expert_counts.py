@@ -73,8 +73,6 @@ class TopK(ExpertCount):
 
     @dataclass(kw_only=True)
     class Config(PolicyMethod.Config):
-        """Keys of `conf/method/top-k.yaml`."""
-
         name: str = "top-k"
         k: int | None = None
         """Experts per token; null: twice the model's own number, or all if there are fewer."""
@@ -98,8 +96,6 @@ class TopP(ExpertCount):
 
     @dataclass(kw_only=True)
     class Config(PolicyMethod.Config):
-        """Keys of `conf/method/top-p.yaml`."""
-
         name: str = "top-p"
         p: float = 0.4
         k_max: int | None = None

@@ -32,8 +32,6 @@ class ICL(Method):
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
-        """Keys of `conf/method/icl.yaml`."""
-
         name: str = "icl"
         k: int = 3
         reference: str | list[str] | None = None
@@ -67,27 +65,23 @@ class ICL(Method):
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
         """An upper bound: k times the longest reference before every prompt, as far as the model's input has room."""
-        most = config.max_length or facts.max_length
-        before = self.config.k * self._longest_demonstration(config)
-        return sum(
-            weight * (min(len(context) + before, most) + sum(map(len, continuations)))
-            for weight, asked in workload.asked
-            for context, continuations in asked.scored.items()
-        )
-
-    def _longest_demonstration(self, config: RunConfig) -> int:
-        """Tokens of the longest reference with its answer, and of lm-eval's delimiter after it."""
         from moe_lab.methods.references.store import reference_questions
         from moe_lab.models.tokenizer import load_tokenizer
 
         def longest() -> int:
+            """Tokens of the longest reference with its answer, and of lm-eval's delimiter after it."""
             questions = reference_questions(config, reference_documents(config, self.config))
             texts = [f"{each.prompt}{each.right_answer}\n\n" for each in questions]
             tokenizer = load_tokenizer(config.model, offline=config.offline)
             return max(map(len, tokenizer(texts).input_ids))
 
         key = f"demonstration {task_key(config)} {config.sample_seed} {config.model} {config.offline} {self.config}"
-        return once(key, longest)
+        before, most = self.config.k * once(key, longest), config.max_length or facts.max_length
+        return sum(
+            weight * (min(len(context) + before, most) + sum(map(len, continuations)))
+            for weight, asked in workload.asked
+            for context, continuations in asked.scored.items()
+        )
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         from moe_lab.methods.references.reference_set import references_left

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.engine.planned import Asked
@@ -88,21 +88,18 @@ class Method(ABC):
     needs_router: bool = True
     """Whether a model without a router is refused."""
     reads_weights: ClassVar[bool] = True
-    """Whether it reads the weights of `model=`, not just its tokenizer."""
+    """Whether it begins with the weights of `model=`, the base model that its scores are then compared with."""
     per_token: ClassVar[bool] = True
     """Whether it reads or changes the routing of single tokens, which some models with routers do not allow."""
-    own_routing: ClassVar[bool] = False
-    """Whether each token is answered with the choice of one router, which `metrics=expert` measures."""
-    interventions: bool = True
-    """Whether `metrics=expert` can mask experts and draw them at random under it (Capacity and Specialization)."""
-    compared_with_base: ClassVar[bool] = True
-    """Whether its scores are compared with those of the base model."""
+    expert_metrics: Literal["none", "counted", "all"] = "none"
+    """The metrics that `metrics=expert` has under it. A method that answers each token with the choice of one router
+    has those that are counted. Capacity and Specialization also mask experts and draw them at random."""
     tunings: ClassVar[tuple[str, ...]] = ()
     """The options of `tuning=` that can search its settings. With tpe, gp, random, uniform and scale such a method has
     `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `PolicyMethod`."""
     answer: ClassVar[str | None] = None
     """The default of `task.answer` for multiple-choice tasks."""
-    reports_flips: ClassVar[bool] = False
+    reports_changed_answers: ClassVar[bool] = False
     """Whether its block of results.json counts the examples that became right and wrong."""
 
     figures: ClassVar[tuple[str, ...]] = ()

@@ -39,8 +39,6 @@ class RoE(PolicyMethod):
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
-        """Keys of `conf/method/roe.yaml`."""
-
         name: str = "roe"
         n: int = 32
         temperature: float | list[float] | str = 0.1

@@ -39,8 +39,6 @@ class SelfContrast(PolicyMethod):
 
     @dataclass(kw_only=True)
     class Config(PolicyMethod.Config):
-        """Keys of `conf/method/scmoe.yaml`."""
-
         name: str = "scmoe"
         beta: float = 0.5
         alpha: float = 0.1
@@ -87,13 +85,10 @@ class SelfContrast(PolicyMethod):
         return [{"beta": 0.0, "rank": 1}, *({"beta": beta, "rank": r} for r in ranks for beta in BETAS)]
 
     def planned_ensemble(self) -> Ensemble:
-        return self._ensemble(seed=0)
+        return self.ensemble_for(None, seed=0)
 
-    def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
-        return self._ensemble(seed)
-
-    def _ensemble(self, seed: int) -> Ensemble:
-        """The strong and the weak sample; only the strong one if beta is 0."""
+    def ensemble_for(self, facts: ModelFacts | None, seed: int) -> Ensemble:
+        """The strong and the weak sample; only the strong one if beta is 0. The model makes no difference."""
         from moe_lab.engine.forward.ensemble import Contrast, Ensemble
         from moe_lab.routing.policies import OtherExperts
 

@@ -62,16 +62,13 @@ class Texts(NamedTuple):
 class Steer(PolicyMethod):
     """Experts that are forced in or out for every token."""
 
-    own_routing = True
-    interventions = False
+    expert_metrics = "counted"
     open_ended = ("activate", "deactivate")
     data_keys = (*SETS, "dataset_size")
     counted = ("changed_fraction", "constrained_decisions", "routing_decisions")
 
     @dataclass(kw_only=True)
     class Config(PolicyMethod.Config):
-        """Keys of `conf/method/steer.yaml`."""
-
         name: str = "steer"
         positive: str = "toy_safe"
         negative: str = "toy_unsafe"
@@ -181,7 +178,6 @@ def read_texts(config: RunConfig, key: str, name: str, size: int | None) -> Text
 
     Raises ConfigError or TaskError, which name `key`, if they cannot be read.
     """
-
     if name.endswith((RIGHT, WRONG)):
         content = f"choices {task_key(config)} {config.apply_chat_template} {name} {size}"
         return once(content, lambda: _choices(config, key, name, size))

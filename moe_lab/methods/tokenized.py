@@ -6,6 +6,7 @@ answer token is left, if the assistant speaks first, or if the chat template hid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,16 +91,25 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: in
 def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
     """Whole conversations. The assistant's messages, with their end tokens, have labels.
 
-    Some templates format earlier turns differently from the last one, for example without their reasoning. Then the
-    text of the first turns is no prefix of the whole text, and the conversation is left out.
+    A chat template may mark them ({% generation %}). Otherwise they are located by rendering the first turns. Some
+    templates format earlier turns differently from the last one, for example without their reasoning. Then the text of
+    the first turns is no prefix of the whole text, and the conversation is left out.
     """
+    if re.search(r"{%-?\s*generation\b", tokenizer.get_chat_template()):
+        options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        marked = [_applied(tokenizer, conversation, **options) for conversation in conversations]
+        return [
+            Row(ids, [token if is_answer else NO_LOSS for token, is_answer in zip(ids, mask, strict=True)])
+            for ids, mask in ((each["input_ids"], each["assistant_masks"]) for each in marked)
+        ]
     located = []
     for conversation in conversations:
-        text, spans = _render(tokenizer, conversation, False), []
+        text, spans = _applied(tokenizer, conversation, tokenize=False), []
         for number, message in enumerate(conversation):
             if message["role"] == "assistant":
-                before = _render(tokenizer, conversation[:number], True)
-                through = _render(tokenizer, conversation[: number + 1], False).rstrip()
+                turns = conversation[: number + 1]
+                before = _applied(tokenizer, turns[:-1], tokenize=False, add_generation_prompt=True)
+                through = _applied(tokenizer, turns, tokenize=False).rstrip()
                 if not (text.startswith(before) and text.startswith(through)):
                     break
                 spans.append((len(before), len(through)))
@@ -120,8 +130,8 @@ def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
     return rows
 
 
-def _render(tokenizer: Any, conversation: Conversation, prompt: bool) -> str:
-    options = {"tokenize": False, "add_generation_prompt": prompt}
+def _applied(tokenizer: Any, conversation: Conversation, **options: Any) -> Any:
+    """The chat template applied to a conversation. Raises TaskError for one that it refuses."""
     try:
         return rendered(tokenizer, lambda: tokenizer.apply_chat_template(conversation, **options))
     except ConfigError as error:

@@ -254,49 +254,55 @@ def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **NO_CODE, **options)
 
 
-class Temperatures:
-    """The temperature of each sequence of a training, uniform between 0 and the highest one.
-
-    With `schedule` "constant" the highest temperature stays the same; with "linear" it falls to 0 at the last step.
-    """
-
-    def __init__(self, highest: float, schedule: str, *, steps: int, sequences: int, seed: int):
-        self.falls, self.steps = schedule == "linear", steps
-        drawn = np.random.default_rng([seed, sequences]).random(sequences, dtype=np.float32)
-        self.drawn = torch.from_numpy(drawn) * highest
-
-    def __call__(self, sequence_B: Tensor, step: int) -> Tensor:
-        """float32 [B]: the temperatures of these sequences (numbered over the training) at an optimizer step."""
-        share = 1 - step / max(1, self.steps - 1) if self.falls else 1.0
-        return share * self.drawn[sequence_B.cpu()]
-
-
 class RoutingNoise:
     """RoE's noise on the routers' choice (equation 1) while a model trains, with a temperature for each sequence.
 
     This policy chooses experts by scores + temperature x Gumbel noise, and weighs them by the clean scores. It changes
     only the passes inside `noisy`. The key of the noise is (seed, sequence, position, layer, expert), so a resumed
     training draws the same noise, and several processes draw the same noise as one.
+
+    Args:
+        temperatures: float32, of each sequence of the training.
+        falls_over: the number of optimizer steps over which the temperatures fall to 0; None: they stay.
     """
 
-    def __init__(self, seed: int):
-        self.seed = seed
+    def __init__(self, seed: int, temperatures: Tensor, falls_over: int | None = None):
+        self.seed, self.drawn, self.falls_over = seed, temperatures, falls_over
         self._pass: tuple[NoisyTokens, Tensor] | None = None
         """Tokens and temperatures [T] of the last pass with noise."""
         self._noisy = False
 
+    @classmethod
+    def of(
+        cls, seed: int, highest: float, schedule: str, *, steps: int, sequences: int
+    ) -> RoutingNoise | None:
+        """With temperatures that are uniform between 0 and the highest one; None if that is 0.
+
+        They stay ("constant"), or fall to 0 at the last step ("linear").
+        """
+        if not highest:
+            return None
+        drawn = np.random.default_rng([seed, sequences]).random(sequences, dtype=np.float32)
+        return cls(seed, torch.from_numpy(drawn) * highest, steps if schedule == "linear" else None)
+
+    def temperatures(self, sequence_B: Tensor, step: int) -> Tensor:
+        """float32 [B]: the temperatures of these sequences (numbered over the training) at an optimizer step."""
+        share = 1 - step / max(1, self.falls_over - 1) if self.falls_over else 1.0
+        return share * self.drawn[sequence_B.cpu()]
+
     @contextmanager
-    def noisy(self, sequence_B: Tensor, length: int, temperature_B: Tensor) -> Iterator[None]:
+    def noisy(self, sequence_B: Tensor, length: int, step: int = 0) -> Iterator[None]:
         """Add noise to passes over these sequences, each of `length` tokens with padding on the right."""
-        device, count = temperature_B.device, sequence_B.numel() * length
+        device, count = sequence_B.device, sequence_B.numel() * length
         zero_T = torch.zeros(count, dtype=torch.int64, device=device)
         tokens = NoisyTokens(
             index=torch.arange(count, device=device),
-            document=sequence_B.to(device).repeat_interleave(length),
+            document=sequence_B.repeat_interleave(length),
             repeat=zero_T,
             row=zero_T + 1,
             position=torch.arange(length, device=device).repeat(sequence_B.numel()),
         )
+        temperature_B = self.temperatures(sequence_B, step).to(device)
         self._pass, self._noisy = (tokens, temperature_B.repeat_interleave(length)), True
         try:
             yield

@@ -126,7 +126,7 @@ class Plan:
     def add_run(self, run: Run, workload: Workload) -> None:
         state, share = run_state(run, workload)
         missing = state != "done"
-        again = evaluations() if run.config.metrics == "expert" and run.method.interventions else 0
+        again = evaluations() if run.config.metrics == "expert" and run.method.expert_metrics == "all" else 0
         measured = run.measured and not run.config.rerun
         tokens = run.method.forward_tokens(workload, run.config, run.facts)
         todo = round(tokens * (share + again * (not measured)))

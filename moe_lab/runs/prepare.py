@@ -119,7 +119,8 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     check_generation(config, facts, tasks)
     check_votes(method, config, tasks)
     run = _identified(config, method, facts, tasks, samples)
-    if not config.baseline or not method.compared_with_base or config.predict_only:
+    compared = method.reads_weights and config.method.name != "base"
+    if not config.baseline or not compared or config.predict_only:
         return run
 
     def run_of(other: Config) -> Run:

@@ -135,9 +135,6 @@ class Powered(PolicyMethod):
     def grid(self, facts: Any) -> list[Settings]:
         return [{"power": 0.0}, {"power": 1.0}]
 
-    def open(self, model: Any, context: Any) -> Any:
-        raise NotImplementedError
-
 
 def powered(**keys: Any) -> Powered:
     return Powered(Powered.Config(**keys))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_lab.methods.trainer import RoutingNoise, Temperatures
+from moe_lab.methods.trainer import RoutingNoise
 from moe_lab.routing.hook import routed
 from moe_lab.routing.noise import gumbel
 from tests.support.models import make_model
@@ -23,9 +23,10 @@ def model(request):
 @torch.no_grad()
 def passed(model, rows: list[int], temperature: list[float], seed: int = 3) -> tuple[Tensor, Seen]:
     """Logits of the rows (`rows` are their numbers), and what came out of the routers."""
-    noise, seen = RoutingNoise(seed), Seen()
-    numbers = torch.tensor(rows)
-    with routed(model, noise), routed(model, seen), noise.noisy(numbers, LENGTH, torch.tensor(temperature)):
+    numbers, temperatures = torch.tensor(rows), torch.zeros(8)
+    temperatures[numbers] = torch.tensor(temperature)
+    noise, seen = RoutingNoise(seed, temperatures), Seen()
+    with routed(model, noise), routed(model, seen), noise.noisy(numbers, LENGTH):
         logits = model(ids(8)[numbers], use_cache=False).logits
     return logits, seen
 
@@ -42,9 +43,9 @@ def test_temperature_0_is_no_noise_bit_for_bit(model):
 
 
 def test_outside_its_pass_there_is_none_even_after_an_error(olmoe):
-    noise = RoutingNoise(0)
+    noise = RoutingNoise(0, torch.tensor([5.0]))
     with routed(olmoe, noise), torch.no_grad():
-        with pytest.raises(KeyboardInterrupt), noise.noisy(torch.arange(1), LENGTH, torch.tensor([5.0])):
+        with pytest.raises(KeyboardInterrupt), noise.noisy(torch.arange(1), LENGTH):
             noisy = olmoe(ids(1), use_cache=False).logits
             raise KeyboardInterrupt
         after = olmoe(ids(1), use_cache=False).logits
@@ -79,16 +80,17 @@ def test_noise_is_that_of_the_row_wherever_it_is(olmoe):
 
 
 def test_gradients_reach_the_router_through_the_clean_weights():
-    model, noise = make_model("olmoe"), RoutingNoise(0)
-    with routed(model, noise), noise.noisy(torch.arange(2), LENGTH, torch.tensor([1.0, 2.0])):
+    model, noise = make_model("olmoe"), RoutingNoise(0, torch.tensor([1.0, 2.0]))
+    with routed(model, noise), noise.noisy(torch.arange(2), LENGTH):
         model(ids(2), labels=ids(2), use_cache=False).loss.backward()
     for layer in model.model.layers:
         assert layer.mlp.gate.weight.grad.abs().max() > 0
 
 
 def drawn(seed: int, highest: float, schedule: str = "constant", step: int = 0) -> Tensor:
-    temperatures = Temperatures(highest, schedule, steps=4, sequences=4000, seed=seed)
-    return temperatures(torch.arange(4000), step)
+    noise = RoutingNoise.of(seed, highest, schedule, steps=4, sequences=4000)
+    assert noise is not None
+    return noise.temperatures(torch.arange(4000), step)
 
 
 def test_temperatures_are_uniform_and_of_the_seed():

@@ -3,6 +3,7 @@ counted, conversations that runs of a grid encode again, or get from another tok
 """
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -41,7 +42,12 @@ def learned(tokenizer, row: Row) -> str:
     return tokenizer.decode([label for label in row.labels if label != NO_LOSS])
 
 
-def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(tiny):
+@pytest.mark.parametrize("marked", (True, False))
+def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(marked, tiny):
+    """Where the template marks them, and where they are located by the text of the first turns."""
+    assert "{% generation %}" in tiny.chat_template
+    if not marked:
+        tiny.chat_template = re.sub("{% (end)?generation %}", "", tiny.chat_template)
     [row] = encode(tiny, [TURNS])
     assert learned(tiny, row) == " In Rome.<|endoftext|> In Oslo, I think.<|endoftext|>"
     assert tiny.decode(row.ids).startswith(
@@ -70,6 +76,12 @@ def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(ti
     assert [learned(tiny, row) for row in made.rows] == ["<think>In Rome."] and made.left_out == 1
     with pytest.raises(ConfigError, match="model.tokenizer="):
         encode_all(tiny, [TURNS, TURNS], 2048)
+    tiny.chat_template = tiny.chat_template.replace(
+        "{{ m.content }}", "{% if m.role == 'user' %}{{ m.content }}{% else %}{%- generation %}{{ m.content }}"
+        "{% endgeneration %}{% endif %}",
+    )  # fmt: skip
+    [row] = encode_all(tiny, [TURNS], 2048).rows
+    assert learned(tiny, row) == " In Rome.In Oslo, I think.", "marked answers are found all the same"
 
 
 def test_empty_conversations_and_those_that_the_assistant_opens_are_left_out(tiny):

@@ -14,13 +14,12 @@ import torch
 from moe_lab.config.schema import ModelConfig
 from moe_lab.engine.footprint import Meter, known_of
 from moe_lab.methods.finetune_freeze.config import SCHEDULES, Lora
-from moe_lab.methods.finetune_freeze.memory import peak_bytes
 from moe_lab.methods.finetune_freeze.trainer import Freezing
 from moe_lab.methods.finetune_freeze.training import finetune, load_to_train
 from moe_lab.methods.pretrain import training as pretraining
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.pretrain.trainer import AtCheckpoints
-from moe_lab.methods.training_memory import STEP_BYTES, STEP_COPIES, bytes_of
+from moe_lab.methods.training_memory import STEP_BYTES, STEP_COPIES, bytes_of, finetuning_peak
 from tests.support import pretrainings
 from tests.support.models import make_tokenizer, small_model
 from tests.support.tiers import first_fast
@@ -55,7 +54,7 @@ def test_the_plan_of_a_fine_tuning_holds(seed, tmp_path, monkeypatch):
     training = training_of(tmp_path / "training", count=count, dtype=dtype, **settings)
     config = replace(training.config, model=ModelConfig(path=str(tmp_path / "model")))
     training = replace(training, config=config, rows=rows(count, length))
-    planned = peak_bytes(config.method, config, SimpleNamespace(dtype=dtype), rows=count, length=length)
+    planned = finetuning_peak(config.method, config, SimpleNamespace(dtype=dtype), rows=count, length=length)
     model = load_to_train(training).model
     meter = Meter(known_of(model))
     monkeypatch.setattr(Freezing, "on_step_end", lambda *_, **__: peaks.append(meter.peak))

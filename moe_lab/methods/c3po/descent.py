@@ -78,10 +78,7 @@ class NeighbourLoss:
         self.found_N = weight_Nk.sum(dim=-1) > 0
         """bool: whether a question has neighbours."""
         share_Nk = weight_Nk / weight_Nk.sum(dim=-1, keepdim=True)
-        pairs = [(n, j, neighbours[n][j]) for n, j in weight_Nk.nonzero().tolist()]
-        found = [(n, j, suffix) for n, j, suffix in pairs if suffix is not None]
-        if len(found) < len(pairs):
-            raise ValueError("A neighbour with a weight was not read.")
+        found = [(n, j, s) for n, j in weight_Nk.nonzero().tolist() if (s := neighbours[n][j]) is not None]
         found.sort(key=lambda pair: len(pair[2].tree))
         self._suffixes = [suffix for _, _, suffix in found]
         self.question_P = torch.tensor([n for n, _, _ in found], dtype=torch.long)

@@ -130,10 +130,16 @@ def mode_finding(
         distance_NR = distances(changed.probs_NWLE(), reference_RWLE)
         if excluded_NR is not None:
             distance_NR = distance_NR.masked_fill(excluded_NR, torch.inf)
-        mean_NWLE, found_N = _local_mean(distance_NR, reference_RWLE, settings)
+        near_Nk, index_Nk = distance_NR.topk(min(settings.k, distance_NR.shape[1]), largest=False)
+        if settings.epsilon is not None:
+            near_Nk = near_Nk.masked_fill(near_Nk.square() / 2 > settings.epsilon, torch.inf)
+        weight_Nk = kernel(settings.kernel, near_Nk, settings.bandwidth)
+        total_N1 = weight_Nk.sum(dim=-1, keepdim=True)
+        share_Nk = weight_Nk / total_N1.clamp(min=torch.finfo(weight_Nk.dtype).tiny)
+        mean_NWLE = torch.einsum("nk,nkwle->nwle", share_Nk, reference_RWLE[index_Nk])  # equation 8
         own_NWLC = changed.core_probs()
         moved_NWLC = alpha * own_NWLC + (1 - alpha) * changed.to_core(mean_NWLE)
-        changed.set_core(moved_NWLC.where(found_N[:, None, None, None], own_NWLC))
+        changed.set_core(moved_NWLC.where(total_N1[..., None, None] > 0, own_NWLC))
         losses.append(loss.value(changed, "topk"))
         watch(changed)
     check_losses(torch.stack(losses), loss.found_N)
@@ -147,14 +153,3 @@ def without_neighbours(
     distance_NR = distances(pathways.probs_NWLE(), reference_RWME[:, :, pathways.layers])
     radius = torch.inf if settings.epsilon is None else settings.epsilon
     return ((distance_NR.square() / 2 > radius) | excluded_NR).all(dim=1)
-
-
-def _local_mean(distance_NR: Tensor, reference_RWLE: Tensor, settings: C3POConfig) -> tuple[Tensor, Tensor]:
-    """([N, W, L, E] of equation 8, bool [N]: whether there was a neighbour)."""
-    near_Nk, index_Nk = distance_NR.topk(min(settings.k, distance_NR.shape[1]), largest=False)
-    if settings.epsilon is not None:
-        near_Nk = near_Nk.masked_fill(near_Nk.square() / 2 > settings.epsilon, torch.inf)
-    weight_Nk = kernel(settings.kernel, near_Nk, settings.bandwidth)
-    total_N1 = weight_Nk.sum(dim=-1, keepdim=True)
-    share_Nk = weight_Nk / total_N1.clamp(min=torch.finfo(weight_Nk.dtype).tiny)
-    return torch.einsum("nk,nkwle->nwle", share_Nk, reference_RWLE[index_Nk]), total_N1[:, 0] > 0

@@ -69,7 +69,7 @@ class C3PO(Method):
 
     answer: ClassVar[str | None] = "letters"
     numerics: ClassVar[int] = 4
-    reports_flips: ClassVar[bool] = True
+    reports_changed_answers: ClassVar[bool] = True
     figures: ClassVar[tuple[str, ...]] = ("steps", "activation", "sample", "retained")
 
     Config = C3POConfig
@@ -155,15 +155,8 @@ class C3PO(Method):
     ) -> dict[str, Any]:
         settings, counted = self.config, counters.get("flops_questions", 0)
         keys = (
-            "optimizer",
-            "k",
-            "epsilon",
-            "kernel",
-            "steps",
-            "core_experts",
-            "tokens",
-            "loss",
-            "persistence",
+            *("optimizer", "k", "epsilon", "kernel", "steps", "core_experts"),
+            *("tokens", "loss", "persistence"),
         )
         block = {key: getattr(settings, key) for key in keys} | {
             "upper_bound": settings.optimizer == "oracle",
@@ -229,7 +222,6 @@ def right_answers(config: RunConfig) -> GoldOf:
 
     If two documents have the same prompt and choice and different right answers, the first one's is used.
     """
-
     golds: dict[tuple[str, str | None], str] = {}
     for task in load_tasks(config)["tasks"].values():
         chosen = task.get_config("output_type") == "multiple_choice"

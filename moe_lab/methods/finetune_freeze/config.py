@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
 from moe_lab.config.validators import above_zero, at_least, coerce, did_you_mean, one_of
@@ -35,12 +35,6 @@ MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, EIGHT_BIT: 2, "adagrad": 1,
 """`optim` of transformers' TrainingArguments, and the numbers that it keeps for each trained number."""
 SCHEDULERS = ("linear", "cosine", "constant_with_warmup")
 """`lr_scheduler_type` of transformers' TrainingArguments."""
-NOT_WEIGHTS = (
-    *("name", "schedule", "phases", "freeze_shared_experts", "dataset", "dataset_size", "validation_size"),
-    *("activation_checkpointing", "save_steps", "compare_with_full", "profile"),
-    *("push_to_hub", "hub_model_id", "hub_private_repo"),
-)
-"""Keys that are not in a `Recipe`. Some determine the weights through other fields, as `schedule` does by `phases`."""
 TOY_VALIDATION_SIZE = 100
 """Default number of validation conversations of a generated data set."""
 STEP_SIZE = 4
@@ -274,11 +268,8 @@ class FinetuneConfig(RecipeKeys, Method.Config):
 
     def recipe(self) -> Recipe:
         """The keys that determine the weights."""
-        own = {key: value for key, value in asdict(self).items() if key not in NOT_WEIGHTS}
-        own["batch_size"] = self.batch_size or (STEP_SIZE if self.dataset in TOY_SIZES else 1)
-        passes = self.gradient_accumulation or max(1, STEP_SIZE // own["batch_size"])
-        own["gradient_accumulation"] = passes * num_processes()
-        own["lora"] = None if self.lora.r is None else self.lora
+        batch_size = self.batch_size or (STEP_SIZE if self.dataset in TOY_SIZES else 1)
+        passes = self.gradient_accumulation or max(1, STEP_SIZE // batch_size)
         phases = phases_of(self.schedule, self.phases)
         if self.freeze_shared_experts:  # in phases that freeze the experts
             phases = tuple(
@@ -287,7 +278,13 @@ class FinetuneConfig(RecipeKeys, Method.Config):
                 else phase
                 for phase in phases
             )
-        return Recipe(phases=phases, **own)
+        return Recipe(
+            phases=phases,
+            batch_size=batch_size,
+            gradient_accumulation=passes * num_processes(),
+            lora=None if self.lora.r is None else self.lora,
+            **{field.name: getattr(self, field.name) for field in fields(RecipeKeys)},
+        )
 
 
 @dataclass(kw_only=True)

@@ -53,14 +53,14 @@ class FinetuneFreeze(TrainingMethod):
     numerics = 2
     random = True
     per_token = False
-    own_routing = True
 
     Config = FinetuneConfig
 
     def __init__(self, config: Any):
         super().__init__(config)
         self.needs_router = not config.names_no_router
-        self.interventions = config.partners is None  # the constraint leaves no expert to mask or draw
+        # the constraint leaves no expert to mask or draw
+        self.expert_metrics = "all" if config.partners is None else "counted"
         self._prepared: Prepared | None = None
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
@@ -174,11 +174,11 @@ class FinetuneFreeze(TrainingMethod):
         return recipe.steps(len(rows)), tokens, recipe.steps_per_epoch(len(rows))
 
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
-        from moe_lab.methods.finetune_freeze.memory import peak_bytes
+        from moe_lab.methods.training_memory import finetuning_peak
 
         rows = self._training_data(config, facts).train.rows
         length = max(len(row.ids) for row in rows)
-        return peak_bytes(self.config, config, facts, length=length, rows=len(rows))
+        return finetuning_peak(self.config, config, facts, length=length, rows=len(rows))
 
     def adapter_parameters(self, config: RunConfig) -> int | None:
         from moe_lab.methods.finetune_freeze.lora import empty_to_train

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from moe_lab.methods.finetune_freeze.config import Phase, Recipe, phase_at
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups, trainable
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Rows
-from moe_lab.methods.trainer import LOSS, MoeTrainer, RoutingNoise, Temperatures
+from moe_lab.methods.trainer import LOSS, MoeTrainer, RoutingNoise
 from moe_lab.routing.passes import transformers_model
 
 OPTIMIZER = "optimizer_{rank}.pt"
@@ -147,12 +147,6 @@ class FreezeTrainer(MoeTrainer):
             self.add_callback(AtEpochEnds(recipe.steps_per_epoch(rows), recipe.early_stop_patience))
         if self.auxiliary:
             transformers_model(self.model).router_aux_loss_coef = 0.0  # `compute_loss` adds the loss
-        self.temperatures = Temperatures(
-            *(recipe.routing_noise, recipe.routing_noise_schedule),
-            steps=recipe.steps(rows),
-            sequences=recipe.steps(rows) * recipe.step_size,
-            seed=self.args.seed,
-        )
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Order:
         rows, steps = len(self.train_dataset), self.recipe.steps_per_epoch(len(self.train_dataset))
@@ -216,8 +210,7 @@ class FreezeTrainer(MoeTrainer):
         step, (size, length) = self.state.global_step, ids_BS.shape
         number = len(self.losses) * self.args.world_size + self.args.process_index  # of the pass, in its step
         first = step * self.recipe.step_size + number * self.recipe.batch_size
-        sequence_B = torch.arange(first, first + size)
-        return self.noise.noisy(sequence_B, length, self.temperatures(sequence_B, step).to(ids_BS.device))
+        return self.noise.noisy(torch.arange(first, first + size, device=ids_BS.device), length, step)
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Cross-entropy per answer token of the validation conversations, in passes of the training's size."""

@@ -32,12 +32,12 @@ from moe_lab.config.schema import Config
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
 from moe_lab.methods.finetune_freeze.constraint import constraint_in, write_profile
 from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
-from moe_lab.methods.finetune_freeze.memory import memory
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
 from moe_lab.methods.trainer import LOSS, RoutingNoise, fit, load_checkpoint, own_checkpoint
+from moe_lab.methods.training_memory import phase_memory
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import ModelFacts
@@ -104,7 +104,7 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
         "last_loss": lines[-1]["loss"],
         "validation": {"losses": losses, "kept_step": kept} if training.validation else None,
         "expert_metrics": summary(training.folder) if training.validation else None,
-        "phases": [asdict(phase) | memory(model, groups, phase, recipe) for phase in recipe.phases],
+        "phases": [asdict(phase) | phase_memory(model, groups, phase, recipe) for phase in recipe.phases],
         "processes": num_processes(),
         "sharded": sharded(),
     }
@@ -115,7 +115,12 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
     if model is None:
         model = load_to_train(training, shard=sharded()).model
     recipe = training.recipe
-    noise = RoutingNoise(training.config.seed) if recipe.routing_noise else None
+    steps = recipe.steps(len(training.rows))
+    noise = RoutingNoise.of(
+        *(training.config.seed, recipe.routing_noise, recipe.routing_noise_schedule),
+        steps=steps,
+        sequences=steps * recipe.step_size,
+    )
     policy = noise if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
     callbacks: list[Any] = []
     if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
@@ -126,7 +131,7 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
             training.config,
             model,
             Rows(training.rows),
-            steps=recipe.steps(len(training.rows)),
+            steps=steps,
             log_steps=LOGGING_STEPS,
             kind=FreezeTrainer,
             callbacks=callbacks,

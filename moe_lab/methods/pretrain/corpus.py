@@ -168,9 +168,23 @@ def pack(
     The first documents are held out, up to the end of the last validation row. Training begins with the next document.
     A short corpus has fewer training rows. Raises TaskError if it has none.
     """
-    documents = _tokenized(corpus, tokenizer)
+
+    def tokenized() -> Iterator[list[int]]:
+        """Token ids of each document with the end token."""
+        documents = corpus.documents()
+        while texts := list(islice(documents, DOCUMENTS)):
+            encoded = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
+            yield from ([*ids, tokenizer.eos_token_id] for ids in encoded)
+
+    documents, parts = tokenized(), []
     with Progress(rows + held_out, "packing", "row", shown=shown) as progress:
-        parts = [_packed_rows(documents, wanted, length, progress) for wanted in (held_out, rows)]
+        for wanted in (held_out, rows):
+            tokens, count = array("i"), 0
+            while count < wanted and (ids := next(documents, None)) is not None:
+                tokens.extend(ids)
+                before, count = count, min(wanted, len(tokens) // length)
+                progress.update(count - before)
+            parts.append(np.frombuffer(tokens, dtype=np.int32)[: count * length].reshape(-1, length))
     if not len(parts[1]):
         raise TaskError(
             f"The corpus is too short: its first documents fill {len(parts[0])} of method.validation_rows={held_out} "
@@ -178,24 +192,6 @@ def pack(
             "shorter documents, or lower method.validation_rows or method.sequence_length."
         )
     return parts[1], parts[0]
-
-
-def _tokenized(corpus: Corpus, tokenizer: Any) -> Iterator[list[int]]:
-    """Token ids of each document with the end token."""
-    documents = corpus.documents()
-    while texts := list(islice(documents, DOCUMENTS)):
-        encoded = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-        yield from ([*ids, tokenizer.eos_token_id] for ids in encoded)
-
-
-def _packed_rows(documents: Iterator[list[int]], wanted: int, length: int, progress: Progress) -> Any:
-    """At most `wanted` rows of the next documents."""
-    tokens, rows = array("i"), 0
-    while rows < wanted and (ids := next(documents, None)) is not None:
-        tokens.extend(ids)
-        before, rows = rows, min(wanted, len(tokens) // length)
-        progress.update(rows - before)
-    return np.frombuffer(tokens, dtype=np.int32)[: rows * length].reshape(-1, length)
 
 
 class PackedRows(Dataset[dict[str, torch.Tensor]]):

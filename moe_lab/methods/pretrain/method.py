@@ -43,8 +43,7 @@ class Pretrain(TrainingMethod):
     needs_router = False
     per_token = False
     reads_weights = False
-    own_routing = True
-    compared_with_base = False
+    expert_metrics = "all"
 
     Config = PretrainConfig
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from moe_lab.methods.pretrain.config import PretrainConfig
-from moe_lab.methods.trainer import MoeTrainer, RoutingNoise, Temperatures
+from moe_lab.methods.trainer import MoeTrainer, RoutingNoise
 from moe_lab.models.designs.routers import DesignRouter
 from moe_lab.routing.hook import Router, Routing, find_routers, routed, why_fixed
 
@@ -64,26 +64,25 @@ def _probability(logits_TE: Tensor) -> Tensor:
 class TrainingRouting:
     """A policy that records every layer's decisions of a training pass, after optional noise on them."""
 
-    def __init__(self, seed: int):
-        self.noise = RoutingNoise(seed)
+    def __init__(self, noise: RoutingNoise | None):
+        self.noise = noise
         self.layers: list[Routing] = []
         """The decisions of the last pass, by layer; empty for a dense model. With expert choice `index_TK` has the
         tokens of each expert instead; then no regularizer reads them."""
         self._keeps = False
 
     @contextmanager
-    def one_pass(self, row_B: Tensor, length: int, temperature_B: Tensor | None) -> Iterator[None]:
-        """Record one pass over rows [B] of `length` tokens; `temperature_B` is None for no noise."""
+    def one_pass(self, row_B: Tensor, length: int, step: int = 0) -> Iterator[None]:
+        """Record one pass over rows [B] of `length` tokens."""
         self.layers, self._keeps = [], True
-        noise = nullcontext() if temperature_B is None else self.noise.noisy(row_B, length, temperature_B)
         try:
-            with noise:
+            with self.noise.noisy(row_B, length, step) if self.noise else nullcontext():
                 yield
         finally:
             self._keeps = False
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        noisy = self.noise(router, routing)
+        noisy = self.noise(router, routing) if self.noise else None
         self._keep(noisy or routing)
         return noisy
 
@@ -97,12 +96,12 @@ class TrainingRouting:
 
 
 @contextmanager
-def training_routing(model: nn.Module, seed: int) -> Iterator[TrainingRouting]:
+def training_routing(model: nn.Module, noise: RoutingNoise | None) -> Iterator[TrainingRouting]:
     """Install the policy on a model with routers of single tokens.
 
     Routers of words and sentences and expert choice are only observed. A dense model has none.
     """
-    routing = TrainingRouting(seed)
+    routing = TrainingRouting(noise)
     if find_routers(model) and not why_fixed(model):
         with routed(model, routing):
             yield routing
@@ -160,12 +159,6 @@ class PretrainTrainer(MoeTrainer):
         }
         self.seen: dict[str, list[Tensor]] = {}
         """Regularizers [layers] of the passes since the last line of the log."""
-        self.temperatures = Temperatures(
-            *(design.routing_noise, design.routing_noise_schedule),
-            steps=design.steps,
-            sequences=design.rows,
-            seed=options["args"].seed,
-        )
         super().__init__(**options)
         self.balance = LossFreeBalance(self.model, design.bias_rate) if design.bias_rate else None
         if self.balance:
@@ -177,10 +170,8 @@ class PretrainTrainer(MoeTrainer):
     ) -> Any:
         """Cross-entropy plus each regularizer times its coefficient: the mean over MoE layers and the step's passes."""
         inputs = dict(inputs)
-        row_B, temperature_B = inputs.pop("row"), None
-        if self.design.routing_noise:
-            temperature_B = self.temperatures(row_B, self.state.global_step).to(self.args.device)
-        with self.routing.one_pass(row_B, inputs["input_ids"].shape[1], temperature_B):
+        row_B = inputs.pop("row").to(self.args.device)
+        with self.routing.one_pass(row_B, inputs["input_ids"].shape[1], self.state.global_step):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.balance:
             self.balance.count(self.routing.layers)

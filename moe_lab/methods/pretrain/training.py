@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import Corpus, PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
 from moe_lab.methods.trained import last_checkpoint, save_model, step_of
-from moe_lab.methods.trainer import fit
+from moe_lab.methods.trainer import RoutingNoise, fit
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import UnitTables, unit_tables
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
@@ -91,26 +90,19 @@ def leak(model: Any, held_out: Any) -> dict[str, Any]:
 
 def _losses(model: Any, rows_RS: Tensor, others_RS: Tensor, targets_P: Tensor) -> Tensor:
     """[3, R]: each row's loss with its later tokens, with those of the other row, and without any."""
-    whole_RPV = model(input_ids=rows_RS, logits_to_keep=(targets_P - 1).to(rows_RS.device)).logits
-    passes = list(_passes(model, rows_RS, others_RS, targets_P))
-    replaced_RPV, prefix_RPV = (torch.stack(logits, dim=1) for logits in zip(*passes, strict=True))
-    targets_RP = rows_RS[:, targets_P.to(rows_RS.device)]
+    before_P = (targets_P - 1).to(rows_RS.device)
+    whole_RPV = model(input_ids=rows_RS, logits_to_keep=before_P).logits
+    replaced, prefix = [], []
+    for target, last in zip(targets_P.tolist(), before_P.split(1), strict=True):
+        mixed_RS = torch.cat([rows_RS[:, :target], others_RS[:, target:]], dim=1)
+        replaced.append(model(input_ids=mixed_RS, logits_to_keep=last).logits[:, 0])
+        prefix.append(model(input_ids=rows_RS[:, :target], logits_to_keep=1).logits[:, 0])
+    targets_RP = rows_RS[:, before_P + 1]
     losses = [
         cross_entropy(logits.float().transpose(1, 2), targets_RP, reduction="none").mean(1)
-        for logits in (whole_RPV, replaced_RPV, prefix_RPV)
+        for logits in (whole_RPV, torch.stack(replaced, dim=1), torch.stack(prefix, dim=1))
     ]
     return torch.stack(losses)
-
-
-def _passes(
-    model: Any, rows_RS: Tensor, others_RS: Tensor, targets_P: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each target, the logits [R, V] that predict it: before the other row's tokens, and before none."""
-    for target in targets_P.tolist():
-        mixed_RS = torch.cat([rows_RS[:, :target], others_RS[:, target:]], dim=1)
-        last = torch.tensor([target - 1], device=rows_RS.device)
-        replaced_RV = model(input_ids=mixed_RS, logits_to_keep=last).logits[:, 0]
-        yield replaced_RV, model(input_ids=rows_RS[:, :target], logits_to_keep=1).logits[:, 0]
 
 
 def _difference(difference_R: Tensor) -> dict[str, Any]:
@@ -186,7 +178,12 @@ def train(training: Training) -> PretrainTrainer:
     model.config.use_cache = False
     if training.units is not None:
         model.set_units(training.units)
-    with training_routing(model, config.seed) as routing:
+    noise = RoutingNoise.of(
+        *(config.seed, design.routing_noise, design.routing_noise_schedule),
+        steps=design.steps,
+        sequences=design.rows,
+    )
+    with training_routing(model, noise) as routing:
         return fit(
             training.folder,
             config,
@@ -242,7 +239,6 @@ def pretrain(
 
     Raises TaskError for a corpus that is too short.
     """
-
     design = config.method
     units = unit_tables(tokenizer, design.router) if design.router in UNITS else None
     rows, held_out = pack_once(

@@ -165,8 +165,11 @@ def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
 def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str]]:
     """(the tasks of a source by `<task>:<split>`, the metrics of those that generate).
 
-    They are its `hub_tasks`, if it has any, where `data_dir` has no folder for the others.
+    They are its `hub_tasks`, if it has any, where `data_dir` has no folder for the others. Raises ConfigError for
+    answers that cannot be graded one by one.
     """
+    from moe_lab.engine.hf import THINK_END
+
     parts = [(name, *named_task(config, name, source.own)) for name in source.tasks]
     local = any(
         (Path(config.data_dir or "") / (task.data_folder or str(task.name))).is_dir() for _, task, _ in parts
@@ -193,29 +196,23 @@ def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str
         for task_name, task in loaded["tasks"].items():
             key = f"{task_name}:{task.config.test_split}"
             tasks[key] = task
-            if _answerable(key, task) == "generate_until":
+            kind = task.get_config("output_type")
+            if kind not in ("multiple_choice", "generate_until") or getattr(task, "UNSAFE_CODE", False):
+                raise ConfigError(
+                    f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or "
+                    "wrong.\nUse another one with method.reference=<lm-eval task>."
+                )
+            if kind == "generate_until":
+                if THINK_END in task.get_config("generation_kwargs"):
+                    raise ConfigError(
+                        f"{key} cannot be a reference of C3PO: the model reasons before its answer "
+                        "(model.think_end_token), and the answer's loss is that of its tokens right after the prompt.\n"
+                        "Use a multiple-choice task."
+                    )
                 metrics[key] = (
                     task_config.metric or f"{task.config.metric_list[0]['metric']},{task._filters[0].name}"
                 )
     return tasks, metrics
-
-
-def _answerable(key: str, task: Any) -> str:
-    """The kind of a task's answers. Raises ConfigError for answers that cannot be graded one by one."""
-    from moe_lab.engine.hf import THINK_END
-
-    kind = task.get_config("output_type")
-    if kind not in ("multiple_choice", "generate_until") or getattr(task, "UNSAFE_CODE", False):
-        raise ConfigError(
-            f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or wrong.\n"
-            "Use another one with method.reference=<lm-eval task>."
-        )
-    if kind == "generate_until" and THINK_END in task.get_config("generation_kwargs"):
-        raise ConfigError(
-            f"{key} cannot be a reference of C3PO: the model reasons before its answer (model.think_end_token), and "
-            "the answer's loss is that of its tokens right after the prompt.\nUse a multiple-choice task."
-        )
-    return kind
 
 
 def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig, tuple[str, ...]]:

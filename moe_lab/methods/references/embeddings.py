@@ -70,7 +70,6 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
 
     Raises ConfigError for a missing file or package.
     """
-
     if how is None:
         return {"embeddings": "hidden states"}
     path = Path(how).expanduser()
@@ -113,8 +112,7 @@ def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
             batch = order[len(means) : len(means) + max(1, tokens // width)]
             ids_BS = padded([ids[i] for i in batch], 0).to(model.device)
             real_BS = padded([[1] * len(ids[i]) for i in batch], 0).to(model.device)
-            outputs = model.model.base_model(input_ids=ids_BS, attention_mask=real_BS, use_cache=False)
-            hidden_BSD = outputs.last_hidden_state.float()
+            hidden_BSD = _before_head(model.model, ids_BS, real_BS).float()
             real_BS1 = real_BS.to(hidden_BSD.device)[..., None]
             mean_BD = (hidden_BSD * real_BS1).sum(dim=1) / real_BS1.sum(dim=1)
             means.update(zip(batch, mean_BD.cpu(), strict=True))
@@ -127,6 +125,22 @@ def text_ids(texts: Sequence[str], model: LoadedModel) -> list[list[int]]:
     most = model.facts.max_length
     prefix = model.tokenizer.bos_token_id or model.tokenizer.eos_token_id or 0
     return [model.tokenizer(text).input_ids[-most:] or [prefix] for text in texts]
+
+
+def _before_head(model: Any, ids_BS: Tensor, real_BS: Tensor) -> Tensor:
+    """[B, S, D]: the input of the output head, which then computes only one token of each text."""
+    seen: list[Tensor] = []
+
+    def keep(head: Any, args: tuple) -> tuple:
+        seen.append(args[0])
+        return (args[0][:, -1:], *args[1:])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(keep)
+    try:
+        model(input_ids=ids_BS, attention_mask=real_BS, use_cache=False)
+    finally:
+        handle.remove()
+    return seen[0]
 
 
 def text_key(text: str) -> str:

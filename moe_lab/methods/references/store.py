@@ -80,7 +80,6 @@ def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Q
 
     Raises ConfigError for tasks that put their choices into the prompt.
     """
-
     zero_shot = replace(config, num_fewshot=0)
     framing = Framing(
         lambda: load_tokenizer(config.model, offline=config.offline), config.apply_chat_template
@@ -211,7 +210,6 @@ def pathways(
 
     Raises ConfigError for a prompt that has too few tokens.
     """
-
     facts, span = model.facts, named_tokens(tokens)
     if not prompts:
         return torch.zeros(0, span.size, facts.moe_layers, facts.experts)

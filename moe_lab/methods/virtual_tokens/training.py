@@ -72,7 +72,6 @@ def train_adapter(
     folder: Path, config: Config, documents: ReferenceDocuments, model: LoadedModel, wrapped: Any
 ) -> dict[str, Any]:
     """Train the adapter of a PeftModel on the right answers, and write it. Returns the rest of training.json."""
-
     lm, method = base_lm(model, shortened(config, model)), config.method
     pairs = [
         lm.encode_pair(each.prompt, each.right_answer) for each in reference_questions(config, documents)
@@ -130,7 +129,6 @@ class VirtualTokensLM(EngineLM):
 
 def refusal(config: Any, kind: str) -> str | None:
     """The first line of the error with which peft or the model refuses virtual tokens, or None. Needs no weights."""
-
     try:
         with torch.device("meta"), with_adapter(meta_model(config, torch.bfloat16), kind, 1) as wrapped:
             wrapped(input_ids=torch.zeros(1, 1, dtype=torch.long))

@@ -56,7 +56,7 @@ def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) ->
     """Raise ConfigError for a method that mixes routings or without an accuracy, ModelError for a dense model."""
     from moe_lab.tasks.judges import is_judged
 
-    if not method.own_routing:
+    if method.expert_metrics == "none":
         raise ConfigError(
             f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or "
             "reads other texts.\n"
@@ -146,7 +146,7 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
         **dict.fromkeys(intervention_metrics()),
     }
     write_counts(run.folder / FOLDER / COUNTS, counts)
-    if run.method.interventions:
+    if run.method.expert_metrics == "all":
         counts_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
         selections = Selections(counts_LE, counts.experts, top_k)
         evaluate, lost = partial(_evaluate_policy, run, models), partial(losses, run.tasks["tasks"], samples)

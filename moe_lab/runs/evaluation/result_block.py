@@ -230,7 +230,7 @@ def moe_lab_block(
     if "baseline" in compared:
         block["paired"] = compared["baseline"].pop("paired")
         block["baseline"] = compared.pop("baseline")
-        if run.method.reports_flips:
+        if run.method.reports_changed_answers:
             report[config.method.name] |= _flips(block["paired"], block["task"]["metric"])
     if compared:
         block["compared"] = compared

@@ -254,11 +254,6 @@ def test_no_neighbour_at_all_leaves_every_pathway(olmoe):
     assert torch.equal(changed.theta, olmoe.pathways().theta) and losses.isnan().all()
 
 
-def test_a_weighed_neighbour_without_work_is_a_defect(olmoe):
-    with pytest.raises(ValueError, match="was not read"):
-        NeighbourLoss(olmoe.tails, [[None]], torch.ones(1, 1))
-
-
 def test_a_loss_that_is_nan_is_named(olmoe):
     loss = olmoe.loss()
     loss.share_P[0] = torch.nan

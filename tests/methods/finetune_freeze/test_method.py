@@ -23,7 +23,6 @@ from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import lora, training
 from moe_lab.methods.finetune_freeze import method as module
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
-from moe_lab.methods.trained import COMPLETE
 from moe_lab.models.source import TINY
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.results.model import RunResult
@@ -151,19 +150,6 @@ def test_the_plan_counts_each_training_once_and_none_that_is_done(tmp_path, caps
     per_row = tokens / (200 * 4)
     assert 10 < per_row < 100, "tokens of a conversation"
     assert not loads and not list(tmp_path.iterdir())
-
-
-def test_the_plan_counts_what_is_left_of_a_training(tmp_path):
-    """Broken by a killed training that is planned at full cost."""
-    method = get_method("finetune-freeze").Config(name="finetune-freeze", max_steps=100)
-    run = prepare(Config(method=method, output_dir=str(tmp_path), limit=2))
-    [(name, (steps, tokens))] = run.method.training_left(run.config, run.facts).items()
-    kept = tmp_path / "models" / name / "checkpoints" / "checkpoint-30"
-    kept.mkdir(parents=True)
-    assert run.method.training_left(run.config, run.facts)[name][0] == steps == 100, "it is not whole"
-    (kept / COMPLETE).touch()
-    left = run.method.training_left(run.config, run.facts)[name]
-    assert left[0] == 70 and left[1] == pytest.approx(0.7 * tokens, abs=1)
 
 
 @pytest.mark.slow

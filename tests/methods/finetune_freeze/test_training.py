@@ -245,9 +245,9 @@ def test_every_sequence_of_the_training_has_noise_of_its_own(schedule, shares, t
     """2 epochs of 6 rows in passes of 2, the second of an epoch's 2 steps with one pass; none on held-out rows."""
     begun, noisy = [], RoutingNoise.noisy
 
-    def record(self, sequence_B, length, temperature_B):
-        begun.append((sequence_B.tolist(), temperature_B.tolist()))
-        return noisy(self, sequence_B, length, temperature_B)
+    def record(self, sequence_B, length, step):
+        begun.append((sequence_B.tolist(), self.temperatures(sequence_B, step).tolist()))
+        return noisy(self, sequence_B, length, step)
 
     monkeypatch.setattr(RoutingNoise, "noisy", record)
     settings = {"count": 6, "held_out": 3, "epochs": 2, "gradient_accumulation": 2}

@@ -21,8 +21,6 @@ from tests.support.models import make_tokenizer
 from tests.support.pretrainings import GRANULARITIES, design
 from tests.support.runs import facts
 
-"""Experts per token, routed experts, shared experts: the paper's eight."""
-
 
 @pytest.mark.parametrize("k, experts, shared", GRANULARITIES)
 def test_all_granularities_have_equal_experts_in_sum(k, experts, shared):

@@ -23,6 +23,7 @@ from moe_lab.methods.pretrain.trainer import (
 )
 from moe_lab.methods.pretrain.training import train, train_together
 from moe_lab.methods.trained import save_model
+from moe_lab.methods.trainer import RoutingNoise
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.routing.hook import Routing, routed
 from tests.support.families import VOCAB
@@ -194,12 +195,10 @@ def passed(
     model, rows: Tensor, temperature: list[float] | None, seed: int = 3
 ) -> tuple[Tensor, TrainingRouting, Seen]:
     """Logits of the rows (`rows` are their numbers), the policy, and what came out of the routers."""
-    seen, temperature_B = Seen(), None if temperature is None else torch.tensor(temperature)
-    with (
-        training_routing(model, seed) as routing,
-        routed(model, seen),
-        routing.one_pass(rows, LENGTH, temperature_B),
-    ):
+    seen, noise = Seen(), None
+    if temperature is not None:
+        noise = RoutingNoise(seed, torch.zeros(8).index_copy(0, rows, torch.tensor(temperature)))
+    with training_routing(model, noise) as routing, routed(model, seen), routing.one_pass(rows, LENGTH):
         logits = model(ids(8)[rows], use_cache=False).logits
     return logits, routing, seen
 
@@ -221,9 +220,9 @@ def test_without_temperature_the_model_runs_as_it_is(model):
 
 
 def test_a_pass_keeps_its_own_decisions_only(olmoe):
-    with training_routing(olmoe, 0) as routing, torch.no_grad():
+    with training_routing(olmoe, None) as routing, torch.no_grad():
         for rows in (1, 3):
-            with routing.one_pass(torch.arange(rows), LENGTH, None):
+            with routing.one_pass(torch.arange(rows), LENGTH):
                 olmoe(ids(rows), use_cache=False)
             olmoe(ids(2), use_cache=False)
             assert [len(layer.index_TK) for layer in routing.layers] == [rows * LENGTH] * 4
@@ -236,7 +235,7 @@ def test_decisions_of_words_and_sentences_are_observed(router):
     rows = torch.tensor([make_tokenizer()("ab cd. E!").input_ids] * 2)
     with torch.no_grad():
         plain = model(rows, use_cache=False, output_router_logits=True)
-        with training_routing(model, 0) as routing, routing.one_pass(torch.arange(2), LENGTH, None):
+        with training_routing(model, None) as routing, routing.one_pass(torch.arange(2), LENGTH):
             assert torch.equal(model(rows, use_cache=False).logits, plain.logits)
     words, sentences = [0, 0, 2, 2, 2, 5, 6, 6, 8], [0, 0, 0, 0, 0, 0, 6, 6, 6]
     firsts = sentences if router == "sentence" else words
@@ -254,7 +253,7 @@ def test_router_logits_of_expert_choice_are_observed():
     model = made("expert")
     with torch.no_grad():
         plain = model(ids(2), output_router_logits=True)
-        with training_routing(model, 0) as routing, routing.one_pass(torch.arange(2), LENGTH, None):
+        with training_routing(model, None) as routing, routing.one_pass(torch.arange(2), LENGTH):
             assert torch.equal(model(ids(2)).logits, plain.logits)
     assert len(routing.layers) == len(plain.router_logits) == 2
     for layer, logits_TE in zip(routing.layers, plain.router_logits, strict=True):
@@ -265,7 +264,7 @@ def test_router_logits_of_expert_choice_are_observed():
 def test_the_hooks_are_gone_afterwards(router):
     modules = list(made(router).modules())
     hooks = sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules)
-    with pytest.raises(KeyboardInterrupt), training_routing(made(router), 0):
+    with pytest.raises(KeyboardInterrupt), training_routing(made(router), None):
         assert hooks < sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules)
         raise KeyboardInterrupt
     assert hooks == sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules)

@@ -229,9 +229,9 @@ def test_a_regularizer_counts_even_with_noise_by_the_noisy_choice(tmp_path, monk
 def test_each_row_has_its_temperature_by_the_schedule(schedule, shares, tmp_path, monkeypatch):
     begun, one_pass = [], TrainingRouting.one_pass
 
-    def record(self, row_B, length, temperature_B):
-        begun.append((row_B.tolist(), length, temperature_B.tolist()))
-        return one_pass(self, row_B, length, temperature_B)
+    def record(self, row_B, length, step):
+        begun.append((row_B.tolist(), length, self.noise.temperatures(row_B, step).tolist()))
+        return one_pass(self, row_B, length, step)
 
     monkeypatch.setattr(TrainingRouting, "one_pass", record)
     settings = {"routing_noise": 2.0, "routing_noise_schedule": schedule, "gradient_accumulation": 2}

@@ -34,7 +34,7 @@ def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline")
         facts=facts(),
         config=Config(method=RoE.Config(), task=TaskConfig(name="t")),
         tasks={"tasks": {"t": Task()}},
-        method=SimpleNamespace(random=False, reports_flips=True),
+        method=SimpleNamespace(random=False, reports_changed_answers=True),
         run_id="mine",
         partial=False,
         samples={},

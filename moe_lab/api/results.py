@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, overload
 from moe_lab.api.shown import Shown, given, text
 from moe_lab.errors import ConfigError
 from moe_lab.reports.figures.primitives import differences_figure
-from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
+from moe_lab.reports.frames import example_frame, settings_by_run
 from moe_lab.results.measured import interval, number
 from moe_lab.results.model import BASE
 from moe_lab.results.score_table import ScoreLine
 from moe_lab.results.scores import Score
 from moe_lab.results.significance import ALPHA
-from moe_lab.runs.grid import Finished, grouped
-from moe_lab.runs.jobs import distinct_runs, with_baselines
+from moe_lab.runs.grid import Finished
+from moe_lab.runs.jobs import distinct_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,16 +43,11 @@ class Results(Shown, Sequence[dict[str, Any]]):
     """
 
     def __init__(self, finished: Finished):
-        runs = distinct_runs(finished.jobs)
         self.runs = [outcome.run for outcome in finished.outcomes]
-        self.missing = [run.folder.name for run in runs if not run.done]
+        self.missing = [run.folder.name for run in distinct_runs(finished.jobs) if not run.done]
         self.tables = finished.tables
         self._results = [outcome.results for outcome in finished.outcomes]
-        self._family, groups = finished.family, finished.groups
-        self._groups = grouped(finished.outcomes, finished.jobs)[0] if groups is None else groups
-        every = [(run.config, found) for run in with_baselines(self.runs) if (found := run.stored())]
-        self._configs, self._every = [config for config, _ in every], [result for _, result in every]
-        """The runs and those that they are compared with."""
+        self._finished = finished
 
     def __len__(self) -> int:
         return len(self._results)
@@ -91,8 +86,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
         - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
           `metrics=` measured, as loggers name it. Both are of single runs.
         """
-        asked = [run.config for run in self.runs]
-        return score_frame(self._every, self._configs, asked, self._groups, self._family, all_settings)
+        return self._finished.frame(all_settings)
 
     def examples(self) -> pd.DataFrame:
         """One row per example of every run, base runs included, by the filter of the task's headline metric.
@@ -104,8 +98,9 @@ class Results(Shown, Sequence[dict[str, Any]]):
 
         Raises DamagedError for a sample log that cannot be read.
         """
-        asked = [run.config for run in self.runs]
-        return example_frame(self._every, settings_by_run(self._every, self._configs, asked))
+        every = self._finished.every
+        configs, results = [config for config, _ in every], [result for _, result in every]
+        return example_frame(results, settings_by_run(results, configs, [run.config for run in self.runs]))
 
     def plot(self) -> Figure:
         """A forest plot: each run's difference with its 95% interval, the largest first, one panel per task.
@@ -116,8 +111,8 @@ class Results(Shown, Sequence[dict[str, Any]]):
         Raises ConfigError where no run is compared with another one.
         """
         frame = self.frame()
-        single = {result.run_id for group in self._groups if group.summary for result in group.results}
-        hidden = {result.stored_in.name for result in self._every if result.run_id in single}
+        of_seeds = [group.results for group in self._finished.by_configuration if group.summary]
+        hidden = {result.stored_in.name for results in of_seeds for result in results}
         rows = frame[frame["difference_low"].notna() & ~frame["run"].isin(hidden)]
         if rows.empty:
             raise ConfigError(
@@ -169,16 +164,16 @@ class Results(Shown, Sequence[dict[str, Any]]):
             "compared with": [text(row["compared_with"]) for row in rows],
             "difference": [number(row["difference"], sign=True) for row in rows],
             "its 95% interval": [interval(bounds, sign=True) for bounds in limits],
-            "p (Holm)" if self._family.note else "p": [number(row["p_holm"]) for row in rows],
+            "p (Holm)" if self._finished.family.note else "p": [number(row["p_holm"]) for row in rows],
             "notes": [row["notes"] for row in rows],
         }
         return columns, [self._title()]
 
     def _title(self) -> str:
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
-        note = self._family.note
+        note = self._finished.family.note
         how = f"corrected by Holm for the comparisons of the same question ({note}), " if note else ""
-        return f"{runs}; p is {how}significant below {ALPHA}" if self._family.corrected else runs
+        return f"{runs}; p is {how}significant below {ALPHA}" if self._finished.family.corrected else runs
 
 
 def _shown_by_notebooks(figure: Figure) -> Figure:

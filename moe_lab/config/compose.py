@@ -95,7 +95,7 @@ def compose(argv: list[str]) -> list[Cell]:
     refuse(argv)
     argv, method_keys = without_method_keys(argv)
     with _LOCK:
-        _stamp.cache_clear()  # files of options may have changed since the last command of this process
+        _source.cache_clear()  # files of options may have changed since the last command of this process
         cells: list[Cell] = []
         for one in one_method_each(argv):
             cells += _cells(list(map(quote, one)), len(cells))
@@ -109,25 +109,23 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
     """
     refuse(overrides)
     with _LOCK:
-        return _cell(_Source(dirs=tuple(config_dirs)), list(map(quote, overrides)))
+        return _cell(_source(dirs=tuple(config_dirs)), list(map(quote, overrides)))
 
 
 @dataclass(frozen=True)
 class _Source:
     """Where configurations are."""
 
-    folder: str = CONF
-    name: str = NAME
-    config_dir: str | None = None
+    folder: str
+    name: str
+    config_dir: str | None
     """The folder of `--config-dir`."""
-    dirs: tuple[str, ...] = ()
+    dirs: tuple[str, ...]
     """Further folders with options."""
-    plugins: tuple[Path, ...] = field(default_factory=lambda: tuple(plugin_folders()))
-
-    def folders(self) -> list[Path]:
-        """Those that options are read from."""
-        folders = [self.folder, self.config_dir, *self.dirs, *self.plugins]
-        return [Path(folder) for folder in folders if folder is not None]
+    folders: tuple[Path, ...]
+    """All folders that options are read from."""
+    files: tuple[tuple[str, int, int], ...]
+    """The names, sizes and times of all option files."""
 
     def load(self, overrides: list[str]) -> DictConfig:
         """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
@@ -157,6 +155,17 @@ class _Source:
         return Hydra("moe_lab", ConfigLoaderImpl(search_path))
 
 
+@lru_cache
+def _source(
+    folder: str = CONF, name: str = NAME, config_dir: str | None = None, dirs: tuple[str, ...] = ()
+) -> _Source:
+    places = [folder, *([config_dir] if config_dir is not None else []), *dirs]
+    folders = (*map(Path, places), *plugin_folders())
+    files = [(file, file.stat()) for place in folders for file in sorted(place.rglob("*.yaml"))]
+    stamps = tuple((str(file), status.st_size, status.st_mtime_ns) for file, status in files)
+    return _Source(folder, name, config_dir, dirs, folders, stamps)
+
+
 def _refuse_unobeyed(runtime: DictConfig) -> None:
     """Raise ConfigError for a setting of Hydra's that has no effect here, HydraException for a grid's mode."""
     for key, (values, instead) in UNOBEYED.items():
@@ -181,7 +190,7 @@ def _cells(argv: list[str], first: int) -> list[Cell]:
     parser.prog = "moe_lab"
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
     folder = None if args.config_dir is None else os.path.abspath(args.config_dir)
-    source = _Source(args.config_path or CONF, args.config_name or NAME, folder)
+    source = _source(args.config_path or CONF, args.config_name or NAME, folder)
     app = source.app()
     if _printed(app, source.name, args, parser):
         return []
@@ -332,7 +341,7 @@ def _is_plain(override: Override) -> bool:
 
 def _stands_alone(source: _Source, group: str, option: Any) -> bool:
     """Whether an option's YAML includes no other: what it includes might depend on another group's option."""
-    files = [folder / group / f"{option}.yaml" for folder in source.folders()]
+    files = [folder / group / f"{option}.yaml" for folder in source.folders]
     texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
     return bool(texts) and not any("defaults" in text for text in texts)
 
@@ -357,24 +366,13 @@ def _set(values: dict[str, Any], key: str, value: Any) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024)
 def _base(source: _Source, option: str) -> Cell:
     """The configuration with one option, or with "" the defaults alone, before interpolations are resolved.
 
     Raises the errors of Hydra and OmegaConf.
     """
-    return _base_at(source, option, _stamp(source))
-
-
-@lru_cache(maxsize=1024)
-def _base_at(source: _Source, option: str, stamp: str) -> Cell:
     return _base_of(source.load([option] if option else []))
-
-
-@lru_cache
-def _stamp(source: _Source) -> str:
-    """The names, sizes and times of all option files of a source."""
-    files = sorted(file for folder in source.folders() for file in folder.rglob("*.yaml"))
-    return str([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
 
 
 def _base_of(cfg: DictConfig) -> Cell:

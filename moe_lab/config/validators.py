@@ -77,6 +77,9 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
         fits, result = _fit(value, choice, key)
         if fits:
             return result
+    for choice in choices if isinstance(value, str) else ():
+        if get_origin(choice) is Literal:
+            one_of(key, value, get_args(choice))
     expected = " or ".join(_describe(choice) for choice in choices)
     shown = "null" if value is None else value
     raise ConfigError(f"{key}={shown}: expected {expected}.")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
-from moe_lab.errors import ConfigError, RunHeldError
+from moe_lab.errors import ConfigError, RunHeldError, reading
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.models.distributed import num_processes
@@ -226,14 +226,14 @@ def run_ray(folder: Path, config: Config, argv: Sequence[str], wait: Wait) -> li
     import ray
 
     launcher = config.launcher
-    with _parameters(f"launcher.address={launcher.address}"):
+    with reading(f"launcher.address={launcher.address}", says="is refused by Ray"):
         ray.init(address=launcher.address, log_to_driver=False, include_dashboard=False)
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         each = launcher.gpus_per_worker or 1
         count = launcher.workers or gpus // each or WORKERS
         asked = ({"num_gpus": each} if gpus else {}) | launcher.parameters
-        with _parameters(f"launcher.parameters={asked}"):
+        with reading(f"launcher.parameters={asked}", says="are refused by Ray"):
             task = ray.remote(**asked)(_call) if asked else ray.remote(_call)
         worker = Worker(folder, argv)
         tasks = [task.remote(worker, number) for number in range(count)]
@@ -253,15 +253,6 @@ def _call(worker: Worker, number: int) -> int:
     return worker(number)
 
 
-@contextmanager
-def _parameters(given: str) -> Iterator[None]:
-    """Turn a launcher's errors about its parameters into ConfigErrors that name them."""
-    try:
-        yield
-    except (ConnectionError, NameError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{given}: {error}") from error
-
-
 # launcher=submitit: workers are the jobs of a SLURM array, or processes of submitit's local executor
 #
 # A job that is preempted, or that reaches its time limit, is queued again and continues. Queued jobs do not need this
@@ -275,7 +266,7 @@ def run_submitit(folder: Path, config: Config, argv: Sequence[str], wait: Wait) 
 
     launcher = config.launcher
     gpus = {} if launcher.gpus_per_worker is None else {"gpus_per_node": launcher.gpus_per_worker}
-    with _parameters("launcher=submitit"):
+    with reading("launcher.parameters", says="are refused by submitit"):
         executor = submitit.AutoExecutor(folder / "jobs", launcher.cluster, slurm_max_num_timeout=1000)
         executor.update_parameters(name="moe_lab", **(launcher.parameters | gpus))
     jobs = executor.map_array(Worker(folder, argv), range(launcher.workers or WORKERS))

@@ -55,11 +55,6 @@ def measured_speed(output: Path, *label: str) -> Speed | None:
     return None if pilot is None else Speed(**pilot)
 
 
-def store_pilot(output: Path, *label: str, speed: Speed) -> None:
-    """Keep the speed of a pilot, which `measured_speed` takes where no run is stored."""
-    write_file(_pilot(output, *label), json.dumps(speed._asdict()))
-
-
 def _pilot(output: Path, *label: str) -> Path:
     return output / PILOTS / f"{folder_name(*label, digest='speed')}.json"
 
@@ -87,7 +82,7 @@ def run_pilots(jobs: Sequence[Job], count: int) -> None:
         tried.add(label)
         print(f"Pilot: {count} documents, {', '.join(label)}", file=sys.stderr)
         try:
-            store_pilot(output, *label, speed=_speed(run, count, models))
+            write_file(_pilot(output, *label), json.dumps(_speed(run, count, models)._asdict()))
         except MoeLabError as error:
             print(f"It has no speed: {first_line(error)}", file=sys.stderr)
 

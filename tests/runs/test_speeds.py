@@ -14,7 +14,7 @@ from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
 from moe_lab.runs import speeds
 from moe_lab.runs.prepare import prepare
-from moe_lab.runs.speeds import Speed, _requests, measured_speed, store_pilot
+from moe_lab.runs.speeds import Speed, _requests, measured_speed
 from tests.support.command import run_command
 from tests.support.stored_runs import generated_line, stored_run
 
@@ -108,7 +108,9 @@ def test_the_newest_run_of_the_same_model_method_and_task_counts(tmp_path):
 
 
 def test_a_pilot_counts_where_no_run_is_stored(tmp_path):
-    store_pilot(tmp_path, "tiny", "roe", "t", speed=Speed(5.0, "cuda:0"))
+    (tmp_path / "pilots").mkdir()
+    text = '{"tokens_per_second": 5.0, "device": "cuda:0"}'
+    (tmp_path / "pilots" / "tiny-roe-t-speed.json").write_text(text)
     assert measured_speed(tmp_path, "tiny", "roe", "t") == Speed(5.0, "cuda:0")
     assert measured_speed(tmp_path, "tiny", "base", "t") is None
     store(tmp_path, "a", "roe", 100.0, written=1)

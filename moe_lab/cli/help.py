@@ -85,7 +85,9 @@ def help_text(argv: list[str]) -> str:
 
     Raises ConfigError for an unknown option.
     """
-    config_dirs = _config_dirs(argv)
+    joined = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
+    apart = [value for flag, value in pairwise(argv) if flag in ("--config-dir", "-cd")]
+    config_dirs = list(map(Path, joined + apart))
     overrides = [argument.lstrip("+").partition("=") for argument in argv]
     named = [(group, name) for group, sign, names in overrides if sign for name in names.split(",")]
     known = [one for one in dict.fromkeys(named) if one[0] in (*GROUPS, "experiment")]
@@ -134,13 +136,6 @@ def _files(group: str, config_dirs: list[Path]) -> dict[str, Path]:
     if group == "experiment":
         return experiment_files(config_dirs)
     return option_files(group, [resource_folder("conf"), *config_dirs, *plugin_folders()])
-
-
-def _config_dirs(argv: list[str]) -> list[Path]:
-    flags = ("--config-dir", "-cd")
-    joined = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
-    apart = [value for flag, value in pairwise(argv) if flag in flags]
-    return [Path(folder) for folder in joined + apart]
 
 
 FOOT = "python -m moe_lab --help alone is the overview: all groups, their options, and every other key."

@@ -324,9 +324,15 @@ def _put_together(source: _Source, overrides: list[Override]) -> Cell | None:
         one.key_or_group: one for one in overrides if one.key_or_group in GROUPS
     }  # the last one counts
     for group, one in options.items():
-        option = _base(source, str(one.input_line)) if _stands_alone(source, group, one.value()) else None
-        if option is None or not _differs_only_in(group, option, _base(source, "")):
+        files = [folder / group / f"{one.value()}.yaml" for folder in source.folders]
+        texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+        # an option that includes another one may include what depends on another group's option
+        if not texts or any("defaults" in text for text in texts):
             return None
+        option, defaults = _base(source, str(one.input_line)), _base(source, "")
+        for part, of_defaults in ((option.values, defaults.values), (option.choices, defaults.choices)):
+            if {**part, group: None} != {**of_defaults, group: None}:
+                return None
         base.values[group] = copy.deepcopy(option.values[group])
         base.choices[group] = option.choices[group]
     values = [one for one in overrides if one.key_or_group not in GROUPS]
@@ -337,20 +343,6 @@ def _is_plain(override: Override) -> bool:
     """Whether it is `key=value` or `group=option`, without `+`, `~`, a package, several values, or a key of Hydra."""
     special = override.package or override.is_sweep_override() or override.is_hydra_override()
     return override.type is OverrideType.CHANGE and not special
-
-
-def _stands_alone(source: _Source, group: str, option: Any) -> bool:
-    """Whether an option's YAML includes no other: what it includes might depend on another group's option."""
-    files = [folder / group / f"{option}.yaml" for folder in source.folders]
-    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
-    return bool(texts) and not any("defaults" in text for text in texts)
-
-
-def _differs_only_in(group: str, one: Cell, other: Cell) -> bool:
-    def rest(part: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in part.items() if key != group}
-
-    return rest(one.values) == rest(other.values) and rest(one.choices) == rest(other.choices)
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
-from moe_lab.errors import ConfigError, RunHeldError, reading
+from moe_lab.errors import TERMINATED, ConfigError, RunHeldError, reading
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.models.distributed import num_processes
@@ -141,12 +141,16 @@ class Worker:
     """Paths of the command line are relative to it."""
 
     def __call__(self, number: int) -> int:
-        variables = os.environ | {ATTEMPT: self.folder.name}
-        process = start(log_file(self.folder, number), self.argv, variables, self.place)
-        try:
-            return process.wait()
-        finally:
-            process.terminate()
+        variables, code = os.environ | {ATTEMPT: self.folder.name}, TERMINATED
+        while (
+            code == TERMINATED
+        ):  # SLURM sends SIGTERM to all processes of a job, long before it ends or requeues it
+            process = start(log_file(self.folder, number), self.argv, variables, self.place)
+            try:
+                code = process.wait()
+            finally:
+                process.terminate()
+        return code
 
     def checkpoint(self, number: int) -> Any:
         """Called by submitit in a job that is preempted or has used its time. The job is queued again as it is."""

@@ -311,7 +311,11 @@ def test_a_launcher_without_its_package_is_refused(launcher, capsys, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_is_queued_again_as_it_is(tmp_path):
+def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_is(tmp_path, monkeypatch):
+    """SLURM sends SIGTERM to all processes of a job, also where the job goes on. Broken by a job that is then done."""
+    workers = iter([FakeWorker(143), FakeWorker(3)])
+    monkeypatch.setattr(launchers, "start", lambda *_: next(workers))
+    assert Worker(tmp_path, ["method=roe"])(0) == 3 and next(workers, None) is None
     worker = pickle.loads(pickle.dumps(Worker(tmp_path, ["method=roe"])))
     again = worker.checkpoint(3)
     assert again.function is worker and again.args == (3,)

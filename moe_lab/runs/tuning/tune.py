@@ -121,6 +121,8 @@ class Measurement:
 
     def __call__(self, trial: Trial, temperatures: list[float], limit: float | None) -> Measured:
         """The value (None: pruned) and the user attributes of a trial, which is pruned beyond `limit`."""
+        from moe_lab.models.tokenizer import dated
+
         with ExitStack() as own:
             if self.lm is None:
                 lm, sweep = self._open_settings(trial, own)
@@ -129,7 +131,9 @@ class Measurement:
                 lm.set_ensemble(ensemble)
                 sweep = ensemble.sweep
             if self.objective is None:
-                self.objective = self._objective(lm)
+                if template := self.study.config.apply_chat_template:
+                    lm.tokenizer.chat_template = dated(lm.chat_template(template))
+                self.objective = objective(self.study, lm)
             self.objective.lm = lm
             try:
                 return _scaled(self.study, self.objective(limit, trial.report), sweep)
@@ -149,13 +153,6 @@ class Measurement:
         sweep = ScaleSweep()  # finds the base model's best logit scale
         lm.set_ensemble(replace(lm.ensemble, sweep=sweep))
         return lm, sweep
-
-    def _objective(self, lm: EngineLM) -> Any:
-        from moe_lab.models.tokenizer import dated
-
-        if template := self.study.config.apply_chat_template:
-            lm.tokenizer.chat_template = dated(lm.chat_template(template))
-        return objective(self.study, lm)
 
 
 def _ensemble(study: Study, temperatures: list[float]) -> Any:

@@ -37,7 +37,6 @@ from moe_lab.runs.jobs import (
 )
 from moe_lab.runs.launchers import check_launcher, working
 from moe_lab.runs.plan import Plan, lacks_of, plan_of
-from moe_lab.runs.speeds import run_pilots
 from moe_lab.runs.uploads import check_uploads, push_all
 
 if TYPE_CHECKING:
@@ -205,10 +204,7 @@ def planned(configs: Sequence[Config]) -> Plan:
                 refused.setdefault(reason, []).append(config)
     if not jobs:
         raise ConfigError("\n".join(refused))
-    jobs = by_model(jobs)
-    if configs[0].pilot is not None:
-        run_pilots(jobs, configs[0].pilot)
-    plan = plan_of(jobs, refused)
+    plan = plan_of(by_model(jobs), refused, configs[0].pilot)
     plan.exit_code = ConfigError.exit_code if refused else 0
     return plan
 

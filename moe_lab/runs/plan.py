@@ -20,15 +20,18 @@ from moe_lab.runs.budget import (
     GPU,
     USABLE,
     Budget,
+    Speed,
     estimates,
     gpu_memory,
     gpus_for,
     hours_text,
+    label_of,
+    measured_speed,
     planned_memory,
+    run_pilots,
     study_workload,
 )
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
-from moe_lab.runs.speeds import Speed, label_of, measured_speed
 
 if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
@@ -199,7 +202,7 @@ def lacks_of(config: Config, error: MoeLabError) -> list[str]:
     """
     from moe_lab.models.facts import model_facts
     from moe_lab.models.tokenizer import load_tokenizer
-    from moe_lab.runs.checks import check_code_execution, check_router
+    from moe_lab.runs.prepare import check_code_execution, check_router
     from moe_lab.tasks.judges import judges_of
     from moe_lab.tasks.loading import load_tasks
 
@@ -230,8 +233,10 @@ def lacks_of(config: Config, error: MoeLabError) -> list[str]:
     return reasons
 
 
-def plan_of(jobs: Sequence[Job], refused: Refused | None = None) -> Plan:
-    """The studies and runs of some jobs, baselines included. Loads no weights."""
+def plan_of(jobs: Sequence[Job], refused: Refused | None = None, pilot: int | None = None) -> Plan:
+    """The studies and runs of some jobs, baselines included, after their pilots. Loads no weights without these."""
+    if pilot is not None:
+        run_pilots(jobs, pilot)
     later = [job for job in jobs if not job.runs]
     plan = Plan(refused=refused or {})
     if any(job.trainings for job in later):

@@ -24,8 +24,7 @@ from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.terminal.results import settings
 from moe_lab.runs import budget as estimate
 from moe_lab.runs import grid, launchers, plan
-from moe_lab.runs.budget import estimates
-from moe_lab.runs.speeds import Speed
+from moe_lab.runs.budget import Speed, estimates
 from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
 from tests.support.requests import generating
 from tests.support.stored_runs import pair_of_runs

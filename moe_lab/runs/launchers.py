@@ -242,19 +242,21 @@ def run_ray(folder: Path, config: Config, argv: Sequence[str], wait: Wait) -> li
         worker = Worker(folder, argv)
         tasks = [task.remote(worker, number) for number in range(count)]
         wait(count, lambda: ray.wait(tasks, num_returns=count, timeout=0)[1])
-        codes = []
-        for task in tasks:
-            try:
-                codes.append(int(ray.get(task)))
-            except ray.exceptions.RayError:  # its process died for good
-                codes.append(1)
-        return codes
+        return [_code(partial(ray.get, task), ray.exceptions.RayError) for task in tasks]
     finally:
         ray.shutdown()  # ends the tasks of this command
 
 
 def _call(worker: Worker, number: int) -> int:
     return worker(number)
+
+
+def _code(result: Callable[[], Any], died: type[BaseException]) -> int:
+    """The exit code of a worker, 1 if its process died for good."""
+    try:
+        return int(result())
+    except died:
+        return 1
 
 
 # launcher=submitit: workers are the jobs of a SLURM array, or processes of submitit's local executor
@@ -280,13 +282,7 @@ def run_submitit(folder: Path, config: Config, argv: Sequence[str], wait: Wait) 
         for job in jobs:
             job.cancel()
         raise
-    codes = []
-    for job in jobs:
-        try:
-            codes.append(int(job.result()))
-        except UncompletedJobError:  # killed
-            codes.append(1)
-    return codes
+    return [_code(job.result, UncompletedJobError) for job in jobs]
 
 
 # What workers cannot share

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.recorded import recorded
-from moe_lab.config.schema import Config, TuningConfig
+from moe_lab.config.schema import Config, LauncherConfig, TuningConfig
 from moe_lab.errors import CONTINUES, ConfigError, MoeLabError, RunHeldError, exit_code, print_error
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker
@@ -152,7 +152,7 @@ def _train(configs: Sequence[Config]) -> Finished:
 
 
 def _evaluate(configs: Sequence[Config], argv: Sequence[str]) -> Finished:
-    jobs = jobs_of(configs)
+    jobs = jobs_of([replace(config, launcher=LauncherConfig()) for config in configs])
     check_uploads(jobs)
     with working(configs[0], argv, jobs) as models:
         outcomes, failures = run_all(jobs, models, wait=configs[0].wait)

@@ -52,7 +52,7 @@ def working(config: Config, argv: Sequence[str], jobs: Sequence[Job]) -> Iterato
         yield ModelPool()
         return
     if config.launcher.name == "local":
-        each = placed(config, lambda: plan_of(jobs))
+        each = gpus_of_worker(config, lambda: plan_of(jobs))
         config = replace(config, launcher=replace(config.launcher, gpus_per_worker=each))
     check_writable(config.output_dir)
     attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -183,7 +183,7 @@ def run_local(folder: Path, config: Config, argv: Sequence[str], wait: Wait) -> 
     return codes
 
 
-def placed(config: Config, plan: Callable[[], Plan]) -> int:
+def gpus_of_worker(config: Config, plan: Callable[[], Plan]) -> int:
     """GPUs of each worker: the number that is given, or what the largest run of the plan needs.
 
     Raises ConfigError if the GPUs do not suffice.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from moe_lab.api.functions import override as override
     from moe_lab.api.functions import tiny as tiny
     from moe_lab.api.lm import lm as lm
-    from moe_lab.api.plan import plan as plan
     from moe_lab.api.roe import RoE as RoE
+    from moe_lab.api.run import plan as plan
     from moe_lab.api.run import report as report
     from moe_lab.api.run import run as run
     from moe_lab.routing.record import record as record
@@ -31,7 +31,7 @@ _MODULES = {
     "freeze": "moe_lab.api.functions",
     "lm": "moe_lab.api.lm",
     "override": "moe_lab.api.functions",
-    "plan": "moe_lab.api.plan",
+    "plan": "moe_lab.api.run",
     "record": "moe_lab.routing.record",
     "replay": "moe_lab.routing.record",
     "report": "moe_lab.api.run",

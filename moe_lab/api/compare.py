@@ -14,17 +14,12 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.reports.columns import Column
 from moe_lab.reports.frames import typed_frame
-from moe_lab.reports.pages.comparison_page import write_comparison_page
 from moe_lab.reports.terminal import comparison_columns, print_comparison
-from moe_lab.results.atomic import json_text, write_file
-from moe_lab.results.comparisons.comparison import Comparison
-from moe_lab.results.comparisons.comparison import compare as compare_evaluations
-from moe_lab.results.comparisons.evaluation import read_evaluation
-from moe_lab.results.identity import folder_name, task_label
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from moe_lab.results.comparisons.comparison import Comparison
 
 KEYS = ("mode", "a", "b", "output_dir")
 """The keys that mode=compare reads."""
@@ -105,11 +100,17 @@ def compare_stored(configs: Sequence[Config]) -> Compared:
 def _compared(places: Sequence[Path], output_dir: Path) -> Compared:
     """The files are in `comparisons/<names>-<id>/`. The id is the SHA-256 of the sample logs, so that the same command
     writes the same files."""
+    from moe_lab.reports.pages.comparison_page import write_comparison_page
+    from moe_lab.results.atomic import json_text, write_file
+    from moe_lab.results.comparisons.comparison import compare
+    from moe_lab.results.comparisons.evaluation import read_evaluation
+    from moe_lab.results.identity import folder_name, task_label
+
     keys = ["a", "b"] if len(places) == 2 else ["a", *(f"b{number}" for number in range(1, len(places)))]
     paths = {key: path.expanduser() for key, path in zip(keys, places, strict=True)}
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise ConfigError("a= and b= name the same result twice. Give different ones.")
-    comparison = compare_evaluations([read_evaluation(key, path) for key, path in paths.items()])
+    comparison = compare([read_evaluation(key, path) for key, path in paths.items()])
     digest = hashlib.sha256()
     for evaluation in comparison.evaluations:
         for log in evaluation.samples_files.values():

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lm_eval.api.model import LM, TemplateLM
+from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import model_registry
 
 from moe_lab.api.language_model import loaded_model
@@ -18,7 +18,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, methods_with
 from moe_lab.methods.method import Context, Method, ModelMaker, TrainingMethod
 from moe_lab.models.load import LoadedModel, load_model
-from moe_lab.models.tokenizer import Framing
+from moe_lab.runs.evaluation.lms import AnsweringLM
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -26,27 +26,17 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
 
 
-class MethodLM(Framing, LM):
+class MethodLM(AnsweringLM):
     """Answers lm-eval's requests under a method, which is on the model while they are answered and not otherwise."""
 
     def __init__(self, open_lm: Callable[[], AbstractContextManager[EngineLM]], tokenizer: Any):
-        LM.__init__(self)
-        Framing.__init__(self, lambda: tokenizer)
+        super().__init__(lambda: tokenizer)
         self._open = open_lm
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The template that lm-eval stores with its results."""
         hf: Any = TemplateLM  # its method reads the tokenizer alone
         return hf.chat_template(self, chat_template)
-
-    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        return self._answer("loglikelihood", requests)
-
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        return self._answer("loglikelihood_rolling", requests)
-
-    def generate_until(self, requests: list[Instance]) -> list[str]:
-        return self._answer("generate_until", requests)
 
     def _answer(self, kind: str, requests: list[Instance]) -> list[Any]:
         with self._open() as lm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from moe_lab.config.progress import hide_progress_of_libraries
+from moe_lab.config.progress import bars_of_libraries_hidden
 from moe_lab.errors import MoeLabError
 
 
@@ -16,13 +16,13 @@ def main() -> None:
     `pretrained` and `peft` are folders or hub ids. Arguments, output and exit code are those of `lm_eval`, whose own
     command imports no packages of others; a wrong method or key is one message and exit code 2.
     """
-    hide_progress_of_libraries()
     from lm_eval.__main__ import cli_evaluate
 
     import moe_lab.api.lm  # noqa: F401 - registers the model
 
     try:
-        cli_evaluate()
+        with bars_of_libraries_hidden():
+            cli_evaluate()
     except MoeLabError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -10,12 +10,12 @@ from moe_lab.api.shown import Shown
 from moe_lab.errors import ConfigError
 from moe_lab.reports.columns import Column
 from moe_lab.reports.figures.primitives import differences_figure
-from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
+from moe_lab.reports.frames import example_frame, settings_by_run
 from moe_lab.reports.scores import ScoreLine
 from moe_lab.reports.terminal import notes
 from moe_lab.results.model import BASE
 from moe_lab.runs.grid import Finished
-from moe_lab.runs.jobs import distinct_runs, with_baselines
+from moe_lab.runs.jobs import distinct_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,8 +42,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
         self.missing = [run.folder.name for run in distinct_runs(finished.jobs) if not run.done]
         self.tables = finished.tables
         self._results = [outcome.results for outcome in finished.outcomes]
-        self._table = finished.table
-        self._configs = {run.run_id: run.config for run in with_baselines(self.runs)}
+        self._table, self._finished = finished.table, finished
 
     def __len__(self) -> int:
         return len(self._results)
@@ -82,8 +81,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
         - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
           `metrics=` measured, as loggers name it. Both are of single runs.
         """
-        asked = [run.config for run in self.runs]
-        return score_frame(self._table, self._configs, asked, all_settings)
+        return self._finished.frame(all_settings)
 
     def examples(self) -> pd.DataFrame:
         """One row per example of every run, base runs included, by the filter of the task's headline metric.
@@ -97,7 +95,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
         """
         asked = [run.config for run in self.runs]
         runs = self._table.runs
-        return example_frame(runs, settings_by_run(runs, self._configs, asked))
+        return example_frame(runs, settings_by_run(runs, self._finished.configs, asked))
 
     def plot(self) -> Figure:
         """A forest plot: each run's difference with its 95% interval, the largest first, one panel per task.

@@ -85,7 +85,9 @@ def help_text(argv: list[str]) -> str:
 
     Raises ConfigError for an unknown option.
     """
-    config_dirs = _config_dirs(argv)
+    joined = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
+    apart = [value for flag, value in pairwise(argv) if flag in ("--config-dir", "-cd")]
+    config_dirs = list(map(Path, joined + apart))
     overrides = [argument.lstrip("+").partition("=") for argument in argv]
     named = [(group, name) for group, sign, names in overrides if sign for name in names.split(",")]
     known = [one for one in dict.fromkeys(named) if one[0] in (*GROUPS, "experiment")]
@@ -94,15 +96,24 @@ def help_text(argv: list[str]) -> str:
 
 
 def _explained(group: str, option: str, config_dirs: list[Path]) -> str:
-    """An option's YAML, whose comments explain its keys; for `group=` the list of its options."""
+    """An option's YAML, whose comments explain its keys; for `group=` the list of its options.
+
+    Of experiments it is their titles and the number of cells of each scale.
+    """
     if not option:
         return _group(group, config_dirs)
-    if group == "experiment":
-        return _explained_experiment(option, config_dirs)
-    files = _files(group, config_dirs)
-    if option not in files:
-        raise ConfigError(unknown_option(group, option, sorted(files)))
-    return f"{group}={option}\n\n{indent(files[option].read_text(encoding='utf-8').rstrip(), '  ')}"
+    if group != "experiment":
+        files = _files(group, config_dirs)
+        if option not in files:
+            raise ConfigError(unknown_option(group, option, sorted(files)))
+        return f"{group}={option}\n\n{indent(files[option].read_text(encoding='utf-8').rstrip(), '  ')}"
+    from moe_lab.reports.papers.experiment import find_experiments
+
+    texts = []
+    for one in find_experiments(option, config_dirs):
+        scales = [f"  scale={name:<8} {len(cells.overrides())} cells" for name, cells in one.scales.items()]
+        texts.append("\n".join([f"experiment={one.name}", f"  {one.title}", f"  {one.source}", "", *scales]))
+    return "\n\n".join(texts)
 
 
 def _overview(config_dirs: list[Path]) -> str:
@@ -127,25 +138,4 @@ def _files(group: str, config_dirs: list[Path]) -> dict[str, Path]:
     return option_files(group, [resource_folder("conf"), *config_dirs, *plugin_folders()])
 
 
-def _config_dirs(argv: list[str]) -> list[Path]:
-    flags = ("--config-dir", "-cd")
-    joined = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
-    apart = [value for flag, value in pairwise(argv) if flag in flags]
-    return [Path(folder) for folder in joined + apart]
-
-
 FOOT = "python -m moe_lab --help alone is the overview: all groups, their options, and every other key."
-
-
-def _explained_experiment(name: str, config_dirs: list[Path]) -> str:
-    """The text for an experiment, with the number of cells of each scale. Raises ConfigError for an unknown one."""
-    from moe_lab.reports.papers.experiment import find_experiments
-
-    texts = []
-    for experiment in find_experiments(name, config_dirs):
-        scales = [
-            f"  scale={scale:<8} {len(cells.overrides())} cells" for scale, cells in experiment.scales.items()
-        ]
-        about = (f"  {experiment.title}", f"  {experiment.source}", "")
-        texts.append("\n".join([f"experiment={experiment.name}", *about, *scales]))
-    return "\n\n".join(texts)

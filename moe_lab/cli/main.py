@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from moe_lab.config import __version__
-from moe_lab.config.progress import hide_progress_of_libraries
+from moe_lab.config.progress import bars_of_libraries_hidden
 from moe_lab.config.terminal import shown_output
 from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code, print_error
 
@@ -22,7 +22,6 @@ from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code, print_
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; `argv` without the program's name."""
     arguments = sys.argv[1:] if argv is None else argv
-    hide_progress_of_libraries()
     with shown_output():
         try:
             return _main(list(arguments))
@@ -60,7 +59,7 @@ def _main(argv: list[str]) -> int:
     if threading.current_thread() is threading.main_thread() and not handled:
         signal.signal(signal.SIGTERM, _terminate)
     found: Any
-    with task_cache():
+    with task_cache(), bars_of_libraries_hidden():
         configs = to_configs(cells)
         mode = configs[0].mode
         if any(config.mode != mode for config in configs):

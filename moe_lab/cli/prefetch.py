@@ -13,7 +13,7 @@ from moe_lab.runs.experiments.cells import experiment_configs
 from moe_lab.runs.plan import task_name
 
 
-def prefetch(configs: Sequence[Config], cells: Sequence[Cell]) -> int:
+def prefetch(configs: Sequence[Config], cells: Sequence[Cell] = ()) -> int:
     """Fetch the files that a grid or its experiments need, and print where they are. Returns the exit code.
 
     A failure does not stop the other downloads; the same command continues. Raises ConfigError in offline mode.

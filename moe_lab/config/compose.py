@@ -95,7 +95,7 @@ def compose(argv: list[str]) -> list[Cell]:
     refuse(argv)
     argv, method_keys = without_method_keys(argv)
     with _LOCK:
-        _stamp.cache_clear()  # files of options may have changed since the last command of this process
+        _source.cache_clear()  # files of options may have changed since the last command of this process
         cells: list[Cell] = []
         for one in one_method_each(argv):
             cells += _cells(list(map(quote, one)), len(cells))
@@ -109,25 +109,23 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
     """
     refuse(overrides)
     with _LOCK:
-        return _cell(_Source(dirs=tuple(config_dirs)), list(map(quote, overrides)))
+        return _cell(_source(dirs=tuple(config_dirs)), list(map(quote, overrides)))
 
 
 @dataclass(frozen=True)
 class _Source:
     """Where configurations are."""
 
-    folder: str = CONF
-    name: str = NAME
-    config_dir: str | None = None
+    folder: str
+    name: str
+    config_dir: str | None
     """The folder of `--config-dir`."""
-    dirs: tuple[str, ...] = ()
+    dirs: tuple[str, ...]
     """Further folders with options."""
-    plugins: tuple[Path, ...] = field(default_factory=lambda: tuple(plugin_folders()))
-
-    def folders(self) -> list[Path]:
-        """Those that options are read from."""
-        folders = [self.folder, self.config_dir, *self.dirs, *self.plugins]
-        return [Path(folder) for folder in folders if folder is not None]
+    folders: tuple[Path, ...]
+    """All folders that options are read from."""
+    files: tuple[tuple[str, int, int], ...]
+    """The names, sizes and times of all option files."""
 
     def load(self, overrides: list[str]) -> DictConfig:
         """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
@@ -157,6 +155,17 @@ class _Source:
         return Hydra("moe_lab", ConfigLoaderImpl(search_path))
 
 
+@lru_cache
+def _source(
+    folder: str = CONF, name: str = NAME, config_dir: str | None = None, dirs: tuple[str, ...] = ()
+) -> _Source:
+    places = [folder, *([config_dir] if config_dir is not None else []), *dirs]
+    folders = (*map(Path, places), *plugin_folders())
+    files = [(file, file.stat()) for place in folders for file in sorted(place.rglob("*.yaml"))]
+    stamps = tuple((str(file), status.st_size, status.st_mtime_ns) for file, status in files)
+    return _Source(folder, name, config_dir, dirs, folders, stamps)
+
+
 def _refuse_unobeyed(runtime: DictConfig) -> None:
     """Raise ConfigError for a setting of Hydra's that has no effect here, HydraException for a grid's mode."""
     for key, (values, instead) in UNOBEYED.items():
@@ -181,7 +190,7 @@ def _cells(argv: list[str], first: int) -> list[Cell]:
     parser.prog = "moe_lab"
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
     folder = None if args.config_dir is None else os.path.abspath(args.config_dir)
-    source = _Source(args.config_path or CONF, args.config_name or NAME, folder)
+    source = _source(args.config_path or CONF, args.config_name or NAME, folder)
     app = source.app()
     if _printed(app, source.name, args, parser):
         return []
@@ -315,9 +324,15 @@ def _put_together(source: _Source, overrides: list[Override]) -> Cell | None:
         one.key_or_group: one for one in overrides if one.key_or_group in GROUPS
     }  # the last one counts
     for group, one in options.items():
-        option = _base(source, str(one.input_line)) if _stands_alone(source, group, one.value()) else None
-        if option is None or not _differs_only_in(group, option, _base(source, "")):
+        files = [folder / group / f"{one.value()}.yaml" for folder in source.folders]
+        texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+        # an option that includes another one may include what depends on another group's option
+        if not texts or any("defaults" in text for text in texts):
             return None
+        option, defaults = _base(source, str(one.input_line)), _base(source, "")
+        for part, of_defaults in ((option.values, defaults.values), (option.choices, defaults.choices)):
+            if {**part, group: None} != {**of_defaults, group: None}:
+                return None
         base.values[group] = copy.deepcopy(option.values[group])
         base.choices[group] = option.choices[group]
     values = [one for one in overrides if one.key_or_group not in GROUPS]
@@ -328,20 +343,6 @@ def _is_plain(override: Override) -> bool:
     """Whether it is `key=value` or `group=option`, without `+`, `~`, a package, several values, or a key of Hydra."""
     special = override.package or override.is_sweep_override() or override.is_hydra_override()
     return override.type is OverrideType.CHANGE and not special
-
-
-def _stands_alone(source: _Source, group: str, option: Any) -> bool:
-    """Whether an option's YAML includes no other: what it includes might depend on another group's option."""
-    files = [folder / group / f"{option}.yaml" for folder in source.folders()]
-    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
-    return bool(texts) and not any("defaults" in text for text in texts)
-
-
-def _differs_only_in(group: str, one: Cell, other: Cell) -> bool:
-    def rest(part: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in part.items() if key != group}
-
-    return rest(one.values) == rest(other.values) and rest(one.choices) == rest(other.choices)
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> bool:
@@ -357,24 +358,13 @@ def _set(values: dict[str, Any], key: str, value: Any) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024)
 def _base(source: _Source, option: str) -> Cell:
     """The configuration with one option, or with "" the defaults alone, before interpolations are resolved.
 
     Raises the errors of Hydra and OmegaConf.
     """
-    return _base_at(source, option, _stamp(source))
-
-
-@lru_cache(maxsize=1024)
-def _base_at(source: _Source, option: str, stamp: str) -> Cell:
     return _base_of(source.load([option] if option else []))
-
-
-@lru_cache
-def _stamp(source: _Source) -> str:
-    """The names, sizes and times of all option files of a source."""
-    files = sorted(file for folder in source.folders() for file in folder.rglob("*.yaml"))
-    return str([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
 
 
 def _base_of(cfg: DictConfig) -> Cell:

@@ -6,7 +6,6 @@ with naming("tiny-roe-gsm8k-1f2e3d4c"), Progress(400, "loglikelihood", "request"
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -31,17 +30,11 @@ def naming(name: str) -> Iterator[None]:
         _name.reset(token)
 
 
-def hide_progress_of_libraries() -> None:
-    """Disable the progress bars of other packages if stderr is no terminal. Call it before tqdm is imported."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")
-
-
 @contextmanager
 def bars_of_libraries_hidden() -> Iterator[None]:
     """Inside this context, tqdm's bars of other packages are disabled if stderr is no terminal.
 
-    The command sets TQDM_DISABLE, which tqdm reads when it is imported. In a notebook it is imported already.
+    (tqdm reads TQDM_DISABLE when it is imported, which it may be already.)
     """
     from tqdm import tqdm
 

@@ -6,6 +6,7 @@ numbers, because tables and pages read them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -16,10 +17,9 @@ def interpolations(raw: Any) -> Any:
     """The interpolations among unresolved values, at their places: by key, and in lists by index. None without any."""
     if isinstance(raw, str):
         return raw if "${" in raw else None
-    if not isinstance(raw, dict | list):
-        return None
-    items = raw.items() if isinstance(raw, dict) else enumerate(raw)
-    return {place: found for place, value in items if (found := interpolations(value)) is not None} or None
+    return {
+        place: found for place, value in _items(raw) if (found := interpolations(value)) is not None
+    } or None
 
 
 def recorded(config: Config) -> dict[str, Any]:
@@ -33,27 +33,29 @@ def recorded(config: Config) -> dict[str, Any]:
 def without_values(content: Any, config: Config) -> Any:
     """Plain values without the values of interpolations. Names of tasks stay, because they are keys."""
     texts = {key: text for key, text in config.interpolated.items() if key != "task"}
-    pairs = list(_pairs(asdict(config), texts)) if texts else []
+    values = asdict(config)
+    both = zip(_leaves(values), _leaves(_recorded(values, texts)), strict=True) if texts else ()
+    # a shorter one would also be found within words
+    pairs = [(value, text) for value, text in both if value != text and len(value) >= 4]
     return _replaced(content, pairs) if pairs else content
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    return value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
 
 
 def _recorded(value: Any, texts: Any) -> Any:
     if isinstance(texts, str):
         return texts if isinstance(value, str) else value
-    if isinstance(value, dict):
-        return {key: _recorded(one, texts[key]) if key in texts else one for key, one in value.items()}
-    if isinstance(value, list):
-        return [_recorded(one, texts[i]) if i in texts else one for i, one in enumerate(value)]
-    return value
+    found = {key: _recorded(one, texts[key]) if key in texts else one for key, one in _items(value)}
+    return found if isinstance(value, dict) else list(found.values()) if isinstance(value, list) else value
 
 
-def _pairs(value: Any, texts: Any) -> list[tuple[str, str]]:
-    """(value, its interpolation) of texts."""
-    if isinstance(texts, str):
-        # a shorter one would also be found within words
-        return [(value, texts)] if isinstance(value, str) and len(value) >= 4 else []
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [pair for key, one in items if key in texts for pair in _pairs(one, texts[key])]
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for _, one in _items(value):
+        yield from _leaves(one)
 
 
 def _replaced(content: Any, pairs: list[tuple[str, str]]) -> Any:

@@ -77,6 +77,9 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
         fits, result = _fit(value, choice, key)
         if fits:
             return result
+    for choice in choices if isinstance(value, str) else ():
+        if get_origin(choice) is Literal:
+            one_of(key, value, get_args(choice))
     expected = " or ".join(_describe(choice) for choice in choices)
     shown = "null" if value is None else value
     raise ConfigError(f"{key}={shown}: expected {expected}.")
@@ -147,10 +150,10 @@ def one_of(key: str, value: str | None, choices: Sequence[str]) -> None:
         )
 
 
-def at_least(key: str, value: float | None, least: float) -> None:
-    """Raise ConfigError for a value below `least`, above LARGEST or NaN."""
-    if value is not None and not least <= value <= LARGEST:
-        raise ConfigError(f"{key}={value}: must be a number that is at least {least}{_at_most(value)}.")
+def at_least(key: str, value: float | None, least: float, most: float = LARGEST) -> None:
+    """Raise ConfigError for a value below `least`, above `most` or NaN."""
+    if value is not None and not least <= value <= most:
+        raise ConfigError(f"{key}={value}: must be a number that is at least {least}{_at_most(value, most)}.")
 
 
 def above_zero(key: str, value: float | None) -> None:
@@ -159,8 +162,9 @@ def above_zero(key: str, value: float | None) -> None:
         raise ConfigError(f"{key}={value}: must be a number above 0{_at_most(value)}.")
 
 
-def _at_most(value: float) -> str:
-    return f" and at most {LARGEST:g}" if value > LARGEST else ""
+def _at_most(value: float, most: float = LARGEST) -> str:
+    shown = f"{most:,}" if isinstance(most, int) else f"{most:g}"
+    return f" and at most {shown}" if value > most else ""
 
 
 def did_you_mean(word: str, choices: Any) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +105,7 @@ class ModelPool:
         device_map: the placement of models, whatever their runs say; None: that of each run.
     """
 
-    def __init__(self, device_map: str | None = None) -> None:
+    def __init__(self, device_map: Literal["auto"] | None = None) -> None:
         self._device_map = device_map
         self._key: tuple[Any, ...] | None = None
         self._loaded: LoadedModel | None = None

@@ -12,36 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.progress import duration
-from moe_lab.errors import CONTINUES, MoeLabError, RunHeldError, exit_code, print_error
+from moe_lab.errors import MoeLabError, RunHeldError
 from moe_lab.results.folder import ATTEMPT, RunFolder
-from moe_lab.results.logs import answers_in
 from moe_lab.runs.jobs import Job, distinct_runs
 
 if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool
     from moe_lab.runs.run import Outcome, Run
-    from moe_lab.tasks.requests import Workload
-
-
-# The state of a run: done, running, interrupted or missing, and how much is left to do
-
-
-def run_state(run: Run, workload: Workload) -> tuple[str, float]:
-    """(the state in words, the share of the answers that is left to compute). Only reads the run's folder."""
-    if run.done and not run.config.rerun:
-        if run.measured:
-            return "done", 0.0
-        stored = run.stored()
-        if stored is not None and stored.older_intervals:
-            return "intervals to make anew", 0.0
-        return ("verdicts missing" if run.judges else "metrics missing"), 0.0
-    name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
-    held, answered = run.store.is_held(), answers_in(run.folder / name, run.answers_header)
-    if not held and not answered:
-        return "missing", 1.0
-    word = "running" if held else "failed" if (run.folder / "status.json").exists() else "interrupted"
-    requests = max(round(workload.requests), answered)
-    return f"{word}, {answered:,} of {requests:,} answered", 1 - answered / requests
 
 
 # Executes jobs one after the other. A failure is recorded and the other jobs still run
@@ -159,37 +136,33 @@ class _Attempts:
         self._made: set[str] = set()
         self._announced: set[str] = set()
         self._blocked: dict[str, RunHeldError] = {}
-        self._waiting = ""
 
     def make_all(self) -> None:
         """Make every step. Steps that another process holds are tried again after the others."""
-        held = 0
+        held, waiting = 0, ""
         while self._queue:
             step = self._queue.popleft()
-            if step.run is not None and step.run.run_id in self.outcomes and step.run.measured:
-                continue
             try:
                 self._make(step)
+                held = 0
             except RunHeldError as error:
-                self._blocked[step.name] = error
                 if not self.wait:
                     self._fail(step, error)
                     continue
+                self._blocked[step.name] = error
                 self._queue.append(step)
                 held += 1
                 if held >= len(self._queue):  # other processes hold all remaining steps
-                    if str(error) != self._waiting:
-                        self._waiting = str(error)
-                        print(f"Waiting: {error}", file=sys.stderr)
+                    if str(error) != waiting:
+                        waiting = str(error)
+                        print(f"Waiting: {waiting}", file=sys.stderr)
                     time.sleep(PAUSE)
                     held = 0
-                continue
-            held = 0
-            if step.run is None and step.job.runs:
-                self._queue.extendleft(reversed(steps_of(step.job)))
 
     def _make(self, step: Step) -> None:
-        stored = step.stored
+        run, stored = step.run, step.stored
+        if run is not None and run.run_id in self.outcomes and run.measured:
+            return
         if (stored and is_worker()) or step.name in {failure.name for failure in self.failures}:
             return
         if not stored and (reason := step.failure()) is not None:
@@ -199,8 +172,8 @@ class _Attempts:
         blocked = self._blocked.get(step.name)  # by a training, say, which is found only when a run begins
         if blocked is not None and blocked.folder is not None and RunFolder(blocked.folder, "").is_held():
             raise blocked
-        if step.run is not None:
-            step.run.check_free()
+        if run is not None:
+            run.check_free()
         self._announce(step)
         try:
             outcome = step.make(self.models)
@@ -213,10 +186,12 @@ class _Attempts:
             return
         if not stored:
             self._made.add(step.name)
-        if step.run is None:  # the speed of studies and trainings says nothing about runs
-            self._start, self._before = time.monotonic(), len(self._made)
         if outcome is not None:
             self.outcomes[outcome.run.run_id] = outcome
+            return
+        self._start, self._before = time.monotonic(), len(self._made)  # studies say nothing about runs
+        if step.job.runs:
+            self._queue.extendleft(reversed(steps_of(step.job)))
 
     def _fail(self, step: Step, error: BaseException) -> None:
         self._made.add(step.name)
@@ -230,24 +205,3 @@ class _Attempts:
         known = made > 0 and all(one.run is not None for one in (step, *self._queue))
         note = f", about {duration((time.monotonic() - self._start) / made * left)} left" if known else ""
         print(f"[{len(self._announced)}/{self._total}] {step.name}{note}", file=sys.stderr)
-
-
-def report_failures(failures: Sequence[Failure], alone: bool) -> None:
-    """Print the failures on stderr; in a grid, with the name of each run."""
-    for failure in failures:
-        if not alone:
-            print(f"{failure.name}:", file=sys.stderr)
-        if isinstance(failure.error, KeyboardInterrupt):
-            print(CONTINUES, file=sys.stderr)
-        else:
-            print_error(failure.error)
-
-
-def grid_exit_code(errors: Sequence[BaseException]) -> int:
-    """130 or 143 if interrupted, else 1 if a run failed, else 3 if one was held, else 0."""
-    for error in errors:
-        if isinstance(error, KeyboardInterrupt):
-            return exit_code(error)
-    if any(not isinstance(error, RunHeldError) for error in errors):
-        return 1
-    return RunHeldError.exit_code if errors else 0

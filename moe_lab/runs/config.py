@@ -102,19 +102,14 @@ def to_config(cell: Cell) -> Config:
                 key, known + [f"{group}.{name}" for group, one in others.items() for name in one]
             )
     _check_texts(values)
-    sections: dict[str, Any] = {}
-    for group in GROUP_CONFIGS:
+    keys = {override.partition("=")[0].lstrip("+") for override in cell.overrides}
+    typed: dict[str, Any] = {}
+    for group, schema in GROUP_CONFIGS.items():
         section = _section(values, group)
-        named = section.get("name") is not None
-        sections[group] = section if named else {**section, "name": cell.choices[group]}
-    typed_keys = {override.partition("=")[0].lstrip("+") for override in cell.overrides}
-    model = sections["model"]
-    if model.get("path") and "model.path" in typed_keys and "model.name" not in typed_keys:
-        model["name"] = PurePath(str(model["path"])).name
-    typed = {
-        group: build(GROUP_CONFIGS[group], section, prefix=f"{group}.", texts=True)
-        for group, section in sections.items()
-    }
+        name = cell.choices[group] if section.get("name") is None else section["name"]
+        if group == "model" and section.get("path") and "model.path" in keys and "model.name" not in keys:
+            name = PurePath(str(section["path"])).name
+        typed[group] = build(schema, {**section, "name": name}, prefix=f"{group}.", texts=True)
     method = _section(values, "method")
     method_class = get_method(str(method.get("name")))
     typed["method"] = build(method_class.Config, method, prefix="method.", owners=methods_with, texts=True)

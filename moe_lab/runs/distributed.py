@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache, partial, partialmethod
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
@@ -129,9 +129,10 @@ def free_on_all_ranks(models: ModelPool) -> None:
 def _follow(rank: int) -> int:
     """Make the calls that process 0 broadcasts until it is done. Returns the exit code."""
     import torch.distributed as dist
+    from tqdm import tqdm
     from transformers.utils import logging
 
-    os.environ["TQDM_DISABLE"] = "1"
+    tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
     logging.set_verbosity_error()
     try:
         while True:

@@ -1,4 +1,4 @@
-"""`mode=run`, `mode=plan` and `mode=report` for the configurations of a grid, and uploads to the hub.
+"""`mode=run`, `mode=plan` and `mode=report` for the configurations of a grid.
 
 Each returns an object. The command line prints it; `moe_lab.run`, `plan` and `report` return it.
 """
@@ -9,23 +9,22 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.recorded import recorded
-from moe_lab.config.schema import Config, TuningConfig
-from moe_lab.errors import ConfigError, MoeLabError, RunHeldError, exit_code
+from moe_lab.config.schema import Config, LauncherConfig, TuningConfig
+from moe_lab.errors import CONTINUES, ConfigError, MoeLabError, RunHeldError, exit_code, print_error
 from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker, TrainingMethod
+from moe_lab.methods.method import ModelMaker
 from moe_lab.reports.expert import comparisons, print_expert_metrics
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import Family, SeedGroup, family_of
-from moe_lab.results.scores import Comparison, shown_scores
-from moe_lab.runs.attempts import Failure, grid_exit_code, is_worker, report_failures, run_all
+from moe_lab.results.score_table import SeedGroup, family_of
+from moe_lab.results.scores import Comparison
+from moe_lab.runs.attempts import Failure, is_worker, run_all
 from moe_lab.runs.distributed import end_processes, follow
 from moe_lab.runs.jobs import (
     Job,
@@ -38,13 +37,12 @@ from moe_lab.runs.jobs import (
 )
 from moe_lab.runs.launchers import check_launcher, working
 from moe_lab.runs.plan import Plan, lacks_of, plan_of
-from moe_lab.runs.speeds import run_pilots
+from moe_lab.runs.uploads import check_uploads, push_all
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from moe_lab.models.hub import Upload
-    from moe_lab.runs.run import Outcome, Run
+    from moe_lab.runs.run import Outcome
 
 FOOTNOTES = 8
 """Most lines of methods below the tables of a command."""
@@ -79,7 +77,24 @@ class Finished:
         if self.code is not None:
             return self.code
         errors = [*self.refused, *(failure.error for failure in self.failures)]
-        return exit_code(errors[0]) if errors and self.alone else grid_exit_code(errors)
+        stops = [error for error in errors if isinstance(error, KeyboardInterrupt)]
+        failed = [error for error in errors if not isinstance(error, RunHeldError)]
+        if first := errors if self.alone else stops:
+            return exit_code(first[0])
+        return 1 if failed else RunHeldError.exit_code if errors else 0
+
+    @property
+    def configs(self) -> dict[str, Config]:
+        """The configurations of the runs and of those that they are compared with, by run id."""
+        runs = with_baselines([outcome.run for outcome in self.outcomes])
+        return {run.run_id: run.config for run in runs}
+
+    def frame(self, all_settings: bool = False) -> DataFrame:
+        """The score table as a data frame (`moe_lab.api.results.Results.frame`)."""
+        from moe_lab.reports.frames import score_frame
+
+        asked = [outcome.run.config for outcome in self.outcomes]
+        return score_frame(self.table, self.configs, asked, all_settings)
 
     def print(self) -> None:
         """Print tables and paths, and the failures on stderr."""
@@ -92,7 +107,13 @@ class Finished:
             print_results(self.outcomes, self.table)
         for file in self.files:
             print(file)
-        report_failures(self.failures, self.alone)
+        for failure in self.failures:
+            if not self.alone:
+                print(f"{failure.name}:", file=sys.stderr)
+            if isinstance(failure.error, KeyboardInterrupt):
+                print(CONTINUES, file=sys.stderr)
+            else:
+                print_error(failure.error)
 
 
 def run_grid(configs: Sequence[Config], argv: Sequence[str]) -> Finished:
@@ -121,7 +142,7 @@ def _train(configs: Sequence[Config]) -> Finished:
 
 
 def _evaluate(configs: Sequence[Config], argv: Sequence[str]) -> Finished:
-    jobs = jobs_of(configs)
+    jobs = jobs_of([replace(config, launcher=LauncherConfig()) for config in configs])
     check_uploads(jobs)
     with working(configs[0], argv, jobs) as models:
         outcomes, failures = run_all(jobs, models, wait=configs[0].wait)
@@ -162,10 +183,7 @@ def planned(configs: Sequence[Config]) -> Plan:
                 refused.setdefault(reason, []).append(config)
     if not jobs:
         raise ConfigError("\n".join(refused))
-    jobs = by_model(jobs)
-    if configs[0].pilot is not None:
-        run_pilots(jobs, configs[0].pilot)
-    plan = plan_of(jobs, refused)
+    plan = plan_of(by_model(jobs), refused, configs[0].pilot)
     plan.exit_code = ConfigError.exit_code if refused else 0
     return plan
 
@@ -204,16 +222,12 @@ def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
 
 def _log_table(finished: Finished) -> None:
     """Send the score table of a command with several runs to its logger."""
-    from moe_lab.reports.frames import score_frame
     from moe_lab.reports.loggers import open_logger
 
     config, group = finished.jobs[0].config, finished.jobs[0].group
-    if group is None or config.logger.name == "none":
-        return
-    runs = [outcome.run for outcome in finished.outcomes]
-    configs = {run.run_id: run.config for run in with_baselines(runs)}
-    with open_logger(config, kind="command", name=group, group=group) as logger:
-        logger.log_table("scores", score_frame(finished.table, configs, [run.config for run in runs]))
+    if group is not None and config.logger.name != "none":
+        with open_logger(config, kind="command", name=group, group=group) as logger:
+            logger.log_table("scores", finished.frame())
 
 
 def _with_page(finished: Finished) -> Finished:
@@ -283,13 +297,10 @@ def _check_keys(configs: Sequence[Config]) -> None:
 
 def with_compared(outcomes: Sequence[Outcome]) -> list[RunResult]:
     """The results in their order, each once and after the results that it is compared with."""
-    ordered: dict[str, RunResult] = {}
-    for outcome in outcomes:
-        for other in outcome.run.compared_runs.values():
-            if (stored := other.stored()) is not None:
-                ordered.setdefault(other.run_id, stored)
-        ordered.setdefault(outcome.run.run_id, outcome.results)
-    return list(ordered.values())
+    own = {outcome.run.run_id: outcome.results for outcome in outcomes}
+    runs = with_baselines([outcome.run for outcome in outcomes])
+    results = [own[run.run_id] if run.run_id in own else run.stored() for run in runs]
+    return [result for result in results if result is not None]
 
 
 def print_results(outcomes: Sequence[Outcome], table: CommandTable) -> None:
@@ -321,50 +332,3 @@ def write_report(outcomes: Sequence[Outcome], table: CommandTable) -> Path:
     write_runs_page(table, page)
     write_atomically(newest, page.read_bytes())
     return newest
-
-
-# Uploads of trained models to the hub, after the results of a command are stored
-
-
-def _upload_of(run: Run) -> Upload | None:
-    return run.method.upload(run.config, run.facts) if isinstance(run.method, TrainingMethod) else None
-
-
-def check_uploads(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError before any training for uploads that cannot succeed."""
-    folders: dict[str, set[object]] = {}
-    for run in distinct_runs(jobs):
-        if (upload := _upload_of(run)) is not None:
-            from moe_lab.models.hub import check_upload
-
-            check_upload(upload, offline=run.config.offline)
-            folders.setdefault(upload.repository, set()).add(upload.folder)
-            if len(folders[upload.repository]) > 1:
-                raise ConfigError(
-                    f"method.hub_model_id={upload.repository} is one repository, and this command trains several "
-                    "models. Leave it out: each gets the name of its folder."
-                )
-
-
-def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
-    """Push each trained model once, with the scores of all runs of the command that evaluated it.
-
-    Returns the failed uploads. The results and the trained models are stored in any case.
-    """
-    by_folder: dict[object, list[Outcome]] = {}
-    for outcome in outcomes:
-        if (upload := _upload_of(outcome.run)) is not None:
-            by_folder.setdefault(upload.folder, []).append(outcome)
-    failures = []
-    for several in by_folder.values():
-        from moe_lab.models.hub import push
-
-        run = several[0].run
-        method: Any = run.method
-        scores = [family.correct(score) for outcome in several for score in shown_scores(outcome.results)]
-        card = partial(method.card, config=run.config, facts=run.facts, scores=scores)
-        try:
-            print(f"pushed to {push(method.upload(run.config, run.facts), card)}", file=sys.stderr)
-        except MoeLabError as error:
-            failures.append(Failure(run.folder.name, run.run_id, error))
-    return failures

@@ -64,11 +64,10 @@ class Training:
         )
         return self.method.trained_facts(config, untrained)
 
-    @cached_property
+    @property
     def folder(self) -> Path:
         """The trained model's folder."""
-        folder: Path = self.method.trained(self.config, self.facts).folder
-        return folder
+        return Path(self.method.trained(self.config, self.facts).folder)
 
     def check(self) -> None:
         """Raise the errors of the run after the training that need no weights."""
@@ -83,11 +82,7 @@ class Training:
         """The remaining optimizer steps and tokens by name of the model's folder; empty if the model is trained."""
         return self.method.training_left(self.config, self.facts)
 
-    def made(self) -> Config | None:
-        """The configuration with the trained model; None if the training is not finished."""
-        return None if self.left() else self.make(lambda: None)
-
-    def make(self, free: Callable[[], None]) -> Config:
+    def make(self, free: Callable[[], None] = lambda: None) -> Config:
         """Finish the training. Returns the configuration with the trained model.
 
         Raises RunHeldError if another process trains it.
@@ -151,8 +146,8 @@ class Job:
         from moe_lab.runs.tuning.tune import tune
 
         if self.trainings:
-            self._take([job_of(training.make(models.free)) for training in self.trainings])
-            self.trainings = []
+            made = _job_of_models(self.config, [training.make(models.free) for training in self.trainings])
+            self.trainings, self.studies, self.runs = [], made.studies, made.runs
             self.check_judges()
         for study in self.studies:
             tune(study, models, self.group)
@@ -163,12 +158,6 @@ class Job:
         runs = [each for run in self.runs for each in (run, *run.compared_runs.values())]
         for judge in (judge for run in runs if not run.done for judge in run.judges):
             judge.check()
-
-    def _take(self, parts: Sequence[Job]) -> None:
-        """Take over the studies and runs of these jobs, one job per trained model."""
-        self.studies = [study for part in parts for study in part.studies]
-        if all(part.runs for part in parts):  # otherwise a study is unfinished, and runs follow all studies
-            self.runs = [run for part in parts for run in part.runs]
 
     def runs_after(self) -> list[Run]:
         """The runs with the profiles of the finished studies."""
@@ -196,12 +185,18 @@ def _job_of_recipe(config: Config) -> Job:
     """The job of a model that is trained on first use: a training, and with tuning a study, for each seed."""
     seeds = [replace(one, seeds=1, tuning=replace(one.tuning, seeds=1)) for one in consecutive_seeds(config)]
     trainings = [Training(one) for one in seeds]
-    made = [one for training in trainings if (one := training.made()) is not None]
-    job = Job(config, trainings=trainings if len(made) < len(trainings) else [])
-    if job.trainings:
-        trainings[0].check()
-    else:
-        job._take([job_of(one) for one in made])
+    if all(not training.left() for training in trainings):
+        return _job_of_models(config, [training.make() for training in trainings])
+    trainings[0].check()
+    return Job(config, trainings=trainings)
+
+
+def _job_of_models(config: Config, trained: Sequence[Config]) -> Job:
+    """The job of a configuration with a trained model for each seed."""
+    parts = [job_of(one) for one in trained]
+    job = Job(config, studies=[study for part in parts for study in part.studies])
+    if all(part.runs for part in parts):  # otherwise a study is unfinished, and runs follow all studies
+        job.runs = [run for part in parts for run in part.runs]
     return job
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
-from moe_lab.errors import ConfigError, RunHeldError
+from moe_lab.errors import TERMINATED, ConfigError, RunHeldError, reading
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.models.distributed import num_processes
@@ -52,7 +52,7 @@ def working(config: Config, argv: Sequence[str], jobs: Sequence[Job]) -> Iterato
         yield ModelPool()
         return
     if config.launcher.name == "local":
-        each = placed(config, lambda: plan_of(jobs))
+        each = gpus_of_worker(config, lambda: plan_of(jobs))
         config = replace(config, launcher=replace(config.launcher, gpus_per_worker=each))
     check_writable(config.output_dir)
     attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -141,12 +141,16 @@ class Worker:
     """Paths of the command line are relative to it."""
 
     def __call__(self, number: int) -> int:
-        variables = os.environ | {ATTEMPT: self.folder.name}
-        process = start(log_file(self.folder, number), self.argv, variables, self.place)
-        try:
-            return process.wait()
-        finally:
-            process.terminate()
+        variables, code = os.environ | {ATTEMPT: self.folder.name}, TERMINATED
+        while (
+            code == TERMINATED
+        ):  # SLURM sends SIGTERM to all processes of a job, long before it ends or requeues it
+            process = start(log_file(self.folder, number), self.argv, variables, self.place)
+            try:
+                code = process.wait()
+            finally:
+                process.terminate()
+        return code
 
     def checkpoint(self, number: int) -> Any:
         """Called by submitit in a job that is preempted or has used its time. The job is queued again as it is."""
@@ -179,7 +183,7 @@ def run_local(folder: Path, config: Config, argv: Sequence[str], wait: Wait) -> 
     return codes
 
 
-def placed(config: Config, plan: Callable[[], Plan]) -> int:
+def gpus_of_worker(config: Config, plan: Callable[[], Plan]) -> int:
     """GPUs of each worker: the number that is given, or what the largest run of the plan needs.
 
     Raises ConfigError if the GPUs do not suffice.
@@ -226,25 +230,19 @@ def run_ray(folder: Path, config: Config, argv: Sequence[str], wait: Wait) -> li
     import ray
 
     launcher = config.launcher
-    with _parameters(f"launcher.address={launcher.address}"):
+    with reading(f"launcher.address={launcher.address}", says="is refused by Ray"):
         ray.init(address=launcher.address, log_to_driver=False, include_dashboard=False)
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         each = launcher.gpus_per_worker or 1
         count = launcher.workers or gpus // each or WORKERS
         asked = ({"num_gpus": each} if gpus else {}) | launcher.parameters
-        with _parameters(f"launcher.parameters={asked}"):
+        with reading(f"launcher.parameters={asked}", says="are refused by Ray"):
             task = ray.remote(**asked)(_call) if asked else ray.remote(_call)
         worker = Worker(folder, argv)
         tasks = [task.remote(worker, number) for number in range(count)]
         wait(count, lambda: ray.wait(tasks, num_returns=count, timeout=0)[1])
-        codes = []
-        for task in tasks:
-            try:
-                codes.append(int(ray.get(task)))
-            except ray.exceptions.RayError:  # its process died for good
-                codes.append(1)
-        return codes
+        return [_code(partial(ray.get, task), ray.exceptions.RayError) for task in tasks]
     finally:
         ray.shutdown()  # ends the tasks of this command
 
@@ -253,13 +251,12 @@ def _call(worker: Worker, number: int) -> int:
     return worker(number)
 
 
-@contextmanager
-def _parameters(given: str) -> Iterator[None]:
-    """Turn a launcher's errors about its parameters into ConfigErrors that name them."""
+def _code(result: Callable[[], Any], died: type[BaseException]) -> int:
+    """The exit code of a worker, 1 if its process died for good."""
     try:
-        yield
-    except (ConnectionError, NameError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{given}: {error}") from error
+        return int(result())
+    except died:
+        return 1
 
 
 # launcher=submitit: workers are the jobs of a SLURM array, or processes of submitit's local executor
@@ -275,7 +272,7 @@ def run_submitit(folder: Path, config: Config, argv: Sequence[str], wait: Wait) 
 
     launcher = config.launcher
     gpus = {} if launcher.gpus_per_worker is None else {"gpus_per_node": launcher.gpus_per_worker}
-    with _parameters("launcher=submitit"):
+    with reading("launcher.parameters", says="are refused by submitit"):
         executor = submitit.AutoExecutor(folder / "jobs", launcher.cluster, slurm_max_num_timeout=1000)
         executor.update_parameters(name="moe_lab", **(launcher.parameters | gpus))
     jobs = executor.map_array(Worker(folder, argv), range(launcher.workers or WORKERS))
@@ -285,13 +282,7 @@ def run_submitit(folder: Path, config: Config, argv: Sequence[str], wait: Wait) 
         for job in jobs:
             job.cancel()
         raise
-    codes = []
-    for job in jobs:
-        try:
-            codes.append(int(job.result()))
-        except UncompletedJobError:  # killed
-            codes.append(1)
-    return codes
+    return [_code(job.result, UncompletedJobError) for job in jobs]
 
 
 # What workers cannot share

@@ -14,21 +14,24 @@ from moe_lab.methods.method import TrainingMethod
 from moe_lab.metrics.registry import evaluations
 from moe_lab.reports.columns import Column, count, numbers, print_table, texts
 from moe_lab.reports.scores import settings
-from moe_lab.runs.attempts import run_state
+from moe_lab.results.logs import answers_in
 from moe_lab.runs.budget import (
     GIGABYTE,
     GPU,
     USABLE,
     Budget,
+    Speed,
     estimates,
     gpu_memory,
     gpus_for,
     hours_text,
+    label_of,
+    measured_speed,
     planned_memory,
+    run_pilots,
     study_workload,
 )
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
-from moe_lab.runs.speeds import Speed, label_of, measured_speed
 
 if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
@@ -88,57 +91,54 @@ class Plan:
 
     def add_study(self, study: Study) -> None:
         finished, total = study.finished(), study.search.n_trials
-        state = "done" if finished >= total else f"{finished} of {total} trials"
-        workload = study_workload(study)
-        tokens = study.method.forward_tokens(workload, study.config, study.facts)
-        left = max(0, total - finished) * tokens  # at most: trials share cached activations
-        self.budget.add(study)
-        names = _names(study.config)
+        workload, config = study_workload(study), study.config
+        tokens = study.method.forward_tokens(workload, config, study.facts)
+        left = round(max(0, total - finished) * tokens)  # at most: trials share cached activations
+        names = _names(config)
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
+        state = "done" if finished >= total else f"{finished} of {total} trials"
         memory = planned_memory(study, workload, reuse=not study.search.grid)
-        self.rows.append(
-            Row(study.study_id[:8], study.config, names, documents, round(left), None, state, memory)
-        )
+        self.budget.add(study)
+        self.rows.append(Row(study.study_id[:8], config, names, documents, left, None, state, memory))
 
-    def add_untrained(self, job: Job) -> None:
-        """The trainings of a job's models, and the runs after them, which have no id yet."""
+    def add_coming(self, job: Job) -> None:
+        """The trainings of a job's models, and the runs after them or after its studies, which have no id yet."""
+        names = [*_names(job.config)[:3], f"{job.coming} after {'training' if job.trainings else 'tuning'}"]
+        documents = tokens = hours = memory = None
         for training in job.trainings:
             self.trainings |= training.left()
             self.budget.add(training, trains=True)
-        names = [*_names(job.config)[:3], f"{job.coming} after training"]
+        if not job.trainings:
+            run = run_after(job)
+            [workload] = estimates([run])
+            tokens = round(job.coming * run.method.forward_tokens(workload, run.config, run.facts))
+            documents, hours, memory = (
+                run.num_documents,
+                self._hours(run, tokens),
+                planned_memory(run, workload),
+            )
+            self.budget.add(run)
         self.missing += job.coming
-        self.rows.append(Row("-", job.config, names, None, None, None, "missing"))
-
-    def add_tuned(self, job: Job) -> None:
-        """The runs after a study, which have no id until the study has found its temperatures."""
-        run = run_after(job)
-        [workload] = estimates([run])
-        tokens = round(job.coming * run.method.forward_tokens(workload, run.config, run.facts))
-        self.missing += job.coming
-        self.tokens += tokens
-        self.budget.add(run)
-        names = [*_names(job.config)[:3], f"{job.coming} after tuning"]
-        hours, memory = self._hours(run, tokens), planned_memory(run, workload)
-        row = Row("-", job.config, names, run.num_documents, tokens, hours, "missing", memory)
-        self.rows.append(row)
+        self.tokens += tokens or 0
+        self.rows.append(Row("-", job.config, names, documents, tokens, hours, "missing", memory))
 
     def add_run(self, run: Run, workload: Workload) -> None:
+        config, method = run.config, run.method
         state, share = run_state(run, workload)
         missing = state != "done"
-        again = evaluations() if run.config.metrics == "expert" and run.method.expert_metrics == "all" else 0
-        measured = run.measured and not run.config.rerun
-        tokens = run.method.forward_tokens(workload, run.config, run.facts)
-        todo = round(tokens * (share + again * (not measured)))
+        again = evaluations() if config.metrics == "expert" and method.expert_metrics == "all" else 0
+        measured = run.measured and not config.rerun
+        tokens = round(method.forward_tokens(workload, config, run.facts) * (share + again * (not measured)))
         if missing:
-            if isinstance(run.method, TrainingMethod):
-                self.trainings |= run.method.training_left(run.config, run.facts)
-            self.references |= run.method.references_left(run.config, run.facts)
+            self.references |= method.references_left(config, run.facts)
+            if isinstance(method, TrainingMethod):
+                self.trainings |= method.training_left(config, run.facts)
         self.missing += missing
-        self.tokens += todo
-        self.budget.add(run, trains=missing and isinstance(run.method, TrainingMethod))
-        names, hours, memory = _names(run.config), self._hours(run, todo), planned_memory(run, workload)
-        row = Row(run.run_id[:8], run.config, names, run.num_documents, todo, hours, state, memory)
+        self.tokens += tokens
+        self.budget.add(run, trains=missing and isinstance(method, TrainingMethod))
+        hours, memory = self._hours(run, tokens), planned_memory(run, workload)
+        row = Row(run.run_id[:8], config, _names(config), run.num_documents, tokens, hours, state, memory)
         self.rows.append(row)
 
     def print(self) -> None:
@@ -182,6 +182,24 @@ class Plan:
         return None if speed is None else tokens / speed.tokens_per_second / 3600
 
 
+def run_state(run: Run, workload: Workload) -> tuple[str, float]:
+    """(the state in words, the share of the answers that is left to compute). Only reads the run's folder."""
+    if run.done and not run.config.rerun:
+        if run.measured:
+            return "done", 0.0
+        stored = run.stored()
+        if stored is not None and stored.older_intervals:
+            return "intervals to make anew", 0.0
+        return ("verdicts missing" if run.judges else "metrics missing"), 0.0
+    name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
+    held, answered = run.store.is_held(), answers_in(run.folder / name, run.answers_header)
+    if not held and not answered:
+        return "missing", 1.0
+    word = "running" if held else "failed" if (run.folder / "status.json").exists() else "interrupted"
+    requests = max(round(workload.requests), answered)
+    return f"{word}, {answered:,} of {requests:,} answered", 1 - answered / requests
+
+
 def lacks_of(config: Config, error: MoeLabError) -> list[str]:
     """Why a configuration cannot run: the reason of the error that preparing it raised, and all other lacks.
 
@@ -189,7 +207,7 @@ def lacks_of(config: Config, error: MoeLabError) -> list[str]:
     """
     from moe_lab.models.facts import model_facts
     from moe_lab.models.tokenizer import load_tokenizer
-    from moe_lab.runs.checks import check_code_execution, check_router
+    from moe_lab.runs.prepare import check_code_execution, check_router
     from moe_lab.tasks.judges import judges_of
     from moe_lab.tasks.loading import load_tasks
 
@@ -220,8 +238,10 @@ def lacks_of(config: Config, error: MoeLabError) -> list[str]:
     return reasons
 
 
-def plan_of(jobs: Sequence[Job], refused: Refused | None = None) -> Plan:
-    """The studies and runs of some jobs, baselines included. Loads no weights."""
+def plan_of(jobs: Sequence[Job], refused: Refused | None = None, pilot: int | None = None) -> Plan:
+    """The studies and runs of some jobs, baselines included, after their pilots. Loads no weights without these."""
+    if pilot is not None:
+        run_pilots(jobs, pilot)
     later = [job for job in jobs if not job.runs]
     plan = Plan(refused=refused or {})
     if any(job.trainings for job in later):
@@ -231,10 +251,7 @@ def plan_of(jobs: Sequence[Job], refused: Refused | None = None) -> Plan:
     for study in {study.study_id: study for job in jobs for study in job.studies}.values():
         plan.add_study(study)
     for job in later:
-        if job.trainings:
-            plan.add_untrained(job)
-        else:
-            plan.add_tuned(job)
+        plan.add_coming(job)
     runs = with_baselines(distinct_runs(jobs))
     for run, workload in zip(runs, estimates(runs), strict=True):
         plan.add_run(run, workload)

@@ -4,12 +4,10 @@ Broken by: an option that --help forgets, a folder left behind, a run before all
 """
 
 import io
-import os
 import re
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +17,6 @@ from moe_lab import __version__
 from moe_lab.cli.help import GROUPS
 from moe_lab.cli.main import main
 from moe_lab.config.catalog import about, option_files, resource_folder
-from moe_lab.config.progress import hide_progress_of_libraries
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
 from moe_lab.methods import get_method
@@ -27,8 +24,7 @@ from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.scores import settings
 from moe_lab.runs import budget as estimate
 from moe_lab.runs import grid, launchers, plan
-from moe_lab.runs.budget import estimates
-from moe_lab.runs.speeds import Speed
+from moe_lab.runs.budget import Speed, estimates
 from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
 from tests.support.requests import generating
 from tests.support.stored_runs import pair_of_runs
@@ -59,16 +55,6 @@ def test_help_lists_every_experiment_by_its_folder(capsys):
     listed = [line.split()[0] for line in lines if line.startswith(papers)]
     assert sorted(listed) == sorted(each.name for each in find_experiments("all"))
     assert listed.index("c3po/table2") < listed.index("c3po/table10")
-
-
-def test_progress_bars_of_libraries_are_for_terminals(monkeypatch):
-    monkeypatch.delenv("TQDM_DISABLE", raising=False)
-    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
-    hide_progress_of_libraries()
-    assert "TQDM_DISABLE" not in os.environ
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    hide_progress_of_libraries()
-    assert os.environ.pop("TQDM_DISABLE") == "1"
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_hydra_composes_the_defaults_and_each_option_once(monkeypatch):
     """A paper's tables have thousands of cells, and Hydra takes a tenth of a second for each."""
     loaded: list[list[str]] = []
     load = module._Source.load
-    module._base_at.cache_clear()
+    module._base.cache_clear()
     monkeypatch.setattr(
         module._Source, "load", lambda self, options: loaded.append(options) or load(self, options)
     )

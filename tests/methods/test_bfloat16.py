@@ -1,13 +1,13 @@
 """Training in bfloat16 by autocast. Broken by experts that compute in float32, by a change of training in float32."""
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe_lab.config.schema import EXPERTS_IMPLEMENTATIONS
+from moe_lab.config.schema import ExpertsImplementation
 from moe_lab.methods.pretrain.training import train as pretrain
 from tests.support import pretrainings
 from tests.support.models import small_model
@@ -32,7 +32,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("implementation", EXPERTS_IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", get_args(ExpertsImplementation))
 @pytest.mark.parametrize("family", by_family(("olmoe", "gpt_oss", "deepseek", "mixtral", "qwen3_moe")))
 def test_all_products_of_a_step_are_in_the_dtype(family, implementation, dtype, tmp_path):
     """Forward and backward, those of the experts among them. Some other families ask for float32 in their routers."""

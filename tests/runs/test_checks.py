@@ -15,9 +15,8 @@ from moe_lab.methods import get_method
 from moe_lab.methods.profile import Profile
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.facts import model_facts
-from moe_lab.runs.checks import check_generation, check_router, check_votes
 from moe_lab.runs.evaluation import expert
-from moe_lab.runs.prepare import prepare
+from moe_lab.runs.prepare import check_generation, check_router, check_votes, prepare
 from tests.support.designs import COMMON
 from tests.support.runs import config, small_data
 

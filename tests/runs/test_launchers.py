@@ -164,18 +164,20 @@ def plan_of(**sizes: int | None) -> Any:
 def test_a_worker_has_the_gpus_that_its_largest_run_takes(monkeypatch, sizes, each):
     monkeypatch.setattr(launchers, "gpu_memory", lambda: [80 * 10**9] * 8)
     config = Config(launcher=LauncherConfig(name="local"))
-    assert launchers.placed(config, plan_of(**sizes)) == each
-    assert launchers.placed(replace(config, device="cpu"), plan_of(**sizes)) == 1
-    assert launchers.placed(Config(launcher=LauncherConfig(name="local", gpus_per_worker=4)), None) == 4
+    assert launchers.gpus_of_worker(config, plan_of(**sizes)) == each
+    assert launchers.gpus_of_worker(replace(config, device="cpu"), plan_of(**sizes)) == 1
+    assert (
+        launchers.gpus_of_worker(Config(launcher=LauncherConfig(name="local", gpus_per_worker=4)), None) == 4
+    )
 
 
 def test_what_fits_nowhere_is_refused_with_the_number_of_gpus(monkeypatch):
     monkeypatch.setattr(launchers, "gpu_memory", lambda: [80 * 10**9] * 2)
     config = Config(launcher=LauncherConfig(name="local"))
     with pytest.raises(ConfigError, match=r"grok roe gsm8k takes 300.0 GB .*: 5 GPUs of 80 GB, and 2 are"):
-        launchers.placed(config, plan_of(grok=300 * 10**9))
+        launchers.gpus_of_worker(config, plan_of(grok=300 * 10**9))
     with pytest.raises(ConfigError, match="gpus_per_worker=3: 2 are visible"):
-        launchers.placed(Config(launcher=LauncherConfig(name="local", gpus_per_worker=3)), None)
+        launchers.gpus_of_worker(Config(launcher=LauncherConfig(name="local", gpus_per_worker=3)), None)
 
 
 @pytest.mark.parametrize("given", [[], ["model.device_map=auto"]])
@@ -311,7 +313,11 @@ def test_a_launcher_without_its_package_is_refused(launcher, capsys, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_is_queued_again_as_it_is(tmp_path):
+def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_is(tmp_path, monkeypatch):
+    """SLURM sends SIGTERM to all processes of a job, also where the job goes on. Broken by a job that is then done."""
+    workers = iter([FakeWorker(143), FakeWorker(3)])
+    monkeypatch.setattr(launchers, "start", lambda *_: next(workers))
+    assert Worker(tmp_path, ["method=roe"])(0) == 3 and next(workers, None) is None
     worker = pickle.loads(pickle.dumps(Worker(tmp_path, ["method=roe"])))
     again = worker.checkpoint(3)
     assert again.function is worker and again.args == (3,)

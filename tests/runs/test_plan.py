@@ -15,9 +15,8 @@ from moe_lab.methods import get_method
 from moe_lab.results.atomic import write_json
 from moe_lab.results.folder import Artifact
 from moe_lab.results.logs import ResponseLog
-from moe_lab.runs.attempts import run_state
 from moe_lab.runs.budget import workload_of
-from moe_lab.runs.plan import Plan, Row
+from moe_lab.runs.plan import Plan, Row, run_state
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run
 from tests.support.command import run_command

@@ -12,9 +12,9 @@ import pytest
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ModelError
 from moe_lab.methods import get_method
-from moe_lab.runs import speeds
+from moe_lab.runs import budget
+from moe_lab.runs.budget import Speed, _requests, measured_speed
 from moe_lab.runs.prepare import prepare
-from moe_lab.runs.speeds import Speed, _requests, measured_speed, store_pilot
 from tests.support.command import run_command
 from tests.support.stored_runs import generated_line, stored_run
 
@@ -50,7 +50,7 @@ def test_a_pilot_that_fails_leaves_the_plan(tmp_path, capsys, monkeypatch):
     def refused(run, count, models):
         raise ModelError("no weights here.\nGive others.")
 
-    monkeypatch.setattr(speeds, "_speed", refused)
+    monkeypatch.setattr(budget, "_speed", refused)
     ended = run_command(capsys, *ROE, "seeds=2", "pilot=3", f"output_dir={tmp_path}")
     assert ended.code == 0 and ended.err.count("It has no speed: no weights here") == 2
     assert "Hours here: add pilot=8" in ended.out
@@ -67,7 +67,7 @@ def test_a_pilot_that_fails_leaves_the_plan(tmp_path, capsys, monkeypatch):
 )
 def test_runs_without_a_speed_have_a_pilot(typed, methods, tmp_path, capsys, monkeypatch):
     asked = []
-    monkeypatch.setattr(speeds, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
+    monkeypatch.setattr(budget, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
     ended = run_command(capsys, *typed.split(), "mode=plan", "pilot=2", "limit=2", f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
     assert [run.config.method.name for run in asked] == methods
@@ -80,7 +80,7 @@ def test_references_of_a_pilot_are_few_and_its_own(tmp_path, capsys):
     assert ended.code == 0, ended.err
     assert not (tmp_path / "references").exists()
     [record] = (tmp_path / "pilots" / "references").glob("*/references.json")
-    assert json.loads(record.read_text())["asked"] == speeds.REFERENCES
+    assert json.loads(record.read_text())["asked"] == budget.REFERENCES
     assert measured_speed(tmp_path, "tiny", "c3po", "toy_choice") is not None
 
 
@@ -108,7 +108,9 @@ def test_the_newest_run_of_the_same_model_method_and_task_counts(tmp_path):
 
 
 def test_a_pilot_counts_where_no_run_is_stored(tmp_path):
-    store_pilot(tmp_path, "tiny", "roe", "t", speed=Speed(5.0, "cuda:0"))
+    (tmp_path / "pilots").mkdir()
+    text = '{"tokens_per_second": 5.0, "device": "cuda:0"}'
+    (tmp_path / "pilots" / "tiny-roe-t-speed.json").write_text(text)
     assert measured_speed(tmp_path, "tiny", "roe", "t") == Speed(5.0, "cuda:0")
     assert measured_speed(tmp_path, "tiny", "base", "t") is None
     store(tmp_path, "a", "roe", 100.0, written=1)

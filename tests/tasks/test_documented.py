@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from moe_lab.config.compose import compose_cell
-from moe_lab.runs.checks import check_metric
 from moe_lab.runs.config import to_config
+from moe_lab.runs.prepare import check_metric
 from moe_lab.tasks.loading import load_tasks
 from tests.support import documents as rows
 from tests.support.runs import choices, sums, write_jsonl

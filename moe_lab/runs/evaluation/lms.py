@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -115,25 +116,16 @@ def divide(kind: str, requests: Sequence[Request], processes: int) -> list[list[
 # An lm-eval model that answers from the response log, and asks the real model only for missing answers
 
 
-class RecordedLM(Framing, LM):
-    """Answers lm-eval's requests from `log`; `open_model` is called once, when the first answer is missing.
+class AnsweringLM(Framing, LM):
+    """An LM of lm-eval that answers requests of each kind by `_answer`. Arguments as of `Framing`."""
 
-    `load_tokenizer` and `chat_template` as in `Framing`.
-    """
-
-    def __init__(
-        self,
-        log: ResponseLog,
-        open_model: Callable[[], EngineLM],
-        load_tokenizer: Callable[[], Any],
-        chat_template: bool | str | None = False,
-    ):
+    def __init__(self, load_tokenizer: Callable[[], Any], chat_template: bool | str | None = False):
         LM.__init__(self)
         Framing.__init__(self, load_tokenizer, chat_template)
-        self.log = log
-        self.answering = False
-        """Whether the model answers now."""
-        self._open_model = open_model
+
+    @abstractmethod
+    def _answer(self, kind: str, requests: list[Instance]) -> list[Any]:
+        """The answers to requests of a kind, named as lm-eval names it."""
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         return self._answer("loglikelihood", requests)
@@ -144,6 +136,23 @@ class RecordedLM(Framing, LM):
     def generate_until(self, requests: list[Instance]) -> list[str]:
         return self._answer("generate_until", requests)
 
+
+class RecordedLM(AnsweringLM):
+    """Answers lm-eval's requests from `log`; `open_model` is called once, when the first answer is missing."""
+
+    def __init__(
+        self,
+        log: ResponseLog,
+        open_model: Callable[[], EngineLM],
+        load_tokenizer: Callable[[], Any],
+        chat_template: bool | str | None = False,
+    ):
+        super().__init__(load_tokenizer, chat_template)
+        self.log = log
+        self.answering = False
+        """Whether the model answers now."""
+        self._open_model = open_model
+
     @cached_property
     def model(self) -> EngineLM:
         return self._open_model()
@@ -152,11 +161,11 @@ class RecordedLM(Framing, LM):
         """Drop the model. The next missing answer opens it again."""
         self.__dict__.pop("model", None)
 
-    def _answer(self, kind: str, instances: list[Instance]) -> list[Any]:
+    def _answer(self, kind: str, requests: list[Instance]) -> list[Any]:
         keys: list[str] = []
         missing: dict[str, tuple[tuple[Any, ...], int]] = {}
         repeats: Counter[int] = Counter()
-        for instance in instances:
+        for instance in requests:
             # lm-eval lists one Instance `repeats` times; equal prompts of two documents are one request
             repeat = repeats[id(instance)]
             repeats[id(instance)] += 1

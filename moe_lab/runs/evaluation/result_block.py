@@ -214,7 +214,13 @@ def moe_lab_block(
         "rounding": measured,
         "samples": run.samples,
         "cost": cost,
-        "intervals": {name: _intervals(task, values[name]) for name, task in tasks.items()},
+        "intervals": {
+            name: {
+                metric: _list(interval(list(by_document.values()), aggregation(task, metric)))
+                for metric, by_document in values[name].items()
+            }
+            for name, task in tasks.items()
+        },
     }
     compared: dict[str, dict[str, Any]] = {}
     for key, other in before.items():
@@ -247,12 +253,8 @@ def _flips(compared: dict[str, dict[str, Any]], metric: str | None) -> dict[str,
     return flips
 
 
-def _intervals(task: Any, values: Values) -> dict[str, list[float] | None]:
-    intervals = {}
-    for metric, by_document in values.items():
-        limits = interval(list(by_document.values()), aggregation(task, metric))
-        intervals[metric] = list(limits) if limits else None
-    return intervals
+def _list(limits: Sequence[float] | None) -> list[float] | None:
+    return list(limits) if limits else None
 
 
 def _paired(task: Any, values: Values, samples: Sequence[Sample], rounding: Rounding) -> dict[str, Any]:

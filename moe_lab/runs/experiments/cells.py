@@ -87,11 +87,8 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
     ]
     for each in composed:
         configs = [one for _, one in each.cells]
-        shown = [
-            name
-            for name, metric in each.experiment.metrics(config.scale).items()
-            if metric.startswith(EXPERT)
-        ]
+        metrics = each.experiment.metrics(config.scale).items()
+        shown = [name for name, metric in metrics if metric.startswith(EXPERT)]
         if shown and configs and all(one.metrics != "expert" for one in configs):
             raise ConfigError(
                 f"experiment={each.experiment.name} shows expert metrics ({', '.join(shown)}), which "
@@ -212,11 +209,9 @@ def _study(config: Config | None) -> Study:
 
 def experiment_configs(config: Config, base: Cell) -> list[Config]:
     """The configurations of all cells and studies of the experiments in `config.experiment`."""
-    configs = []
-    for composed in compose_experiments(config, base):
-        configs += [typed for _, typed in composed.cells]
-        configs += [composed.study] if composed.study is not None else []
-    return configs
+    composed = compose_experiments(config, base)
+    studies = [each.study for each in composed if each.study is not None]
+    return [*(typed for each in composed for _, typed in each.cells), *studies]
 
 
 # The coordinates of an experiment's cells in its table, and the results of each

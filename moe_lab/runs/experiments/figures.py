@@ -94,19 +94,15 @@ def _ratio(perplexity: float, base: float) -> float | None:
     return None if math.isnan(perplexity) else size_ratio(math.log(perplexity), math.log(base))
 
 
+MEASURED = (
+    *("non_embedding_parameters", "equivalent_non_embedding_parameters", "layers", "equivalent_layers"),
+    *("new_tokens", "repetitions", "device"),
+)
+"""Columns of a measurement that the figure's table has as they are."""
+
+
 def _measured_columns(measurement: Mapping[str, Any], method: str) -> dict[str, object]:
-    columns = {
-        name: measurement[name]
-        for name in (
-            "non_embedding_parameters",
-            "equivalent_non_embedding_parameters",
-            "layers",
-            "equivalent_layers",
-            "new_tokens",
-            "repetitions",
-            "device",
-        )
-    }
+    columns = {name: measurement[name] for name in MEASURED}
     for name in ("base", method, "equivalent"):
         for each in ("seconds", "fastest", "slowest"):
             label = "milliseconds_per_token" if each == "seconds" else f"{each}_milliseconds_per_token"

@@ -31,7 +31,6 @@ from moe_lab.runs.grid import NOTHING_STORED, Finished, command_table, measured_
 from moe_lab.runs.jobs import Job, by_model, digest_of
 from moe_lab.runs.launchers import check_launcher, working
 from moe_lab.runs.plan import Plan, plan_of, task_name
-from moe_lab.runs.speeds import run_pilots
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -89,9 +88,7 @@ def run_experiments(config: Config, cell: Cell, argv: Sequence[str]) -> Finished
 def planned_experiments(config: Config, cell: Cell) -> Plan:
     """The plan of the experiments, after their pilots. Loads no weights and writes nothing without them."""
     prepared = _prepare(config, cell)
-    if config.pilot is not None:
-        run_pilots(prepared.jobs, config.pilot)
-    return plan_of(prepared.jobs, prepared.refused)
+    return plan_of(prepared.jobs, prepared.refused, config.pilot)
 
 
 def report_experiments(config: Config, cell: Cell) -> Finished:

@@ -13,7 +13,7 @@ from moe_lab.models.facts import ModelFacts
 # Table 1 and section 3.1 of the RoE paper: the settings of tuning by task category and model
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Preset:
     """One cell group of Table 1."""
 
@@ -57,18 +57,11 @@ _SHAPES = {("olmoe", 16): "olmoe", ("mixtral", 32): "mixtral", ("gpt_oss", 24): 
 
 def preset(category: str | None, model_name: str | None) -> Preset:
     """The defaults of tuning. Tasks without a category use the defaults of math."""
-    category = category or "math"
-    n, max_temperature, skip_layers = SEARCHES.get(model_name or "", {}).get(category, OTHER_MODELS)
+    category, name = category or "math", model_name or ""
+    n, max_temperature, skip_layers = SEARCHES.get(name, {}).get(category, OTHER_MODELS)
     metric, num_samples, n_trials = BUDGETS[category]
-    return Preset(
-        n=n,
-        max_temperature=max_temperature,
-        skip_layers=skip_layers,
-        cache=CACHES.get(model_name or "", "clean"),
-        metric=metric,
-        num_samples=num_samples,
-        n_trials=n_trials,
-    )
+    cache = CACHES.get(name, "clean")
+    return Preset(n, max_temperature, skip_layers, cache, metric, num_samples, n_trials)
 
 
 def paper_model(facts: ModelFacts) -> str | None:
@@ -94,10 +87,10 @@ class Search:
     metric: str
     n_trials: int
     num_samples: int
-    max_temperature: float
-    skip_layers: int
-    """L: the first and the last L MoE layers keep temperature 0."""
     moe_layers: int
+    max_temperature: float = 0.0
+    skip_layers: int = 0
+    """L: the first and the last L MoE layers keep temperature 0."""
     step: float = STEP
     """The step of tuning=uniform."""
     logit_scale: bool = False
@@ -170,11 +163,8 @@ class Search:
         if self.grid is None:
             names = [name for name in self.parameters if params[name] >= NEAR * self.max_temperature]
         else:
-            names = [
-                one
-                for one in self.parameters
-                if one in self.open_ended and params[one] == self.bounds(one)[1]
-            ]
+            own = [name for name in self.parameters if name in self.open_ended]
+            names = [name for name in own if params[name] == self.bounds(name)[1]]
         return names + (["logit_scale"] if at_bound(logit_scale) else [])
 
 
@@ -245,7 +235,6 @@ def resolve_scale(config: Config, facts: ModelFacts, method: Any) -> Search:
         metric="perplexity",
         n_trials=1,
         num_samples=given.num_samples or preset(config.task.category, paper_model(facts)).num_samples,
-        max_temperature=0.0,
         skip_layers=method.first_noisy(facts.moe_layers),
         moe_layers=facts.moe_layers,
         logit_scale=True,
@@ -268,8 +257,6 @@ def resolve_grid(config: Config, facts: ModelFacts, method: PolicyMethod) -> Sea
         metric=given.metric or usual.metric,
         n_trials=len(grid),
         num_samples=given.num_samples or usual.num_samples,
-        max_temperature=0.0,
-        skip_layers=0,
         moe_layers=facts.moe_layers,
         grid=grid,
         open_ended=method.open_ended,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
     Measured = tuple[float | None, dict[str, float]]
     """The value of a trial, and its user attributes."""
-    RunTrial = Callable[[Trial, list[float], Trials], Measured]
-    """(trial, its temperatures, all trials) -> the measurement."""
 
 
 def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
@@ -80,18 +77,17 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
 
 
 def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger) -> None:
-    run: RunTrial | None = None
+    measure: Measurement | None = None
     total, timeout = study.search.n_trials, study.config.tuning.timeout
     deadline = time.monotonic() + (timeout or math.inf)
     bar = Progress(total, "tuning", "trial", initial=len(trials.finished()))
     with ExitStack() as opened, bar as progress:
         while (claimed := trials.claim()) is not None:
-            if run is None:
-                loaded = models.get(study.config)
-                run = _grid_trials(study, loaded) if study.search.grid else _trials(study, loaded, opened)
+            if measure is None:
+                measure = Measurement(study, models.get(study.config), opened)
                 write_study(study)
             trial, temperatures = claimed
-            value, measured = run(trial, temperatures, trials)
+            value, measured = measure(trial, temperatures, _limit(study, trial, trials))
             trials.tell(trial, value, **measured)
             with trials.lock:
                 write_trials(study, trials)
@@ -106,54 +102,57 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
                 )
 
 
-def _trials(study: Study, loaded: LoadedModel, opened: ExitStack) -> RunTrial:
-    """Runs trials of temperatures on one LM, whose ensemble changes from trial to trial."""
-    first = _ensemble(study, [0.0] * study.search.moe_layers)
-    start = StudyStart(first=first, reuse=study.search.given is None)
-    lm = opened.enter_context(study.method.open(loaded, Context(config=study.config, study=start)))
-    _set_template(study, lm)
-    measure = objective(study, lm)
+class Measurement:
+    """Measures the trials of a study on a model in memory.
 
-    def run(trial: Trial, temperatures: list[float], trials: Trials) -> Measured:
-        ensemble = _ensemble(study, temperatures)
-        lm.set_ensemble(ensemble)
-        value = _measure(measure, trial, _limit(study, trial, trials))
-        return _scaled(study, value, ensemble.sweep)
+    Trials of temperatures share one LM, whose ensemble changes. Each trial of a grid opens the method with its own
+    settings.
+    """
 
-    return run
+    def __init__(self, study: Study, loaded: LoadedModel, opened: ExitStack):
+        self.study, self.loaded = study, loaded
+        self.lm: EngineLM | None = None
+        self.objective: Any = None
+        if study.search.grid is None:
+            first = _ensemble(study, [0.0] * study.search.moe_layers)
+            start = StudyStart(first=first, reuse=study.search.given is None)
+            context = Context(config=study.config, study=start)
+            self.lm = opened.enter_context(study.method.open(loaded, context))
 
+    def __call__(self, trial: Trial, temperatures: list[float], limit: float | None) -> Measured:
+        """The value (None: pruned) and the user attributes of a trial, which is pruned beyond `limit`."""
+        from moe_lab.models.tokenizer import dated
 
-def _grid_trials(study: Study, loaded: LoadedModel) -> RunTrial:
-    """Runs trials of settings. Each trial opens the method again with its own settings."""
-    from moe_lab.engine.forward.ensemble import ScaleSweep
+        with ExitStack() as own:
+            if self.lm is None:
+                lm, sweep = self._open_settings(trial, own)
+            else:
+                lm, ensemble = self.lm, _ensemble(self.study, temperatures)
+                lm.set_ensemble(ensemble)
+                sweep = ensemble.sweep
+            if self.objective is None:
+                if template := self.study.config.apply_chat_template:
+                    lm.tokenizer.chat_template = dated(lm.chat_template(template))
+                self.objective = objective(self.study, lm)
+            self.objective.lm = lm
+            try:
+                return _scaled(self.study, self.objective(limit, trial.report), sweep)
+            except Pruned:
+                return None, {}
 
-    measure: Any = None
+    def _open_settings(self, trial: Trial, own: ExitStack) -> tuple[EngineLM, ScaleSweep | None]:
+        from moe_lab.engine.forward.ensemble import ScaleSweep
 
-    def run(trial: Trial, temperatures: list[float], trials: Trials) -> Measured:
-        nonlocal measure
-        method: Any = study.method
+        study, method = self.study, cast(Any, self.study.method)
         assert study.search.grid is not None
         config = replace(study.config, method=method.at(study.search.grid[trial.number]))
-        with type(method)(config.method).open(loaded, Context(config=config)) as lm:
-            lm.progress = False
-            sweep = None
-            if trial.number == 0 and study.search.metric == "perplexity" and lm.engine is not None:
-                sweep = ScaleSweep()  # finds the base model's best logit scale
-                lm.set_ensemble(replace(lm.ensemble, sweep=sweep))
-            if measure is None:
-                _set_template(study, lm)
-                measure = objective(study, lm)
-            measure.lm = lm
-            return _scaled(study, _measure(measure, trial, None), sweep)
-
-    return run
-
-
-def _set_template(study: Study, lm: EngineLM) -> None:
-    from moe_lab.models.tokenizer import dated
-
-    if study.config.apply_chat_template:
-        lm.tokenizer.chat_template = dated(lm.chat_template(study.config.apply_chat_template))
+        lm = own.enter_context(type(method)(config.method).open(self.loaded, Context(config=config)))
+        lm.progress = False
+        if trial.number or study.search.metric != "perplexity" or lm.engine is None:
+            return lm, None
+        sweep = ScaleSweep()  # finds the base model's best logit scale
+        lm.set_ensemble(replace(lm.ensemble, sweep=sweep))
+        return lm, sweep
 
 
 def _ensemble(study: Study, temperatures: list[float]) -> Any:
@@ -166,12 +165,12 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
     return replace(ensemble, sweep=ScaleSweep()) if sweeps else ensemble
 
 
-def _scaled(study: Study, value: float | None, sweep: ScaleSweep | None) -> Measured:
+def _scaled(study: Study, value: float, sweep: ScaleSweep | None) -> Measured:
     """(the value of a trial, its user attributes). The value is at the best logit scale if the study searches scales.
 
     Otherwise the attributes have the base model's best scale, which is the control for a gain in perplexity.
     """
-    if value is None or sweep is None:
+    if sweep is None:
         return value, {}
     scale, loss = sweep.best()
     if study.search.logit_scale:
@@ -199,14 +198,6 @@ def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
     """
     bounded = study.search.tuning in ("tpe", "random") and not study.search.logit_scale
     return trials.worst() if trial.number and bounded else None
-
-
-def _measure(measure: Any, trial: Trial, limit: float | None) -> float | None:
-    """A trial's value; None if it was pruned."""
-    try:
-        return measure(limit, trial.report)
-    except Pruned:
-        return None
 
 
 def write_study(study: Study, finished: int | None = None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import yaml
 from transformers import AutoModelForCausalLM, set_seed
 
 from moe_lab.config.catalog import resource_folder
-from moe_lab.config.schema import EXPERTS_IMPLEMENTATIONS, Config, ModelConfig
+from moe_lab.config.schema import Config, ExpertsImplementation, ModelConfig
 from moe_lab.methods.pretrain import training as module
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import PackedRows, pack, read_corpus, tokenizer_of
@@ -210,7 +211,7 @@ def test_the_record_counts_what_was_trained(tmp_path):
 def test_experts_are_computed_as_is_asked(tmp_path):
     """By each implementation of `model.experts_implementation`, those of this package included."""
     trained = {}
-    for name in EXPERTS_IMPLEMENTATIONS:
+    for name in get_args(ExpertsImplementation):
         training = training_of(tmp_path / name, steps=1)
         model = ModelConfig(experts_implementation=name)
         trained[name] = train(replace(training, config=replace(training.config, model=model))).model

@@ -6,7 +6,7 @@ trial's, an untuned model or a sweep's step that is pruned, a limit other than t
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from moe_lab.methods import get_method
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 from moe_lab.runs.tuning import tune
 from moe_lab.runs.tuning.search import Search, paper_model, preset, resolve, resolve_grid
-from moe_lab.runs.tuning.tune import _grid_trials, _limit
+from moe_lab.runs.tuning.tune import Measurement, _limit
 from tests.support.runs import facts
 
 
@@ -188,11 +188,11 @@ def test_each_trial_of_a_grid_measures_its_own_settings_and_the_best_ones_are_ke
     own = Powered(Powered.Config())
     search = SimpleNamespace(grid=own.grid(None), metric="accuracy", logit_scale=False)
     study = SimpleNamespace(method=own, config=Config(method=own.config), search=search)
-    run = _grid_trials(study, loaded=None)
+    measure = Measurement(study, None, ExitStack())
     trials = [
         SimpleNamespace(number=number, report=None) for number in (2, 0, 1)
     ]  # workers take them in any order
-    assert [run(trial, [], None)[0] for trial in trials] == [0.5, 0.0, 2.0]
+    assert [measure(trial, [], None)[0] for trial in trials] == [0.5, 0.0, 2.0]
     assert own.settings(search.grid[1]) == {"power": 2.0, "fixed": 3}
 
 

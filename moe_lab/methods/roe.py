@@ -176,19 +176,13 @@ class RoE(PolicyMethod):
     def footnotes(block: dict[str, Any]) -> list[str]:
         roe = block["roe"]
         total, noisy = len(roe["temperatures"]), [each for each in roe["temperatures"] if each]
-        if noisy:
-            values = " to ".join(dict.fromkeys((f"{min(noisy):.3g}", f"{max(noisy):.3g}")))
-            layers = f"all {total} MoE layers"
-            if len(noisy) < total:
-                layers = f"{len(noisy)} of {total} MoE layers, 0 in the others"
-            lines = [f"roe: {roe['n']} routing samples; temperature {values} in {layers}."]
-        else:
-            lines = [
+        if not noisy:
+            return [
                 "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
             ]
-        if roe.get("changed_fraction") is not None:
-            lines.append("re-routed: noisy routing decisions whose experts are not the clean ones.")
-        return lines
+        values = " to ".join(dict.fromkeys((f"{min(noisy):.3g}", f"{max(noisy):.3g}")))
+        layers = f"all {total}" if len(noisy) == total else f"{len(noisy)} of {total}"
+        return [f"roe: {roe['n']} routing samples, temperature {values} in {layers} MoE layers."]
 
 
 def _check_temperatures(given: Any) -> None:

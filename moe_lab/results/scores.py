@@ -16,10 +16,10 @@ Comparison = tuple[str, str, str, str]
 """What identifies a comparison within a command: run ids, task, metric, and the other run."""
 
 MARKS = {
-    "PARTIAL": "PARTIAL: part of the examples (limit= draws them); not the benchmark's number.",
+    "PARTIAL": "PARTIAL: part of the examples; not the benchmark's number.",
     "part": "part: of a group that is compared as a whole; it has no test of its own.",
     "equal": "equal: within rounding of the run that it is compared with, in every document; there is no test.",
-    "untuned": "untuned: the method's values were given, not tuned on held-out data.",
+    "untuned": "untuned: the values were given, not tuned on held-out data.",
     "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
     "other-profile": "other-profile: the temperatures were tuned for another model, n or noise.",
     "at-bound": "at-bound: a tuned value is at the bound of its search; a better one may lie beyond it.",

@@ -88,19 +88,13 @@ def test_registry():
 
 
 def test_the_footnotes_say_how_much_noise_there_was():
-    def said(*temperatures, **more):
-        return RoE.footnotes(
-            {"roe": {"n": 4, "temperatures": list(temperatures), "changed_fraction": 0.1} | more}
-        )
+    def said(*temperatures):
+        [line] = RoE.footnotes({"roe": {"n": 4, "temperatures": list(temperatures)}})
+        return line
 
-    rerouted = "re-routed: noisy routing decisions whose experts are not the clean ones."
-    one = "roe: 4 routing samples; temperature 0.1 in 1 of 3 MoE layers, 0 in the others."
-    assert said(0.0, 0.1, 0.0) == [one, rerouted]
-    assert said(0.0, 0.1, 0.0, changed_fraction=None) == [one]
-    assert said(0.05, 0.5)[0] == "roe: 4 routing samples; temperature 0.05 to 0.5 in all 2 MoE layers."
-    assert said(0.0, 0.0, changed_fraction=None) == [
-        "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
-    ]
+    assert said(0.0, 0.1, 0.0) == "roe: 4 routing samples, temperature 0.1 in 1 of 3 MoE layers."
+    assert said(0.05, 0.5) == "roe: 4 routing samples, temperature 0.05 to 0.5 in all 2 MoE layers."
+    assert said(0.0, 0.0).startswith("roe: temperature 0 in every MoE layer, so that")
 
 
 @pytest.mark.parametrize(("family", "refused"), [("olmoe", False), ("gpt_oss", False), ("deepseek_v3", True)])

@@ -25,6 +25,7 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family, SeedGroup, family_of
 from moe_lab.results.scores import MARKS
 from moe_lab.tasks.answer_forms import LETTERS
+from tests.support.command import run_command
 from tests.support.lm_eval_logs import evaluation, samples_of
 from tests.support.stored_results import results_of
 
@@ -129,6 +130,25 @@ def test_what_is_left_out_and_settings_and_notes_are_said(tmp_path, capsys):
         f"t acc,none, wrong in a and right in b: {', '.join(map(str, range(SHOWN_CHANGES)))} and 4 more",
         "t acc,none, right in a and wrong in b: 14",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "most, command",
+    [
+        (60, "method=roe task=toy_choice limit=6"),
+        (60, "method=base task=toy_math limit=2"),
+        (100, "-m method=roe,top-p task=toy_choice,toy_math limit=4"),
+        (100, "method=roe task=toy_choice limit=4 seeds=3"),
+        (100, "-m method=roe,scmoe task=toy_text limit=4 task.metric=bits_per_byte,none"),
+    ],
+)
+def test_a_command_says_little_beside_its_table(most, command, tmp_path, capsys):
+    ended = run_command(capsys, *command.split(), f"output_dir={tmp_path}")
+    table, _, below = ended.out.partition("\n\n")[2].partition("\n\n")
+    assert ended.code == 0 and table.count("\n") >= 2
+    words = [word for word in below.split() if str(tmp_path) not in word]
+    assert len(words) <= most, below
 
 
 # Expert metrics

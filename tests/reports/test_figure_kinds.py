@@ -1,4 +1,4 @@
-"""A kind of figure is one module and one line. Broken by a second place that has to know its name."""
+"""A kind of figure is one function. Broken by a second place that has to know its name."""
 
 import sys
 from pathlib import Path

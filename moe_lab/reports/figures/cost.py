@@ -121,10 +121,12 @@ def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:
 COSTS = {"milliseconds_per_token": "time per generated token", "mebibytes": "memory"}
 
 
-def write_equivalent(rows: Sequence[dict[str, Any]], folder: Path, stem: str, title: str) -> list[Path]:
-    """Three panels against n: equivalent size, latency, memory. `rows` has one row per n, as
+def write_equivalent(
+    measurements: Sequence[dict[str, Any]], folder: Path, stem: str, title: str
+) -> list[Path]:
+    """Three panels against n: equivalent size, latency, memory; one row per n, as
     `moe_lab/runs/experiments/figures.py: equivalent_rows` measures them."""
-    return write_figure(lambda: _equivalent(rows, title), rows, folder, stem)
+    return write_figure(lambda: _equivalent(measurements, title), measurements, folder, stem)
 
 
 def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
@@ -16,37 +17,23 @@ from moe_lab.errors import ConfigError, reading
 
 # The kinds of figures that an experiment's `figure:` names.
 #
-# A kind is a line of FIGURES: the kind of its data, and the module in `moe_lab/reports/figures/` whose
-# `write_<kind>(data, folder, stem, title)` writes `<stem>.png`, `<stem>.svg` (for pages) and `<stem>.csv`. `data` is
-# one of:
-#
-# - `cells`: the experiment with its cells (`papers/cells.py: CellTable`)
-# - `studies`: the studies that tuned the cells (`figures/studies.py: StoredStudy`)
-# - `traces`: the traces of the cells' runs (`figures/traces.py: StoredTraces`)
-# - `measurements`: time and memory next to a model of equivalent size (`runs/experiments/figures.py`)
+# A kind is a function `write_<kind>(<data>, folder, stem, title)` in a module of `moe_lab/reports/figures/`. It writes
+# `<stem>.png`, `<stem>.svg` (for pages) and `<stem>.csv`. The name of its first parameter says what its data are:
 
-FIGURES = {
-    "accuracy": ("cells", "comparisons"),
-    "activation": ("traces", "pathways"),
-    "control": ("cells", "comparisons"),
-    "designs": ("cells", "training"),
-    "effects": ("cells", "comparisons"),
-    "epochs": ("cells", "curves"),
-    "equivalent": ("measurements", "cost"),
-    "flops": ("cells", "curves"),
-    "forest": ("cells", "comparisons"),
-    "heatmap": ("studies", "studies"),
-    "history": ("studies", "studies"),
-    "lines": ("cells", "curves"),
-    "overhead": ("cells", "cost"),
-    "quality_cost": ("cells", "cost"),
-    "retained": ("traces", "traces"),
-    "sample": ("traces", "pathways"),
-    "schedules": ("cells", "curves"),
-    "steps": ("traces", "traces"),
-    "sweep": ("studies", "studies"),
-    "training_curves": ("cells", "training"),
+DATA = {
+    "table": "cells",  # the experiment with its cells (`papers/cells.py: CellTable`)
+    "studies": "studies",  # the studies that tuned the cells (`figures/studies.py: StoredStudy`)
+    "runs": "traces",  # the traces of the cells' runs (`figures/traces.py: StoredTraces`)
+    "measurements": "measurements",  # time and memory of a larger model (`runs/experiments/figures.py`)
 }
+KIND = re.compile(r"^def write_(\w+)\(\s*(\w+):", re.MULTILINE)
+FIGURES = {
+    kind: (DATA[first], module.stem)
+    for module in sorted((Path(__file__).parent.parent / "figures").glob("*.py"))
+    for kind, first in KIND.findall(module.read_text(encoding="utf-8"))
+    if first in DATA
+}
+"""The data and the module of each kind."""
 TABLES = ("recipe", "references", "setup")
 """Kinds that replace the table of cells by a table of their own (`runs/experiments/figures.py`)."""
 

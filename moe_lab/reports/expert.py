@@ -15,7 +15,7 @@ from moe_lab.reports.scores import limits, run_labels
 from moe_lab.results.measured import Difference, Interval, number
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import EXPERT_METRICS, Family
-from moe_lab.results.scores import Comparison, headline
+from moe_lab.results.scores import ComparisonKey, headline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
     return stored_metrics(result.stored_in, result.run_id, result.commit)
 
 
-def comparisons(results: Sequence[RunResult]) -> dict[Comparison, float | None]:
+def comparisons(results: Sequence[RunResult]) -> dict[ComparisonKey, float | None]:
     """McNemar's p of each accuracy lost in one evaluation, uncorrected; None for the mean of several."""
     stored = [(run.run_id, metrics) for run in results if (metrics := expert_metrics_of(run)) is not None]
     return {key: p for run_id, metrics in stored for key, p in lost_p_values(metrics, run_id).items()}
@@ -97,7 +97,7 @@ PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ExpertLine:
     """An expert metric of one run."""
 
     metric: str
@@ -112,7 +112,7 @@ class Line:
     """To the base model."""
 
 
-def expert_columns(rows: Sequence[tuple[RunResult, str, Line]], family: Family) -> list[Column]:
+def expert_columns(rows: Sequence[tuple[RunResult, str, ExpertLine]], family: Family) -> list[Column]:
     """One row per run, metric and subject; each has the run, its settings, and the line."""
     found = [line for *_, line in rows]
     run = {
@@ -135,12 +135,12 @@ def expert_columns(rows: Sequence[tuple[RunResult, str, Line]], family: Family) 
     ]
 
 
-def lines(metrics: StoredMetrics, run_id: str, family: Family) -> list[Line]:
+def lines(metrics: StoredMetrics, run_id: str, family: Family) -> list[ExpertLine]:
     """The rows of one run's expert_metrics.json."""
     return [*_entropies(metrics), *_losses(metrics, run_id, family)]
 
 
-def lost_p_values(metrics: StoredMetrics, run_id: str) -> dict[Comparison, float | None]:
+def lost_p_values(metrics: StoredMetrics, run_id: str) -> dict[ComparisonKey, float | None]:
     """The p of each shown loss before the correction; None for a mean over random routings."""
     return {
         _comparison(run_id, each, task, metric): loss.p
@@ -149,16 +149,16 @@ def lost_p_values(metrics: StoredMetrics, run_id: str) -> dict[Comparison, float
     }
 
 
-def _comparison(run_id: str, each: Intervention, task: str, metric: str) -> Comparison:
+def _comparison(run_id: str, each: Intervention, task: str, metric: str) -> ComparisonKey:
     return run_id, task, f"expert.{each.name} {metric}", UNCHANGED
 
 
-def _entropies(metrics: StoredMetrics) -> Iterator[Line]:
+def _entropies(metrics: StoredMetrics) -> Iterator[ExpertLine]:
     for name, metric in counted_metrics().items():
         found = metrics.entropies(name)
         for phase, of in PHASES.items():
             if (one := found.get(phase)) is not None:
-                yield Line(
+                yield ExpertLine(
                     metric=f"{metric.label}, bits",
                     of=of,
                     value=one.value,
@@ -168,11 +168,11 @@ def _entropies(metrics: StoredMetrics) -> Iterator[Line]:
                 )
 
 
-def _losses(metrics: StoredMetrics, run_id: str, family: Family) -> Iterator[Line]:
+def _losses(metrics: StoredMetrics, run_id: str, family: Family) -> Iterator[ExpertLine]:
     for name, each in interventions():
         found = _of_tasks(metrics.losses(name, each), metrics.metric)
         for task, metric, loss in found:
-            yield Line(
+            yield ExpertLine(
                 metric=f"{intervention_metrics()[name].label}, {metric}",
                 of=each.label if len(found) == 1 else f"{each.label}, {task}",
                 value=loss.difference,

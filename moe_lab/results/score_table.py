@@ -24,7 +24,7 @@ from moe_lab.results.scores import (
     MARKS,
     PART,
     SEEDS,
-    Comparison,
+    ComparisonKey,
     Score,
     shown_scores,
 )
@@ -43,14 +43,14 @@ BEST_DESIGN = "best design"
 class Family:
     """The comparisons of a command that have a p, with their p corrected by Holm for the number of their question."""
 
-    corrected: Mapping[Comparison, float]
-    questions: Mapping[Comparison, str]
+    corrected: Mapping[ComparisonKey, float]
+    questions: Mapping[ComparisonKey, str]
 
     @classmethod
     def of(
         cls,
-        p_values: Mapping[Comparison, float | None],
-        measured: Mapping[Comparison, float | None] | None = None,
+        p_values: Mapping[ComparisonKey, float | None],
+        measured: Mapping[ComparisonKey, float | None] | None = None,
         controls: Container[str] = (),
     ) -> Family:
         """The families of some p.
@@ -62,7 +62,7 @@ class Family:
         asked = {comparison: _question(comparison, controls) for comparison in p_values}
         asked |= dict.fromkeys(measured or {}, EXPERT_METRICS)
         known = {one: p for one, p in {**p_values, **(measured or {})}.items() if p is not None}
-        corrected: dict[Comparison, float] = {}
+        corrected: dict[ComparisonKey, float] = {}
         for question in dict.fromkeys(asked[one] for one in known):
             own = {one: p for one, p in known.items() if asked[one] == question}
             corrected |= {
@@ -92,7 +92,7 @@ class Family:
         return ", ".join(f"{name}: {count}" for name, count in counts.items()) if several else ""
 
 
-def _question(comparison: Comparison, controls: Container[str]) -> str:
+def _question(comparison: ComparisonKey, controls: Container[str]) -> str:
     run_id, _, metric, other = comparison
     if metric.startswith("expert."):
         return EXPERT_METRICS
@@ -125,7 +125,7 @@ class SeedGroup:
 
 def family_of(
     groups: Sequence[SeedGroup],
-    measured: Mapping[Comparison, float | None] | None = None,
+    measured: Mapping[ComparisonKey, float | None] | None = None,
     controls: Container[str] = (),
 ) -> Family:
     """The families of the comparisons of a command's scores with base and with each other run; see `Family.of`."""

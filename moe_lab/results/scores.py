@@ -12,7 +12,7 @@ from moe_lab.results.samples import reported
 from moe_lab.results.significance import ALPHA
 from moe_lab.results.statistics import mcnemar, tango, wilson
 
-Comparison = tuple[str, str, str, str]
+ComparisonKey = tuple[str, str, str, str]
 """What identifies a comparison within a command: run ids, task, metric, and the other run."""
 
 MARKS = {
@@ -122,7 +122,7 @@ MCNEMAR, PERMUTATION, SEEDS (`score_table.mean_score`) or AVERAGE (`score_table.
         return WORSE if (self.difference > 0) is self.lower_is_better else BETTER
 
     @property
-    def comparison(self) -> Comparison:
+    def comparison(self) -> ComparisonKey:
         """What identifies its comparison within a command."""
         return self.run_id, self.task, self.metric, self.other
 

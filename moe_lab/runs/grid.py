@@ -23,7 +23,7 @@ from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup, family_of
-from moe_lab.results.scores import Comparison
+from moe_lab.results.scores import ComparisonKey
 from moe_lab.runs.attempts import Failure, is_worker, run_all
 from moe_lab.runs.distributed import end_processes, follow
 from moe_lab.runs.jobs import (
@@ -261,7 +261,7 @@ def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTa
     return CommandTable(with_compared(outcomes), groups, family)
 
 
-def measured_p_values(outcomes: Sequence[Outcome]) -> dict[Comparison, float | None]:
+def measured_p_values(outcomes: Sequence[Outcome]) -> dict[ComparisonKey, float | None]:
     """The uncorrected p of each comparison in the tables of `metrics=`."""
     return comparisons(_measured(outcomes))
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from moe_lab.metrics.stored import StoredMetrics
-from moe_lab.reports.expert import Line, expert_columns, lost_p_values
+from moe_lab.reports.expert import ExpertLine, expert_columns, lost_p_values
 from moe_lab.reports.expert import lines as expert_lines
 from moe_lab.reports.scores import CommandTable
 from moe_lab.reports.terminal import (
@@ -179,7 +179,7 @@ def families(metrics: dict[str, Any], *others: float) -> Family:
     return Family.of({(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)}, own)
 
 
-def lines(metrics: dict[str, Any], *others: float) -> list[Line]:
+def lines(metrics: dict[str, Any], *others: float) -> list[ExpertLine]:
     return expert_lines(StoredMetrics(metrics), "r", families(metrics, *others))
 
 

@@ -254,7 +254,7 @@ class Examples:
     """Answers beyond MOST."""
     problems: list[str] = field(default_factory=list)
     """The reasons why the answers of a run cannot be compared."""
-    gains: dict[str, list[Group]] = field(default_factory=dict)
+    gains: dict[str, list[ConfidenceGroup]] = field(default_factory=dict)
     """By run, the gain by the base model's confidence."""
 
 
@@ -336,7 +336,7 @@ LEAST = 5
 
 
 @dataclass(frozen=True)
-class Group:
+class ConfidenceGroup:
     """Questions of similar confidence: the probability of the base model's choice among the choices."""
 
     low: float
@@ -350,7 +350,7 @@ class Group:
     changed: tuple[int, int]
 
 
-def by_confidence(answers: Iterable[ShownAnswer]) -> list[Group]:
+def by_confidence(answers: Iterable[ShownAnswer]) -> list[ConfidenceGroup]:
     """GROUPS groups of equal size, in the order of confidence; empty for few questions with choices."""
     found: list[tuple[float, bool, bool]] = []
     for one in answers:
@@ -370,5 +370,5 @@ def by_confidence(answers: Iterable[ShownAnswer]) -> list[Group]:
         won = sum(after and not before for _, before, after in own)
         lost = sum(before and not after for _, before, after in own)
         base, gain = sum(before for _, before, _ in own) / n, (won - lost) / n
-        groups.append(Group(own[0][0], own[-1][0], n, base, gain, tango(won, lost, n), (won, lost)))
+        groups.append(ConfidenceGroup(own[0][0], own[-1][0], n, base, gain, tango(won, lost, n), (won, lost)))
     return groups

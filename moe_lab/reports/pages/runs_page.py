@@ -13,7 +13,7 @@ from typing import Any
 from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_columns
-from moe_lab.reports.pages.answers import CHANGED, CHANGES, Group, answer_data, examples_of
+from moe_lab.reports.pages.answers import CHANGED, CHANGES, ConfidenceGroup, answer_data, examples_of
 from moe_lab.reports.pages.page import fact, latex_of, pictures_in, text_uri, write_page
 from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
 from moe_lab.reports.papers.metrics import model_folder
@@ -37,7 +37,7 @@ def facts_of(content: Mapping[str, object], hidden: Sequence[str] = ()) -> Facts
 
 
 @dataclass(frozen=True)
-class Routing:
+class RunRouting:
     """The routing of one run."""
 
     label: str
@@ -51,17 +51,17 @@ class Routing:
     """Name and data URI of the figures in the run's folder."""
 
 
-def routing_of(run: RunResult, label: str) -> Routing | None:
+def routing_of(run: RunResult, label: str) -> RunRouting | None:
     """The routing of a run; None if nothing about it is stored."""
     report, measured = run.report, expert_metrics_of(run)
     facts = {} if "training" in report else facts_of(report)  # `origin_of` shows those of a training
     layers = [] if measured is None else layer_columns(measured)
     pictures = pictures_in(run.stored_in)
     temperatures = tuple(report.get("temperatures") or ())
-    return Routing(label, facts, temperatures, layers, pictures) if facts or layers or pictures else None
+    return RunRouting(label, facts, temperatures, layers, pictures) if facts or layers or pictures else None
 
 
-def profiles_of(routing: Sequence[Routing]) -> dict[tuple[float, ...], list[str]]:
+def profiles_of(routing: Sequence[RunRouting]) -> dict[tuple[float, ...], list[str]]:
     """The different temperatures of all runs, each with the labels of its runs, in the order of the runs."""
     labels: dict[tuple[float, ...], list[str]] = {}
     for one in routing:
@@ -239,7 +239,7 @@ def cost_columns(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column
     ]
 
 
-def gain_columns(groups: Sequence[Group]) -> list[Column]:
+def gain_columns(groups: Sequence[ConfidenceGroup]) -> list[Column]:
     """The gain by the base model's confidence."""
     return [
         texts("confidence", [f"{one.low:.3f} to {one.high:.3f}" for one in groups]),
@@ -251,7 +251,7 @@ def gain_columns(groups: Sequence[Group]) -> list[Column]:
     ]
 
 
-def facts_columns(routing: Sequence[Routing]) -> list[Column]:
+def facts_columns(routing: Sequence[RunRouting]) -> list[Column]:
     """What the methods of several runs report, a row per run."""
     named = dict.fromkeys(name for one in routing for name in one.facts)
     shown = [one for one in routing if one.facts]

@@ -13,7 +13,7 @@ from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
 from moe_lab.reports.scores import limits
 from moe_lab.results.measured import Interval, number
 from moe_lab.results.score_table import BEST_DESIGN, Family
-from moe_lab.results.scores import NO_SCORE, SEEDS, Comparison, Score
+from moe_lab.results.scores import NO_SCORE, SEEDS, ComparisonKey, Score
 from moe_lab.results.significance import p_over_seeds
 from moe_lab.results.statistics import bootstrap_interval, over_seeds
 
@@ -91,7 +91,7 @@ def ranking_columns(ranked: Sequence[Ranked]) -> list[Column]:
     ]
 
 
-def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[Comparison, float | None]:
+def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[ComparisonKey, float | None]:
     """The uncorrected p of each comparison of an experiment: of its cells, averages and ranked designs."""
     scores = [score for cell in [*cells, *averages(experiment, cells)] for score in cell.scores().values()]
     losses = [loss for _, loss in _losses(experiment, cells).values()]

@@ -16,8 +16,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, reported
-from moe_lab.results.scores import Comparison as Compared
-from moe_lab.results.scores import Score, compared, pooled
+from moe_lab.results.scores import ComparisonKey, Score, compared, pooled
 from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import VERSION, Aggregate
 from moe_lab.results.stored_files import leaves
@@ -35,7 +34,7 @@ class Comparison:
     """The first is `a`; the others are compared with it."""
     scores: list[Score]
     """By evaluation, whose key is the `run_id`, then task, then metric; groups follow their tasks."""
-    changed: Mapping[Compared, Changed]
+    changed: Mapping[ComparisonKey, Changed]
     """The documents whose answers changed, of each task's scores of 0 and 1."""
     notes: list[str]
     """What is left out and what else differs, one sentence each."""
@@ -102,7 +101,7 @@ def compare(evaluations: Sequence[Evaluation]) -> Comparison:
     """
     first, *others = evaluations
     notes: list[str] = []
-    changed: dict[Compared, Changed] = {}
+    changed: dict[ComparisonKey, Changed] = {}
     scores = [score for other in others for score in _compare_two(first, other, changed, notes)]
     corrected = holm([score.p for score in scores])
     family = sum(p is not None for p in corrected)
@@ -115,7 +114,7 @@ def compare(evaluations: Sequence[Evaluation]) -> Comparison:
 
 
 def _compare_two(
-    a: Evaluation, b: Evaluation, changed: dict[Compared, Changed], notes: list[str]
+    a: Evaluation, b: Evaluation, changed: dict[ComparisonKey, Changed], notes: list[str]
 ) -> list[Score]:
     common = [task for task in a.samples if task in b.samples]
     if not common:
@@ -149,7 +148,7 @@ def _compare_two(
 
 
 def compare_task(
-    a: Evaluation, b: Evaluation, task: str, changed: dict[Compared, Changed], notes: list[str]
+    a: Evaluation, b: Evaluation, task: str, changed: dict[ComparisonKey, Changed], notes: list[str]
 ) -> list[Score]:
     """The scores of a task, before the correction.
 

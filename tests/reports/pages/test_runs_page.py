@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from moe_lab.reports.pages.runs_page import (
-    Routing,
+    RunRouting,
     metrics_of,
     origin_of,
     origins_of,
@@ -139,7 +139,7 @@ def test_figures_of_the_run_stand_in_it(tmp_path):
 
 def test_runs_with_the_same_temperatures_share_a_figure():
     routing = [
-        Routing(label, {}, temperatures, [], [])
+        RunRouting(label, {}, temperatures, [], [])
         for label, temperatures in {"a": (0.1,), "c3po": (), "b": (0.2,), "c": (0.1,)}.items()
     ]
     assert profiles_of(routing) == {(0.1,): ["a", "c"], (0.2,): ["b"]}

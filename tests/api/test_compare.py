@@ -124,7 +124,7 @@ def test_lm_evals_own_logs(tiny_olmoe_dir, tmp_path, capsys):
         wrong += mine["acc"] > theirs["acc"]
     row = rows["toy_choice", "acc,none"]
     assert right + wrong > 0
-    assert (row["to_right"], row["to_wrong"], row["n"]) == (right, wrong, LIMIT)
+    assert (row["to_right"], row["to_wrong"], row["examples"]) == (right, wrong, LIMIT)
     assert row["p"] == pytest.approx(binomtest(right, right + wrong, 0.5).pvalue, abs=1e-12)
 
     ended = run_command(capsys, "mode=compare", f"a={tmp_path}/a", f"b={tmp_path}/shots")

@@ -252,6 +252,6 @@ def test_a_study_finds_settings_that_another_run_takes(tmp_path, capsys, monkeyp
     settings = {key: float(found[f"params_{key}"]) for key in ("beta", "rank")}
     assert profile["settings"] == settings | {"alpha": 0.1, "weak": "rank", "cache": "clean"}
     result = block_of(ended)
-    assert result["scmoe"]["beta"] == settings["beta"] and "Compared with calibration" in ended.out
+    assert result["scmoe"]["beta"] == settings["beta"] and " calibration " in ended.out
     again = block_of(run_command(capsys, *command, f"method.profile={best}", "baseline=false"))
     assert again["run_id"] == result["run_id"] and "untuned" not in again

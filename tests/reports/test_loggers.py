@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from moe_lab.config.schema import Config, LoggerConfig
+from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.reports import loggers
 from moe_lab.reports.loggers import Logger, WandbLogger, open_logger
@@ -46,6 +47,7 @@ import json, sys
 import pandas
 from pathlib import Path
 from moe_lab.config.schema import Config, LoggerConfig
+from moe_lab.config.validators import build
 from moe_lab.reports.loggers import open_logger
 from moe_lab.results.model import RunResult
 folder, results = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -300,7 +302,7 @@ def test_the_variables_of_wandb_are_obeyed(config, tmp_path, monkeypatch):
 
 def test_impossible_loggers_are_refused():
     with pytest.raises(ConfigError, match=r"logger\.mode=ofline is unknown.*Did you mean 'offline'"):
-        LoggerConfig(name="wandb", mode="ofline")
+        build(LoggerConfig, {"name": "wandb", "mode": "ofline"}, "logger.")
 
 
 @pytest.mark.parametrize(

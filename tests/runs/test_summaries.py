@@ -111,7 +111,7 @@ def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(r
     assert found["difference_ci95_seeds"] == pytest.approx([middle - half, middle + half], abs=1e-4)
     low, high = found["difference_ci95_documents"]
     assert middle - 0.2 < low < middle < high < middle + 0.2
-    assert "Over seeds, compared with hot" in shown(capsys, groups)
+    assert " hot " in shown(capsys, groups)
     alone = files_of(summarize([execute(replace(run, comparisons={}), POOL) for run in runs]))
     assert alone != files and files[0].exists(), "a command that compares less takes nothing away"
 
@@ -139,10 +139,9 @@ def test_rows_over_seeds_say_what_tells_them_apart(roe, capsys):
 @pytest.mark.slow
 def test_without_metrics_a_summary_shows_no_score(roe, capsys):
     groups = summarize(of_seeds(roe, limit=2, predict_only=True))
-    files = files_of(groups)
+    assert files_of(groups)
     out = shown(capsys, groups)
-    assert "999" not in out and "bypass" not in out and str(files[0]) in out
-    assert "Over seeds" not in out, "an empty table says nothing"
+    assert "999" not in out and "bypass" not in out and len(out.split()) == 1, "the title alone"
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_full_fine_tuning_by_the_same_recipe_stands_beside_it(tmp_path, capsys):
     ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts")
     block = block_of(ended)
     full = block["compared"]["full_fine_tuning"]
-    assert "Compared with full fine tuning" in ended.out
+    assert " full fine tuning " in ended.out
     assert "learning_rate" not in ended.out, "the Trainer's log is in log.jsonl, and the loss on the bar"
     assert full["paired"]["toy_choice"]["acc,none"]["n"] == 3
     assert len(answers(tmp_path, "finetune-freeze", full["run_id"])) == 3

@@ -172,18 +172,11 @@ def _print_failed(failures: Sequence[Failure]) -> None:
     """Print a row per cell without a result, before the tables of those with one."""
     from moe_lab.reports.terminal.layout import names, print_text_table, text_table
 
-    states = {
-        failure.name: "held"
-        if isinstance(failure.error, RunHeldError)
-        else "interrupted"
-        if isinstance(failure.error, KeyboardInterrupt)
-        else "failed"
-        for failure in failures
-    }
+    words = ((RunHeldError, "held"), (KeyboardInterrupt, "interrupted"), (BaseException, "failed"))
     columns = {
-        "run": list(states),
-        "state": list(states.values()),
-        "reason": [str(failure.error).partition("\n")[0] for failure in failures],
+        "run": [one.name for one in failures],
+        "state": [next(word for kind, word in words if isinstance(one.error, kind)) for one in failures],
+        "reason": [str(one.error).partition("\n")[0] for one in failures],
     }
     print_text_table(text_table("Without a result", names(columns)))
 

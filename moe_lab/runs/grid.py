@@ -109,8 +109,10 @@ class Finished:
         from moe_lab.reports.terminal.results import print_studies, print_summaries
 
         print_studies(self.studies)
-        if self.groups is not None and self.failures and not self.alone:
-            _print_failed(self.failures)
+        known = {outcome.run.run_id for outcome in self.outcomes}
+        without = [failure for failure in self.failures if failure.run_id not in known]
+        if self.groups is not None and without and not self.alone:  # else it is an upload that failed
+            _print_failed(without)
         if self.outcomes:
             print_results(self.outcomes, self.family)
         if over_seeds := [group for group in self.groups or () if group.summary is not None]:

@@ -101,8 +101,10 @@ class Finished:
         from moe_lab.reports.terminal import print_failed, print_studies
 
         print_studies(self.studies)
-        if self.failures and not self.alone and not self.tables:
-            print_failed(_failed(self.failures))
+        known = {outcome.run.run_id for outcome in self.outcomes}
+        without = [failure for failure in self.failures if failure.run_id not in known]
+        if without and not self.alone and not self.tables:  # a run with a result has an upload that failed
+            print_failed(_failed(without))
         if self.outcomes:
             print_results(self.outcomes, self.table)
         for file in self.files:
@@ -160,9 +162,12 @@ def _evaluate(configs: Sequence[Config], argv: Sequence[str]) -> Finished:
 
 def _failed(failures: Sequence[Failure]) -> dict[str, tuple[str, str]]:
     """The state and the reason of each cell without a result."""
-    states: dict[type[BaseException], str] = {RunHeldError: "held", KeyboardInterrupt: "interrupted"}
+    words = ((RunHeldError, "held"), (KeyboardInterrupt, "interrupted"), (BaseException, "failed"))
     return {
-        one.name: (states.get(type(one.error), "failed"), str(one.error).partition("\n")[0])
+        one.name: (
+            next(word for kind, word in words if isinstance(one.error, kind)),
+            str(one.error).partition("\n")[0],
+        )
         for one in failures
     }
 

@@ -56,13 +56,9 @@ class Training:
     @cached_property
     def facts(self) -> ModelFacts:
         """The facts of the trained model."""
-        from moe_lab.models.facts import model_facts
+        from moe_lab.runs.prepare import facts_of
 
-        config = self.config
-        untrained = model_facts(
-            config.model, dtype=config.dtype, device=config.device, offline=config.offline
-        )
-        return self.method.trained_facts(config, untrained)
+        return self.method.trained_facts(self.config, facts_of(self.config))
 
     @property
     def folder(self) -> Path:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.progress import Progress
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 """Their number where none is given and there is no GPU."""
-Process: TypeAlias = "subprocess.Popen[bytes]"
 
 
 @contextmanager
@@ -58,11 +57,8 @@ def working(config: Config, argv: Sequence[str], jobs: Sequence[Job]) -> Iterato
     attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = Path(config.output_dir).absolute() / "workers" / attempt
     folder.mkdir(parents=True)
-    words, spread = (
-        [word for word in argv if not word.startswith(LAUNCHER)],
-        (config.launcher.gpus_per_worker or 1) > 1,
-    )
-    if spread:
+    words = [word for word in argv if not word.startswith(LAUNCHER)]
+    if spread := (config.launcher.gpus_per_worker or 1) > 1:
         words += _spread([job.config for job in jobs])
     os.environ[ATTEMPT] = attempt
     try:
@@ -116,7 +112,9 @@ def log_file(folder: Path, worker: int) -> Path:
     return folder / f"worker-{worker}.log"
 
 
-def start(log: Path, argv: Sequence[str], variables: Mapping[str, str], place: Path | None = None) -> Process:
+def start(
+    log: Path, argv: Sequence[str], variables: Mapping[str, str], place: Path | None = None
+) -> subprocess.Popen[bytes]:
     """Start the command line as a worker in the folder `place`. It writes into `log`, and ends with this process."""
     command = [sys.executable, "-m", "moe_lab", *argv]
     with log.open("ab") as file:
@@ -142,9 +140,8 @@ class Worker:
 
     def __call__(self, number: int) -> int:
         variables, code = os.environ | {ATTEMPT: self.folder.name}, TERMINATED
-        while (
-            code == TERMINATED
-        ):  # SLURM sends SIGTERM to all processes of a job, long before it ends or requeues it
+        # SLURM sends SIGTERM to all processes of a job, long before it ends or requeues it
+        while code == TERMINATED:
             process = start(log_file(self.folder, number), self.argv, variables, self.place)
             try:
                 code = process.wait()

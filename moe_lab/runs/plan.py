@@ -34,7 +34,6 @@ from moe_lab.runs.budget import (
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
 
 if TYPE_CHECKING:
-    from moe_lab.models.facts import ModelFacts
     from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
     from moe_lab.tasks.requests import Workload
@@ -205,28 +204,24 @@ def lacks_of(config: Config, error: MoeLabError) -> list[str]:
 
     The model, its tokenizer, the tasks, the judges and the method's own data are looked at one by one.
     """
-    from moe_lab.models.facts import model_facts
     from moe_lab.models.tokenizer import load_tokenizer
-    from moe_lab.runs.prepare import check_code_execution, check_router
+    from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
     from moe_lab.tasks.judges import judges_of
     from moe_lab.tasks.loading import load_tasks
 
     method = get_method(config.method.name)(config.method)
-
-    def facts() -> ModelFacts:
-        return model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
 
     def judges() -> None:
         for judge in judges_of(config, load_tasks(config)):
             judge.check()
 
     steps: list[Callable[[], Any]] = [
-        lambda: check_router(method, facts()),
-        lambda: method.check(facts()),
+        lambda: check_router(method, facts_of(config)),
+        lambda: method.check(facts_of(config)),
         lambda: load_tokenizer(config.model, offline=config.offline),
         lambda: check_code_execution(config, load_tasks(config)),
         judges,
-        lambda: method.data_identity(config, facts()),
+        lambda: method.data_identity(config, facts_of(config)),
     ]
     reasons = [str(error)]
     for step in steps:

@@ -88,7 +88,6 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     if isinstance(method, ModelMaker):
         raise ConfigError(f"method={config.method.name} trains a model and evaluates none.")
 
-    from moe_lab.models.facts import model_facts
     from moe_lab.models.tokenizer import load_tokenizer
     from moe_lab.tasks.documents import select_documents
     from moe_lab.tasks.loading import load_tasks
@@ -97,8 +96,7 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     check_metric(config, tasks)
     check_code_execution(config, tasks)
     samples = select_documents(config, tasks, method.tuned_on)
-    where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
-    facts = facts or once(f"facts {config.model} {where}", partial(model_facts, config.model, **where))
+    facts = facts or facts_of(config)
     if isinstance(method, TrainingMethod):
         facts = method.trained_facts(config, facts)
     check_router(method, facts)
@@ -140,6 +138,14 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
         for name, (other, typed) in method.comparisons(greedy).items()
     }
     return replace(run, baseline=baseline, comparisons=comparisons)
+
+
+def facts_of(config: Config) -> ModelFacts:
+    """The facts of a configuration's model, read once in a command. Raises ModelError."""
+    from moe_lab.models.facts import model_facts
+
+    where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
+    return once(f"facts {config.model} {where}", partial(model_facts, config.model, **where))
 
 
 def _identified(

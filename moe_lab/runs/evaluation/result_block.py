@@ -95,6 +95,9 @@ def _nvml_handle(device: str) -> Any:
     return handle
 
 
+COUNTS = ("tokens_in", "tokens_out", "near_ties", "cut_prompts", "cut_reasoning")
+
+
 def cost_block(log: ResponseLog) -> dict[str, Any]:
     """The `cost` of results.json, over all sessions of a run. Tokens per second count the tokens in."""
     cost = log.cost
@@ -102,11 +105,7 @@ def cost_block(log: ResponseLog) -> dict[str, Any]:
     return {
         "wall_seconds": wall,
         "load_seconds": cost.get("load_seconds", 0.0),
-        "tokens_in": tokens_in,
-        "tokens_out": int(cost.get("tokens_out", 0)),
-        "near_ties": int(cost.get("near_ties", 0)),
-        "cut_prompts": int(cost.get("cut_prompts", 0)),
-        "cut_reasoning": int(cost.get("cut_reasoning", 0)),
+        **{name: int(cost.get(name, 0)) for name in COUNTS},
         "rounding": cost.get("peak_rounding"),
         "tokens_per_second": tokens_in / wall if wall else None,
         "peak_memory_bytes": _whole(cost.get("peak_memory_bytes")),
@@ -189,16 +188,9 @@ def moe_lab_block(
         "status": "success",
         "partial": run.partial,
         "model": {
-            "name": facts.name,
-            "path": facts.path,
-            "revision": facts.revision,
-            "commit": facts.commit,
+            **{name: getattr(facts, name) for name in ("name", "path", "revision", "commit")},
             "identified_by": "content" if facts.commit is None else "commit",
-            "family": facts.family,
-            "dtype": facts.dtype,
-            "moe_layers": facts.moe_layers,
-            "experts": facts.experts,
-            "top_k": facts.top_k,
+            **{name: getattr(facts, name) for name in ("family", "dtype", "moe_layers", "experts", "top_k")},
         },
         "method": {"name": config.method.name, "config": asdict(config.method)},
         "task": {

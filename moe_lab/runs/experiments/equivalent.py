@@ -23,6 +23,7 @@ from moe_lab.results.identity import folder_name, versions
 from moe_lab.results.lock import lock_on
 from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.evaluation.result_block import energy_joules
+from moe_lab.runs.prepare import facts_of
 
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
@@ -182,11 +183,11 @@ def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
     """All that determines a measurement. Loads no weights."""
     import torch
 
-    from moe_lab.models.facts import model_facts, resolve_device
+    from moe_lab.models.facts import resolve_device
     from moe_lab.models.identity import model_identity
     from moe_lab.models.source import load_config, model_source
 
-    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=config.offline)
+    facts = facts_of(config)
     layers = load_config(config.model, offline=config.offline).num_hidden_layers
     device = resolve_device(config.device)
     on_cpu = f"{device.type} (threads: {torch.get_num_threads()})"

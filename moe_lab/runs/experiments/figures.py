@@ -14,7 +14,7 @@ from moe_lab.methods import get_method
 from moe_lab.reports.figures.studies import studies_of
 from moe_lab.reports.figures.traces import traces_of
 from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment, Published
+from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment
 from moe_lab.reports.papers.files import file_stem, reference_rows, title, write_settings
 from moe_lab.results.score_table import Family
 
@@ -120,26 +120,25 @@ def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
     """RoE's Table 1: the default of tuning for every published number."""
     from moe_lab.runs.tuning.search import preset
 
-    def row(published: Published) -> dict[str, Any]:
+    rows = []
+    for published in experiment.paper:
         where, names = published.cell, NAMES.get(published.cell["quantity"])
         own = getattr(preset(where["category"], where["model"]), where["quantity"])
         value = names[int(published.value)] if names else published.value
-        return {**where, "value": own, "published": value, "place": published.place}
-
-    return [row(published) for published in experiment.paper]
+        rows.append({**where, "value": own, "published": value, "place": published.place})
+    return rows
 
 
 def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
     """MoE-Bench's Table 1: the default of the method's key for every published number."""
-
-    def row(published: Published) -> dict[str, Any]:
+    rows = []
+    for published in experiment.paper:
         name, key = published.cell["method"], published.cell["setting"]
         method: Any = get_method(name)
         own = getattr(method.Config(name=name, dataset="lima").recipe(), key)
         said = {"published": published.value, "place": published.place}
-        return {"setting": f"method.{key}", "value": own, **said}
-
-    return [row(published) for published in experiment.paper]
+        rows.append({"setting": f"method.{key}", "value": own, **said})
+    return rows
 
 
 # The figure of an experiment: from its cells to a PNG and its CSV

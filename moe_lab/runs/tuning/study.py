@@ -86,15 +86,13 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
-    from moe_lab.models.facts import model_facts
     from moe_lab.results.identity import folder_name, run_id, task_label
-    from moe_lab.runs.prepare import identity, prepare
+    from moe_lab.runs.prepare import facts_of, identity, prepare
     from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
     from moe_lab.tasks.loading import load_tasks
 
     _check(config)
-    where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
-    facts = trained or model_facts(config.model, **where)
+    facts = trained or facts_of(config)
     if config.tuning.name == "scale":
         search = resolve_scale(config, facts, get_method(config.method.name)(config.method))
     elif config.tuning.name == "grid" and facts.moe_layers:

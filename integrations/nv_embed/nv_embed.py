@@ -74,10 +74,9 @@ def texts(overrides: list[str]) -> list[dict[str, Any]]:
 
 def _compares(config: Any) -> bool:
     """Whether the configuration's method compares questions with references."""
-    from moe_lab.methods import get_method
 
     method = config.method
-    return hasattr(method, "embeddings") and "embeddings" not in get_method(method.name).unread(method)
+    return hasattr(method, "embeddings") and "embeddings" not in method.unread
 
 
 def _questions(config: Any) -> Iterator[str]:

@@ -199,7 +199,7 @@ COMMANDS = {
     "pretrain device=cuda:1": "cuda",
     "finetune-freeze method.schedule=none-routers": "Did you mean 'none-router'",
     "finetune-freeze method.phases=[{frozen:[router],until:0.4}]": "end at 0.4",
-    "finetune-freeze method.phases=[{frozen:[gate],until:1}]": "gate: expected router | experts",
+    "finetune-freeze method.phases=[{frozen:[gate],until:1}]": "method.phases[0].frozen[0]=gate is unknown",
     "finetune-freeze method.schedule=none-router method.max_steps=1": "phase 1 has no step",
     "finetune-freeze method.dataset=lima": "mode=prefetch offline=false",
     "finetune-freeze method.early_stop_patience=1 method.validation_size=0": "method.validation_size=100",

@@ -75,7 +75,7 @@ def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
     for name, unit in (("used_experts", "bits"), ("redrawn", "accuracy lost")):
         row = expert_score(outcome.results, found, f"expert.{name}")
         assert row.value is not None and unit_of(row.metric) == unit
-    shown = {(line[0], line[1]) for line in lines(found, run.run_id, NO_COMPARISONS)}
+    shown = {(line.metric, line.of) for line in lines(found, run.run_id, NO_COMPARISONS)}
     assert {("Used experts, bits", "all tokens"), ("Redrawn, acc,none", "random experts once more")} <= shown
     assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= logged_values(found).keys()
     assert "used_experts" in set(layer_frame(found)["metric"])

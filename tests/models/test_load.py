@@ -18,6 +18,7 @@ import torch
 from transformers import modeling_utils
 
 from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import model_facts, resolve_dtype
 from moe_lab.models.memory import weight_bytes
@@ -273,7 +274,7 @@ def test_a_model_is_placed_in_one_way():
     with pytest.raises(ConfigError, match="exclude each other"):
         ModelConfig(device_map="auto", tp_plan="auto")
     with pytest.raises(ConfigError, match="model.device_map=cpu"):
-        ModelConfig(device_map="cpu")
+        build(ModelConfig, {"device_map": "cpu"}, "model.")
     with pytest.raises(ConfigError, match="device=cpu.*model.device_map"):
         Config(model=ModelConfig(device_map="auto"), device="cpu")
 

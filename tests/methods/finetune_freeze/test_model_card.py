@@ -40,7 +40,8 @@ SCORE = Score(
     interval=(0.59, 0.63),
     baseline=0.6,
     difference=0.01234,
-    p_mcnemar=0.04,
+    p=0.04,
+    test="McNemar",
 )
 
 

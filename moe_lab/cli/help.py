@@ -1,11 +1,13 @@
-"""`--help`, read from the YAML files in `conf/` without Hydra and torch: the overview, or the keys of named options."""
+"""`--help`, read from the YAML files in `conf/` without Hydra and torch: the overview, or what a word names."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from textwrap import indent
+from textwrap import fill, indent
 
 from moe_lab.config.catalog import (
     about,
@@ -17,55 +19,61 @@ from moe_lab.config.catalog import (
     unknown_option,
 )
 from moe_lab.config.schema import GROUP_CONFIGS
+from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError
 
+COLUMNS = (
+    "value: the metric, rates are fractions; difference: to the base model, or to the run that `against` names, on "
+    "the same documents; changed: answers, + wrong there and right here, - the other way round; time: seconds of "
+    "answering; tokens: all that went through the model, a method's extra samples included; × base: these, relative to "
+    "the base model's. An interval says what it is over."
+)
+EXAMPLES = {
+    "method": ("roe", "c3po", "finetune-freeze"),
+    "model": ("tiny", "olmoe", "mixtral"),
+    "task": ("toy_choice", "gsm8k", "lm_eval"),
+    "tuning": ("none", "tpe", "uniform"),
+    "experiment": ("roe/figure3", "c3po/table1", "moe_bench/table2"),
+}
 GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")
+
+MODES = {
+    "run": "compute what is not stored, print the table, write the page (the default)",
+    "plan": """lists the runs, whether each is stored, and their cost; loads no weights and writes nothing
+  It also says what the command lacks (packages, data, memory), and ends with exit code 2 if nothing can run.
+  pilot=8 answers 8 documents of each model, method and task first, and estimates the hours here.""",
+    "report": """writes the table and page of stored results again
+  Without anything else but output_dir=: a page that lists all that is stored.""",
+    "compare": """differences between stored results of the same documents, of lm-eval or moe_lab
+  mode=compare a=<file or folder> b=<file or folder>[,<another>] prints differences, paired tests (corrected for their
+  number) and the changed answers (docs/results.md).""",
+    "prefetch": """fetches what a command needs, for a machine without network
+  The same overrides with mode=prefetch fetch weights, tokenizers and data sets; offline=true then runs them.""",
+}
+"""What each `mode=` does: a line, and below it more."""
 
 HEAD = """\
 moe_lab: do Mixture-of-Experts language models get better with other routings, and at what cost?
 
 Usage: python -m moe_lab [flags] [group=option] [key=value] ...        (moe-lab does the same)
 
-python -m moe_lab --help method=<option> explains an option's keys; so with any group, or several at once.
-python -m moe_lab --help model= lists the options of a group.
-
-Seven commands:
-  python -m moe_lab
-      method=roe model=tiny task=toy_math: no network, no GPU, no data set
-  python -m moe_lab method=roe model=olmoe task=gsm8k limit=50 data_dir=my/data
-      a model of the hub on 50 documents of a local copy of GSM8K; such numbers are shown as PARTIAL
-  python -m moe_lab method=roe model=tiny task=toy_math tuning=tpe
-      tunes the temperatures on documents outside of the test set, then evaluates five seeds
-  python -m moe_lab method=finetune-freeze model=tiny task=toy_choice method.schedule=none-router
-      fine-tunes a copy of the model, its routers frozen in the second half, and evaluates it next to the base model
-  python -m moe_lab -m method=base,roe model=olmoe,mixtral task=gsm8k,arc_challenge
-      a grid: every combination, each model loaded once, one table at the end
-  python -m moe_lab mode=plan method=roe model=tiny task=toy_math,toy_choice -m
-      lists the runs, whether each is stored, and their cost; loads no weights and writes nothing
-  python -m moe_lab experiment=roe/figure3 scale=tiny
-      a table or figure of a paper: computes the missing runs, then writes it to outputs/tables/
+  python -m moe_lab                                       method=roe model=tiny task=toy_math: no network, no GPU
+  python -m moe_lab method=roe model=olmoe task=gsm8k limit=50               a model of the hub on 50 documents
+  python -m moe_lab method=roe model=tiny task=toy_math tuning=tpe           temperatures tuned on other documents
+  python -m moe_lab -m method=roe,c3po task=gsm8k,arc_challenge              a grid, one table at the end
+  python -m moe_lab experiment=roe/figure3 scale=tiny                        a table or figure of a paper
 """
 
-TAIL = """\
-Where results go:
-  outputs/runs/<model>-<method>-<task>-<id>/results.json   lm-eval's results, cost, comparison with base
-  outputs/studies/<model>-<task>-<metric>-<id>/best.yaml   tuned temperatures, for method.temperature=
-  outputs/tables/                                          tables of experiments
-  outputs/comparisons/<names>-<id>/comparison.json         differences that mode=compare computes
-  The same command again continues an interrupted run, or shows the stored result. The path of
-  results.json is the last line on stdout. output_dir=elsewhere moves all of it.
+MORE = """\
+More: python -m moe_lab --help <word>
+  roe, task=gsm8k       an option: what it is, and all its keys
+  method=               the options of a group
+  num_fewshot           a key;  keys: every key and its default
+  mode=compare          a command
+  results               the columns and notes of tables, and where files are
+  flags                 -m, --config-dir and others, workers, exit codes"""
 
-Two or more results of the same documents, of lm-eval or moe_lab: mode=compare a=<file or folder>
-  b=<file or folder>[,<another>] prints differences, paired tests (corrected for their number) and changed answers.
-
-Several processes: launcher=local launcher.workers=4 shares the runs of a grid or experiment among workers (also
-  submitit for SLURM, and ray). The same command in two terminals does the same (docs/workers.md).
-  torchrun --nproc-per-node 2 -m moe_lab ... divides the requests of one run.
-
-A machine without network: mode=prefetch with the same overrides, on a machine with network, fetches what the
-  command needs (weights, tokenizers, data sets). Then offline=true runs it. mode=plan offline=true says what the
-  command lacks, and ends with exit code 2 if it lacks anything.
-
+FLAGS = """\
 Flags (before the overrides):
   -m, --multirun        a grid: one run for each of the values that commas separate
   --cfg job             print the composed configuration and stop
@@ -75,24 +83,80 @@ Flags (before the overrides):
   --hydra-help          Hydra's own flags
   --version             the version of moe_lab
 
+Several processes: launcher=local launcher.workers=4 shares the runs of a grid or experiment among workers (also
+  submitit for SLURM, and ray). The same command in two terminals does the same (docs/workers.md).
+  torchrun --nproc-per-node 2 -m moe_lab ... divides the requests of one run.
+
 Exit codes: 0 done; 1 a run failed; 2 the request is wrong; 3 another process holds the run, wait=false;
 130 and 143 interrupted.
 HYDRA_FULL_ERROR=1 shows the traceback of an error."""
 
+FILES = """\
+Where results go:
+  outputs/runs/<model>-<method>-<task>-<id>/results.json   lm-eval's results, cost, comparison with base
+  outputs/studies/<model>-<task>-<metric>-<id>/best.yaml   tuned temperatures, for method.temperature=
+  outputs/tables/                                          tables of experiments
+  outputs/comparisons/<names>-<id>/comparison.json         differences that mode=compare computes
+  The same command again continues an interrupted run, or shows the stored result. The path of
+  results.json is the last line on stdout. output_dir=elsewhere moves all of it."""
+
 
 def help_text(argv: list[str]) -> str:
-    """The text for the named options, else the overview. It includes the options in folders of `--config-dir`.
+    """The text for the named options, keys and commands, else the overview, also of the folders of `--config-dir`.
 
-    Raises ConfigError for an unknown option.
+    Raises ConfigError for a name that is unknown.
     """
     joined = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
     apart = [value for flag, value in pairwise(argv) if flag in ("--config-dir", "-cd")]
     config_dirs = list(map(Path, joined + apart))
-    overrides = [argument.lstrip("+").partition("=") for argument in argv]
-    named = [(group, name) for group, sign, names in overrides if sign for name in names.split(",")]
-    known = [one for one in dict.fromkeys(named) if one[0] in (*GROUPS, "experiment")]
-    texts = [_explained(group, option, config_dirs) for group, option in known]
+    texts: dict[str, None] = {}
+    for argument in argv:
+        name, sign, values = argument.lstrip("+").partition("=")
+        if argument.startswith("-") or argument in apart:
+            continue
+        if not sign:
+            texts |= dict.fromkeys(_word(name, config_dirs))
+        elif name == "mode":
+            texts |= dict.fromkeys(_mode(value) for value in values.split(","))
+        elif name in (*GROUPS, "experiment"):
+            texts |= dict.fromkeys(_explained(name, value, config_dirs) for value in values.split(","))
     return "\n\n".join([*texts, FOOT]) if texts else _overview(config_dirs)
+
+
+def _word(word: str, config_dirs: list[Path]) -> list[str]:
+    """What a single word names: a command, a topic, options of groups, an experiment, or a key."""
+    topics: dict[str, Callable[[], str]] = {"keys": _keys, "flags": lambda: FLAGS, "results": _results}
+    if word in MODES:
+        return [_mode(word)]
+    if word in topics:
+        return [topics[word]()]
+    files = {group: _files(group, config_dirs) for group in (*GROUPS, "experiment")}
+    named = [_explained(group, word, config_dirs) for group, options in files.items() if word in options]
+    keys = {key: f"{key}={default}\n  {comment}" for key, default, comment in top_level_keys()}
+    found = named + ([keys[word]] if word in keys else []) or _key_of_group(word, files)
+    if not found:
+        known = [*MODES, *topics, *keys, *(option for options in files.values() for option in options)]
+        raise ConfigError(f"--help {word}: nothing has this name.{did_you_mean(word, known)} See --help.")
+    return found
+
+
+def _key_of_group(word: str, files: Mapping[str, Mapping[str, Path]]) -> list[str]:
+    """A key such as `method.n` or `n`: its comment in each option that has it, each text once."""
+    group, _, key = word.rpartition(".")
+    line = re.compile(rf"((?:^ *#.*\n)*)^{re.escape(key)}:(.*)$", re.MULTILINE)
+    texts: dict[str, list[str]] = {}
+    for each, options in files.items():
+        for option, file in options.items() if each in GROUPS and group in ("", each) else ():
+            if found := line.search(file.read_text(encoding="utf-8")):
+                comment = found[1].replace("# ", "  ").rstrip()
+                texts.setdefault(f"{each}.{key}={found[2].strip()}\n{comment}", []).append(f"{each}={option}")
+    return [f"{text}\n  ({', '.join(options)})" for text, options in texts.items()]
+
+
+def _mode(mode: str) -> str:
+    if mode not in MODES:
+        raise ConfigError(f"mode={mode} is unknown.{did_you_mean(mode, MODES)} Choices: {', '.join(MODES)}.")
+    return f"mode={mode}: {MODES[mode]}"
 
 
 def _explained(group: str, option: str, config_dirs: list[Path]) -> str:
@@ -117,14 +181,34 @@ def _explained(group: str, option: str, config_dirs: list[Path]) -> str:
 
 
 def _overview(config_dirs: list[Path]) -> str:
-    groups = [f"{_group(group, config_dirs)}\n" for group in (*GROUPS, "experiment")]
+    lines = [HEAD, "Commands:", *(f"  mode={mode:<9} {text.splitlines()[0]}" for mode, text in MODES.items())]
+    lines += ["", "Groups:"]
+    for group in (*GROUPS, "experiment"):
+        options = list(_files(group, config_dirs))
+        first = [name for name in EXAMPLES.get(group, ()) if name in options] or options[:3]
+        lines.append(f"  {group + '=':<12} {len(options):>3} options, such as {', '.join(first)}")
+    return "\n".join([*lines, "", MORE])
+
+
+def _keys() -> str:
+    """Every key with its default; those of options by name."""
     keys = [f"  {f'{key}={default}':<28} {comment}" for key, default, comment in top_level_keys()]
     for group, cls in GROUP_CONFIGS.items():
         names = [f"{group}.{one.name}" for one in fields(cls) if group == "task" or one.name != "name"]
         keys.append(f"  {', '.join(names)}")
-    about_groups = "Groups (the first line of each option's YAML says what it is):"
-    about_keys = "Keys and defaults (of a method: --help method=<method>; of a command: --cfg job):"
-    return "\n".join([HEAD, about_groups, *groups, about_keys, *keys, "", TAIL])
+    return "\n".join(["Keys and defaults (of a method: --help <method>; of a command: --cfg job):", *keys])
+
+
+def _results() -> str:
+    """The columns and notes of tables, and where files are."""
+    from moe_lab.reports.scores import EXPLAINED
+    from moe_lab.results.scores import MARKS
+
+    columns = "\n".join(
+        fill(text, 116, initial_indent="  ", subsequent_indent="  ") for text in (COLUMNS, EXPLAINED)
+    )
+    notes = (f"  {text}" for text in MARKS.values())
+    return "\n".join(["The columns of tables:", columns, "", "Notes:", *notes, "", FILES])
 
 
 def _group(group: str, config_dirs: list[Path]) -> str:
@@ -138,4 +222,4 @@ def _files(group: str, config_dirs: list[Path]) -> dict[str, Path]:
     return option_files(group, [resource_folder("conf"), *config_dirs, *plugin_folders()])
 
 
-FOOT = "python -m moe_lab --help alone is the overview: all groups, their options, and every other key."
+FOOT = "python -m moe_lab --help alone is the overview; --help keys lists every key."

@@ -62,7 +62,7 @@ def unknown_key(
         of = f"method={option}"
         return ConfigError(f"Unknown key {key!r} of {of}: {has}, and {of} does not.\n{advice}")
     keys = f"Keys of {group}={option}" if option else "Keys here"
-    where = f"{keys}: {', '.join(known)}." if "." in key else "See --help for all keys."
+    where = f"{keys}: {', '.join(known)}." if "." in key else "--help keys lists all."
     return ConfigError(f"Unknown key {key!r}.{hint}\n{where}")
 
 

@@ -18,7 +18,7 @@ HEAVY = {
 NEEDED = {
     "": set(),
     "; dir(moe_lab)": set(),
-    "; moe_lab.compare": set(),
+    "; moe_lab.compare": {"numpy"},
     "; moe_lab.plan": {"hydra", "omegaconf", "numpy"},
     "; moe_lab.record; moe_lab.replay": {"torch", "transformers", "numpy"},
     "; moe_lab.override; moe_lab.freeze; moe_lab.expert_metrics": {"torch", "transformers", "numpy"},

@@ -67,7 +67,7 @@ def test_means_over_seeds_follow_their_runs(seeds):
     assert list(runs["seed"]) == [0, 1, 2] and runs["p_holm"].isna().all()
     assert mean["seeds"] == 3 and mean["test"] == "seeds" and mean["p_holm"] == mean["p"]
     assert mean["value"] == pytest.approx(runs["value"].mean()) and mean["std"] > 0
-    assert "mean of 3" in repr(seeds)
+    assert re.search(r"^roe +3 ", repr(seeds), re.MULTILINE)
     assert seeds.plot()._repr_png_().startswith(b"\x89PNG")
     [axis] = seeds.plot().axes[:1]
     assert len(axis.get_yticks()) == 1, "the mean alone, which has the test"
@@ -100,7 +100,7 @@ def test_what_is_shown_has_scores_and_no_hash(grid):
     for shown in (text, page):
         assert "p (Holm)" in shown and "same question (scores: 4)" in " ".join(shown.split())
         assert not re.search("[0-9a-f]{16}", shown)
-    assert page.startswith("<table") and text.count("toy_math") == 3
+    assert "<table" in page and text.count("toy_math") == 3
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ def test_a_judge_that_fails_scores_nothing(judged, tmp_path):
     told = results["moe_lab"]["judges"]["llama_guard"]["tasks"]["toy_safety"]
     assert told["judged"] == 0 and told["failed"] == {"wrote neither safe nor unsafe": 10}
     assert not [metric for metric in results["results"]["toy_safety"] if "llama_guard" in metric]
-    assert "toy_safety, llama_guard: judged 0 of 10 answers" in ended.out and "unjudged" in ended.out
+    assert "toy_safety, llama_guard: judged 0 of 10 answers" in ended.out
     assert results["results"]["toy_safety"]["toy,none"] > 0
 
 

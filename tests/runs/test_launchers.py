@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -246,14 +247,10 @@ def test_stored_runs_of_the_command_are_counted(monkeypatch):
     """Runs after a study are known when it is finished. Runs whose time is measured are not the workers'."""
     shown: list[tuple[Any, ...]] = []
 
-    class Shown:
+    class Shown(nullcontext["Shown"]):
         def __init__(self, total: int, what: str, unit: str, initial: int):
+            super().__init__(self)
             shown.append((total, what, unit, initial))
-
-        def __enter__(self) -> "Shown":
-            return self
-
-        def __exit__(self, *raised: object) -> None: ...
 
         def at(self, done: int, note: str | None) -> None:
             shown.append((done, note))

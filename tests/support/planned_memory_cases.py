@@ -146,7 +146,7 @@ def references_for(requests: list[ScoringRequest]) -> ReferenceSet:
     return Given(None, [""] * R, [""] * R, prompts, golds, pathways, embedding_RX, {}, how="given")
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(16))
 def test_the_plan_is_the_metered_peak(number):
     case = Case(number)
     meta = meta_model(case.config, torch.float32)

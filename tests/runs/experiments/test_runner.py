@@ -16,7 +16,7 @@ import moe_lab.runs.tuning.study
 from moe_lab.config import catalog
 from moe_lab.config.compose import compose_cell
 from moe_lab.config.overrides import quote
-from moe_lab.errors import ConfigError, ModelError, ResultsError, TaskError
+from moe_lab.errors import ConfigError, ResultsError, TaskError
 from moe_lab.methods.c3po.method import C3PO
 from moe_lab.reports import loggers
 from moe_lab.reports.loggers import Logger
@@ -290,13 +290,6 @@ def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, refuse, capsys
     assert run_command(capsys, "experiment=table_t", "mode=plan").code == 0
 
 
-def test_a_model_that_one_method_refuses_runs_with_the_other(runs, refuse, capsys):
-    """GPT-OSS, whose routers are not supported yet: base is still measured."""
-    refuse(ModelError("No router was found"), lambda config: config.method.name == "roe")
-    assert run_command(capsys, "experiment=table_t").code == 1
-    assert runs.executed == ["tiny-base-toy_math-0", "tiny-base-toy_choice-0"]
-
-
 @pytest.mark.slow
 def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):
     run_command(capsys, "experiment=table_t")
@@ -534,11 +527,6 @@ def test_cells_that_a_setting_makes_equal_are_one(runs, capsys):
     ended = run_command(capsys, "experiment=table_t", "scale=small", "method.n=2", "mode=plan")
     assert ended.code == 0
     assert len(runs.prepared) == 1
-
-
-def test_without_an_experiment_a_setting_is_the_runs_own(runs, capsys):
-    assert run_command(capsys, "experiment=null", "method.n=4").code == 0
-    assert [config.method.n for config in runs.asked] == [4]
 
 
 @pytest.mark.slow

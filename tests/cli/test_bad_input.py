@@ -73,7 +73,6 @@ WRONG = {
     ),
     "phases that are no mappings": (["method=finetune-freeze", "method.phases=[1]"], "expected a mapping"),
     "no number": (["gen_kwargs=temperature=.nan"], "gen_kwargs.temperature=nan: must be a finite number"),
-    "an infinite setting of generation": (["gen_kwargs={top_p:1e999}"], "gen_kwargs.top_p=inf"),
     "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
     "a pilot without a plan": (["pilot=8"], "pilot=8 belongs to mode=plan"),
     "no seeds": (["seeds=0"], "at least 1"),

@@ -19,6 +19,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.runs.config import to_config
 from tests.support.command import run_command
+from tests.support.tiers import first_fast
 
 OVERRIDES = [
     [],
@@ -40,7 +41,7 @@ def by_hydra(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> module.Ce
         return compose_cell(overrides, [])
 
 
-@pytest.mark.parametrize("overrides", OVERRIDES, ids=" ".join)
+@pytest.mark.parametrize("overrides", first_fast(OVERRIDES, 4), ids=" ".join)
 def test_a_cell_is_what_hydra_composes(overrides, monkeypatch):
     expected = by_hydra(overrides, monkeypatch)
     assert compose_cell(overrides, []) == expected

@@ -11,7 +11,7 @@ from moe_lab.config.schema import ExpertsImplementation
 from moe_lab.methods.pretrain.training import train as pretrain
 from tests.support import pretrainings
 from tests.support.models import small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import by_family, first_fast
 from tests.support.trainings import train
 
 PRODUCTS = ("_grouped_mm", "mm", "bmm", "addmm", "baddbmm")
@@ -31,7 +31,7 @@ class Products(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("implementation", get_args(ExpertsImplementation))
+@pytest.mark.parametrize("implementation", first_fast(get_args(ExpertsImplementation)))
 @pytest.mark.parametrize("family", by_family(("olmoe", "gpt_oss", "deepseek", "mixtral", "qwen3_moe")))
 def test_all_products_of_a_step_are_in_bfloat16(family, implementation, tmp_path):
     """Forward and backward, those of the experts among them. Some other families ask for float32 in their routers."""

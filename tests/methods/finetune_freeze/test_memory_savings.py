@@ -15,7 +15,7 @@ import torch
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, SCHEDULES
 from moe_lab.methods.finetune_freeze.trainer import Freezing
 from tests.support.models import make_model, small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import by_family, first_fast
 from tests.support.trainings import assert_same, train
 
 SETTINGS = {
@@ -25,7 +25,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("settings", first_fast(SETTINGS.values()), ids=SETTINGS)
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 @pytest.mark.parametrize("family", by_family(("olmoe", "gpt_oss", "deepseek", "qwen3_next")))
 def test_activation_checkpointing_trains_the_same_weights(family, dtype, settings, tmp_path):
@@ -55,7 +55,7 @@ def in_bfloat16(family: str) -> Any:
     return make_model(family, hidden_size=64, intermediate_size=32).to(torch.bfloat16)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", first_fast(SCHEDULES, 2))
 @pytest.mark.parametrize("bits", (32, 8))
 def test_every_schedule_switches_at_half_and_moves_what_is_not_frozen(
     schedule, bits, request, tmp_path, monkeypatch

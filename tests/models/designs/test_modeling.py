@@ -19,6 +19,7 @@ from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.source import load_config
 from tests.support.designs import BACKBONES, COMMON, design
 from tests.support.models import build, load_folder, save_model
+from tests.support.tiers import first_fast
 
 IDS = torch.randint(0, 256, (2, 14), generator=torch.Generator().manual_seed(5))
 ROUTERS = ("token", "word", "sentence", "word-hash", "expert")
@@ -103,7 +104,7 @@ def test_reading_in_parts_over_a_cache_is_reading_at_once(router, backbone):
     assert torch.equal(read[0][:, :11], read[1][:, :11]) and not torch.equal(read[0][:, 11], read[1][:, 11])
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", first_fast([1, 3]))
 @pytest.mark.parametrize("backbone", BACKBONES)
 @routers
 def test_generation_from_padded_prompts_is_that_of_whole_passes(router, backbone, beams):

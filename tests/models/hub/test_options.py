@@ -18,6 +18,7 @@ from tests.support.hub.published import PUBLISHED
 from tests.support.hub.repositories import Repository
 from tests.support.models import make_tokenizer, save_model, small_model
 from tests.support.runs import worked_sums, write_jsonl
+from tests.support.tiers import first_fast
 
 MODELS = {
     "olmoe": ("allenai/OLMoE-1B-7B-0924-Instruct", "olmoe", 16),
@@ -56,7 +57,7 @@ def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.parametrize("option", ["gpt-oss", "mixtral", "deepseek-moe", "qwen3-moe", "granite-moe-1b"])
+@pytest.mark.parametrize("option", first_fast(list(MODELS)[3:]))
 def test_each_runs_on_a_small_folder(option, data_dir, tmp_path, capsys):
     _, family, _ = MODELS[option]
     save_model(small_model(family), tmp_path / "model")

@@ -24,6 +24,7 @@ from tests.support.judges.models import (
     reward_folder,
 )
 from tests.support.models import make_tokenizer
+from tests.support.tiers import first_fast
 
 EXCHANGES = [
     Exchange("How do I bake bread?", "With flour."),
@@ -50,7 +51,7 @@ def verdicts(judge: Judge, exchanges: list[Exchange]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("labels", "template"), [(1, None), (2, None), (1, CHAT)], ids=["one", "two", "chat"]
 )
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", first_fast([1, 3]))
 def test_a_reward_is_that_of_the_exchange_alone(tmp_path, labels, template, batch_size):
     folder = reward_folder(tmp_path, labels, template=template)
     found = verdicts(judge_of(RewardModel, folder, batch_size=batch_size), EXCHANGES)

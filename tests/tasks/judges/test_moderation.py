@@ -17,6 +17,7 @@ from moe_lab.tasks.judges import Exchange, moderation
 from moe_lab.tasks.judges.moderation import Moderation
 from tests.support.command import run_command
 from tests.support.judges.moderation_server import KEY, MODEL, Fault, ModerationServer, category_scores
+from tests.support.tiers import first_fast
 
 EXCHANGES = [
     Exchange("Ask", text) for text in ("I love bread.", "I hate everybody.", "A longer answer of no kind.")
@@ -60,7 +61,7 @@ def test_the_scores_are_the_highest_category_and_the_flag(server):
     assert server.asked == [exchange.answer for exchange in EXCHANGES], "the answer alone is sent"
 
 
-@pytest.mark.parametrize("status", [429, 500, 503, 408])
+@pytest.mark.parametrize("status", first_fast([429, 500, 503, 408]))
 def test_what_passes_is_tried_again(server, status):
     before = verdicts()
     server.faults = [Fault(status, times=3)]

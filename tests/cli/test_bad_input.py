@@ -76,7 +76,6 @@ WRONG = {
     "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
     "a pilot without a plan": (["pilot=8"], "pilot=8 belongs to mode=plan"),
     "no seeds": (["seeds=0"], "at least 1"),
-    "a negative seed": (["seed=-1"], "at least 0"),
     "limit zero": (["limit=0"], "a number of documents, or a fraction"),
     "limit and samples": (["limit=5", "samples=[1]"], "Give one of them"),
     "negative samples": (["samples=[-1]"], "from 0 on"),

@@ -5,7 +5,7 @@ Each returns {split: Dataset}, and ignores lm-eval's metadata.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,23 +35,32 @@ def _dataset(draw: str, split: str, count: int) -> Dataset:
     return Dataset.from_list(drawn(split, count))
 
 
-def _datasets(draw: str, sizes: dict[str, int], **metadata: Any) -> dict[str, Dataset]:
-    return {split: _dataset(draw, split, count) for split, count in sizes.items()}
+class ToyData:
+    """A task's `custom_dataset`. results.json has its repr, as lm-eval writes functions without a source."""
+
+    def __init__(self, draw: str, sizes: dict[str, int]):
+        self.draw, self.sizes = draw, sizes
+
+    def __call__(self, **metadata: Any) -> dict[str, Dataset]:
+        return {split: _dataset(self.draw, split, count) for split, count in self.sizes.items()}
+
+    def __repr__(self) -> str:
+        return f"ToyData({self.draw!r}, {self.sizes})"
 
 
-toy_math = partial(_datasets, "word_problems", PROBLEMS)
+toy_math = ToyData("word_problems", PROBLEMS)
 """{"question", "answer", "steps"}"""
-toy_choice = partial(_datasets, "questions", QUESTIONS)
+toy_choice = ToyData("questions", QUESTIONS)
 """{"question", "choices", "answer", "kind", "subject"}; `near` and `far` are reference sets."""
-toy_text = partial(_datasets, "stories", STORIES)
+toy_text = ToyData("stories", STORIES)
 """{"text"}"""
-toy_cloze = partial(_datasets, "cloze", CLOZE)
+toy_cloze = ToyData("cloze", CLOZE)
 """{"context", "word"}"""
-toy_safety = partial(_datasets, "requests", REQUESTS)
+toy_safety = ToyData("requests", REQUESTS)
 """{"instruction", "harmful", "relation", "subject"}"""
-toy_rules = partial(_datasets, "plus_rules", RULES)
+toy_rules = ToyData("plus_rules", RULES)
 """{"question", "choices", "answer"}, where the operator means plus; `plus` and `max` are reference sets."""
-toy_rules_max = partial(_datasets, "max_rules", RULES)
+toy_rules_max = ToyData("max_rules", RULES)
 """As `toy_rules`, where the operator means max. The reference sets are the same."""
-toy_subtract = partial(_datasets, "differences", DIFFERENCES)
+toy_subtract = ToyData("differences", DIFFERENCES)
 """{"question", "answer"}"""

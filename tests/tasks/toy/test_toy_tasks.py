@@ -23,6 +23,7 @@ def test_every_task_loads_with_its_version_and_the_one_filter_none(tasks):
     for task in tasks.values():
         assert task.VERSION == WORLD_VERSION
         assert [each.name for each in task._filters] == ["none"]
+        assert " at 0x" not in str(task.dump_config()), "results.json has no address of a function"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ The terminal, pages, data frames, W&B and plots show these lines.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ from moe_lab.results.scores import (
 )
 
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
+PROFILE = re.compile(r"=.*/([^/]+)/best\.yaml$")
 
 
 @dataclass(frozen=True)
@@ -198,14 +200,15 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) ->
     """For each run of a grid, the overrides that not all runs of its method share. Model and task are left out.
 
     In a grid of several methods the keys of a method are always shown, because one key may mean something else in
-    another method. `seeds` are None for methods without randomness. Seeds are shown unless all are 0.
+    another method. `seeds` are None for methods without randomness. Seeds are shown unless all are 0. A profile is
+    shown by the name of its study, whose folder it lies in.
     """
     methods = [tuple(text for text in typed if text.startswith("method=")) for typed in overrides]
     several = len({*methods} - {(), ("method=base",)}) > 1
     labels = []
     for typed, own, seed in zip(overrides, not_shared(overrides, methods), seeds, strict=True):
         shown = [text for text in typed if text in own or (several and text.startswith("method."))]
-        shown = [text for text in shown if not text.startswith(NAMED_ELSEWHERE)]
+        shown = [PROFILE.sub(r"=\1", text) for text in shown if not text.startswith(NAMED_ELSEWHERE)]
         labels.append(" ".join(shown if seed is None or not any(seeds) else [*shown, f"seed={seed}"]))
     return labels
 

@@ -173,7 +173,6 @@ WRONG = {
     "Unknown method 'rou'": lambda m, t: moe_lab.lm(m, t, "rou"),
     "method=3": lambda m, t: moe_lab.lm(m, t, 3),
     "batch_size=0": lambda m, t: moe_lab.lm(m, t, batch_size=0),
-    "batch_size=all": lambda m, t: moe_lab.lm(m, t, batch_size="all"),
     "max_length=0": lambda m, t: moe_lab.lm(m, t, max_length=0),
     "method.m": lambda m, t: moe_lab.lm(m, t, "roe", m=3),
     "model=12": lambda m, t: moe_lab.lm(12, t),

@@ -109,6 +109,7 @@ WRONG = {
     "another launcher": (["-m", "hydra/launcher=joblib"], "share a model, one table and one family of tests"),
     "Optuna as a sweeper": (["-m", "hydra/sweeper=optuna"], "needs optuna<3"),
     "a changed working folder": (["hydra.job.chdir=true"], "Hydra only composes here"),
+    "variables of jobs": (["+hydra.job.env_set.A=b"], "Hydra only composes here"),
     "copied variables, without their values": (["hydra.job.env_copy=[PATH]"], "hydra.job.env_set: Hydra"),
     "a callback": (["+hydra.callbacks.log.x=1"], "Hydra only composes here"),
     "a run to repeat": (["--experimental-rerun", "x.pickle"], "Type them again"),

@@ -40,7 +40,6 @@ def test_what_names_no_option_is_the_overview(capsys):
     ("word", "texts"),
     [
         ("roe", ["method=roe\n", "  n: 32"]),
-        ("gsm8k", ["task=gsm8k\n"]),
         ("roe/figure3", ["RoE, Figure 3"]),
         ("limit", ["limit=null\n  Documents per task"]),
         ("method.n", ["method.n=32\n  routing samples", "(method=roe)"]),
@@ -55,6 +54,7 @@ def test_what_names_no_option_is_the_overview(capsys):
 def test_a_word_is_explained_whatever_it_names(word, texts, capsys):
     out = run_command(capsys, "--help", word).out
     assert [text for text in texts if text not in out] == [] and out.splitlines()[-1] == FOOT
+    assert "task.metric" not in run_command(capsys, "--help", "tuning.metric").out, "a key of the group alone"
 
 
 @pytest.mark.parametrize(

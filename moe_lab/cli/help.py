@@ -100,6 +100,8 @@ Where results go:
   The same command again continues an interrupted run, or shows the stored result. The path of
   results.json is the last line on stdout. output_dir=elsewhere moves all of it."""
 
+FOOT = "python -m moe_lab --help alone is the overview; --help keys lists every key."
+
 
 def help_text(argv: list[str]) -> str:
     """The text for the named options, keys and commands, else the overview, also of the folders of `--config-dir`.
@@ -220,6 +222,3 @@ def _files(group: str, config_dirs: list[Path]) -> dict[str, Path]:
     if group == "experiment":
         return experiment_files(config_dirs)
     return option_files(group, [resource_folder("conf"), *config_dirs, *plugin_folders()])
-
-
-FOOT = "python -m moe_lab --help alone is the overview; --help keys lists every key."

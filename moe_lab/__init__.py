@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from moe_lab.api.compare import compare as compare
     from moe_lab.api.functions import expert_metrics as expert_metrics
     from moe_lab.api.functions import freeze as freeze
-    from moe_lab.api.functions import override as override
     from moe_lab.api.functions import tiny as tiny
     from moe_lab.api.lm import lm as lm
     from moe_lab.api.roe import RoE as RoE
@@ -30,7 +29,7 @@ _MODULES = {
     "expert_metrics": "moe_lab.api.functions",
     "freeze": "moe_lab.api.functions",
     "lm": "moe_lab.api.lm",
-    "override": "moe_lab.api.functions",
+    "override": "moe_lab.routing.override",
     "plan": "moe_lab.api.run",
     "record": "moe_lab.routing.record",
     "replay": "moe_lab.routing.record",

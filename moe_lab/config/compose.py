@@ -36,7 +36,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
 from moe_lab.config.foreign import INSTEAD
-from moe_lab.config.overrides import REQUEST_ERRORS, one_method_each, quote, refuse, without_method_keys
+from moe_lab.config.overrides import (
+    REQUEST_ERRORS,
+    as_typed,
+    one_method_each,
+    quote,
+    refuse,
+    with_function_keys,
+    without_method_keys,
+)
 from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.errors import ConfigError, first_line
@@ -98,7 +106,7 @@ def compose(argv: list[str]) -> list[Cell]:
         _source.cache_clear()  # files of options may have changed since the last command of this process
         cells: list[Cell] = []
         for one in one_method_each(argv):
-            cells += _cells(list(map(quote, one)), len(cells))
+            cells += _cells(list(map(quote, with_function_keys(one))), len(cells))
     return [replace(cell, method_keys=method_keys) for cell in cells]
 
 
@@ -109,7 +117,7 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
     """
     refuse(overrides)
     with _LOCK:
-        return _cell(_source(dirs=tuple(config_dirs)), list(map(quote, overrides)))
+        return _cell(_source(dirs=tuple(config_dirs)), list(map(quote, with_function_keys(overrides))))
 
 
 @dataclass(frozen=True)
@@ -306,7 +314,7 @@ def _resolved(base: Cell, overrides: list[str]) -> Cell:
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)
         values = {str(key): value for key, value in plain.items()}
-    return replace(base, values=values, overrides=overrides)
+    return replace(base, values=values, overrides=list(map(as_typed, overrides)))
 
 
 @lru_cache(maxsize=4096)

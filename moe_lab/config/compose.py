@@ -35,7 +35,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
-from moe_lab.config.foreign import INSTEAD
 from moe_lab.config.overrides import REQUEST_ERRORS, one_method_each, quote, refuse, without_method_keys
 from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS
@@ -48,18 +47,6 @@ GROUPS = (*GROUP_CONFIGS, "method")
 _SWEEP = "hydra.mode=MULTIRUN"
 MOST_CELLS = 20_000
 """Of a grid."""
-_FOLDER = "Hydra writes no folder here.\noutput_dir=<folder> says where results go."
-_PROCESS = "Hydra only composes here, and starts no job. Leave it out."
-UNOBEYED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "run.dir": ((".",), _FOLDER),
-    "sweep.dir": ((".",), _FOLDER),
-    "sweep.subdir": (("${hydra.job.num}",), _FOLDER),
-    "output_subdir": ((None,), _FOLDER),
-    "callbacks": (({}, None), _PROCESS),
-    "job.chdir": ((False, None), _PROCESS),
-    "job.env_set": (({},), _PROCESS),
-}
-"""Settings of Hydra's that have no effect: their values without one, and what to do instead."""
 _LOCK = RLock()
 """Held while Hydra composes: its plug-ins, its schema and `HydraConfig` are shared by all threads."""
 
@@ -132,7 +119,8 @@ class _Source:
         dirs = ",".join(f"'file://{folder}'" for folder in self.dirs)
         searched = [f"hydra.searchpath=[{dirs}]"] if dirs else []
         cfg = self.app().compose_config(self.name, [*overrides, *searched], run_mode=RunMode.RUN)
-        _refuse_unobeyed(cfg.hydra)
+        if cfg.hydra.mode == RunMode.MULTIRUN:
+            raise HydraException("hydra.mode=MULTIRUN is for a grid")
         if cfg.hydra.verbose:
             configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
         return cfg
@@ -164,24 +152,6 @@ def _source(
     files = [(file, file.stat()) for place in folders for file in sorted(place.rglob("*.yaml"))]
     stamps = tuple((str(file), status.st_size, status.st_mtime_ns) for file, status in files)
     return _Source(folder, name, config_dir, dirs, folders, stamps)
-
-
-def _refuse_unobeyed(runtime: DictConfig) -> None:
-    """Raise ConfigError for a setting of Hydra's that has no effect here, HydraException for a grid's mode."""
-    for key, (values, instead) in UNOBEYED.items():
-        section, _, name = key.rpartition(".")
-        plain: Any = OmegaConf.to_container(runtime[section] if section else runtime, resolve=False)
-        value = plain[name]
-        if value not in values:
-            shown = (
-                "" if key == "job.env_set" else f"={value}"
-            )  # env_copy puts values of the environment there
-            raise ConfigError(f"hydra.{key}{shown}: {instead}")
-    for part in ("hydra/launcher", "hydra/sweeper"):  # they would run cells in other processes
-        if (option := runtime.runtime.choices.get(part, "basic")) != "basic":
-            raise ConfigError(f"{part}={option}: {INSTEAD[part]}")
-    if runtime.mode == RunMode.MULTIRUN:
-        raise HydraException("hydra.mode=MULTIRUN is for a grid")
 
 
 def _cells(argv: list[str], first: int) -> list[Cell]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
@@ -38,11 +38,7 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
     try:
         return compose(argv)
     except REQUEST_ERRORS as error:
-
-        def annotations(key: str) -> list[Any]:
-            return [get_type_hints(get_method(name).Config)[key] for name in methods_with(key)]
-
-        raise ConfigError(explain(error, methods_with, annotations)) from error
+        raise ConfigError(explain(error, methods_with)) from error
 
 
 def function_of(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Any:
@@ -128,12 +124,10 @@ def to_config(cell: Cell) -> Config:
 
 
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
-    """Raise ConfigError for a key without a value, and for a path or name that is too long for a file system."""
+    """Raise ConfigError for a key without a value."""
     for key, value in values.items():
         if value == "":
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
-        if isinstance(value, str) and " " not in value and max(map(len, value.split("/"))) > 255:
-            raise ConfigError(f"{prefix}{key}: no file or option has so long a name. Give a shorter one.")
         if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
             _check_texts(value, f"{key}.")
 

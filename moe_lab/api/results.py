@@ -6,9 +6,8 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from moe_lab.api.shown import Shown
 from moe_lab.errors import ConfigError
-from moe_lab.reports.columns import Column
+from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.figures.primitives import differences_figure
 from moe_lab.reports.frames import example_frame, settings_by_run
 from moe_lab.reports.scores import ScoreLine

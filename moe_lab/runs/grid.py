@@ -1,4 +1,4 @@
-"""`mode=run`, `mode=plan` and `mode=report` for the configurations of a grid.
+"""`mode=run`, `mode=plan` and `mode=report` of a command line.
 
 Each returns an object. The command line prints it; `moe_lab.run`, `plan` and `report` return it.
 """
@@ -6,12 +6,15 @@ Each returns an object. The command line prints it; `moe_lab.run`, `plan` and `r
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.compose import Cell
+from moe_lab.config.overrides import OWN_GRID
 from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, LauncherConfig, TuningConfig
 from moe_lab.errors import CONTINUES, ConfigError, MoeLabError, RunHeldError, exit_code, print_error
@@ -26,6 +29,13 @@ from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.results.scores import ComparisonKey
 from moe_lab.runs.attempts import Failure, is_worker, run_all
 from moe_lab.runs.distributed import end_processes, follow
+from moe_lab.runs.experiments.cells import (
+    NOTHING_STORED,
+    Experiments,
+    jobs_of_cells,
+    prepare_experiments,
+    refused_of,
+)
 from moe_lab.runs.jobs import (
     Job,
     by_model,
@@ -36,17 +46,17 @@ from moe_lab.runs.jobs import (
     with_baselines,
 )
 from moe_lab.runs.launchers import check_launcher, working
-from moe_lab.runs.plan import Plan, lacks_of, plan_of
+from moe_lab.runs.plan import Plan, lacks_of, task_name
 from moe_lab.runs.uploads import check_uploads, push_all
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from moe_lab.models.memory import ModelPool
     from moe_lab.runs.run import Outcome
 
 FOOTNOTES = 8
 """Most lines of methods below the tables of a command."""
-NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run computes it."
 
 
 @dataclass(kw_only=True)
@@ -118,45 +128,70 @@ class Finished:
                 print_error(failure.error)
 
 
-def run_grid(configs: Sequence[Config], argv: Sequence[str]) -> Finished:
-    """Run every configuration, and write the summaries over seeds and the page.
+def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Finished | Plan:
+    """What `mode` (run, plan or report) says of a grid, or with `experiment=` of the cells of papers' tables.
 
     Args:
         argv: the command line, which workers of `launcher=` get, too.
     """
-    _check_keys(configs)
+    several = len(configs) > 1 or configs[0].num_seeds > 1 or configs[0].num_studies
+    with_experiment = any(config.experiment for config in configs)
+    if (several or with_experiment) and configs[0].logger.name == "wandb" and "WANDB_RUN_ID" in os.environ:
+        raise ConfigError(
+            f"WANDB_RUN_ID={os.environ['WANDB_RUN_ID']} is one run of W&B, and this command has several. "
+            "Leave seeds=, tuning= and -m out, or unset the variable."
+        )
+    if with_experiment and len(configs) > 1:
+        raise ConfigError(OWN_GRID)
+    if configs[0].launcher.name != "none":
+        check_launcher(configs)
+    if not with_experiment:
+        _check_keys(configs)
+    if mode == "plan":
+        return _plan(configs, cells)
+    return _run(configs, cells, argv) if mode == "run" else _report(configs, cells)
+
+
+def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Finished:
+    """Train or run every configuration, and write summaries over seeds and the page, or the tables."""
+    config = configs[0]
     if (code := follow(configs)) is not None:
         return Finished(code=code)
     makers = [issubclass(get_method(one.method.name), ModelMaker) for one in configs]
     if any(makers) and not all(makers):
         evaluating = configs[makers.index(False)].method.name
         raise ConfigError(f"method={evaluating} evaluates and others of this grid train. Train first.")
-    finished = _train(configs) if all(makers) else _evaluate(configs, argv)
-    end_processes(finished.exit_code)
-    return finished
-
-
-def _train(configs: Sequence[Config]) -> Finished:
-    """The models of methods that make a model and no results."""
-    seeded = [one for config in configs for one in seeds_of(config)]
-    makers: list[Any] = [get_method(one.method.name)(one.method) for one in seeded]
-    return Finished(files=[maker.train(one) for maker, one in zip(makers, seeded, strict=True)])
-
-
-def _evaluate(configs: Sequence[Config], argv: Sequence[str]) -> Finished:
-    jobs = jobs_of([replace(config, launcher=LauncherConfig()) for config in configs])
-    check_uploads(jobs)
-    with working(configs[0], argv, jobs) as models:
-        outcomes, failures = run_all(jobs, models, wait=configs[0].wait)
-    finished = Finished(failures=failures, alone=len(jobs) == 1 and len(jobs[0].runs) < 2)
+    if all(makers):
+        seeded = [one for each in configs for one in seeds_of(each)]
+        trained: list[Any] = [get_method(one.method.name)(one.method) for one in seeded]
+        return Finished(files=[one.train(own) for one, own in zip(trained, seeded, strict=True)])
+    experiments = _experiments(config, cells[0]) if config.experiment else []
+    if experiments:
+        if any(getattr(one.config.method, "push_to_hub", False) for _, of in experiments for one in of):
+            raise ConfigError(
+                "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push "
+                "one by its own command."
+            )
+        jobs = jobs_of_cells(experiments)
+        alone = not jobs
+    else:
+        jobs = jobs_of([replace(one, launcher=LauncherConfig()) for one in configs])
+        check_uploads(jobs)
+        alone = len(jobs) == 1 and len(jobs[0].runs) < 2
+    with working(config, argv, jobs) as models:
+        outcomes, failures = run_all(jobs, models, wait=config.wait)
     if is_worker():
-        return finished
-    studies = [study.folder for job in jobs for study in job.studies]
-    finished = replace(finished, jobs=jobs, outcomes=outcomes, studies=studies)
-    if outcomes:
-        finished = _with_page(finished)
-        _log_table(finished)
-        finished.failures = [*failures, *push_all(outcomes, finished.table.family)]
+        return Finished(failures=failures, alone=alone)
+    finished = Finished(jobs=jobs, outcomes=outcomes, failures=failures, alone=alone)
+    if experiments:
+        finished = _with_tables(finished, experiments, config, models)
+    else:
+        finished.studies = [study.folder for job in jobs for study in job.studies]
+        if outcomes:
+            finished = _with_page(finished)
+            _log_table(finished)
+            finished.failures = [*failures, *push_all(outcomes, finished.table.family)]
+    end_processes(finished.exit_code)
     return finished
 
 
@@ -172,41 +207,46 @@ def _failed(failures: Sequence[Failure]) -> dict[str, tuple[str, str]]:
     }
 
 
-def planned(configs: Sequence[Config]) -> Plan:
-    """The plan of the grid, after its pilots. Loads no weights and writes nothing without them.
+def _plan(configs: Sequence[Config], cells: Sequence[Cell]) -> Plan:
+    """The plan of the command, after its pilots. Loads no weights and writes nothing without them.
 
-    Raises ConfigError with all that is missing if no configuration can run.
+    Raises ConfigError with all that is missing if no configuration of a grid can run.
     """
-    _check_keys(configs)
+    config = configs[0]
+    if config.experiment:
+        experiments = prepare_experiments(config, cells[0])
+        return Plan(jobs_of_cells(experiments), refused_of(experiments), config.pilot)
     jobs: list[Job] = []
     refused: dict[str, list[Config]] = {}
-    for config in configs:
+    for one in configs:
         try:
-            jobs += jobs_of([config])
+            jobs += jobs_of([one])
         except MoeLabError as error:
-            for reason in lacks_of(config, error):
-                refused.setdefault(reason, []).append(config)
+            for reason in lacks_of(one, error):
+                refused.setdefault(reason, []).append(one)
     if not jobs:
         raise ConfigError("\n".join(refused))
-    plan = plan_of(by_model(jobs), refused, configs[0].pilot)
+    plan = Plan(by_model(jobs), refused, config.pilot)
     plan.exit_code = ConfigError.exit_code if refused else 0
     return plan
 
 
-def report_grid(configs: Sequence[Config]) -> Finished:
-    """Write the page of stored results; without a run to report on, the page that lists all that is stored.
+def _report(configs: Sequence[Config], cells: Sequence[Cell]) -> Finished:
+    """Write the page or the tables of stored results; without a run to report on, the page that lists all of them.
 
     Raises ConfigError if there are none.
     """
-    typed = {text.lstrip("+").partition("=")[0] for text in configs[0].overrides}
+    config = configs[0]
+    if config.experiment:
+        return stored_tables(_experiments(config, cells[0], compute=False), config)
+    typed = {text.lstrip("+").partition("=")[0] for text in config.overrides}
     if len(configs) == 1 and typed <= {"mode", "output_dir"}:
         from moe_lab.reports.pages.listing_page import write_listing_page
 
-        output = Path(configs[0].output_dir)
+        output = Path(config.output_dir)
         if (page := write_listing_page(output)) is None:
             raise ConfigError(f"Nothing is stored in {output}. output_dir= names another folder.")
         return Finished(files=[page])
-    _check_keys(configs)
     jobs = jobs_of(configs, compute=False)
     missing = [str(run.folder) for run in distinct_runs(jobs) if not run.done]
     for name in [*(job.name for job in jobs if not job.runs), *missing]:
@@ -215,6 +255,24 @@ def report_grid(configs: Sequence[Config]) -> Finished:
     if not outcomes:
         raise ConfigError(NOTHING_STORED)
     return _with_page(Finished(jobs=jobs, outcomes=outcomes))
+
+
+def stored_tables(experiments: Experiments, config: Config) -> Finished:
+    """Write the tables of stored results. Raises ConfigError if there are none."""
+    from moe_lab.models.memory import ModelPool
+
+    jobs = jobs_of_cells(experiments)
+    finished = Finished(jobs=jobs, outcomes=stored_outcomes(jobs), alone=not jobs)
+    return _with_tables(finished, experiments, config, ModelPool(), compute=False)
+
+
+def _experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experiments:
+    """The experiments with their checked cells. Those that cannot run are printed."""
+    experiments = prepare_experiments(config, cell, compute=compute)
+    for reason, configs in refused_of(experiments).items():
+        names = [f"{one.model.name}-{one.method.name}-{task_name(one)}" for one in configs]
+        print(f"Cannot run {', '.join(names)}: {reason}", file=sys.stderr)
+    return experiments
 
 
 def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
@@ -247,6 +305,28 @@ def _with_page(finished: Finished) -> Finished:
     return replace(finished, table=table, files=files)
 
 
+def _with_tables(
+    finished: Finished, experiments: Experiments, config: Config, models: ModelPool, *, compute: bool = True
+) -> Finished:
+    """The same with its tables, after they are written."""
+    from moe_lab.runs.experiments.runner import write_tables
+
+    jobs, outcomes, failures = finished.jobs, finished.outcomes, finished.failures
+    stored = stored_outcomes(jobs) if compute else []  # also of a run that failed with rerun=true
+    by_id = {outcome.run.run_id: outcome for outcome in [*stored, *outcomes]}
+    p_values = measured_p_values(outcomes)
+    files, tables, family = write_tables(
+        experiments, config, models, by_id, failures, p_values, compute=compute
+    )
+    return replace(
+        finished,
+        refused=[one.error for _, cells in experiments for one in cells if one.error is not None and compute],
+        table=replace(command_table(outcomes, jobs), family=family) if outcomes else CommandTable([]),
+        tables=tables,
+        files=files,
+    )
+
+
 def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:
     """The scores of a command, and the families of its comparisons.
 
@@ -277,10 +357,7 @@ def _measured(outcomes: Sequence[Outcome]) -> list[RunResult]:
 
 
 def _check_keys(configs: Sequence[Config]) -> None:
-    """Raise ConfigError for several headline metrics of one run, for keys of `tuning` where nothing is tuned, and for a
-    command that a launcher cannot run."""
-    if configs[0].launcher.name != "none":
-        check_launcher(configs)
+    """Raise ConfigError for several headline metrics of one run, and for keys of `tuning` where nothing is tuned."""
     asked: dict[str, str | None] = {}
     for config in configs:
         same = repr(replace(config, task=replace(config.task, metric=None), overrides=[]))

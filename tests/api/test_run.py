@@ -111,7 +111,7 @@ def test_a_run_that_fails_raises(tmp_path, monkeypatch, tiny_olmoe_dir):
 def test_a_study_that_fails_raises(monkeypatch):
     """Broken by "0 of 0 runs have no result"."""
     finished = Finished(failures=[Failure("study", None, ResultsError("no space left"))])
-    monkeypatch.setattr(module, "function_of", lambda *_: lambda: finished)
+    monkeypatch.setattr(module, "do", lambda *_: finished)
     with pytest.raises(ResultsError, match="A run or a study failed"):
         moe_lab.run(["method=base"])
 

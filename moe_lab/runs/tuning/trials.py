@@ -27,7 +27,6 @@ from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import acquire, check_lease_on, lock_on
 from moe_lab.results.stored_files import tidy
 from moe_lab.runs.tuning.search import Search
-from moe_lab.runs.tuning.storage_url import shown_url
 
 STARTUP, STARTUP_TRIALS = "startup_trials", 10
 """User attribute of a study: the random trials before its sampler learns, a third of the first `n_trials`; and their
@@ -50,7 +49,7 @@ def storage_errors(folder: Path, storage: str | None = None) -> Iterator[None]:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         if storage is not None:
             raise ResultsError(
-                f"tuning.storage={shown_url(storage)} could not be read or written: {reason}\n"
+                f"tuning.storage could not be read or written: {reason}\n"
                 "The same command continues once the database answers."
             ) from error
         raise ResultsError(

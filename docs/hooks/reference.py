@@ -14,7 +14,7 @@ from typing import Any
 
 PAGE = "reference.md"
 OTHERS = {
-    "moe_lab.api.results": ["Results"],
+    "moe_lab.runs.results": ["Results"],
     "moe_lab.runs.plan": ["Plan"],
     "moe_lab.api.compare": ["Compared"],
     "moe_lab.api.language_model": ["LanguageModel", "GeneratedTexts"],

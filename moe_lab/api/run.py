@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moe_lab.api.results import Results
 from moe_lab.config.arguments import wrong
 from moe_lab.config.progress import bars_of_libraries_hidden
 from moe_lab.config.terminal import shown_output
@@ -13,9 +12,10 @@ from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker
 from moe_lab.runs.config import compose_or_explain, to_configs
-from moe_lab.runs.grid import Finished, do
+from moe_lab.runs.grid import do
 from moe_lab.runs.jobs import distinct_runs
 from moe_lab.runs.plan import Plan
+from moe_lab.runs.results import Results
 from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
@@ -82,17 +82,17 @@ def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Re
         for config in configs:
             _check(config, mode)
         finished = do(mode, configs, cells, [*overrides, *more])
-        assert isinstance(finished, Finished)
+        assert isinstance(finished, Results)
         if not quiet:
             finished.print()
         if finished.exit_code in (INTERRUPTED, TERMINATED):
             raise KeyboardInterrupt
         if finished.exit_code:
             raise _failed(finished, quiet)
-        return Results(finished)
+        return finished
 
 
-def _failed(finished: Finished, quiet: bool) -> ResultsError:
+def _failed(finished: Results, quiet: bool) -> ResultsError:
     failed = [*finished.refused, *(failure.error for failure in finished.failures)]
     errors = "The errors:\n{}\n".format("\n".join(map(str, failed))) if quiet else "The errors are above."
     every = distinct_runs(finished.jobs)

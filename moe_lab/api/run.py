@@ -12,15 +12,14 @@ from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker
 from moe_lab.runs.config import compose_or_explain, to_configs
-from moe_lab.runs.grid import do
 from moe_lab.runs.jobs import distinct_runs
-from moe_lab.runs.plan import Plan
-from moe_lab.runs.results import Results
 from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
     from moe_lab.config.schema import Config
+    from moe_lab.runs.plan import Plan
+    from moe_lab.runs.results import Results
 
 
 def run(overrides: Sequence[str], *, quiet: bool = False) -> Results:
@@ -65,24 +64,26 @@ def plan(overrides: Sequence[str]) -> Plan:
 
     Raises ConfigError for what the command refuses.
     """
+    from moe_lab.runs.grid import do
+
     cells = composed("plan", overrides)
     with task_cache(), shown_output(quiet=True):
         configs = to_configs(cells)
         if any(config.mode not in ("run", "plan") for config in configs):
             raise ConfigError(f"mode={configs[0].mode}: moe_lab.plan plans runs. Leave mode= out.")
-        planned = do("plan", configs, cells, overrides)
-        assert isinstance(planned, Plan)
+        planned: Plan = do("plan", configs, cells, overrides)
         return planned
 
 
 def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Results:
+    from moe_lab.runs.grid import do
+
     cells = composed(mode, overrides, *more)
     with task_cache(), shown_output(quiet), bars_of_libraries_hidden():
         configs = to_configs(cells)
         for config in configs:
             _check(config, mode)
-        finished = do(mode, configs, cells, [*overrides, *more])
-        assert isinstance(finished, Results)
+        finished: Results = do(mode, configs, cells, [*overrides, *more])
         if not quiet:
             finished.print()
         if finished.exit_code in (INTERRUPTED, TERMINATED):

@@ -53,8 +53,10 @@ if TYPE_CHECKING:
     from moe_lab.runs.run import Outcome
 
 
-def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Results | Plan:
-    """What `mode` (run, plan or report) says of a grid, or with `experiment=` of the cells of papers' tables.
+def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Any:
+    """What `mode` says of a grid, or with `experiment=` of the cells of papers' tables.
+
+    Returns a `Plan` for mode=plan, `Results` for mode=run and mode=report.
 
     Args:
         argv: the command line, which workers of `launcher=` get, too.

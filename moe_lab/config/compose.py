@@ -62,7 +62,7 @@ class Cell:
     method_keys: list[str] = field(default_factory=list)
     """`method.<key>=` next to experiment=; they apply to cells of the experiment and are not in `values`."""
     interpolated: dict[str, Any] = field(default_factory=dict)
-    """The values that were typed as interpolations, `${oc.env:HOME}` for example, as they were typed."""
+    """The values that were typed as interpolations, by key (`recorded.py: interpolations`)."""
 
 
 class PluginOptions(SearchPathPlugin):
@@ -272,7 +272,7 @@ def _resolved(base: Cell, overrides: list[str]) -> Cell:
     """The cell of a configuration whose interpolations are resolved here. Raises OmegaConf's errors."""
     values, text = base.values, str(base.values)
     if "${" in text or "???" in text:
-        base = replace(base, interpolated=interpolations(values) or {})
+        base = replace(base, interpolated=interpolations(values))
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)
         values = {str(key): value for key, value in plain.items()}

@@ -33,7 +33,7 @@ def to_configs(cells: list[Cell]) -> list[Config]:
     """The typed configurations of a grid. An error names its cell."""
     configs = []
     for cell in cells:
-        storage = cell.interpolated.get("tuning", {}).get("storage") or cell.values["tuning"].get("storage")
+        storage = cell.interpolated.get("tuning.storage") or cell.values["tuning"].get("storage")
         if isinstance(storage, str):  # outside of in_cell, whose message prints the overrides
             from moe_lab.runs.tuning.study import refuse_typed_password
 

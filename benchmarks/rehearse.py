@@ -217,9 +217,9 @@ def _row(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _draw(composed: Composed, cells: list[PreparedCell]) -> dict[str, Any]:
     """The table, the figure and the page of an experiment, of the cells that this process ran."""
-    from moe_lab.runs.experiments.runner import PreparedExperiments, make_tables
+    from moe_lab.runs.grid import stored_tables
 
-    make_tables(PreparedExperiments([(composed.experiment, cells)]), cells[0].config)
+    stored_tables([(composed.experiment, cells)], cells[0].config)
     return {"state": "done"}
 
 

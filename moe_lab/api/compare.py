@@ -8,11 +8,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe_lab.api.shown import Shown
 from moe_lab.config.arguments import wrong
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
-from moe_lab.reports.columns import Column
+from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.frames import typed_frame
 from moe_lab.reports.terminal import comparison_columns, print_comparison
 

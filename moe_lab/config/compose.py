@@ -35,7 +35,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
-from moe_lab.config.foreign import INSTEAD
 from moe_lab.config.overrides import (
     REQUEST_ERRORS,
     as_typed,
@@ -56,18 +55,6 @@ GROUPS = (*GROUP_CONFIGS, "method")
 _SWEEP = "hydra.mode=MULTIRUN"
 MOST_CELLS = 20_000
 """Of a grid."""
-_FOLDER = "Hydra writes no folder here.\noutput_dir=<folder> says where results go."
-_PROCESS = "Hydra only composes here, and starts no job. Leave it out."
-UNOBEYED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "run.dir": ((".",), _FOLDER),
-    "sweep.dir": ((".",), _FOLDER),
-    "sweep.subdir": (("${hydra.job.num}",), _FOLDER),
-    "output_subdir": ((None,), _FOLDER),
-    "callbacks": (({}, None), _PROCESS),
-    "job.chdir": ((False, None), _PROCESS),
-    "job.env_set": (({},), _PROCESS),
-}
-"""Settings of Hydra's that have no effect: their values without one, and what to do instead."""
 _LOCK = RLock()
 """Held while Hydra composes: its plug-ins, its schema and `HydraConfig` are shared by all threads."""
 
@@ -83,7 +70,7 @@ class Cell:
     method_keys: list[str] = field(default_factory=list)
     """`method.<key>=` next to experiment=; they apply to cells of the experiment and are not in `values`."""
     interpolated: dict[str, Any] = field(default_factory=dict)
-    """The values that were typed as interpolations, `${oc.env:HOME}` for example, as they were typed."""
+    """The values that were typed as interpolations, by key (`recorded.py: interpolations`)."""
 
 
 class PluginOptions(SearchPathPlugin):
@@ -140,7 +127,8 @@ class _Source:
         dirs = ",".join(f"'file://{folder}'" for folder in self.dirs)
         searched = [f"hydra.searchpath=[{dirs}]"] if dirs else []
         cfg = self.app().compose_config(self.name, [*overrides, *searched], run_mode=RunMode.RUN)
-        _refuse_unobeyed(cfg.hydra)
+        if cfg.hydra.mode == RunMode.MULTIRUN:
+            raise HydraException("hydra.mode=MULTIRUN is for a grid")
         if cfg.hydra.verbose:
             configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
         return cfg
@@ -172,24 +160,6 @@ def _source(
     files = [(file, file.stat()) for place in folders for file in sorted(place.rglob("*.yaml"))]
     stamps = tuple((str(file), status.st_size, status.st_mtime_ns) for file, status in files)
     return _Source(folder, name, config_dir, dirs, folders, stamps)
-
-
-def _refuse_unobeyed(runtime: DictConfig) -> None:
-    """Raise ConfigError for a setting of Hydra's that has no effect here, HydraException for a grid's mode."""
-    for key, (values, instead) in UNOBEYED.items():
-        section, _, name = key.rpartition(".")
-        plain: Any = OmegaConf.to_container(runtime[section] if section else runtime, resolve=False)
-        value = plain[name]
-        if value not in values:
-            shown = (
-                "" if key == "job.env_set" else f"={value}"
-            )  # env_copy puts values of the environment there
-            raise ConfigError(f"hydra.{key}{shown}: {instead}")
-    for part in ("hydra/launcher", "hydra/sweeper"):  # they would run cells in other processes
-        if (option := runtime.runtime.choices.get(part, "basic")) != "basic":
-            raise ConfigError(f"{part}={option}: {INSTEAD[part]}")
-    if runtime.mode == RunMode.MULTIRUN:
-        raise HydraException("hydra.mode=MULTIRUN is for a grid")
 
 
 def _cells(argv: list[str], first: int) -> list[Cell]:
@@ -310,7 +280,7 @@ def _resolved(base: Cell, overrides: list[str]) -> Cell:
     """The cell of a configuration whose interpolations are resolved here. Raises OmegaConf's errors."""
     values, text = base.values, str(base.values)
     if "${" in text or "???" in text:
-        base = replace(base, interpolated=interpolations(values) or {})
+        base = replace(base, interpolated=interpolations(values))
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)
         values = {str(key): value for key, value in plain.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -21,7 +20,7 @@ from omegaconf.errors import (
 from moe_lab.config.catalog import unknown_option
 from moe_lab.config.foreign import refuse_foreign, refuse_lm_eval_command
 from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
-from moe_lab.config.validators import Owners, is_list, unknown_key
+from moe_lab.config.validators import Owners, unknown_key
 from moe_lab.errors import ConfigError
 
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
@@ -160,15 +159,8 @@ AMBIGUOUS = re.compile(r"Ambiguous value for argument '([^=]+)=(.*)'")
 REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
-def explain(
-    error: BaseException, owners: Owners, annotations: Callable[[str], list[Any]] = lambda key: []
-) -> str:
-    """The message for an error of Hydra or OmegaConf.
-
-    Args:
-        owners: as in `build`.
-        annotations: returns the types that a key has in the methods that have it.
-    """
+def explain(error: BaseException, owners: Owners) -> str:
+    """The message for an error of Hydra or OmegaConf. `owners` as in `build`."""
     cause = error.__cause__
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} must be given: {error.full_key}=<value>. See --help."
@@ -180,7 +172,12 @@ def explain(
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:
         return _missing_key(cause, owners)
     if match := AMBIGUOUS.match(str(error)):
-        return _several_values(match[1], match[2], annotations)
+        key, values = match.groups()
+        text = f"{key}={values}: a key takes one value. A grid: -m {key}={values}."
+        if key != "seed":
+            return f"{text} A list, if the key takes one: {key}=[{values}]."
+        first, *more = values.split(",")
+        return f"{text}\nConsecutive seeds with a summary: seed={first} seeds={1 + len(more)} (seed, seed+1, ...)."
     lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]
     if cause is not None:
         lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
@@ -192,17 +189,6 @@ def explain(
             "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'.",
         ]
     return "\n".join([*lines[:5], "See --help for what can be composed, and how."])
-
-
-def _several_values(key: str, values: str, annotations: Callable[[str], list[Any]]) -> str:
-    group, _, leaf = key.rpartition(".")
-    schema = Config if not group else GROUP_CONFIGS.get(group)
-    types = annotations(leaf) if group == "method" else [get_type_hints(schema).get(leaf)] if schema else []
-    text = f"{key}={values}: a key takes one value. A grid: -m {key}={values}."
-    if key == "seed":
-        first, *more = values.split(",")
-        text += f"\nConsecutive seeds with a summary: seed={first} seeds={1 + len(more)} (seed, seed+1, ...)."
-    return f"{text} A list: {key}=[{values}]." if any(map(is_list, types)) else text
 
 
 def _missing_key(cause: Any, owners: Owners) -> str:

@@ -23,7 +23,7 @@ from moe_lab.methods import get_method
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.scores import settings
 from moe_lab.runs import budget as estimate
-from moe_lab.runs import grid, launchers, plan
+from moe_lab.runs import launchers, plan, results
 from moe_lab.runs.budget import Speed, estimates
 from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
 from tests.support.requests import generating
@@ -345,7 +345,7 @@ def test_a_closed_stdout_loses_no_page(capsys, runs, tmp_path, monkeypatch):
 
 def test_the_page_is_written_before_anything_is_printed(capsys, runs, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        grid, "print_results", lambda outcomes, family: print((tmp_path / "outputs/report.html").is_file())
+        results, "print_results", lambda outcomes, family: print((tmp_path / "outputs/report.html").is_file())
     )
     assert run_command(capsys, "method=base").out.startswith("True")
 

@@ -21,9 +21,10 @@ from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
 from moe_lab.reports.papers.files import typed_settings
 from moe_lab.reports.papers.metrics import EXPERT, NO_TASK, TRAINING
+from moe_lab.results.folder import check_writable
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.config import to_config
-from moe_lab.runs.jobs import PROFILE, Job, job_after, job_of
+from moe_lab.runs.jobs import PROFILE, Job, by_model, job_after, job_of
 from moe_lab.runs.summaries import summary
 
 if TYPE_CHECKING:
@@ -205,6 +206,36 @@ def _study(config: Config | None) -> Study:
             f"method.temperature={PROFILE} takes the temperatures of one study: leave tuning.seeds out."
         )
     return prepare_study(config)
+
+
+Experiments = list[tuple[Experiment, list[PreparedCell]]]
+"""Experiments with their checked cells. A cell has a job, or the error that prevents it."""
+NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run computes it."
+
+
+def prepare_experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experiments:
+    """The experiments in `config.experiment`. Their cells share jobs. `compute` as in `prepare_cells`."""
+    composed = compose_experiments(config, cell)
+    check_writable(config.output_dir)
+    known: dict[str, Job] = {}
+    experiments = [(each.experiment, prepare_cells(each, known, compute=compute)) for each in composed]
+    for job in known.values():
+        job.group = config.experiment
+    return experiments
+
+
+def jobs_of_cells(experiments: Experiments) -> list[Job]:
+    """The jobs of all cells, each once and ordered by model."""
+    jobs = [cell.job for _, cells in experiments for cell in cells if cell.job is not None]
+    return by_model(list({id(job): job for job in jobs}.values()))
+
+
+def refused_of(experiments: Experiments) -> dict[str, list[Config]]:
+    """The configurations that cannot run, by reason."""
+    refused: dict[str, list[Config]] = {}
+    for cell in (cell for _, cells in experiments for cell in cells if cell.error is not None):
+        refused.setdefault(str(cell.error), []).append(cell.config)
+    return refused
 
 
 def experiment_configs(config: Config, base: Cell) -> list[Config]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config, TuningConfig
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, reading
 from moe_lab.methods import get_method
 from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.results.stored_files import read_csv, whole_mapping
@@ -152,8 +153,6 @@ def _check(config: Config) -> None:
             f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. {instead}"
         )
     if config.tuning.storage is not None:
-        from moe_lab.runs.tuning.storage_url import check_url
-
         check_url(config.tuning.storage)
     if config.predict_only:
         raise ConfigError(f"predict_only computes no metric: leave it or tuning={config.tuning.name} out.")
@@ -165,3 +164,38 @@ def _only(tasks: TaskDict) -> tuple[str, Any]:
             f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. Tune each: -m task=<one>,<other>."
         )
     return next(iter(tasks["tasks"].items()))
+
+
+# The URL in `tuning.storage`, which no message shows: any part of it may be a password
+
+SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
+"""In names of a URL's options: password, passwd, pwd, sslpassword."""
+
+
+def check_url(storage: str) -> None:
+    """Raise ConfigError for what is no URL of a database, a driver that is not installed, or a database in memory."""
+    from sqlalchemy.engine import make_url
+
+    remedy = "Use a URL as postgresql://host/optuna (docs/tuning.md)."
+    with reading("tuning.storage", remedy, says="cannot be used"):
+        url = make_url(storage)
+        url.get_dialect().import_dbapi()
+        if url.get_backend_name() == "sqlite" and "memory" in str((url.database or ":memory:", url.query)):
+            raise ValueError("this database is in memory, and lost when the process ends")
+
+
+def refuse_typed_password(storage: str) -> None:
+    """Raise ConfigError for a password that was typed, because overrides are stored with every run."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(storage)
+        secrets = [url.password, *map(url.query.get, filter(SECRET.search, url.query))]
+    except (ArgumentError, ValueError):  # no URL
+        secrets = [storage]
+    if any(secret and not str(secret).startswith("${") for secret in secrets):
+        raise ConfigError(
+            "tuning.storage has a password or is no URL, and it would be stored with every run.\n"
+            "Give the URL by an environment variable: 'tuning.storage=${oc.env:STORAGE}'."
+        )

@@ -17,13 +17,12 @@ from moe_lab.results.folder import RunFolder
 from moe_lab.runs.execute import memory_errors
 from moe_lab.runs.tuning.objective import Pruned, objective
 
-LOGIT_SCALE, UNSCALED = "logit_scale", "unscaled"
-"""User attributes of a trial whose scale is searched: its best logit scale, and its perplexity at scale 1."""
-CALIBRATED_SCALE, CALIBRATED_SCORE = "calibrated_scale", "calibrated_score"
-"""User attributes of a trial at temperature 0 whose scale is not searched: its best scale, and its perplexity there."""
+LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"
+"""User attributes of a trial: its best logit scale, and its perplexity there and at scale 1. Without
+tuning.logit_scale the trial at temperature 0 alone has them: they are the control for a gain in perplexity."""
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial, Trial
+    from optuna.trial import Trial
 
     from moe_lab.engine.forward.ensemble import ScaleSweep
     from moe_lab.engine.lm import EngineLM
@@ -135,9 +134,14 @@ class Measurement:
                 self.objective = objective(self.study, lm)
             self.objective.lm = lm
             try:
-                return _scaled(self.study, self.objective(limit, trial.report), sweep)
+                value = self.objective(limit, trial.report)
             except Pruned:
                 return None, {}
+        if sweep is None:
+            return value, {}
+        scale, loss = sweep.best()
+        found = {LOGIT_SCALE: scale, SCALED: math.exp(loss), UNSCALED: value}
+        return found[SCALED] if self.study.search.logit_scale else value, found
 
     def _open_settings(self, trial: Trial, own: ExitStack) -> tuple[EngineLM, ScaleSweep | None]:
         from moe_lab.engine.forward.ensemble import ScaleSweep
@@ -171,31 +175,6 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
     # every trial of a study that searches scales finds its best one; else temperature 0 does, as the control
     sweeps = search.logit_scale or (search.metric == "perplexity" and not any(temperatures))
     return replace(ensemble, sweep=ScaleSweep()) if sweeps else ensemble
-
-
-def _scaled(study: Study, value: float, sweep: ScaleSweep | None) -> Measured:
-    """(the value of a trial, its user attributes). The value is at the best logit scale if the study searches scales.
-
-    Otherwise the attributes have the base model's best scale, which is the control for a gain in perplexity.
-    """
-    if sweep is None:
-        return value, {}
-    scale, loss = sweep.best()
-    if study.search.logit_scale:
-        return math.exp(loss), {UNSCALED: value, LOGIT_SCALE: scale}
-    return value, {CALIBRATED_SCORE: math.exp(loss), CALIBRATED_SCALE: scale}
-
-
-def _calibrated(study: Study, first: FrozenTrial) -> dict[str, Any]:
-    """The perplexity and the best logit scale at temperature 0, which is trial 0 unless temperatures were given.
-
-    Both are None in studies of accuracy.
-    """
-    if not study.search.logit_scale:
-        return {name: first.user_attrs.get(name) for name in (CALIBRATED_SCORE, CALIBRATED_SCALE)}
-    if any(study.search.temperatures(first.params)):
-        return {}
-    return {CALIBRATED_SCORE: first.value, CALIBRATED_SCALE: first.user_attrs[LOGIT_SCALE]}
 
 
 def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
@@ -242,7 +221,8 @@ def write_trials(study: Study, trials: Trials) -> None:
     untuned = next((trial for trial in finished if trial.number == 0), None)
     if best is None or best.value is None or untuned is None or untuned.value is None:
         return
-    scale = float(best.user_attrs.get(LOGIT_SCALE, 1.0))
+    scale = float(best.user_attrs[LOGIT_SCALE]) if study.search.logit_scale else 1.0
+    at_zero = not any(study.search.temperatures(untuned.params))  # unless temperatures were given
     method: Any = study.config.method
     profile = Profile(
         model=study.facts.name,
@@ -257,7 +237,8 @@ def write_trials(study: Study, trials: Trials) -> None:
         score=float(best.value),
         untuned_score=float(untuned.user_attrs.get(UNSCALED, untuned.value)),
         logit_scale=scale,
-        **_calibrated(study, untuned),
+        calibrated_score=untuned.user_attrs.get(SCALED) if at_zero else None,
+        calibrated_scale=untuned.user_attrs.get(LOGIT_SCALE) if at_zero else None,
         at_bound=study.search.at_bound(best.params, scale),
         split=study.split,
         samples=study.samples,

@@ -53,8 +53,8 @@ class Results(Shown, Sequence[dict[str, Any]]):
     def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         if isinstance(index, slice):
-            return [dict(result) for result in self._results[index]]
-        return dict(self._results[index])
+            return [dict(result.content) for result in self._results[index]]
+        return dict(self._results[index].content)
 
     def frame(self, *, all_settings: bool = False) -> pd.DataFrame:
         """The score table: one row per run, task and run that it is compared with.

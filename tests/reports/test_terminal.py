@@ -27,7 +27,7 @@ from moe_lab.results.scores import MARKS
 from moe_lab.tasks.answer_forms import LETTERS
 from tests.support.command import run_command
 from tests.support.lm_eval_logs import evaluation, samples_of
-from tests.support.stored_results import results_of
+from tests.support.stored_results import changed, results_of
 
 
 def test_notes_are_beside_their_run_and_explained_once(capsys):
@@ -70,12 +70,13 @@ def test_the_parts_of_a_group_are_left_to_the_page_and_two_forms_of_answers_are_
         paired={"a": {"acc,none": one}, "b": {"acc,none": one}},
         intervals={},
     )
-    run.content["results"] = {name: {"acc,none": 0.5} for name in ("g", "a", "b")}
-    run.content.update(groups={"g": {}}, group_subtasks={"g": ["a", "b"], "a": [], "b": []})
+    scores = {name: {"acc,none": 0.5} for name in ("g", "a", "b")}
+    subtasks = {"g": ["a", "b"], "a": [], "b": []}
+    run = changed(run, results=scores, groups={"g": {}}, group_subtasks=subtasks)
     table = CommandTable([run], family=family_of([SeedGroup([run])]))
     assert [line.score.task for line in table.shown] == ["g"]
     assert "Parts of groups are on the page: 2 tasks and groups, without tests of their own." in notes(table)
-    letters = replace(run, content=dict(run) | {"configs": {"a": {"doc_to_choice": LETTERS}}})
+    letters = changed(run, configs={"a": {"doc_to_choice": LETTERS}})
     assert TWO_FORMS in notes(CommandTable([run, letters])) and TWO_FORMS not in notes(table)
 
 

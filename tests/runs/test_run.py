@@ -51,7 +51,8 @@ def numbers(results: RunResult | dict[str, Any]) -> dict[str, Any]:
     """A result without what an interruption may change: what was spent, and the share of changed routings, which is
     counted over all that was computed."""
     block = {key: value for key, value in results["moe_lab"].items() if key not in ("cost", "roe")}
-    return {**results, "moe_lab": block}
+    content = results.content if isinstance(results, RunResult) else results
+    return content | {"moe_lab": block}
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def scored_answers(result: RunResult, task: str, samples: Sequence[Sample]) -> I
     """
     key = headline(result.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")
-    lower_is_better = result.lower_is_better(task, key)
+    lower_is_better = result.better(task, key) is False
     values = metric_values(samples).get(key, {})
     for sample in samples:
         if sample.filter == filter_name and (answer := answer_of(sample, metric)) is not None:

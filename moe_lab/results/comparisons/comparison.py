@@ -19,7 +19,6 @@ from moe_lab.results.samples import Sample, reported
 from moe_lab.results.scores import ComparisonKey, Score, compared, pooled
 from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import VERSION, Aggregate
-from moe_lab.results.stored_files import leaves
 
 SCHEMA_VERSION = 2
 Changed = dict[str, list[int]]
@@ -130,16 +129,16 @@ def _compare_two(
         notes.append(f"{a.key} was made with lm_eval {versions[0]}, {b.key} with {versions[1]}.")
     scores: dict[tuple[str, str], Score] = {}
     for task in common:
-        mine, theirs = (one.results.get("versions", {}).get(task) for one in (a, b))
+        mine, theirs = (one.results.task_versions.get(task) for one in (a, b))
         if mine != theirs:
             notes.append(f"{task} is version {mine} in {a.key} and {theirs} in {b.key}.")
         evaluated = len({line.document for line in a.samples[task]})
-        every = a.results.get("n-samples", {}).get(task, {}).get("original", evaluated)
+        every = a.results.n_samples.get(task, {}).get("original", evaluated)
         if evaluated != every:
             part = f"{evaluated:,} of {every:,} documents (PARTIAL)"
             notes.append(f"{task}: {part}; not the benchmark's number.")
         scores |= {(task, score.metric): score for score in compare_task(a, b, task, changed, notes)}
-    groups = [group for group in a.results.get("groups", {}) if group in b.results.get("groups", {})]
+    groups = [group for group in a.results.groups if group in b.results.groups]
     of_groups = [score for group in groups for score in _compare_group(a, b, group, scores, notes)]
     found = [*scores.values(), *of_groups]
     if not found:
@@ -156,7 +155,7 @@ def compare_task(
     documents, prompts or right answers differ.
     """
     pairs, rounding = paired_lines(a, b, task), rounding_of(a, b)
-    mine, theirs = reported(a.scores(task)), reported(b.scores(task))
+    mine, theirs = reported(a.results.scores(task)), reported(b.results.scores(task))
     for one, keys, others in ((a, mine, theirs), (b, theirs, mine)):
         if lone := [key for key in keys if key not in others]:
             notes.append(f"Only in {one.key}, and not compared: {' '.join(lone)} of {task}.")
@@ -177,7 +176,7 @@ def compare_task(
             continue
         before, after = ([line.values[name] for line in lines] for lines in zip(*measured, strict=True))
         equal = rounding.equals(before, after, [x.scored_words for x, _ in measured])
-        known = [better for one in (a, b) if (better := one.higher_is_better(task, metric)) is not None]
+        known = [better for one in (a, b) if (better := one.results.better(task, metric)) is not None]
         lower = not known[0] if known else None
         found = paired(after, before, aggregate, lower_is_better=lower is True, equal=equal)
         value_of = aggregate or (lambda values: sum(values) / len(values))
@@ -209,14 +208,16 @@ def _compare_group(
 ) -> list[Score]:
     """The scores of a group of tasks, of all its documents as one sample; what is left out is added to `notes`."""
     found = []
-    for metric in (key for key in reported(a.scores(group)) if key in b.scores(group)):
-        tasks = [task for task in leaves(a.results, a.samples, group) if metric in a.scores(task)]
+    for metric in (key for key in reported(a.results.scores(group)) if key in b.results.scores(group)):
+        tasks = [task for task in a.results.leaves(a.samples, group) if metric in a.results.scores(task)]
         parts = [score for task in tasks if (score := scores.get((task, metric)))]
         whole = None
         if len(parts) == len(tasks) > 0 and all(part.changed for part in parts):
             n = sum(part.n or 0 for part in parts)
-            whole = pooled(replace(parts[0], task=group, n=n, value=b.scores(group)[metric]), parts)
-        if whole is None or not math.isclose(whole.baseline or 0.0, a.scores(group)[metric], abs_tol=1e-9):
+            whole = pooled(replace(parts[0], task=group, n=n, value=b.results.scores(group)[metric]), parts)
+        if whole is None or not math.isclose(
+            whole.baseline or 0.0, a.results.scores(group)[metric], abs_tol=1e-9
+        ):
             notes.append(
                 f"Not compared: {metric} of the group {group}, which is no share of its documents. Its tasks are."
             )
@@ -301,7 +302,7 @@ def _check_questions(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pa
         lines += [
             f"  {one.key}: {text[start : start + SHOWN]!r}" for one, text in zip((a, b), texts, strict=True)
         ]
-        shots = [one.results.get("n-shot", {}).get(task) for one in (a, b)]
+        shots = [one.results.n_shot.get(task) for one in (a, b)]
         if shots[0] != shots[1]:
             lines.append(f"{a.key} has {shots[0]} few-shot examples, {b.key} has {shots[1]}.")
         lines.append("Evaluate both with the same task, num_fewshot, fewshot_seed and chat template.")
@@ -329,7 +330,7 @@ def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | 
     from lm_eval.api.registry import aggregation_registry, metric_agg_registry
 
     name = metric.partition(",")[0]
-    listed = evaluation.results["configs"][task].get("metric_list") or []
+    listed = evaluation.results.configs[task].get("metric_list") or []
     entry = next((entry for entry in listed if entry.get("metric") == name), None)
     if entry is None:
         return None
@@ -343,7 +344,7 @@ def _reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggre
     name, _, filter_name = metric.partition(",")
     lines = [line for line in evaluation.samples[task] if line.filter == filter_name]
     values = [line.values[name] for line in lines if name in line.values]
-    stored = evaluation.scores(task)[metric]
+    stored = evaluation.results.scores(task)[metric]
     if not values or not isinstance(stored, int | float):
         return False
     if aggregate is None and not all(isinstance(value, int | float) for value in values):

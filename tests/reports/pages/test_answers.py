@@ -164,7 +164,7 @@ def test_scores_that_are_no_right_or_wrong(tmp_path):
 @pytest.mark.parametrize(("better", "kind"), [(True, "wrong to right"), (False, "right to wrong")])
 def test_less_may_be_better(tmp_path, better, kind):
     base, own = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
-    own = RunResult(dict(own) | {"higher_is_better": {"t": {"exact_match": better}}}, own.folder)
+    own = RunResult(own.content | {"higher_is_better": {"t": {"exact_match": better}}}, own.folder)
     assert [each.kind for each in examples_of([own], ["roe"]).answers] == [kind]
 
 

@@ -57,7 +57,6 @@ class LmEvalResults(Stored):
     group_subtasks: dict[str, list[str]] = {}
     higher_is_better: Scores = {}
     task_versions: dict[str, Any] = Field({}, alias="versions")
-    n_shot: dict[str, Any] = Field({}, alias="n-shot")
     n_samples: Scores = Field({}, alias="n-samples")
     lm_eval_version: str | None = None
     model_name: str | None = None

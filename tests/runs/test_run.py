@@ -83,7 +83,7 @@ def test_a_run_writes_what_the_contract_says(roe):
     assert outcome.path == folder / "results.json" and not outcome.stored
     assert folder.parent == Path(roe.output_dir) / "runs"
     assert folder.name == f"small-roe-arc_easy-{outcome.run.run_id[:8]}"
-    assert json.loads(outcome.path.read_text()) == outcome.results
+    assert json.loads(outcome.path.read_text()) == outcome.results.content
     assert not (folder / "status.json").exists()
     assert yaml.safe_load((folder / "overrides.yaml").read_text()) == ["method=roe"]
     assert yaml.safe_load((folder / "config.yaml").read_text())["method"]["n"] == 2

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, zip_longest
+from itertools import chain
 from operator import sub
 from typing import Any
 
@@ -235,25 +234,30 @@ Pair = tuple[Sample, Sample]
 """One document in the sample logs of two evaluations."""
 Key = tuple[str | None, int]
 """The hash of a document, and how many equal ones stand before it."""
-SHOWN = 80
-"""Characters of a document or prompt that an error shows."""
-MOST_PASTED = 300
-"""Numbers of documents that a message lists."""
 
 
 def paired_lines(a: Evaluation, b: Evaluation, task: str) -> dict[str, list[Pair]]:
     """{filter: pairs of lines} of a task, in the order of `a`'s document numbers.
 
-    Raises ConfigError if the documents, the prompts or the right answers of the two differ, naming the first.
+    Raises ConfigError if the documents, the prompts or the right answers of the two differ.
     """
     mine, theirs = _by_filter(a.samples[task]), _by_filter(b.samples[task])
     pairs = {}
     for name in (name for name in mine if name in theirs):
         own, other = mine[name], theirs[name]
-        if own.keys() != other.keys():
-            raise ConfigError(_other_documents(a, b, task, own, other))
+        mine_only, theirs_only = (len(one.keys() - two.keys()) for one, two in ((own, other), (other, own)))
+        if mine_only or theirs_only:
+            raise ConfigError(
+                f"Other documents of {task}: {mine_only:,} of {len(own):,} are only in {a.key}, {theirs_only:,} of "
+                f"{len(other):,} only in {b.key}.\nEvaluate both on the same documents (limit=, samples=, data_dir=)."
+            )
         pairs[name] = [(line, other[key]) for key, line in own.items()]
-        _check_questions(a, b, task, pairs[name])
+        for what, hashed in (("prompts", "prompt_hash"), ("right answers", "target_hash")):
+            if others := [x.document for x, y in pairs[name] if getattr(x, hashed) != getattr(y, hashed)]:
+                raise ConfigError(
+                    f"Other {what} of {task}: {len(others):,} of {len(own):,} documents. The first is document "
+                    f"{others[0]}.\nEvaluate both with the same task, num_fewshot, fewshot_seed and chat template."
+                )
     return pairs
 
 
@@ -266,47 +270,6 @@ def _by_filter(lines: Sequence[Sample]) -> dict[str, dict[Key, Sample]]:
         found.setdefault(name, {})[document, before[name, document]] = line
         before[name, document] += 1
     return found
-
-
-def _other_documents(
-    a: Evaluation, b: Evaluation, task: str, mine: dict[Key, Sample], theirs: dict[Key, Sample]
-) -> str:
-    """The message of two evaluations of other documents."""
-    counts, firsts = [], []
-    for key, lines, others in ((a.key, mine, theirs), (b.key, theirs, mine)):
-        if alone := [line for place, line in lines.items() if place not in others]:
-            counts.append(f"{len(alone):,} of {len(lines):,} are only in {key}")
-            question = json.dumps(alone[0].question, ensure_ascii=False)[:SHOWN]
-            firsts.append(f"The first only in {key} is document {alone[0].document}: {question}")
-    common = [line.document for place, line in mine.items() if place in theirs]
-    wanted = common or [line.document for line in mine.values()]
-    named = f": samples=[{','.join(map(str, sorted(wanted)))}]"
-    how = named if len(wanted) <= MOST_PASTED else " (limit=, samples=, data_dir=)"
-    first = f"Other documents of {task}: {' and '.join(counts)}."
-    return "\n".join([first, *firsts, f"Evaluate both on the same documents{how}."])
-
-
-def _check_questions(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pair]) -> None:
-    """Raise ConfigError for other prompts or right answers. A prompt's hash is that of the document's first request."""
-    for what, hash_of, text_of in (
-        ("prompts", "prompt_hash", lambda line: line.requests[0][0] if line.requests else None),
-        ("right answers", "target_hash", lambda line: line.target),
-    ):
-        other = [(x, y) for x, y in pairs if getattr(x, hash_of) != getattr(y, hash_of)]
-        if not other:
-            continue
-        texts = [str(text_of(line)) for line in other[0]]
-        start = next((i for i, (x, y) in enumerate(zip_longest(*texts)) if x != y), 0)
-        first = f"The first is document {other[0][0].document}, from character {start} on:"
-        lines = [f"Other {what} of {task}: {len(other):,} of {len(pairs):,} documents. {first}"]
-        lines += [
-            f"  {one.key}: {text[start : start + SHOWN]!r}" for one, text in zip((a, b), texts, strict=True)
-        ]
-        shots = [one.results.n_shot.get(task) for one in (a, b)]
-        if shots[0] != shots[1]:
-            lines.append(f"{a.key} has {shots[0]} few-shot examples, {b.key} has {shots[1]}.")
-        lines.append("Evaluate both with the same task, num_fewshot, fewshot_seed and chat template.")
-        raise ConfigError("\n".join(lines))
 
 
 # The function from the values of documents to a score

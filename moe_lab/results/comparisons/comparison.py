@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from operator import sub
 from typing import Any
@@ -20,8 +19,10 @@ from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import VERSION, Aggregate
 
 SCHEMA_VERSION = 2
-Changed = dict[str, list[int]]
-"""{"to_right": document numbers, "to_wrong": document numbers}, by the numbers of the first evaluation."""
+Pair = tuple[Sample, Sample]
+"""One document in the sample logs of two evaluations."""
+Changed = dict[str, list[Pair]]
+"""{"to_right": documents, "to_wrong": documents}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,59 +38,42 @@ class Comparison:
     notes: list[str]
     """What is left out and what else differs, one sentence each."""
 
-    @cached_property
-    def documents(self) -> dict[str, dict[int, dict[str, dict[str, Sample]]]]:
-        """The changed documents by task and number: their samples by evaluation and filter."""
-        numbers: dict[str, set[int]] = {}
-        for (_, task, *_), changed in self.changed.items():
-            numbers.setdefault(task, set()).update(chain.from_iterable(changed.values()))
-        first, *others = self.evaluations
-        found: dict[str, dict[int, dict[str, dict[str, Sample]]]] = {}
-        for task in (task for task, changed in numbers.items() if changed):
-            own = found[task] = {number: {} for number in sorted(numbers[task])}
-            for other in (one for one in others if task in one.samples):
-                for mine, theirs in chain.from_iterable(paired_lines(first, other, task).values()):
-                    if mine.document in own:
-                        for one, sample in ((first, mine), (other, theirs)):
-                            own[mine.document].setdefault(one.key, {})[sample.filter] = sample
-        return found
-
     def to_json(self) -> dict[str, object]:
         """What comparison.json holds: equal for equal evaluations."""
+        numbers = {
+            comparison: {way: [mine.document for mine, _ in pairs] for way, pairs in changed.items()}
+            for comparison, changed in self.changed.items()
+        }
         return {
             "schema_version": SCHEMA_VERSION,
             "statistics": VERSION,
             "evaluations": self.evaluations,
             "scores": [
                 {"run": score.run_id, **score.columns()}
-                | {"verdict": score.verdict, "changed": self.changed.get(score.comparison)}
+                | {"verdict": score.verdict, "changed": numbers.get(score.comparison)}
                 for score in self.scores
             ],
             "notes": self.notes,
-            "documents": {
-                task: {number: _document(answers) for number, answers in documents.items()}
-                for task, documents in self.documents.items()
-            },
+            "documents": self._documents(),
         }
 
-
-def _document(answers: Mapping[str, Mapping[str, Sample]]) -> dict[str, object]:
-    """`prompt`, `target`, for multiple choice `choices`, and `answers` as lm-eval logged them."""
-    first = next(iter(answers["a"].values()))
-    requests = first.requests
-    choices = [each[1] for each in requests if len(each) > 1 and isinstance(each[1], str)]
-    logged = {
-        key: {
-            name: {"resps": one.responses, "filtered_resps": one.filtered} for name, one in by_filter.items()
-        }
-        for key, by_filter in answers.items()
-    }
-    return {
-        "prompt": requests[0][0] if requests else None,
-        "target": first.target,
-        **({"choices": choices} if len(choices) == len(requests) > 1 else {}),
-        "answers": logged,
-    }
+    def _documents(self) -> dict[str, dict[int, dict[str, Any]]]:
+        """The changed documents by task and number, with the answers of the evaluations between which they changed."""
+        found: dict[str, dict[int, dict[str, Any]]] = {}
+        for (key, task, _, other), changed in self.changed.items():
+            for mine, theirs in chain.from_iterable(changed.values()):
+                choices = [each[1] for each in mine.requests if isinstance(each[-1], str)]
+                document = {
+                    "prompt": mine.requests[0][0] if mine.requests else None,
+                    "target": mine.target,
+                    **({"choices": choices} if len(choices) > 1 else {}),
+                    "answers": {},
+                }
+                answers = found.setdefault(task, {}).setdefault(mine.document, document)["answers"]
+                for name, one in ((other, mine), (key, theirs)):
+                    logged = {"resps": one.responses, "filtered_resps": one.filtered}
+                    answers.setdefault(name, {})[one.filter] = logged
+        return {task: dict(sorted(documents.items())) for task, documents in found.items()}
 
 
 def compare(evaluations: Sequence[Evaluation]) -> Comparison:
@@ -195,8 +179,8 @@ def compare_task(
         score = compared(alone, found)
         scores.append(score)
         if score.changed is not None:
-            numbered = list(zip((x.document for x, _ in measured), map(sub, after, before), strict=True))
-            up, down = ([document for document, by in numbered if by * sign > 0] for sign in (1, -1))
+            moved = list(zip(measured, map(sub, after, before), strict=True))
+            up, down = ([pair for pair, by in moved if by * sign > 0] for sign in (1, -1))
             right, wrong = (down, up) if lower else (up, down)
             changed[score.comparison] = {"to_right": right, "to_wrong": wrong}
     return scores
@@ -230,8 +214,6 @@ def _compare_group(
 # lm-eval writes a hash of each document (`doc_hash`), of its prompt and of its right answer. Equal documents of one
 # task are paired in their order.
 
-Pair = tuple[Sample, Sample]
-"""One document in the sample logs of two evaluations."""
 Key = tuple[str | None, int]
 """The hash of a document, and how many equal ones stand before it."""
 

@@ -231,7 +231,7 @@ def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path):
     assert low < group.difference < high
 
 
-def test_documents_that_flip_anywhere_have_all_answers(tmp_path):
+def test_changed_documents_have_the_answers_between_which_they_changed(tmp_path):
     a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0, 0.0, 1.0])})
     b1 = evaluation(tmp_path, "b1", {"t": samples_of(acc=[0.0, 1.0, 1.0])})
     b2 = evaluation(tmp_path, "b2", {"t": samples_of(acc=[0.0, 0.0, 0.0])})
@@ -241,7 +241,7 @@ def test_documents_that_flip_anywhere_have_all_answers(tmp_path):
     first, second = documents.values()
     assert (first["prompt"], first["target"]) == ("Question: document 1", "target of document 1")
     answers = {key: found["none"]["resps"] for key, found in second["answers"].items()}
-    expected = {"a": 1.0, "b1": 1.0, "b2": 0.0}
+    expected = {"a": 1.0, "b2": 0.0}
     assert answers == {key: [[f"answer {{'acc': {acc}}}"]] for key, acc in expected.items()}
 
 

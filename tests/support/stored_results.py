@@ -1,6 +1,7 @@
 """results.json and expert_metrics.json of runs, made by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.papers.cells import CellTable, TableCell
@@ -30,6 +31,18 @@ def block_of(
     } | changes
 
 
+def result_with(
+    results: Mapping[str, Any] = {}, folder: Path | None = None, more: Mapping[str, Any] = {}, **changes: Any
+) -> RunResult:
+    """A result with these scores, these changes to the block of `block_of`, and more keys of lm-eval."""
+    return RunResult({"results": results, "moe_lab": block_of() | changes, **more}, folder)
+
+
+def changed(result: RunResult, **changes: Any) -> RunResult:
+    """A result with other keys of lm-eval."""
+    return RunResult(result.content | changes, result.folder)
+
+
 def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> RunResult:
     """A results.json of one task."""
     of_roe = {"roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"}} if method == "roe" else {}
@@ -55,9 +68,9 @@ def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: A
     return RunResult({"results": {"t": {"acc,none": value}}, "moe_lab": block})
 
 
-def expert_results(**more) -> RunResult:
+def expert_results(value: float = 0.6, **more) -> RunResult:
     block = block_of("finetune-freeze", run_id="r1", intervals={"t": {"acc,none": [0.4, 0.8]}})
-    scores = {"t": {"acc,none": 0.6, "acc_stderr,none": 0.05}}
+    scores = {"t": {"acc,none": value, "acc_stderr,none": 0.05}}
     return RunResult({"results": scores, "moe_lab": block | more})
 
 

@@ -74,7 +74,7 @@ def control_rows(table: CellTable) -> DataFrame:
     results = [cell.results[0] for cell in frame["cell"]]
     frame["method"] = coordinates(frame, "method")
     frame["rows"] = [result.method_config.get("n", 1) for result in results]
-    frame["experts_per_token"] = [result.model_facts["top_k"] for result in results]
+    frame["experts_per_token"] = [result.top_k for result in results]
     frame["expert_work"] = frame["rows"] * frame["experts_per_token"]
     return frame[CONTROL_COLUMNS].sort_values(["model", "task", "method", "expert_work"])
 

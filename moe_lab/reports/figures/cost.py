@@ -203,7 +203,7 @@ def quality_rows(table: CellTable) -> DataFrame:
         more = {
             "task": f"{score.task} ({score.model})",
             "label": _label(cell, table.cells),
-            "lower_is_better": cell.results[0].lower_is_better(score.task, score.metric),
+            "lower_is_better": cell.results[0].better(score.task, score.metric) is False,
             "difference": difference,
             "low": low,
             "high": high,
@@ -232,7 +232,7 @@ def _label(cell: TableCell, cells: Sequence[TableCell]) -> str:
 
 def _mean_work(cell: TableCell) -> float:
     return fmean(
-        float(result.report.get("experts_per_token") or result.model_facts["top_k"])
+        float(result.report.get("experts_per_token") or result.top_k or 1)
         * (result.cost.get("tokens_in") or 0)
         for result in cell.results
     )

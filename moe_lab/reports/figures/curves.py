@@ -105,7 +105,7 @@ def flops_rows(table: CellTable) -> DataFrame:
     ]
     frame = table.frame(counted)
     results = [cell.results[0] for cell in frame["cell"]]
-    frame["experts"] = [result.model_facts["experts"] for result in results]
+    frame["experts"] = [result.experts for result in results]
     cores = [0 if result.method == BASE else result.report["core_experts"] for result in results]
     frame["core_experts"] = [
         all_ if core is None else min(core, all_) for core, all_ in zip(cores, frame["experts"], strict=True)

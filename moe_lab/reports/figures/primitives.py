@@ -14,7 +14,6 @@ from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
     GREY,
-    MARGIN,
     MARKERS,
     PAGE_WIDTH,
     RC,
@@ -148,7 +147,7 @@ def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None
             entries.setdefault(label, handle)
     for count in range(min(columns, len(entries)), 0, -1):
         legend = figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=count)
-        if count == 1 or legend.get_window_extent().width <= MARGIN * figure.bbox.width:
+        if count == 1 or legend.get_window_extent().width < 0.98 * figure.bbox.width:
             return
         legend.remove()
 

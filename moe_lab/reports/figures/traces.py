@@ -50,7 +50,8 @@ class StoredTraces:
 
     @property
     def top_k(self) -> int:
-        return int(self.result.model_facts["top_k"])
+        assert self.result.top_k is not None
+        return self.result.top_k
 
     @property
     def layers(self) -> list[int]:
@@ -61,7 +62,7 @@ class StoredTraces:
     def all_experts(self) -> bool:
         """Whether every expert's weight was optimized."""
         core: int | None = self.result.method_config["core_experts"]
-        return core is None or core >= self.result.model_facts["experts"]
+        return core is None or core >= (self.result.experts or 0)
 
     @property
     def key(self) -> dict[str, str]:

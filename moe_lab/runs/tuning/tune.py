@@ -22,7 +22,7 @@ LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"
 tuning.logit_scale the trial at temperature 0 alone has them: they are the control for a gain in perplexity."""
 
 if TYPE_CHECKING:
-    from optuna.trial import Trial
+    from optuna.trial import FrozenTrial, Trial
 
     from moe_lab.engine.forward.ensemble import ScaleSweep
     from moe_lab.engine.lm import EngineLM

@@ -25,13 +25,13 @@ from moe_lab.methods.finetune_freeze import method as module
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
 from moe_lab.models.source import TINY
 from moe_lab.models.tokenizer import load_tokenizer
-from moe_lab.results.model import RunResult
 from moe_lab.runs.prepare import prepare
 from tests.support.adapters import make_adapter
 from tests.support.command import run_command
 from tests.support.ended import answers, block_of, samples_of
 from tests.support.models import make_model, make_tokenizer
 from tests.support.ranks import fork_ranks
+from tests.support.stored_results import result_with
 
 SHORT = ["task=toy_choice", "limit=3", "method.max_steps=4", "method.learning_rate=0.01"]
 SHORT += ["method.validation_size=2"]
@@ -254,7 +254,7 @@ def test_it_trains_an_adapter_saves_evaluates_and_compares(tmp_path, capsys, mon
     assert "To train: 1, 4 optimizer steps" in planned.out, "no full fine-tuning beside it"
     assert "Trained models to write: 1, 0.000131 GB" in planned.out, "4 bytes of 32,768 parameters"
     block = block_of(command(capsys, tmp_path, *WITH_LORA))
-    assert RunResult({"moe_lab": block}).method_config["lora.r"] == 4
+    assert result_with(**block).method_config["lora.r"] == 4
     own = block["finetune_freeze"]
     assert own["training"]["schedule"] == "LoRA r=4" and own["lora"]["r"] == 4
     assert own["training"]["parameters"]["router"] == 0 < own["training"]["parameters"]["other"]

@@ -78,9 +78,8 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     (tmp_path / "models" / "one" / "expert_metrics.jsonl").write_text("\n".join(lines) + "\n")
     shown = []
     for name, measure in product(("one", "two"), ("Load Balance", "Capacity")):
-        told = replace(
-            expert_results(finetune_freeze={"model": name, "training": {}}), folder=tmp_path / "runs" / name
-        )
+        told = expert_results(finetune_freeze={"model": name, "training": {}})
+        told = told.model_copy(update={"folder": tmp_path / "runs" / name})
         coordinates = {"method.schedule": name, "measure": measure}
         shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told]))
     png, table = write_epochs(CellTable(bars(), shown), tmp_path, "f", "T")

@@ -2,7 +2,6 @@
 seed, and a phase line at another step."""
 
 import csv
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -136,12 +135,9 @@ def cells_of(label, setting, folder, *, shared="0", model="m"):
     cells = design_cells(label, [[2.0, 2.0]], coordinates=place)
     for one in cells:
         one.results[:] = [
-            replace(
-                trained_results(
-                    [2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=pretrained(f"{model}{seed}")
-                ),
-                folder=folder / "runs" / "r",
-            )
+            trained_results(
+                [2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=pretrained(f"{model}{seed}")
+            ).model_copy(update={"folder": folder / "runs" / "r"})
             for seed in (0, 1)
         ]
     return cells

@@ -26,9 +26,9 @@ def test_a_result_of_lm_eval(tmp_path):
     assert (found.key, found.label, found.file) == ("b", "mine", file)
     assert found.settings == "pretrained=/models/mine/,dtype=float32"
     assert found.samples == {"t": list(map(Sample.of, LINES))}
-    assert found.scores("t")["acc,none"] == 0.5
-    assert found.higher_is_better("t", "acc,none") is False
-    assert found.higher_is_better("t", "f1,none") is None
+    assert found.results.scores("t")["acc,none"] == 0.5
+    assert found.results.better("t", "acc,none") is False
+    assert found.results.better("t", "f1,none") is None
 
 
 def test_a_run_of_this_package(tmp_path):

@@ -31,8 +31,8 @@ class Pathways:
 
     def tokens(self, settings: C3POConfig, span: TokenSpan, scored: bool) -> int:
         """The tokens of questions and neighbours, and of the suffixes that pass the later layers again: neighbours in
-        every pass, and scored questions at the end, or in every state that a trace has."""
-        scorings = (settings.passes if settings.trace else 1) if scored else 0
+        every pass, and scored questions at the end, with a trace in every state, too."""
+        scorings = 1 + (settings.passes if settings.trace else 0) if scored else 0
         passed = settings.passes * _length(self.paired) + scorings * _length(self.questions)
         return _read(self.questions, span) + _read(list(self.read.values()), span) + passed
 

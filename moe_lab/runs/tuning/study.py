@@ -92,7 +92,16 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
     from moe_lab.tasks.loading import load_tasks
 
-    _check(config)
+    tunings = get_method(config.method.name).tunings
+    if config.tuning.name not in tunings:
+        instead = f"Use tuning={' or '.join(tunings)}, or none." if tunings else "Leave it out."
+        raise ConfigError(
+            f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. {instead}"
+        )
+    if config.tuning.storage is not None:
+        check_url(config.tuning.storage)
+    if config.predict_only:
+        raise ConfigError(f"predict_only computes no metric: leave it or tuning={config.tuning.name} out.")
     facts = trained or facts_of(config)
     if config.tuning.name == "scale":
         search = resolve_scale(config, facts, get_method(config.method.name)(config.method))
@@ -143,19 +152,6 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
         documents=documents,
         text=text,
     )
-
-
-def _check(config: Config) -> None:
-    tunings = get_method(config.method.name).tunings
-    if config.tuning.name not in tunings:
-        instead = f"Use tuning={' or '.join(tunings)}, or none." if tunings else "Leave it out."
-        raise ConfigError(
-            f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. {instead}"
-        )
-    if config.tuning.storage is not None:
-        check_url(config.tuning.storage)
-    if config.predict_only:
-        raise ConfigError(f"predict_only computes no metric: leave it or tuning={config.tuning.name} out.")
 
 
 def _only(tasks: TaskDict) -> tuple[str, Any]:

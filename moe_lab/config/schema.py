@@ -131,7 +131,7 @@ class TuningConfig:
     metric: Literal["perplexity", "accuracy"] | None = None
     """Objective on the tuning documents."""
     text: Literal["data", "gsm8k", "equations"] | None = None
-    """The texts of the perplexity (`moe_lab/runs/tuning/texts.py`); null: data, else gsm8k."""
+    """The texts of the perplexity (`moe_lab/runs/tuning/study.py`); null: data, else gsm8k."""
     num_samples: int | None = None
     max_temperature: float | None = None
     step: float = 0.05

@@ -17,7 +17,7 @@ from moe_lab.engine.planned import Asked
 from moe_lab.errors import MoeLabError, first_line
 from moe_lab.methods.method import Context, Method, TrainingMethod
 from moe_lab.results.atomic import write_file
-from moe_lab.results.identity import HASHED, folder_name, task_label
+from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import read_run
 from moe_lab.results.stored_files import DamagedError, whole_mapping
 from moe_lab.runs.jobs import Job, distinct_runs, run_after, with_baselines
@@ -34,28 +34,19 @@ if TYPE_CHECKING:
 # The workload of runs, estimated without weights
 
 
-def estimates(runs: Sequence[Run]) -> list[Workload]:
-    """The workload of every run, without its baseline. Runs that send the same requests are estimated once."""
-    known: dict[tuple[Any, ...], Workload] = {}
-    workloads = []
-    for run in runs:
-        config = run.config
-        settings = repr([getattr(config, name) for name in sorted(HASHED)])
-        designed = repr(config.method) if _has_own_design(run) else ""
-        key = (id(run.tasks), str(run.samples), repr(config.model), config.offline, settings, designed)
-        if key not in known:
-            known[key] = workload_of(run)
-        workloads.append(known[key])
-    return workloads
-
-
 def workload_of(run: Run) -> Workload:
     """The workload of a run without its baseline."""
     from moe_lab.engine.forward.layers import runs_on_kv_cache
 
-    config = run.method.architecture(run.config)
-    workload = workload_of_tasks(run.tasks["tasks"], run.samples, run.config, config)
-    return replace(workload, one_by_one=not (_is_embedded(run) or runs_on_kv_cache(_without_weights(config))))
+    design = _design(run)
+    workload = workload_of_tasks(run.tasks["tasks"], run.samples, run.config, design)
+    return replace(workload, one_by_one=not (_is_embedded(run) or runs_on_kv_cache(_without_weights(design))))
+
+
+def _design(of: Run | Study | Training) -> Any:
+    """The configuration of transformers, read once for the runs of a command."""
+    key = f"design {of.config.model} {of.config.offline} {of.method.config}"
+    return once(key, lambda: of.method.architecture(of.config))
 
 
 def _has_own_design(of: Run | Study | Training) -> bool:
@@ -138,7 +129,7 @@ def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) ->
     from moe_lab.models.load import LoadedModel
     from moe_lab.models.memory import weight_bytes
 
-    architecture, config = of.method.architecture(of.config), of.config
+    architecture, config = _design(of), of.config
     dtype = str(architecture.dtype or "float32") if config.dtype == "auto" else config.dtype
     model = meta_model(architecture, getattr(torch, dtype.removeprefix("torch.")))
     if config.model.attn_implementation is not None:
@@ -174,7 +165,7 @@ class Budget:
 
     def add(self, of: Run | Study | Training, trains: bool = False) -> None:
         """Count the weights that a run, study or training reads, and the model that it writes if it `trains`."""
-        architecture = of.method.architecture(of.config)
+        architecture = _design(of)
         method: Any = of.method
         path, dtype = of.facts.path, str(architecture.dtype or "float32")
         left = method.training_left(of.config, of.facts) if trains else {}

@@ -22,7 +22,6 @@ from moe_lab.runs.budget import (
     USABLE,
     Budget,
     Speed,
-    estimates,
     gpu_memory,
     gpus_for,
     hours_text,
@@ -31,6 +30,7 @@ from moe_lab.runs.budget import (
     planned_memory,
     run_pilots,
     study_workload,
+    workload_of,
 )
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
 
@@ -96,9 +96,8 @@ class Plan(Shown):
             self._add_study(study)
         for job in later:
             self._add_coming(job)
-        runs = with_baselines(distinct_runs(jobs))
-        for run, workload in zip(runs, estimates(runs), strict=True):
-            self._add_run(run, workload)
+        for run in with_baselines(distinct_runs(jobs)):
+            self._add_run(run, workload_of(run))
         for number, configs in enumerate(self.refused.values(), start=1):
             state = f"cannot run ({number})"
             self.rows += [Row("-", config, _names(config), None, None, None, state) for config in configs]
@@ -173,7 +172,7 @@ class Plan(Shown):
             self.budget.add(training, trains=True)
         if not job.trainings:
             run = run_after(job)
-            [workload] = estimates([run])
+            workload = workload_of(run)
             tokens = round(job.coming * run.method.forward_tokens(workload, run.config, run.facts))
             documents, hours, memory = (
                 run.num_documents,

@@ -17,7 +17,6 @@ from moe_lab.config.catalog import plugin_folders
 from moe_lab.config.compose import compose, compose_cell
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.runs.config import to_config
-from tests.support.command import run_command
 from tests.support.tiers import first_fast
 
 OVERRIDES = [
@@ -204,15 +203,3 @@ def test_an_installed_option_is_composed(tmp_path, monkeypatch):
     assert compose_cell(["method=warmer"], []).values["method"]["degrees"] == 3
     assert compose_cell(["method=warmer"], [str(tmp_path)]).values["method"]["degrees"] == 3
     assert "warmer" not in sys.modules
-
-
-def test_a_registered_method_without_its_yaml_names_the_file(tmp_path, monkeypatch, capsys):
-    """It was reported as unknown."""
-    install(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    file = tmp_path / "warmer" / "conf" / "method" / "warmer.yaml"
-    file.unlink()
-    for argv in (["method=warmer"], ["--help", "method=warmer"]):
-        ended = run_command(capsys, *argv)
-        assert ended.code == 2 and len(ended.err.splitlines()) <= 3
-        assert f"is registered by warmer 1.0 (warmer:Warmer), but its file {file} is missing" in ended.err

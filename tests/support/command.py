@@ -19,7 +19,6 @@ from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
-from moe_lab.runs import budget as estimate
 from moe_lab.runs import plan, summaries
 from tests.support.requests import generating
 from tests.support.runs import facts
@@ -226,6 +225,6 @@ def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     monkeypatch.setattr(moe_lab.runs.prepare, "prepare", runs.prepare)
     monkeypatch.setattr(moe_lab.runs.execute, "execute", runs.execute)
     monkeypatch.setattr(summaries, "summarize", runs.summarize)
-    monkeypatch.setattr(estimate, "workload_of", lambda run: ASKED)
+    monkeypatch.setattr(plan, "workload_of", lambda run: ASKED)
     monkeypatch.setattr(plan, "run_state", lambda run, asked: fake_state(run))
     return runs

@@ -125,7 +125,7 @@ def write_equivalent(
     measurements: Sequence[dict[str, Any]], folder: Path, stem: str, title: str
 ) -> list[Path]:
     """Three panels against n: equivalent size, latency, memory; one row per n, as
-    `moe_lab/runs/experiments/figures.py: equivalent_rows` measures them."""
+    `moe_lab/runs/experiments/runner.py: equivalent_rows` measures them."""
     return write_figure(lambda: _equivalent(measurements, title), measurements, folder, stem)
 
 

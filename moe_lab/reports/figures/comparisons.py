@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import bars, curve, draw_differences, write_panels, write_points
-from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, count_axis, write_figure
+from moe_lab.reports.figures.primitives import bars, curve, draw_differences, panels_by, panels_of_points
+from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, Drawing, count_axis
 from moe_lab.reports.papers.cells import CellTable, TableCell, averages, coordinates
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 # The base model next to RoE, task by task, one panel per model (RoE, Figure 3)
 
 
-def write_accuracy(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_accuracy(table: CellTable) -> Drawing:
     """Grouped bars with 95% intervals over documents, one panel per model."""
     frame = table.frame()
     chat = [cell.coordinates.get("apply_chat_template") == "true" for cell in frame["cell"]]
     frame["task"] = [task + ", chat" * is_chat for task, is_chat in zip(frame["task"], chat, strict=True)]
     frame["method"] = coordinates(frame, "method")
     rows = frame.drop(columns=["cell", "stderr", "published"])
-    return write_panels(rows, "model", _accuracy, folder, stem, title, columns=1, height=2.5)
+    return panels_by(rows, "model", _accuracy, columns=1, height=2.5)
 
 
 def _accuracy(axis: Axes, panel: tuple[str, DataFrame]) -> None:
@@ -63,9 +62,9 @@ CONTROL_COLUMNS = [
 ]
 
 
-def write_control(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_control(table: CellTable) -> Drawing:
     """The metric against experts computed per token and layer, one panel per model and task."""
-    return write_panels(control_rows(table), ["model", "task"], _control, folder, stem, title, height=2.4)
+    return panels_by(control_rows(table), ["model", "task"], _control, height=2.4)
 
 
 def control_rows(table: CellTable) -> DataFrame:
@@ -105,7 +104,7 @@ FOREST_COLUMNS = [
 ]
 
 
-def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_forest(table: CellTable) -> Drawing:
     """Points with 95% intervals over documents, a line at base; every measured cell and average."""
     experiment, cells = table.experiment, table.cells
     across = [key for key in experiment.keys if key not in experiment.rows]
@@ -114,7 +113,7 @@ def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[
     settings = ([cell.coordinates[key] for key in named or experiment.rows[:1]] for cell in frame["cell"])
     frame["setting"] = [", ".join(text for text in setting if text != "-") for setting in settings]
     frame["panel"] = [", ".join(cell.coordinates[key] for key in across) for cell in frame["cell"]]
-    return write_points(frame[FOREST_COLUMNS], "setting", _forest_look, _forest, folder, stem, title)
+    return panels_of_points(frame[FOREST_COLUMNS], "setting", _forest_look, _forest)
 
 
 def _forest_look(row: Any) -> dict[str, Any]:
@@ -140,7 +139,7 @@ NAMED = ("method.reference", "method.schedule")
 NOISE = "model.recipe.routing_noise"
 
 
-def write_effects(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_effects(table: CellTable) -> Drawing:
     """Every comparison of a cell that has an interval, as points; filled where the corrected p is below 0.05."""
     found = [
         ScoreLine(score, _label(cell.coordinates, table.cells, score.other))
@@ -159,7 +158,7 @@ def write_effects(table: CellTable, folder: Path, stem: str, title: str) -> list
         f"{task}, {line.score.seeds} seed{'s' * (line.score.seeds != 1)}, {line.score.n} examples"
         for task, (line, *_) in groups.items()
     ]
-    return write_figure(lambda: draw_differences(list(groups.values()), titles, title), rows, folder, stem)
+    return Drawing(rows, lambda title: draw_differences(list(groups.values()), titles, title))
 
 
 def _label(coordinates: dict[str, str], cells: Sequence[TableCell], other: str) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import curve, legend_below, panel_per, panels, write_panels
+from moe_lab.reports.figures.primitives import curve, legend_below, panel_per, panels, panels_by
 from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
@@ -16,9 +15,9 @@ from moe_lab.reports.figures.style import (
     GREY,
     MARKERS,
     ORANGE,
+    Drawing,
     count_axis,
     log_axis,
-    write_figure,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.metrics import quantity
@@ -41,14 +40,16 @@ QUANTITIES = {
 CACHE_LABELS = {"clean": "clean cache", "standard": "standard cache", "none": "no cache"}
 
 
-def write_overhead(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_overhead(table: CellTable) -> Drawing:
     """One panel per quantity, relative to n=1; one line per cache and temperature."""
     rows = overhead_rows(table.cells)
-    names = ("model", "device", "task", "documents")
-    model, device, task, documents = (rows[0][name] if rows else None for name in names)
-    heading = f"{title}\n{model} on {device}, {task}, {documents} documents, batch 1, one run per point"
-    draw = partial(_quantity, rows=rows)
-    return write_figure(lambda: panel_per(list(QUANTITIES), heading, draw, height=2.5), rows, folder, stem)
+
+    def draw(title: str) -> Figure:
+        model, device, task, documents = (rows[0][name] for name in ("model", "device", "task", "documents"))
+        heading = f"{title}\n{model} on {device}, {task}, {documents} documents, batch 1, one run per point"
+        return panel_per(list(QUANTITIES), heading, partial(_quantity, rows=rows), height=2.5)
+
+    return Drawing(rows, draw)
 
 
 def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
@@ -121,12 +122,10 @@ def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:
 COSTS = {"milliseconds_per_token": "time per generated token", "mebibytes": "memory"}
 
 
-def write_equivalent(
-    measurements: Sequence[dict[str, Any]], folder: Path, stem: str, title: str
-) -> list[Path]:
+def draw_equivalent(measurements: Sequence[dict[str, Any]]) -> Drawing:
     """Three panels against n: equivalent size, latency, memory; one row per n, as
     `moe_lab/runs/experiments/figures.py: equivalent_rows` measures them."""
-    return write_figure(lambda: _equivalent(measurements, title), measurements, folder, stem)
+    return Drawing(measurements, partial(_equivalent, measurements))
 
 
 def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
@@ -165,11 +164,11 @@ def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 # Quality against cost: the difference to the base model, by the expert work of an answer
 
 
-def write_quality_cost(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_quality_cost(table: CellTable) -> Drawing:
     """One panel per task; a point with its 95% interval per method, filled where the corrected p is below 0.05."""
     rows = quality_rows(table)
     draw = partial(_draw_task, labels=list(rows["label"].unique()))
-    return write_panels(rows, "task", draw, folder, stem, title, height=2.6, columns=2)
+    return panels_by(rows, "task", draw, height=2.6, columns=2)
 
 
 QUALITY_COLUMNS = [

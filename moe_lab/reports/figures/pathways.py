@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.metrics.stored import COUNTS, FOLDER
 from moe_lab.reports.figures.primitives import curve, heatmap, panels, stacked_panels
-from moe_lab.reports.figures.style import BLUE, COLOURS, RED, write_figure
+from moe_lab.reports.figures.style import BLUE, COLOURS, RED, Drawing
 from moe_lab.reports.figures.traces import StoredTraces, chosen_PLK
 
 if TYPE_CHECKING:
@@ -25,12 +26,10 @@ if TYPE_CHECKING:
 STATES = ("before", "after")
 
 
-def write_activation(
-    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "Activation of experts"
-) -> list[Path]:
+def draw_activation(runs: Sequence[StoredTraces]) -> Drawing:
     """Two panels per run, before above after."""
     rows = [row for run in runs for row in activation_rows(run)]
-    return write_figure(lambda: _activation_draw(runs, title), rows, folder, stem)
+    return Drawing(rows, partial(_activation_draw, runs), "Activation of experts")
 
 
 def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
@@ -92,24 +91,17 @@ LINE_LENGTH = 112
 BEFORE, AFTER = "question, before", "question, after"
 
 
-def write_sample(
-    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "One question's pathway"
-) -> list[Path]:
-    """The last re-mixed layer of one question of the first run."""
-    if not runs:
-        return []
+def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
+    """The last re-mixed layer of one question of the first run: the first that was wrong and became right."""
     run = runs[0]
-    # the first question that was wrong and became right
     corrected = next((i for i, states in enumerate(run.right) if states[-1] and not states[0]), None)
-    index = corrected or 0
-    rows = sample_rows(run, index)
-    chosen = (
-        "the first, as none became right"
-        if corrected is None
-        else "the first that was wrong and became right"
-    )
-    heading = f"{title}\n{run.label}: {chosen}"
-    return write_figure(lambda: _sample_draw(run, index, rows, heading), rows, folder, stem)
+    rows = sample_rows(run, corrected or 0)
+    chosen = "the first, as none" if corrected is None else "the first that was wrong and"
+
+    def draw(title: str) -> Figure:
+        return _sample_draw(run, corrected or 0, rows, f"{title}\n{run.label}: {chosen} became right")
+
+    return Drawing(rows, draw, "One question's pathway")
 
 
 def sample_rows(run: StoredTraces, index: int) -> list[dict[str, object]]:
@@ -213,8 +205,8 @@ def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
     ]
     pairs, figures = pair_rows(pairs_LEE, experts) or [dict.fromkeys(PAIR_COLUMNS)], folder / "figures"
     return [
-        *write_figure(lambda: _draw_pairs(_shares(pairs_LEE), experts), pairs, figures, "coactivation"),
-        *write_figure(lambda: _draw_selections(share_LE), selections, figures, "selections"),
+        *Drawing(pairs, lambda _: _draw_pairs(_shares(pairs_LEE), experts)).save(figures, "coactivation"),
+        *Drawing(selections, lambda _: _draw_selections(share_LE)).save(figures, "selections"),
     ]
 
 

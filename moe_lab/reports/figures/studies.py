@@ -6,11 +6,12 @@ import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import curve, heatmap, stacked_panels, write_each
-from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, write_figure
+from moe_lab.reports.figures.primitives import curve, heatmap, panels_of, stacked_panels
+from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, Drawing
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.statistics import interval
 from moe_lab.results.stored_files import damaged, read_csv, read_mapping, typed
@@ -143,11 +144,9 @@ def draw_controls(axis: Axes, study: StoredStudy, untuned: str) -> None:
 # Optimization history: each trial's value, the best so far, the untuned model (RoE, Figures 7 to 9)
 
 
-def write_history(
-    studies: Sequence[StoredStudy], folder: Path, stem: str, title: str = "Optimization history"
-) -> list[Path]:
+def draw_history(studies: Sequence[StoredStudy]) -> Drawing:
     """One panel per study, one row per finished trial: its value or estimate, and the best value so far."""
-    return write_each(studies, _history_rows, _draw_history, folder, stem, title)
+    return panels_of(studies, _history_rows, _draw_history, "Optimization history")
 
 
 def _history_rows(study: StoredStudy) -> list[dict[str, Any]]:
@@ -171,11 +170,9 @@ def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
 # One temperature for all layers, swept: the metric against it (RoE, Figure 6)
 
 
-def write_sweep(
-    studies: Sequence[StoredStudy], folder: Path, stem: str, title: str = "One temperature for all MoE layers"
-) -> list[Path]:
+def draw_sweep(studies: Sequence[StoredStudy]) -> Drawing:
     """One panel per study, one row per complete trial, with Wilson's interval of an accuracy over tuning documents."""
-    return write_each(studies, _sweep_rows, _draw_sweep, folder, stem, title)
+    return panels_of(studies, _sweep_rows, _draw_sweep, "One temperature for all MoE layers")
 
 
 def _sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
@@ -212,17 +209,15 @@ WRITTEN_LAYERS = 16
 """Most layers for which each cell shows its number."""
 
 
-def write_heatmap(
-    studies: Sequence[StoredStudy], folder: Path, stem: str, title: str = "Tuned temperature per MoE layer"
-) -> list[Path]:
-    """One row per study, one panel per model; returns the PNG and the CSV."""
+def draw_heatmap(studies: Sequence[StoredStudy]) -> Drawing:
+    """One row per study, one panel per model."""
     with_profile = [study for study in studies if study.temperatures]
     rows = [
         {**study.key, "layer": layer, "temperature": temperature, "skipped": _skipped(study, layer)}
         for study in with_profile
         for layer, temperature in enumerate(study.temperatures)
     ]
-    return write_figure(lambda: _draw(with_profile, title), rows, folder, stem)
+    return Drawing(rows, partial(_draw, with_profile), "Tuned temperature per MoE layer")
 
 
 def _skipped(study: StoredStudy, layer: int) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ResultsError
-from moe_lab.reports.figures.primitives import curve, legend_below, panels, write_each
-from moe_lab.reports.figures.style import GREEN, GREY, ORANGE, RED, step_axis, write_figure
+from moe_lab.reports.figures.primitives import curve, legend_below, panels, panels_of
+from moe_lab.reports.figures.style import GREEN, GREY, ORANGE, RED, Drawing, step_axis
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import read_samples
@@ -135,12 +134,11 @@ def chosen_PLK(probabilities_PLE: np.ndarray, top_k: int) -> np.ndarray:
 # Accuracy after every optimization step, and answers that became right or wrong (C3PO, Figure 6)
 
 
-def write_steps(
-    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "Optimization steps"
-) -> list[Path]:
+def draw_steps(runs: Sequence[StoredTraces]) -> Drawing:
     """Three panels per run: accuracy, changed answers, and the loss on the neighbours."""
-    rows = [row for run in runs for row in step_rows(run)]
-    return write_figure(lambda: _steps_draw(runs, title), rows, folder, stem)
+    return Drawing(
+        [row for run in runs for row in step_rows(run)], partial(_steps_draw, runs), "Optimization steps"
+    )
 
 
 def step_rows(run: StoredTraces) -> list[dict[str, Any]]:
@@ -209,12 +207,9 @@ def _steps_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
 # Figure 5)
 
 
-def write_retained(
-    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "Core experts"
-) -> list[Path]:
+def draw_retained(runs: Sequence[StoredTraces]) -> Drawing:
     """One panel per run; runs that optimized some of the experts only are left out."""
-    whole = [run for run in runs if run.all_experts]
-    return write_each(whole, retained_rows, _retained_draw, folder, stem, title)
+    return panels_of([run for run in runs if run.all_experts], retained_rows, _retained_draw, "Core experts")
 
 
 def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:

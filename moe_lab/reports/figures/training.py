@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import bars, curve, curves, panels, write_panels
-from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, step_axis, write_figure
+from moe_lab.reports.figures.primitives import bars, curve, curves, panels, panels_by
+from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, Drawing, step_axis
 from moe_lab.reports.papers.cells import CellTable, averages
 from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import LOSS, model_folder, quantity
@@ -33,7 +33,7 @@ COLUMNS = ["panel", "design", "series", "metric", "value", "low", "high", "std",
            "notes"]  # fmt: skip
 
 
-def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_designs(table: CellTable) -> Drawing:
     """Bars and points with their 95% intervals, by granularity and by the other settings in which designs differ."""
     rows = design_rows(table)
     own = rows[rows["design"] != DENSE]
@@ -41,7 +41,7 @@ def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list
     chance = chance_of(table.experiment, [cell for cell in table.cells if cell.metric == "headline"])
     draw = partial(_draw_panel, names=names, chance=chance)
     columns = 2 if rows["panel"].nunique() in (2, 4) else 3
-    return write_panels(rows, "panel", draw, folder, stem, title, columns=columns, height=2.6)
+    return panels_by(rows, "panel", draw, columns=columns, height=2.6)
 
 
 def design_rows(table: CellTable) -> DataFrame:
@@ -96,10 +96,10 @@ FIRST_STEPS = 0.2
 """The first share of a training, where the loss falls fast. The vertical axis does not cover it."""
 
 
-def write_training_curves(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_training_curves(table: CellTable) -> Drawing:
     """The mean over seeds, and the least and the largest where there are several."""
     rows = curve_rows(table)
-    return write_figure(lambda: _draw(rows, title), rows, folder, stem)
+    return Drawing(rows, partial(_draw, rows))
 
 
 def curve_rows(table: CellTable) -> list[dict[str, Any]]:
@@ -175,7 +175,7 @@ def write_training_loss(folder: Path, held_out: str) -> None:
     columns = ("step", "phase", "loss", "learning_rate", held_out)
     rows = [{key: line.get(key) for key in columns} for line in lines]
 
-    def draw() -> Any:
+    def draw(_: str) -> Any:
         from pandas import DataFrame
 
         figure, (axis,) = panels(1)
@@ -191,4 +191,4 @@ def write_training_loss(folder: Path, held_out: str) -> None:
         axis.legend()
         return figure
 
-    write_figure(draw, rows, folder / "figures", "loss")
+    Drawing(rows, draw).save(folder / "figures", "loss")

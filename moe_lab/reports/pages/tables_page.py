@@ -16,14 +16,7 @@ from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED, ranking_columns
 from moe_lab.reports.papers.table import PAPERS, Row, State, Table
-from moe_lab.reports.scores import (
-    ScoreLine,
-    by_outcome,
-    conclusion,
-    difference_columns,
-    has_verdict,
-    limits,
-)
+from moe_lab.reports.scores import ScoreLine, by_outcome, conclusion, difference_columns, has_verdict, limits
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
 from moe_lab.results.scores import NO_SCORE, Score

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.metrics.registry import entropy_bits
 from moe_lab.metrics.stored import COUNTS, FOLDER
 from moe_lab.reports.figures.primitives import curve, heatmap, panels, stacked_panels
 from moe_lab.reports.figures.style import BLUE, COLOURS, RED, Drawing
@@ -42,14 +43,6 @@ def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
     return taken_PLE.mean(axis=0)
 
 
-def entropy_bits(frequency: np.ndarray) -> float:
-    """Mean over layers of the entropy of frequencies [L, E]: log2(E) for equal ones, lower for concentrated ones."""
-    import numpy as np
-
-    share = frequency / frequency.sum(axis=-1, keepdims=True)
-    return float(-(share * np.log2(np.where(share > 0, share, 1.0))).sum(axis=-1).mean())
-
-
 def activation_rows(run: StoredTraces) -> list[dict[str, object]]:
     """One row per layer and expert, with the layer's number and both frequencies."""
     shares = {state: frequency_LE(run, state) for state in STATES}
@@ -67,7 +60,7 @@ def _activation_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
     figure, axes = stacked_panels(sum(heights) + 0.6, heights, title)
     top = max(values.max() for *_, values in shown)
     for axis, (run, state, values) in zip(axes, shown, strict=True):
-        entropy = f"mean entropy {entropy_bits(values):.3f} bits"
+        entropy = f"mean entropy {entropy_bits(values).mean():.3f} bits"
         image = heatmap(
             axis,
             values,
@@ -203,7 +196,7 @@ def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
         for layer, count in enumerate(experts)
         for expert in range(count)
     ]
-    pairs, figures = pair_rows(pairs_LEE, experts) or [dict.fromkeys(PAIR_COLUMNS)], folder / "figures"
+    pairs, figures = pair_rows(pairs_LEE) or [dict.fromkeys(PAIR_COLUMNS)], folder / "figures"
     return [
         *Drawing(pairs, lambda _: _draw_pairs(_shares(pairs_LEE), experts)).save(figures, "coactivation"),
         *Drawing(selections, lambda _: _draw_selections(share_LE)).save(figures, "selections"),
@@ -213,17 +206,16 @@ def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
 PAIR_COLUMNS = ("layer", "expert", "other", "tokens", "probability")
 
 
-def pair_rows(pairs_LEE: np.ndarray, experts: Sequence[int]) -> list[dict[str, object]]:
+def pair_rows(pairs_LEE: np.ndarray) -> list[dict[str, object]]:
     """One row per layer and ordered pair that was selected together: tokens, and P(other | expert)."""
+    import numpy as np
+
     share_LEE = _shares(pairs_LEE)
-    places = [
-        (layer, i, j) for layer, count in enumerate(experts) for i in range(count) for j in range(count)
+    numbers = [
+        (*place, int(pairs_LEE[*place]), float(share_LEE[*place]))
+        for place in np.argwhere(pairs_LEE).tolist()
     ]
-    return [
-        dict(zip(PAIR_COLUMNS, (*place, int(pairs_LEE[place]), float(share_LEE[place])), strict=True))
-        for place in places
-        if pairs_LEE[place]
-    ]
+    return [dict(zip(PAIR_COLUMNS, row, strict=True)) for row in numbers]
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +12,7 @@ from moe_lab.reports.figures.primitives import curve, heatmap, panels_of, stacke
 from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, Drawing
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.statistics import interval
-from moe_lab.results.stored_files import damaged, read_csv, read_mapping, typed
+from moe_lab.results.stored_files import damaged, read_mapping, typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,31 +100,29 @@ def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
 
 def read_study(folder: Path) -> StoredStudy:
     """Read a study's folder; best.yaml is missing until trial 0 ends."""
-    from pandas import DataFrame, Series
+    from numpy import isfinite
+    from pandas import read_csv
 
+    file = folder / "study.json"
     try:
-        info: StudyInfo = typed(StudyInfo, read_mapping(folder / "study.json") or {})
-    except ValueError as error:
-        raise damaged(folder / "study.json", error) from error
+        info: StudyInfo = typed(StudyInfo, read_mapping(file) or {})
+        file = folder / "trials.csv"
+        trials = read_csv(file, float_precision="round_trip")
+        trials = trials.rename(columns={"number": "trial", "params_temperature": "temperature"})
+        trials = trials[trials["state"].isin((COMPLETE, PRUNED))].sort_values("trial", ignore_index=True)
+        trials = trials.reindex(columns=["trial", "state", "value", "estimate", "temperature"])
+        trials = trials.astype({"trial": int, "value": float, "temperature": float})
+    except (OSError, ValueError, KeyError) as error:
+        raise damaged(file, error) from error
+    complete = (trials["state"] == COMPLETE) & isfinite(trials["value"])
+    trials["state"] = trials["state"].where(complete, PRUNED)
+    trials["estimate"] = trials["value"].mask(complete)
+    trials["value"] = trials["value"].where(complete)
     best = read_mapping(folder / "best.yaml") or {}
-    try:
-        rows = [row for row in read_csv(folder / "trials.csv") if row["state"] in (COMPLETE, PRUNED)]
-        values = [float(row["value"] or math.nan) for row in rows]
-        states = [
-            row["state"] if math.isfinite(value) else PRUNED for row, value in zip(rows, values, strict=True)
-        ]
-        trials = DataFrame({"trial": [int(row["number"]) for row in rows], "state": states})
-        complete = trials["state"] == COMPLETE
-        trials["value"], trials["estimate"] = (
-            Series(values, dtype=float).where(on) for on in (complete, ~complete)
-        )
-        trials["temperature"] = [float(row.get("params_temperature") or math.nan) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise damaged(folder / "trials.csv", error) from error
     return StoredStudy(
         folder=folder,
         info=info,
-        trials=trials.sort_values("trial", ignore_index=True),
+        trials=trials,
         temperatures=best.get("temperature", []),
         calibrated=best.get("calibrated_score"),
         at_bound=best.get("at_bound", []),

@@ -149,7 +149,8 @@ def _history_rows(study: StoredStudy) -> list[dict[str, Any]]:
     values = study.trials["value"]
     best = (values.cummin() if study.info.direction == "minimize" else values.cummax()).ffill()
     controls = {"untuned": study.untuned, "calibrated": study.calibrated}
-    return _rows(study, study.trials.drop(columns="temperature").assign(best=best, **controls))
+    rows = study.trials.drop(columns="temperature").assign(best=best, **controls)
+    return [study.key | row for row in rows.to_dict("records")]
 
 
 def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
@@ -180,7 +181,8 @@ def _sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
         found = interval([1] * round(right) + [0] * (count - round(right))) if is_share else None
         limits.append(found or (None, None))
     low, high = zip(*limits, strict=True)
-    return _rows(study, trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count))
+    rows = trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count)
+    return [study.key | row for row in rows.to_dict("records")]
 
 
 def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
@@ -191,12 +193,6 @@ def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
     best = rows[rows["value"] == study.best["value"]][:1]
     axis.plot(best["temperature"], best["value"], "*", ms=10, color=RED, label=label)
     axis.set(title=study.label, xlabel="temperature", ylabel=f"validation {study.info.metric}")
-
-
-def _rows(study: StoredStudy, frame: DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame with the columns that name the study; missing numbers are None."""
-    found = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [study.key | row for row in found]
 
 
 # Tuned temperature per MoE layer and task, one panel per model (RoE, Figure 10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -98,17 +97,20 @@ FIRST_STEPS = 0.2
 
 def draw_training_curves(table: CellTable) -> Drawing:
     """The mean over seeds, and the least and the largest where there are several."""
-    rows = curve_rows(table)
-    return Drawing(rows, partial(_draw, rows))
+    frame = curve_rows(table)
+    return Drawing(frame.to_dict("records"), partial(_draw, frame))
 
 
-def curve_rows(table: CellTable) -> list[dict[str, Any]]:
-    """One row per line of the log with a training loss: panel, line, seed, run_id, step, loss, difference."""
+def curve_rows(table: CellTable) -> DataFrame:
+    """One row per line of the log with a training loss: panel, line, seed, run_id, step, loss, difference.
+
+    `difference` is to the panel's first line at the same seed and step, missing where that has none.
+    """
+    from pandas import DataFrame
+
     experiment = table.experiment
     across = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
-    rows: list[dict[str, Any]] = []
-    first: dict[str, str] = {}
-    reference: dict[tuple[Any, ...], float] = {}
+    rows: list[tuple[Any, ...]] = []
     for cell in {cell.run_id: cell for cell in table.cells if cell.results}.values():  # one for all measures
         # the coordinates across, numbers with the name of their key
         values = {key.rpartition(".")[2].replace("_", " "): cell.coordinates[key] for key in across}
@@ -116,28 +118,18 @@ def curve_rows(table: CellTable) -> list[dict[str, Any]]:
         line = ", ".join(cell.coordinates[key] for key in experiment.rows)
         for result in cell.results:
             folder = model_folder(result)
-            for logged in (folder and read_lines(folder / "log.jsonl")) or []:
-                if "loss" not in logged:
-                    continue
-                step, loss = logged["step"], logged["loss"]
-                if first.setdefault(panel, line) == line:
-                    reference[panel, result.seed, step] = loss
-                row = {
-                    "panel": panel,
-                    "line": line,
-                    "seed": result.seed,
-                    "run_id": result.run_id,
-                    "step": step,
-                }
-                other = reference.get((panel, result.seed, step))
-                rows.append(row | {"loss": loss, "difference": None if other is None else loss - other})
-    return rows
+            run = (panel, line, result.seed, result.run_id)
+            logged = (folder and read_lines(folder / "log.jsonl")) or []
+            rows += [(*run, one["step"], one["loss"]) for one in logged if "loss" in one]
+    frame = DataFrame(rows, columns=["panel", "line", "seed", "run_id", "step", "loss"])
+    place = ["panel", "seed", "step"]
+    first = frame[frame["line"] == frame.groupby("panel")["line"].transform("first")]
+    reference = first.drop_duplicates(place).set_index(place)["loss"].rename("difference")
+    frame = frame.join(reference, on=place)
+    return frame.assign(difference=frame["loss"] - frame["difference"])
 
 
-def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    from pandas import DataFrame
-
-    frame = DataFrame(rows)
+def _draw(frame: DataFrame, title: str) -> Figure:
     late = frame[frame["step"] >= FIRST_STEPS * frame["step"].max()]
     # the band is from the least to the largest value over seeds
     steps = frame.groupby(["panel", "line", "step"], sort=False)

@@ -7,7 +7,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import curve, legend_below, panel_per, panels, panels_by
+from moe_lab.reports.figures.primitives import curve, curves, legend_below, panel_per, panels, panels_by
 from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
@@ -19,7 +19,7 @@ from moe_lab.reports.figures.style import (
     count_axis,
     log_axis,
 )
-from moe_lab.reports.papers.cells import CellTable, TableCell
+from moe_lab.reports.papers.cells import CellTable, TableCell, varied_label
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.model import BASE
 
@@ -94,27 +94,18 @@ def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
 
 
 def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    from pandas import DataFrame, concat
+    from pandas import DataFrame
 
     key, frame = f"relative_{name}", DataFrame(rows, dtype=object)
-    axis.set_title(QUANTITIES[name])
-    if frame[key].isna().all():
-        why = "not measured:\nno power meter on this device" if name == "watts" else "not measured"
-        axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, color=GREY)
-        axis.set(xticks=[], yticks=[])
+    if frame[key].isna().all():  # power needs a meter
+        axis.set(title=f"{QUANTITIES[name]}: not measured", xticks=[], yticks=[])
         return
-    single = frame[frame["n"] == 1][:1]
-    for (cache, temperature), line in frame.groupby(["cache", "temperature"], sort=False):
-        index = list(CACHE_LABELS).index(str(cache))
-        own = concat([single, line.drop(single.index, errors="ignore")])
-        style = MARKERS[index] + ("-" if temperature == "0" else "--")
-        filled = COLOURS[index] if temperature == "0" else "white"
-        label = f"{CACHE_LABELS[str(cache)]}, temperature {temperature}"
-        curve(axis, own, "n", key, colour=COLOURS[index], style=style, label=label, mfc=filled)
+    frame["line"] = frame["cache"].map(CACHE_LABELS) + ", temperature " + frame["temperature"]
+    curves(axis, frame, "n", key)
     count_axis(axis, sorted(frame["n"].unique()), "n (routing samples per token)")
     if frame[key].max() > 8:
         log_axis(axis)
-    axis.set_ylabel("relative to n=1")
+    axis.set(title=QUANTITIES[name], ylabel="relative to n=1")
 
 
 # Equivalent model size of RoE, and its cost next to a plain model of that size (RoE, Figure 5)
@@ -201,7 +192,7 @@ def quality_rows(table: CellTable) -> DataFrame:
         difference = score.value - plain.value if score.difference is None else score.difference
         more = {
             "task": f"{score.task} ({score.model})",
-            "label": _label(cell, table.cells),
+            "label": varied_label(cell, table.cells),
             "lower_is_better": cell.results[0].better(score.task, score.metric) is False,
             "difference": difference,
             "low": low,
@@ -213,20 +204,6 @@ def quality_rows(table: CellTable) -> DataFrame:
         }
         rows.append(vars(score) | more)
     return DataFrame(rows, columns=QUALITY_COLUMNS, dtype=object)
-
-
-def _label(cell: TableCell, cells: Sequence[TableCell]) -> str:
-    """The method, and of the settings in the table's first columns those in which its cells differ."""
-    method = cell.coordinates["method"]
-    own = [other.coordinates for other in cells if other.coordinates["method"] == method]
-    settings = [
-        f"{key.rpartition('.')[2]}={value}"
-        for key, value in cell.coordinates.items()
-        if key not in ("model", "task", "measure")
-        and value != "-"
-        and any(other[key] != value for other in own)
-    ]
-    return " ".join([method, *settings])
 
 
 def _mean_work(cell: TableCell) -> float:

@@ -61,7 +61,7 @@ def test_every_comparison_is_a_row(tmp_path):
     cells = [TableCell(coordinates=coordinates, run_id="r", results=[results_of(paired=PAIRED)])]
     picture, numbers = draw_effects(CellTable(table, cells, family_of(table, cells))).save(tmp_path, "e", "T")
     [row] = rows_of(numbers)
-    assert row["label"] == "roe, noise in training: minus base"
+    assert row["label"] == "roe: minus base"
     assert [row[name] for name in ("difference", "low", "high", "p_holm")] == ["0.1", "0.05", "0.15", "0.001"]
     assert picture.stat().st_size > 5_000
 

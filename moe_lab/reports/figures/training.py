@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import bars, curve, curves, panels, panels_by
+from moe_lab.reports.figures.primitives import bars, curve, curves, panel_per, panels, panels_by
 from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, Drawing, step_axis
 from moe_lab.reports.papers.cells import CellTable, averages
 from moe_lab.reports.papers.experiment import MEASURE
@@ -91,6 +91,7 @@ def _draw_panel(
 # Above the loss, below its difference to the setting's first line: trainings of one seed read the same rows, so that
 # the difference shows which falls faster.
 
+SHOWN = {"loss": "training loss", "difference": "difference to the first line"}
 FIRST_STEPS = 0.2
 """The first share of a training, where the loss falls fast. The vertical axis does not cover it."""
 
@@ -134,28 +135,19 @@ def _draw(frame: DataFrame, title: str) -> Figure:
     # the band is from the least to the largest value over seeds
     steps = frame.groupby(["panel", "line", "step"], sort=False)
     settings = list(frame["panel"].unique())
-    figure, axes = panels(2 * len(settings), columns=len(settings), height=2.3, sharex=True, sharey="row")
-    figure.suptitle(title)
-    shown = {
-        "loss": "training loss, nats per token",
-        "difference": "difference to the first line,\nnats per token",
-    }
-    for number, (column, label) in enumerate(shown.items()):
+
+    def draw(axis: Axes, shown: tuple[str, str]) -> None:
+        column, setting = shown
         means = steps[column].agg(value="mean", low="min", high="max").reset_index()
-        row = axes[number * len(settings) : (number + 1) * len(settings)]
-        for axis, name in zip(row, settings, strict=True):
-            curves(axis, means[means["panel"] == name], "step", band="", ms=2)
-            values = late[column].astype(float)
-            span = values.max() - values.min()
-            margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
-            axis.set(ylim=(values.min() - margin, values.max() + margin))
-        row[0].set_ylabel(label)
-    for axis, name in zip(axes, settings, strict=False):
-        axis.set_title(name)
-        axis.legend()
-    for axis in axes[len(settings) :]:
-        axis.set_xlabel("optimizer step")
-    return figure
+        curves(axis, means[means["panel"] == setting], "step", band="", ms=2)
+        values = late[column].astype(float)
+        span = values.max() - values.min()
+        margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
+        axis.set(title=f"{setting}\n{SHOWN[column]}", xlabel="optimizer step", ylabel="nats per token")
+        axis.set_ylim(values.min() - margin, values.max() + margin)
+
+    panels = list(product(SHOWN, settings))
+    return panel_per(panels, title, draw, columns=len(settings), height=2.3, sharex=True, sharey="row")
 
 
 # The loss curve of a training, of its log.jsonl: figures/loss.png and .csv

@@ -21,8 +21,10 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-")
 def safe_cell(value: Any) -> Any:
     """The value of a CSV cell. A text that a spreadsheet would read as a formula gets a leading apostrophe.
 
-    Control characters are escaped, because a carriage return would end the row.
+    Control characters are escaped, because a carriage return would end the row. NaN is a missing number.
     """
+    if isinstance(value, float) and value != value:
+        return None
     if not isinstance(value, str) or NUMBER.fullmatch(value):
         return value
     return ("'" if value.startswith(FORMULA) else "") + shown(value)

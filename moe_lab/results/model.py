@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from moe_lab.results.identity import SCHEMA_VERSION, decisive_versions
+from moe_lab.results.identity import decisive_versions
 from moe_lab.results.measured import Interval, Paired, limits
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.statistics import VERSION
@@ -190,11 +190,6 @@ class RunResult(LmEvalResults):
 
     def __getitem__(self, key: str) -> Any:
         return self.content[key]
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is a complete result of this form of the file."""
-        return self.status == "success" and self.schema_version == SCHEMA_VERSION
 
     @property
     def metric(self) -> str | None:

@@ -77,8 +77,7 @@ class Score:
     p: float | None = None
     """Of its difference."""
     test: str | None = None
-    """What `p` is of: DOCUMENTS, BOTH = "documents", "seeds and documents"
-MCNEMAR, PERMUTATION, SEEDS (`score_table.mean_score`) or AVERAGE (`score_table.task_mean`)."""
+    """What `p` is of: MCNEMAR, PERMUTATION, SEEDS (`score_table.mean_score`) or AVERAGE (`score_table.task_mean`)."""
     p_holm: float | None = None
     """`p`, corrected by Holm for the comparisons of its question (`moe_lab.results.score_table.Family`)."""
     question: str | None = None

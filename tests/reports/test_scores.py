@@ -19,16 +19,7 @@ from moe_lab.reports.scores import (
     settings,
 )
 from moe_lab.results.score_table import Family, SeedGroup, family_of
-from moe_lab.results.scores import (
-    BETTER,
-    BOTH,
-    DIFFERENT,
-    EQUAL_RUNS,
-    MCNEMAR,
-    NOT_SIGNIFICANT,
-    WORSE,
-    Score,
-)
+from moe_lab.results.scores import BETTER, BOTH, DIFFERENT, EQUAL_RUNS, MCNEMAR, NOT_SIGNIFICANT, WORSE, Score
 from moe_lab.results.significance import holm
 from moe_lab.tasks.answer_forms import LETTERS
 from tests.support.stored_results import changed, results_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,27 +52,35 @@ RC = {
 }
 
 
-def write_figure(
-    draw: Callable[[], Figure], rows: Sequence[Mapping[str, object]], folder: Path, stem: str
-) -> list[Path]:
-    """Save `draw()` as `<stem>.png`, and as `.svg` for pages, and `rows` as `<stem>.csv`.
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: its numbers, and how they are drawn."""
 
-    Returns the paths of PNG and CSV, none without rows. Raises ResultsError.
-    """
-    if not rows:
-        return []
-    import matplotlib
+    rows: Sequence[Mapping[str, object]]
+    draw: Callable[[str], Figure]
+    """The figure with a title."""
+    title: str = ""
+    """That of a figure outside of an experiment."""
 
-    png, picture = folder / f"{stem}.png", io.BytesIO()
-    table = write_rows(rows, folder / f"{stem}.csv")
-    with matplotlib.rc_context(RC):
-        figure = draw()
-        fit(figure)
-        figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
-        write_file(png, picture.getvalue())
-        figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
-        write_file(png.with_suffix(".svg"), svg_of(figure))
-    return [png, table]
+    def save(self, folder: Path, stem: str, title: str | None = None) -> list[Path]:
+        """Save the figure as `<stem>.png`, and as `.svg` for pages, and the rows as `<stem>.csv`.
+
+        Returns the paths of PNG and CSV, none without rows. Raises ResultsError.
+        """
+        if not self.rows:
+            return []
+        import matplotlib
+
+        png, picture = folder / f"{stem}.png", io.BytesIO()
+        table = write_rows(self.rows, folder / f"{stem}.csv")
+        with matplotlib.rc_context(RC):
+            figure = self.draw(self.title if title is None else title)
+            fit(figure)
+            figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
+            write_file(png, picture.getvalue())
+            figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
+            write_file(png.with_suffix(".svg"), svg_of(figure))
+        return [png, table]
 
 
 def step_axis(axis: Axes, label: str) -> None:

@@ -12,8 +12,8 @@ import matplotlib
 import pytest
 from pandas import DataFrame
 
-from moe_lab.reports.figures.comparisons import write_accuracy, write_control
-from moe_lab.reports.figures.cost import write_equivalent, write_overhead
+from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control
+from moe_lab.reports.figures.cost import draw_equivalent, draw_overhead
 from moe_lab.reports.figures.primitives import bars, curve, legend_below, panels, points
 from moe_lab.reports.figures.style import (
     COLOURS,
@@ -100,12 +100,12 @@ EQUIVALENT |= {
 @pytest.mark.parametrize(
     "write",
     [
-        lambda folder: write_accuracy(cell_table(cell_of(), cell_of(method="base")), folder, "f", "T"),
-        lambda folder: write_control(cell_table(cell_of(), cell_of(method="base")), folder, "f", "T"),
-        lambda folder: write_overhead(
-            cell_table(overhead_cell(1, 1.0), overhead_cell(8, 9.0)), folder, "f", "T"
+        lambda folder: draw_accuracy(cell_table(cell_of(), cell_of(method="base"))).save(folder, "f", "T"),
+        lambda folder: draw_control(cell_table(cell_of(), cell_of(method="base"))).save(folder, "f", "T"),
+        lambda folder: draw_overhead(cell_table(overhead_cell(1, 1.0), overhead_cell(8, 9.0))).save(
+            folder, "f", "T"
         ),
-        lambda folder: write_equivalent([EQUIVALENT, EQUIVALENT | {"n": 4}], folder, "f", "T"),
+        lambda folder: draw_equivalent([EQUIVALENT, EQUIVALENT | {"n": 4}]).save(folder, "f", "T"),
     ],
     ids=["accuracy", "control", "overhead", "equivalent"],
 )

@@ -44,6 +44,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_stays_is_not_collected() -> None:
+    """Each training ends with two collections of garbage, which would go through all that earlier modules left."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def processes_are_slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test in the fast tier starts no process."""

@@ -35,7 +35,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
-from moe_lab.config.overrides import REQUEST_ERRORS, one_method_each, quote, refuse, without_method_keys
+from moe_lab.config.overrides import METHOD_KEY, REQUEST_ERRORS, quote, refuse, without_method_keys
 from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.errors import ConfigError, first_line
@@ -83,9 +83,7 @@ def compose(argv: list[str]) -> list[Cell]:
     argv, method_keys = without_method_keys(argv)
     with _LOCK:
         _source.cache_clear()  # files of options may have changed since the last command of this process
-        cells: list[Cell] = []
-        for one in one_method_each(argv):
-            cells += _cells(list(map(quote, one)), len(cells))
+        cells = _cells(list(map(quote, argv)))
     return [replace(cell, method_keys=method_keys) for cell in cells]
 
 
@@ -154,8 +152,8 @@ def _source(
     return _Source(folder, name, config_dir, dirs, folders, stamps)
 
 
-def _cells(argv: list[str], first: int) -> list[Cell]:
-    """The cells of one command line, numbered from `first` on. Flags and errors are those of `hydra.main`."""
+def _cells(argv: list[str]) -> list[Cell]:
+    """The cells of a command line. Flags and errors are those of `hydra.main`."""
     parser = get_args_parser()
     parser.prog = "moe_lab"
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
@@ -179,7 +177,7 @@ def _cells(argv: list[str], first: int) -> list[Cell]:
         raise ConfigError(
             f"The grid {' '.join(args.overrides)} has {len(batches):,} runs. Give it 1 to {MOST_CELLS:,}."
         )
-    return [_cell(source, batch, number) for number, batch in enumerate(batches, start=first)]
+    return [_cell(source, batch, number) for number, batch in enumerate(batches)]
 
 
 def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
@@ -210,12 +208,16 @@ def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
 
 def _batches(app: Hydra, name: str, overrides: list[str]) -> list[list[str]]:
     """The overrides of every cell of a grid, as Hydra's basic sweeper splits them."""
+    others = [
+        one for one in overrides if not METHOD_KEY.match(one)
+    ]  # the default method lacks keys of others
     with _errors_of_hydra():
-        runtime = app.compose_config(name, [*overrides, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
+        runtime = app.compose_config(name, [*others, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
         swept = [f"{key}={value}" for key, value in (runtime.sweeper.get("params") or {}).items()]
-        parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *_typed(runtime, "task")])
-        [batches] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    hydras = [one for one in _typed(runtime, "hydra") if one != _SWEEP]
+        parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *overrides])
+        of_cells = [one for one in parsed if not one.is_hydra_override()]
+        [batches] = BasicSweeper.split_arguments(of_cells, max_batch_size=None)
+    hydras = [str(one.input_line) for one in parsed if one.is_hydra_override()]
     first = [*hydras, *next(iter(batches), ())]
     if app.compose_config(name, first, run_mode=RunMode.RUN).hydra.mode == RunMode.MULTIRUN:
         hydras.append("hydra.mode=RUN")  # a YAML asks for the grid

@@ -99,16 +99,8 @@ def expert_metrics(
     from moe_lab.metrics.training_metrics import measure, measure_routes
 
     if routes is not None:
-        if (
-            model is not None
-            or len(texts)
-            or tokenizer is not None
-            or type(experts) is not int
-            or experts < 1
-        ):
-            raise ConfigError(
-                "expert_metrics takes a model and texts, or routes= and experts=, the number of experts of a layer."
-            )
+        if not isinstance(experts, int):
+            raise wrong("experts", experts, "give the number of experts of a layer with routes=")
         return measure_routes(routes, experts)
     loaded = loaded_model(model, tokenizer, needs_tokenizer=tokenizer is not None)
     if not isinstance(texts, list | tuple) or not texts:

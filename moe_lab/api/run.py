@@ -13,15 +13,12 @@ from moe_lab.config.arguments import wrong
 from moe_lab.config.progress import bars_of_libraries_hidden
 from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
-from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker
 from moe_lab.runs.config import compose_or_explain, to_configs
 from moe_lab.runs.jobs import distinct_runs
 from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
-    from moe_lab.config.schema import Config
     from moe_lab.routing.hook import Policy
     from moe_lab.runs.plan import Plan
     from moe_lab.runs.results import Results
@@ -110,8 +107,10 @@ def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Re
     cells = composed(mode, overrides, *more)
     with task_cache(), shown_output(quiet), bars_of_libraries_hidden():
         configs = to_configs(cells)
-        for config in configs:
-            _check(config, mode)
+        if wrong_modes := {config.mode for config in configs} - {mode}:
+            raise ConfigError(
+                f"moe_lab.{mode} returns the results of runs, and mode={wrong_modes.pop()} has none. Leave it out."
+            )
         finished: Results = do(mode, configs, cells, [*overrides, *more])
         if not quiet:
             finished.print()
@@ -126,28 +125,11 @@ def _failed(finished: Results, quiet: bool) -> ResultsError:
     failed = [*finished.refused, *(failure.error for failure in finished.failures)]
     errors = "The errors:\n{}\n".format("\n".join(map(str, failed))) if quiet else "The errors are above."
     every = distinct_runs(finished.jobs)
-    if missing := [run.folder.name for run in every if not run.done]:
+    if missing := ", ".join(finished.missing):
         return ResultsError(
-            f"{len(missing)} of {len(every)} runs have no result ({', '.join(missing)}). {errors}"
+            f"{len(finished.missing)} of {len(every)} runs have no result ({missing}). {errors}"
         )
     return ResultsError(f"A run or a study failed. {errors} Earlier results stay stored.")
-
-
-def _check(config: Config, mode: str) -> None:
-    """Raise ConfigError for a command that has no results."""
-    if config.mode != mode:
-        raise ConfigError(
-            f"moe_lab.{mode} returns the results of runs, and mode={config.mode} has none. Leave it out."
-        )
-    name = config.method.name
-    if issubclass(get_method(name), ModelMaker):
-        raise ConfigError(f"method={name} makes a model and no results. Use the command.")
-    typed = {override.lstrip("+").partition("=")[0] for override in config.overrides}
-    if mode == "report" and typed <= {"mode", "output_dir"}:
-        raise ConfigError(
-            "moe_lab.report(overrides) names no run. Give the overrides of a command; mode=report of the command lists "
-            "all that is stored."
-        )
 
 
 PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}

@@ -36,9 +36,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
 from moe_lab.config.overrides import (
+    METHOD_KEY,
     REQUEST_ERRORS,
     as_typed,
-    one_method_each,
     quote,
     refuse,
     with_function_keys,
@@ -91,9 +91,7 @@ def compose(argv: list[str]) -> list[Cell]:
     argv, method_keys = without_method_keys(argv)
     with _LOCK:
         _source.cache_clear()  # files of options may have changed since the last command of this process
-        cells: list[Cell] = []
-        for one in one_method_each(argv):
-            cells += _cells(list(map(quote, with_function_keys(one))), len(cells))
+        cells = _cells(list(map(quote, argv)))
     return [replace(cell, method_keys=method_keys) for cell in cells]
 
 
@@ -104,7 +102,7 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
     """
     refuse(overrides)
     with _LOCK:
-        return _cell(_source(dirs=tuple(config_dirs)), list(map(quote, with_function_keys(overrides))))
+        return _cell(_source(dirs=tuple(config_dirs)), list(map(quote, overrides)))
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class _Source:
         """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
         dirs = ",".join(f"'file://{folder}'" for folder in self.dirs)
         searched = [f"hydra.searchpath=[{dirs}]"] if dirs else []
-        cfg = self.app().compose_config(self.name, [*overrides, *searched], run_mode=RunMode.RUN)
+        cfg = self.app().compose_config(self.name, [*with_function_keys(overrides), *searched], run_mode=RunMode.RUN)
         if cfg.hydra.mode == RunMode.MULTIRUN:
             raise HydraException("hydra.mode=MULTIRUN is for a grid")
         if cfg.hydra.verbose:
@@ -162,8 +160,8 @@ def _source(
     return _Source(folder, name, config_dir, dirs, folders, stamps)
 
 
-def _cells(argv: list[str], first: int) -> list[Cell]:
-    """The cells of one command line, numbered from `first` on. Flags and errors are those of `hydra.main`."""
+def _cells(argv: list[str]) -> list[Cell]:
+    """The cells of a command line. Flags and errors are those of `hydra.main`."""
     parser = get_args_parser()
     parser.prog = "moe_lab"
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
@@ -187,7 +185,7 @@ def _cells(argv: list[str], first: int) -> list[Cell]:
         raise ConfigError(
             f"The grid {' '.join(args.overrides)} has {len(batches):,} runs. Give it 1 to {MOST_CELLS:,}."
         )
-    return [_cell(source, batch, number) for number, batch in enumerate(batches, start=first)]
+    return [_cell(source, batch, number) for number, batch in enumerate(batches)]
 
 
 def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
@@ -218,13 +216,17 @@ def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
 
 def _batches(app: Hydra, name: str, overrides: list[str]) -> list[list[str]]:
     """The overrides of every cell of a grid, as Hydra's basic sweeper splits them."""
+    others = [
+        one for one in overrides if not METHOD_KEY.match(one)
+    ]  # the default method lacks keys of others
     with _errors_of_hydra():
-        runtime = app.compose_config(name, [*overrides, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
+        runtime = app.compose_config(name, [*others, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
         swept = [f"{key}={value}" for key, value in (runtime.sweeper.get("params") or {}).items()]
-        parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *_typed(runtime, "task")])
-        [batches] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    hydras = [one for one in _typed(runtime, "hydra") if one != _SWEEP]
-    first = [*hydras, *next(iter(batches), ())]
+        parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *overrides])
+        of_cells = [one for one in parsed if not one.is_hydra_override()]
+        [batches] = BasicSweeper.split_arguments(of_cells, max_batch_size=None)
+    hydras = [str(one.input_line) for one in parsed if one.is_hydra_override()]
+    first = with_function_keys([*hydras, *next(iter(batches), ())])
     if app.compose_config(name, first, run_mode=RunMode.RUN).hydra.mode == RunMode.MULTIRUN:
         hydras.append("hydra.mode=RUN")  # a YAML asks for the grid
     return [[*hydras, *batch] for batch in batches]

@@ -26,8 +26,6 @@ from moe_lab.errors import ConfigError
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
 FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
 """A quoted, escaped or interpolated value, a list, or a function of Hydra."""
-METHODS_OF_GRID = re.compile(r"method=(?:choice\()?([\w-]+(?:,\s*[\w-]+)+)\)?")
-"""Several methods in one override."""
 EXPERIMENT = re.compile(r"experiment=(?!null$).")
 """The key. `+experiment=` adds an option of a group that a user has."""
 METHOD_KEY = re.compile(r"\+*method\.")
@@ -91,16 +89,6 @@ def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
     ):
         raise ConfigError(OWN_GRID)
     return [argument for argument in argv if argument not in keys], keys
-
-
-def one_method_each(argv: list[str]) -> list[list[str]]:
-    """A command line per method of a grid: Hydra would check all keys against the default method."""
-    swept = [i for i, argument in enumerate(argv) if METHODS_OF_GRID.fullmatch(argument)]
-    if len(swept) != 1 or not {"-m", "--multirun"} & set(argv):
-        return [argv]
-    [i] = swept
-    names = re.split(r",\s*", METHODS_OF_GRID.fullmatch(argv[i])[1])  # type: ignore[index]
-    return [[*argv[:i], f"method={name}", *argv[i + 1 :]] for name in names]
 
 
 def with_function_keys(overrides: list[str]) -> list[str]:

@@ -70,6 +70,17 @@ def test_a_grid_has_both_forms_of_a_task(tmp_path):
     assert chat.config.gen_prefix and not plain.config.gen_prefix
 
 
+def test_data_that_are_missing_are_looked_up_once(tmp_path, monkeypatch):
+    asked: list[str] = []
+    build = factory.build_tasks
+    monkeypatch.setattr(factory, "build_tasks", lambda *given: asked.append("") or build(*given))
+    with task_cache():
+        for _ in range(3):
+            with pytest.raises(TaskError, match="svamp"):
+                load_task(tmp_path, "svamp")
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(
     "spelling", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"]
 )

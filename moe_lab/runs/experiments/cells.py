@@ -13,9 +13,8 @@ from moe_lab.config.compose import Cell, compose_cell
 from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
-from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
-from moe_lab.methods import get_method, methods_with
-from moe_lab.methods.method import TrainingMethod
+from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.methods import methods_with
 from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
@@ -155,7 +154,6 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
         compute: whether missing results will be computed. If so, the judges are checked.
     """
     study = cache(lambda: _study(composed.study))
-    unreadable: dict[str, ModelError | TaskError] = {}  # missing models and data are looked up once
     cells: list[PreparedCell] = []
     seen: set[str] = set()
     for cell, config in composed.cells:
@@ -164,12 +162,7 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
         if name in seen:
             continue
         seen.add(name)
-        model = repr((config.model, _design(config)))
-        read = (config.method.name, getattr(config.method, "reference", None))
-        data = repr((config.task, config.data_dir, config.limit, config.samples, *read))
         try:
-            if known_error := unreadable.get(model) or unreadable.get(data):
-                raise known_error
             if name not in known:
                 job = job_after(study(), config) if with_profile else job_of(config)
                 if compute:
@@ -178,20 +171,8 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
                 known[name].timed |= composed.experiment.figure == "overhead"  # of time and power
             cells.append(PreparedCell(cell, config, known[name]))
         except MoeLabError as error:
-            if isinstance(error, ModelError | TaskError):
-                unreadable[model if isinstance(error, ModelError) else data] = error
             cells.append(PreparedCell(cell, config, None, error))
     return cells
-
-
-def _design(config: Config) -> Any:
-    """The part of a configuration that, with `model=`, decides whether the method can run.
-
-    This is the method's name, and all its keys if they define the model.
-    """
-    method = get_method(config.method.name)  # a model without routers runs with method=base
-    designs = issubclass(method, TrainingMethod) and method.trained_facts is not TrainingMethod.trained_facts
-    return config.method if designs else config.method.name
 
 
 def _study(config: Config | None) -> Study:

@@ -103,8 +103,8 @@ def sample_rows(run: StoredTraces, index: int) -> DataFrame:
 
     trace = run.traces[index]
     vectors = [(BEFORE, {"pathway": trace["before"]}), (AFTER, {"pathway": trace["after"]})]
-    near = enumerate(trace["neighbours"][:SHOWN_NEIGHBOURS], start=1)
-    vectors += [(f"neighbour {i}", one) for i, one in near]
+    neighbours = enumerate(trace["neighbours"][:SHOWN_NEIGHBOURS], start=1)
+    vectors += [(f"neighbour {i}", one) for i, one in neighbours]
     frames = []
     for who, vector in vectors:
         weights = vector["pathway"][-1][-1]

@@ -94,46 +94,30 @@ def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
     def draw(title: str) -> Figure:
         return _sample_draw(run, corrected or 0, rows, f"{title}\n{run.label}: {chosen} became right")
 
-    return Drawing(rows, draw, "One question's pathway")
+    return Drawing(rows.to_dict("records"), draw, "One question's pathway")
 
 
-def sample_rows(run: StoredTraces, index: int) -> list[dict[str, object]]:
+def sample_rows(run: StoredTraces, index: int) -> DataFrame:
     """One row per weight vector and expert, of the last re-routed token in the last re-mixed layer."""
+    from pandas import DataFrame, concat
+
     trace = run.traces[index]
-    vectors: dict[str, dict[str, Any]] = {
-        name: {"pathway": trace[name.rpartition(" ")[2]]} for name in (BEFORE, AFTER)
-    }
-    vectors |= {
-        f"neighbour {i}": near for i, near in enumerate(trace["neighbours"][:SHOWN_NEIGHBOURS], start=1)
-    }
-    rows: list[dict[str, object]] = []
-    for who, vector in vectors.items():
+    vectors = [(BEFORE, {"pathway": trace["before"]}), (AFTER, {"pathway": trace["after"]})]
+    neighbours = enumerate(trace["neighbours"][:SHOWN_NEIGHBOURS], start=1)
+    vectors += [(f"neighbour {i}", one) for i, one in neighbours]
+    frames = []
+    for who, vector in vectors:
         weights = vector["pathway"][-1][-1]
-        taken = sorted(range(len(weights)), key=lambda expert: -weights[expert])[: run.top_k]
-        near = {
-            "distance": vector.get("distance"),
-            "kernel_share": vector.get("weight"),
-            "text": vector.get("text"),
-        }
-        rows += [
-            run.key
-            | {
-                "layer": run.layers[-1],
-                "of": who,
-                "expert": expert,
-                "weight": weight,
-                "taken": expert in taken,
-            }
-            | near
-            for expert, weight in enumerate(weights)
-        ]
-    return rows
+        frame = DataFrame({"expert": range(len(weights)), "weight": weights})
+        frame["taken"] = frame["weight"].rank(ascending=False, method="first") <= run.top_k
+        distance, share, text = (vector.get(key) for key in ("distance", "weight", "text"))
+        near = {"distance": distance, "kernel_share": share, "text": text}
+        frames.append(frame.assign(**run.key, layer=run.layers[-1], of=who, **near))
+    names = [*run.key, "layer", "of", "expert", "weight", "taken", "distance", "kernel_share", "text"]
+    return concat(frames, ignore_index=True)[names]
 
 
-def _sample_draw(run: StoredTraces, index: int, found: Sequence[dict[str, object]], title: str) -> Figure:
-    from pandas import DataFrame
-
-    rows = DataFrame(found)
+def _sample_draw(run: StoredTraces, index: int, rows: DataFrame, title: str) -> Figure:
     text = _texts(run, index, rows)
     below = 0.125 * (text.count("\n") + 1) + 0.1
     figure, (axis, under) = stacked_panels(2.9 + below, [2.4, below], title)

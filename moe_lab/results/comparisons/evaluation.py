@@ -36,12 +36,11 @@ def results_file(key: str, path: Path) -> Path:
     named = f"{key}={one_line(path)}"
     if path.is_file() and path.suffix == ".json":
         return path
-    if path.is_file():
-        raise ConfigError(f"{named} is no results file. Give its results_*.json, or the folder.")
-    if not path.is_dir():
+    if not path.exists():
         raise ConfigError(f"{named}: there is no such file or folder.")
     own = _results_in(path)
-    folders = [own] if own else [found for folder in sorted(path.iterdir()) if (found := _results_in(folder))]
+    below = sorted(path.iterdir()) if path.is_dir() and not own else []
+    folders = [own] if own else [found for folder in below if (found := _results_in(folder))]
     if not folders:
         raise ConfigError(
             f"{named} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
@@ -57,9 +56,10 @@ def results_file(key: str, path: Path) -> Path:
 
 def _results_in(folder: Path) -> list[Path]:
     """The results of a folder without its subfolders, the newest last."""
-    if (folder / OWN).is_file() or not folder.is_dir():
-        return [folder / OWN] if folder.is_dir() else []
-    dated = [(match["date"], file) for file in folder.iterdir() if (match := DATED.fullmatch(file.name))]
+    if (folder / OWN).is_file():
+        return [folder / OWN]
+    files = folder.iterdir() if folder.is_dir() else ()
+    dated = [(match["date"], file) for file in files if (match := DATED.fullmatch(file.name))]
     return [file for _, file in sorted(dated)]
 
 

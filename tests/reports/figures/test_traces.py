@@ -118,7 +118,7 @@ def test_the_question_shown_is_the_first_that_became_right(tmp_path):
 
 
 def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path):
-    rows = sample_rows(run_of(tmp_path / "run", ["BA"]), 0)
+    rows = sample_rows(run_of(tmp_path / "run", ["BA"]), 0).to_dict("records")
     expected = ["question, before", "question, after", "neighbour 1", "neighbour 2"]
     assert list(dict.fromkeys(row["of"] for row in rows)) == expected
     assert {row["layer"] for row in rows} == {4}

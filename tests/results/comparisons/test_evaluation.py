@@ -108,7 +108,7 @@ def test_no_results(tmp_path):
     with pytest.raises(ConfigError, match="no such file or folder"):
         results_file("a", tmp_path / "gone")
     write_log(tmp_path, ONE)
-    with pytest.raises(ConfigError, match="is no results file"):
+    with pytest.raises(ConfigError, match="has no results"):
         results_file("a", tmp_path / f"samples_t_{DATE}.jsonl")
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from moe_lab.api.run import plan as plan
     from moe_lab.api.run import report as report
     from moe_lab.api.run import run as run
+    from moe_lab.config.compose import conf_dir as conf_dir
     from moe_lab.routing.record import record as record
     from moe_lab.routing.record import replay as replay
 
@@ -26,6 +27,7 @@ _MODULES = {
     "C3PO": "moe_lab.api.c3po",
     "RoE": "moe_lab.api.roe",
     "compare": "moe_lab.api.compare",
+    "conf_dir": "moe_lab.config.compose",
     "expert_metrics": "moe_lab.api.functions",
     "freeze": "moe_lab.api.functions",
     "lm": "moe_lab.api.lm",
@@ -38,7 +40,8 @@ _MODULES = {
     "tiny": "moe_lab.api.functions",
 }
 """The module of each public name."""
-__all__ = list(_MODULES)
+__all__ = [name for name in _MODULES if name != "conf_dir"]
+"""Functions and classes, which docs/reference.md lists."""
 
 
 def __getattr__(name: str) -> Any:

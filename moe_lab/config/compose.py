@@ -48,7 +48,8 @@ from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.errors import ConfigError, first_line
 
-CONF = str(resource_folder("conf"))
+conf_dir = str(resource_folder("conf"))
+"""The folder of the configuration, for Hydra in a script of one's own (docs/python.md)."""
 NAME = "config"
 """conf/config.yaml."""
 GROUPS = (*GROUP_CONFIGS, "method")
@@ -79,6 +80,18 @@ class PluginOptions(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in plugin_folders():
             search_path.append(provider="plug-in", path=f"file://{folder}")
+
+
+def _register() -> None:
+    """Register what `conf_dir` needs in Hydra: the schema, and the folders of plug-ins."""
+    Plugins.instance().register(PluginOptions)
+    # an override may set a key that an option's YAML leaves out
+    defaults = {group: asdict(cls()) for group, cls in GROUP_CONFIGS.items()}
+    schema = {group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()}
+    ConfigStore.instance().store(name="schema", node=schema)
+
+
+_register()
 
 
 def compose(argv: list[str]) -> list[Cell]:
@@ -124,7 +137,9 @@ class _Source:
         """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
         dirs = ",".join(f"'file://{folder}'" for folder in self.dirs)
         searched = [f"hydra.searchpath=[{dirs}]"] if dirs else []
-        cfg = self.app().compose_config(self.name, [*with_function_keys(overrides), *searched], run_mode=RunMode.RUN)
+        cfg = self.app().compose_config(
+            self.name, [*with_function_keys(overrides), *searched], run_mode=RunMode.RUN
+        )
         if cfg.hydra.mode == RunMode.MULTIRUN:
             raise HydraException("hydra.mode=MULTIRUN is for a grid")
         if cfg.hydra.verbose:
@@ -134,11 +149,6 @@ class _Source:
     def app(self) -> Hydra:
         """Hydra for this source, without its global instance. Raises SearchPathException for a missing folder."""
         version.setbase("1.3")
-        Plugins.instance().register(PluginOptions)
-        # an override may set a key that an option's YAML leaves out
-        defaults = {group: asdict(cls()) for group, cls in GROUP_CONFIGS.items()}
-        schema = {group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()}
-        ConfigStore.instance().store(name="schema", node=schema)
         search_path = create_automatic_config_search_path(__file__, None, self.folder)
         if self.config_dir is not None:
             if not Path(self.config_dir).is_dir():
@@ -151,7 +161,7 @@ class _Source:
 
 @lru_cache
 def _source(
-    folder: str = CONF, name: str = NAME, config_dir: str | None = None, dirs: tuple[str, ...] = ()
+    folder: str = conf_dir, name: str = NAME, config_dir: str | None = None, dirs: tuple[str, ...] = ()
 ) -> _Source:
     places = [folder, *([config_dir] if config_dir is not None else []), *dirs]
     folders = (*map(Path, places), *plugin_folders())
@@ -166,7 +176,7 @@ def _cells(argv: list[str]) -> list[Cell]:
     parser.prog = "moe_lab"
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
     folder = None if args.config_dir is None else os.path.abspath(args.config_dir)
-    source = _source(args.config_path or CONF, args.config_name or NAME, folder)
+    source = _source(args.config_path or conf_dir, args.config_name or NAME, folder)
     app = source.app()
     if _printed(app, source.name, args, parser):
         return []

@@ -74,7 +74,10 @@ class Profile:
 
     def text(self) -> str:
         """The YAML file's content: what was found first, the documents last."""
-        found, documents = ("settings", "temperature", "logit_scale", "n", "noise"), ("split", "samples", "documents")
+        found, documents = (
+            ("settings", "temperature", "logit_scale", "n", "noise"),
+            ("split", "samples", "documents"),
+        )
         own = {name: getattr(self, name) for name in found} | asdict(self)
         own |= {name: own.pop(name) for name in documents}
         if self.settings is None:

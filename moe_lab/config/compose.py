@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import os
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -37,7 +35,6 @@ from omegaconf import DictConfig, OmegaConf
 from moe_lab.config.catalog import plugin_folders, resource_folder
 from moe_lab.config.overrides import (
     METHOD_KEY,
-    REQUEST_ERRORS,
     as_typed,
     quote,
     refuse,
@@ -46,7 +43,7 @@ from moe_lab.config.overrides import (
 )
 from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS
-from moe_lab.errors import ConfigError, first_line
+from moe_lab.errors import ConfigError
 
 conf_dir = str(resource_folder("conf"))
 """The folder of the configuration, for Hydra in a script of one's own (docs/python.md)."""
@@ -200,58 +197,31 @@ def _cells(argv: list[str]) -> list[Cell]:
 
 def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
     """Do what a flag of Hydra's asks for that only prints. Returns whether there was one."""
-    shows = args.cfg is not None
-    if args.experimental_rerun:
-        raise ConfigError(
-            "--experimental-rerun: the overrides of a run are in its results.json. Type them again."
-        )
-    if args.resolve and not shows:
-        raise ValueError("The --resolve flag can only be used in conjunction with --cfg or --help")
     if args.hydra_help:
         app.hydra_help(config_name=name, args_parser=parser, args=args)
-        return True
-    if args.run + shows + args.multirun + args.shell_completion + (args.info is not None) > 1:
-        raise ValueError(
-            "Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified"
-        )
-    if shows:
+    elif args.cfg:
         app.show_cfg(name, args.overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
     elif args.shell_completion:
-        with _errors_of_hydra():
-            app.shell_completion(name, args.overrides)
+        app.shell_completion(name, args.overrides)
     elif args.info:
         app.show_info(args.info, name, args.overrides)
-    return bool(shows or args.shell_completion or args.info)
+    return bool(args.hydra_help or args.cfg or args.shell_completion or args.info)
 
 
 def _batches(app: Hydra, name: str, overrides: list[str]) -> list[list[str]]:
     """The overrides of every cell of a grid, as Hydra's basic sweeper splits them."""
-    others = [
-        one for one in overrides if not METHOD_KEY.match(one)
-    ]  # the default method lacks keys of others
-    with _errors_of_hydra():
-        runtime = app.compose_config(name, [*others, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
-        swept = [f"{key}={value}" for key, value in (runtime.sweeper.get("params") or {}).items()]
-        parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *overrides])
-        of_cells = [one for one in parsed if not one.is_hydra_override()]
-        [batches] = BasicSweeper.split_arguments(of_cells, max_batch_size=None)
+    # the default method lacks keys of others
+    others = [one for one in overrides if not METHOD_KEY.match(one)]
+    runtime = app.compose_config(name, [*others, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
+    swept = [f"{key}={value}" for key, value in (runtime.sweeper.get("params") or {}).items()]
+    parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *overrides])
+    of_cells = [one for one in parsed if not one.is_hydra_override()]
+    [batches] = BasicSweeper.split_arguments(of_cells, max_batch_size=None)
     hydras = [str(one.input_line) for one in parsed if one.is_hydra_override()]
     first = with_function_keys([*hydras, *next(iter(batches), ())])
     if app.compose_config(name, first, run_mode=RunMode.RUN).hydra.mode == RunMode.MULTIRUN:
         hydras.append("hydra.mode=RUN")  # a YAML asks for the grid
     return [[*hydras, *batch] for batch in batches]
-
-
-@contextmanager
-def _errors_of_hydra() -> Iterator[None]:
-    """Inside the context, whatever Hydra raises for a request is one of its own errors."""
-    try:
-        yield
-    except REQUEST_ERRORS:
-        raise
-    except Exception as error:
-        name = type(error).__name__
-        raise HydraException(f"Hydra ends with {name}: {first_line(error)}. See --help.") from error
 
 
 # Composing a cell. Hydra takes a tenth of a second for a configuration, and the tables of a paper have thousands of

@@ -82,10 +82,12 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
 
 def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Results:
     """Train or run every configuration, and write summaries over seeds and the page, or the tables."""
+    from moe_lab.reports.loggers import open_logger
+
     config = configs[0]
     if (code := follow(configs)) is not None:
         return Results(code=code)
-    makers = [issubclass(get_method(one.method.name), ModelMaker) for one in configs]
+    makers = [issubclass(get_method(one.method.name), ModelMaker) and not one.experiment for one in configs]
     if any(makers) and not all(makers):
         evaluating = configs[makers.index(False)].method.name
         raise ConfigError(f"method={evaluating} evaluates and others of this grid train. Train first.")
@@ -117,7 +119,9 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
         finished.studies = [study.folder for job in jobs for study in job.studies]
         if outcomes:
             finished = _with_page(finished)
-            _log_table(finished)
+            if (group := jobs[0].group) is not None and config.logger.name != "none":
+                with open_logger(config, kind="command", name=group, group=group) as logger:
+                    logger.log_table("scores", finished.frame())
             finished.failures = [*failures, *push_all(outcomes, finished.table.family)]
     end_processes(finished.exit_code)
     return finished
@@ -197,16 +201,6 @@ def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
     from moe_lab.runs.execute import execute
 
     return [execute(run, ModelPool(), compute=False) for run in distinct_runs(jobs) if run.done]
-
-
-def _log_table(finished: Results) -> None:
-    """Send the score table of a command with several runs to its logger."""
-    from moe_lab.reports.loggers import open_logger
-
-    config, group = finished.jobs[0].config, finished.jobs[0].group
-    if group is not None and config.logger.name != "none":
-        with open_logger(config, kind="command", name=group, group=group) as logger:
-            logger.log_table("scores", finished.frame())
 
 
 def _with_page(finished: Results) -> Results:

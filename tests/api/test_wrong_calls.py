@@ -58,7 +58,6 @@ def deciding(m, change):
 WRONG = {
     # RoE
     "surrogate pair": lambda m, t: roe(m, t).generate("\ud800"),
-    "give a function": lambda m, t: inside(override(m, lambda routing: None), m),
     "infinite": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK / 0)),
     "weights_TK are NaN": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK * torch.nan)),
     "must have the shape": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK[:, :1])),
@@ -138,7 +137,6 @@ WRONG = {
     r"record\(model\)|no model": lambda m, t: inside(record(None), m),
     "record=|replay": lambda m, t: inside(replay(m, "routes"), m),
     "0 MoE layers": lambda m, t: inside(replay(m, Record()), m),
-    r"override\(model, policy\)='best'": lambda m, t: inside(override(m, "best"), m),
     "model='m'": lambda m, t: inside(override("m", print), m),
     "returned a Tensor": lambda m, t: returning(m, torch.ones(3)),
     # freeze

@@ -58,8 +58,8 @@ class PreparedCell:
 def compose_experiments(config: Config, base: Cell) -> list[Composed]:
     """The experiments in `config.experiment`, every cell composed with the user's overrides last.
 
-    `method.<key>=` applies to cells whose method has that key. Raises ConfigError for a key that no cell has, for other
-    overrides that a cell does not accept, and for a table of expert metrics if none of its cells measures them.
+    `method.<key>=` applies to cells whose method has that key. Raises ConfigError for a key that no cell has, and for
+    other overrides that a cell does not accept.
     """
     assert config.experiment is not None
     experiments = find_experiments(config.experiment, list(map(Path, base.config_dirs)))
@@ -77,7 +77,7 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
                     + (f"Methods of its cells: {there}." if there else "It has no cells.")
                 )
     typed = typed_settings([*_typed(base), *base.method_keys])
-    composed = [
+    return [
         Composed(
             replace(experiment, typed=typed if scale.overrides() else [], config_dirs=base.config_dirs),
             [_compose(experiment, overrides, base) for overrides in scale.overrides()],
@@ -85,16 +85,6 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
         )
         for experiment, scale in pairs
     ]
-    for each in composed:
-        configs = [one for _, one in each.cells]
-        metrics = each.experiment.metrics(config.scale).items()
-        shown = [name for name, metric in metrics if metric.startswith(EXPERT)]
-        if shown and configs and all(one.metrics != "expert" for one in configs):
-            raise ConfigError(
-                f"experiment={each.experiment.name} shows expert metrics ({', '.join(shown)}), which "
-                f"metrics={configs[0].metrics} does not measure. Leave it out."
-            )
-    return composed
 
 
 def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[Cell, Config]:

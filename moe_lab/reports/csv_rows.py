@@ -30,12 +30,10 @@ def safe_cell(value: Any) -> Any:
     return ("'" if value.startswith(FORMULA) else "") + shown(value)
 
 
-def csv_text(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = ()) -> str:
-    """Rows as CSV. None and missing keys are empty fields. The columns are by default those of the first row."""
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as CSV, with the columns of the first row. None and missing keys are empty fields."""
     stream = io.StringIO()
-    writer = csv.DictWriter(
-        stream, fieldnames=columns or [key for row in rows[:1] for key in row], lineterminator="\n"
-    )
+    writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: safe_cell(value) for key, value in row.items()} for row in rows)
     return stream.getvalue()

@@ -86,32 +86,6 @@ EXPERT_METRICS: dict[str, Any] = {
     "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3)}}},
     "specialization": {"tasks": {"t": loss(0.5), "u": loss(0.1), "all": loss(0.25)}},
 }
-_CONTENT: dict[str, Any] = {
-    "results": {
-        "toy": {
-            "alias": "toy",
-            "acc,none": 0.5,
-            "acc_stderr,none": "N/A",
-            "f1,none": 0.25,
-            "f1_stderr,none": 0.1,
-        }
-    },
-    "moe_lab": {
-        "run_id": "abc",
-        "model": {"name": "toy", "commit": None, "identified_by": "content"},
-        "partial": True,
-        "untuned": False,
-        "method": {"name": "roe", "config": {"name": "roe"}},
-        "task": {"name": "toy", "tasks": ["toy"], "metric": "acc,none"},
-        "baseline": {"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
-        "paired": {"toy": {"acc,none": {"difference": 0.1}}},
-        "samples": {"toy": [3]},
-        "cost": {"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
-    },
-}
-
-
-RESULTS = RunResult(_CONTENT)
 
 
 def cell_table(*cells: TableCell, **keys: Any) -> CellTable:

@@ -17,7 +17,7 @@ from moe_lab.config.progress import bars_of_libraries_hidden
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError, MoeLabError
-from moe_lab.methods import get_method, methods_with
+from moe_lab.methods import config_class, get_method, methods_with
 from moe_lab.methods.method import Context, Method, ModelMaker, TrainingMethod
 from moe_lab.models.load import LoadedModel, load_model
 from moe_lab.runs.evaluation.lms import AnsweringLM
@@ -125,7 +125,7 @@ def _config(method: str, keys: dict[str, Any], seed: int, batch_size: Any, most:
     if isinstance(batch_size, str) and batch_size.isdecimal():  # lm-eval's command gives text
         batch_size = int(batch_size)
     settings = checked_settings(seed=seed, batch_size=batch_size, max_batch_size=most, max_length=longest)
-    given = build(get_method(method).Config, {"name": method, **keys}, "method.", methods_with)
+    given = build(config_class(method, keys), {"name": method, **keys}, "method.", methods_with)
     return Config(method=given, **settings)
 
 

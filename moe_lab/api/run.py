@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.arguments import wrong
 from moe_lab.config.progress import bars_of_libraries_hidden
@@ -15,23 +19,48 @@ from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
+    from moe_lab.routing.hook import Policy
     from moe_lab.runs.plan import Plan
     from moe_lab.runs.results import Results
 
 
-def run(overrides: Sequence[str], *, quiet: bool = False) -> Results:
+def run(
+    overrides: Sequence[str] = (), *, policy: Policy | None = None, quiet: bool = False, **keys: Any
+) -> Results:
     """Run a command and return its results: `moe_lab.run(["method=roe", "task=toy_math", "limit=50"])`.
+
+    `moe_lab.run(policy=drop_weakest, task="toy_math", limit=50)` runs a function (router, routing) as `method=policy`.
 
     Args:
         overrides: those of `python -m moe_lab`, with "-m" for a grid. Files are written as there, and stored results
             are returned without computing. With `experiment=` the results are those of all its cells, and
             `results.tables` has its tables.
+        policy: a function of an importable file, as in `override`.
         quiet: print nothing. By default tables, progress and errors are printed as by the command.
+        keys: further overrides without a dot in their key.
 
     Raises ConfigError for what the command refuses and for another mode than run, ResultsError where a run failed or is
     held by another process, and KeyboardInterrupt where it was interrupted.
     """
-    return _results("run", overrides, quiet)
+    of_policy = [] if policy is None else ["method=policy", f"method.policy={_place_of(policy)}"]
+    return _results("run", overrides, quiet, *of_policy, *(f"{key}={_text(keys[key])}" for key in keys))
+
+
+def _text(value: Any) -> str:
+    """A value as Hydra reads it: true, null, [1, 2], {a: 1}."""
+    return value if isinstance(value, str) else re.sub(r'"(\w+)": ', r"\1: ", json.dumps(value))
+
+
+def _place_of(policy: Any) -> str:
+    """`<file>:<function>`. Raises ConfigError for a function that no other process can import."""
+    file = inspect.getsourcefile(policy) if inspect.isfunction(policy) else None
+    name = getattr(policy, "__qualname__", str(policy))
+    if file is None or not Path(file).is_file() or not name.isidentifier():
+        raise ConfigError(
+            f"policy={name}: worker processes import the function from its file, and it has none, or is inside another "
+            "function. Write it at the top level of a file (in a notebook: %%writefile my_idea.py) and import it."
+        )
+    return f"{file}:{name}"
 
 
 def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:

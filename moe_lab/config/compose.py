@@ -33,12 +33,20 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
-from moe_lab.config.overrides import METHOD_KEY, quote, refuse, without_method_keys
+from moe_lab.config.overrides import (
+    METHOD_KEY,
+    as_typed,
+    quote,
+    refuse,
+    with_function_keys,
+    without_method_keys,
+)
 from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.errors import ConfigError
 
-CONF = str(resource_folder("conf"))
+conf_dir = str(resource_folder("conf"))
+"""The folder of the configuration, for Hydra in a script of one's own (docs/python.md)."""
 NAME = "config"
 """conf/config.yaml."""
 GROUPS = (*GROUP_CONFIGS, "method")
@@ -69,6 +77,18 @@ class PluginOptions(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in plugin_folders():
             search_path.append(provider="plug-in", path=f"file://{folder}")
+
+
+def _register() -> None:
+    """Register what `conf_dir` needs in Hydra: the schema, and the folders of plug-ins."""
+    Plugins.instance().register(PluginOptions)
+    # an override may set a key that an option's YAML leaves out
+    defaults = {group: asdict(cls()) for group, cls in GROUP_CONFIGS.items()}
+    schema = {group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()}
+    ConfigStore.instance().store(name="schema", node=schema)
+
+
+_register()
 
 
 def compose(argv: list[str]) -> list[Cell]:
@@ -114,7 +134,9 @@ class _Source:
         """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
         dirs = ",".join(f"'file://{folder}'" for folder in self.dirs)
         searched = [f"hydra.searchpath=[{dirs}]"] if dirs else []
-        cfg = self.app().compose_config(self.name, [*overrides, *searched], run_mode=RunMode.RUN)
+        cfg = self.app().compose_config(
+            self.name, [*with_function_keys(overrides), *searched], run_mode=RunMode.RUN
+        )
         if cfg.hydra.mode == RunMode.MULTIRUN:
             raise HydraException("hydra.mode=MULTIRUN is for a grid")
         if cfg.hydra.verbose:
@@ -124,11 +146,6 @@ class _Source:
     def app(self) -> Hydra:
         """Hydra for this source, without its global instance. Raises SearchPathException for a missing folder."""
         version.setbase("1.3")
-        Plugins.instance().register(PluginOptions)
-        # an override may set a key that an option's YAML leaves out
-        defaults = {group: asdict(cls()) for group, cls in GROUP_CONFIGS.items()}
-        schema = {group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()}
-        ConfigStore.instance().store(name="schema", node=schema)
         search_path = create_automatic_config_search_path(__file__, None, self.folder)
         if self.config_dir is not None:
             if not Path(self.config_dir).is_dir():
@@ -141,7 +158,7 @@ class _Source:
 
 @lru_cache
 def _source(
-    folder: str = CONF, name: str = NAME, config_dir: str | None = None, dirs: tuple[str, ...] = ()
+    folder: str = conf_dir, name: str = NAME, config_dir: str | None = None, dirs: tuple[str, ...] = ()
 ) -> _Source:
     places = [folder, *([config_dir] if config_dir is not None else []), *dirs]
     folders = (*map(Path, places), *plugin_folders())
@@ -156,7 +173,7 @@ def _cells(argv: list[str]) -> list[Cell]:
     parser.prog = "moe_lab"
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
     folder = None if args.config_dir is None else os.path.abspath(args.config_dir)
-    source = _source(args.config_path or CONF, args.config_name or NAME, folder)
+    source = _source(args.config_path or conf_dir, args.config_name or NAME, folder)
     app = source.app()
     if _printed(app, source.name, args, parser):
         return []
@@ -201,7 +218,7 @@ def _batches(app: Hydra, name: str, overrides: list[str]) -> list[list[str]]:
     of_cells = [one for one in parsed if not one.is_hydra_override()]
     [batches] = BasicSweeper.split_arguments(of_cells, max_batch_size=None)
     hydras = [str(one.input_line) for one in parsed if one.is_hydra_override()]
-    first = [*hydras, *next(iter(batches), ())]
+    first = with_function_keys([*hydras, *next(iter(batches), ())])
     if app.compose_config(name, first, run_mode=RunMode.RUN).hydra.mode == RunMode.MULTIRUN:
         hydras.append("hydra.mode=RUN")  # a YAML asks for the grid
     return [[*hydras, *batch] for batch in batches]
@@ -249,7 +266,7 @@ def _resolved(base: Cell, overrides: list[str]) -> Cell:
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)
         values = {str(key): value for key, value in plain.items()}
-    return replace(base, values=values, overrides=overrides)
+    return replace(base, values=values, overrides=list(map(as_typed, overrides)))
 
 
 @lru_cache(maxsize=4096)

@@ -86,6 +86,18 @@ def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
     return [argument for argument in argv if argument not in keys], keys
 
 
+def with_function_keys(overrides: list[str]) -> list[str]:
+    """With method=policy, whose keys are those of a function: `++`, with which Hydra takes keys that no YAML has."""
+    if "method=policy" not in overrides:
+        return overrides
+    return [f"++{one}" if one.startswith("method.") else one for one in overrides]
+
+
+def as_typed(override: str) -> str:
+    """Without what `with_function_keys` adds, and without Hydra's escapes in the paths of a grid."""
+    return override.removeprefix("++" if METHOD_KEY.match(override) else "").replace("\\:", ":")
+
+
 def quote(argument: str) -> str:
     """Quote a value that Hydra's grammar would misread.
 
@@ -100,7 +112,7 @@ def quote(argument: str) -> str:
         return argument
     if key in _keys_of(PathsText):
         return f"{key}={_quote_path(value)}"
-    if key.startswith("method.") or key in _keys_of(PathText):
+    if METHOD_KEY.match(key) or key in _keys_of(PathText):
         return f"{key}={','.join(_quote_path(path.strip()) for path in value.split(','))}"
     return argument
 

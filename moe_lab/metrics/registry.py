@@ -96,7 +96,7 @@ class InterventionMetric(ABC):
 
 def load_balance(selections: np.ndarray, experts: Sequence[int]) -> np.ndarray:
     """Per layer, the entropy of selection frequencies: [..., L, E] -> [..., L]; at most log2 of a layer's experts."""
-    return _entropy_bits(selections)
+    return entropy_bits(selections)
 
 
 def collaboration(pairs: np.ndarray, experts: Sequence[int]) -> np.ndarray:
@@ -106,10 +106,10 @@ def collaboration(pairs: np.ndarray, experts: Sequence[int]) -> np.ndarray:
     was never selected together with another one. At most log2(E - 1).
     """
     others = pairs * (1 - np.eye(pairs.shape[-1]))
-    return _entropy_bits(others).sum(axis=-1) / np.asarray(experts)
+    return entropy_bits(others).sum(axis=-1) / np.asarray(experts)
 
 
-def _entropy_bits(counts: np.ndarray) -> np.ndarray:
+def entropy_bits(counts: np.ndarray) -> np.ndarray:
     """Entropy in bits over the last axis; 0 where nothing was counted."""
     total = counts.sum(axis=-1, keepdims=True)
     share = counts / np.where(total > 0, total, 1)

@@ -21,19 +21,19 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-")
 def safe_cell(value: Any) -> Any:
     """The value of a CSV cell. A text that a spreadsheet would read as a formula gets a leading apostrophe.
 
-    Control characters are escaped, because a carriage return would end the row.
+    Control characters are escaped, because a carriage return would end the row. NaN is a missing number.
     """
+    if isinstance(value, float) and value != value:
+        return None
     if not isinstance(value, str) or NUMBER.fullmatch(value):
         return value
     return ("'" if value.startswith(FORMULA) else "") + shown(value)
 
 
-def csv_text(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = ()) -> str:
-    """Rows as CSV. None and missing keys are empty fields. The columns are by default those of the first row."""
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as CSV, with the columns of the first row. None and missing keys are empty fields."""
     stream = io.StringIO()
-    writer = csv.DictWriter(
-        stream, fieldnames=columns or [key for row in rows[:1] for key in row], lineterminator="\n"
-    )
+    writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: safe_cell(value) for key, value in row.items()} for row in rows)
     return stream.getvalue()

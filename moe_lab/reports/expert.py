@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from moe_lab.metrics.intervals import Loss
-from moe_lab.metrics.registry import Intervention, counted_metrics, intervention_metrics, interventions
+from moe_lab.metrics.registry import counted_metrics, intervention_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.reports.columns import Column, count, names, numbers, print_table, texts
 from moe_lab.reports.scores import limits, run_labels
@@ -28,22 +27,24 @@ def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
 
 def comparisons(results: Sequence[RunResult]) -> dict[ComparisonKey, float | None]:
     """McNemar's p of each accuracy lost in one evaluation, uncorrected; None for the mean of several."""
-    stored = [(run.run_id, metrics) for run in results if (metrics := expert_metrics_of(run)) is not None]
-    return {key: p for run_id, metrics in stored for key, p in lost_p_values(metrics, run_id).items()}
+    return {line.comparison(run): line.p for run, _, line in _rows(results) if line.task}
 
 
 def print_expert_metrics(results: Sequence[RunResult], family: Family) -> None:
     """Print one table of all results that have expert metrics, with the corrected p of the command's family."""
-    rows = [
-        (run, label, line)
-        for run, label in zip(results, run_labels(results), strict=True)
-        if (metrics := expert_metrics_of(run)) is not None
-        for line in lines(metrics, run.run_id, family)
-    ]
-    if rows:
+    if rows := _rows(results):
         print()
         print_table("Expert metrics", expert_columns(rows, family))
         print(CORRECTED)
+
+
+def _rows(results: Sequence[RunResult]) -> list[Row]:
+    return [
+        (run, label, line)
+        for run, label in zip(results, run_labels(results), strict=True)
+        if (metrics := expert_metrics_of(run)) is not None
+        for line in expert_lines(metrics)
+    ]
 
 
 def logged_values(content: StoredMetrics) -> dict[str, float]:
@@ -100,91 +101,88 @@ PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
 class ExpertLine:
     """An expert metric of one run."""
 
-    metric: str
+    name: str
+    """Of the counted metric or the intervention."""
+    path: tuple[str, ...]
+    """Its place in `StoredMetrics.difference`; the last part of an accuracy lost is lm-eval's metric."""
+    label: str
     of: str
     value: float | None
     interval: Interval | None
     bound: str
     """The largest entropy possible; the accuracy before and after."""
-    p: float | None = None
-    """Corrected."""
     difference: Difference
     """To the base model."""
+    task: str = ""
+    """Of an accuracy lost."""
+    p: float | None = None
+    """McNemar's, uncorrected."""
+
+    def comparison(self, run: RunResult) -> ComparisonKey:
+        return run.run_id, self.task, f"expert.{self.name} {self.path[-1]}", UNCHANGED
 
 
-def expert_columns(rows: Sequence[tuple[RunResult, str, ExpertLine]], family: Family) -> list[Column]:
-    """One row per run, metric and subject; each has the run, its settings, and the line."""
+Row = tuple[RunResult, str, ExpertLine]
+"""A run, its settings, and a line."""
+
+
+def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
+    """One row per run, metric and subject."""
     found = [line for *_, line in rows]
     run = {
         "model": lambda row: row[0].model,
         "method": lambda row: row[0].method,
         "settings": lambda row: row[1],
         "task": lambda row: ",".join(row[0].requested),
-        "metric": lambda row: row[2].metric,
+        "metric": lambda row: row[2].label,
         "of": lambda row: row[2].of,
     }
-    p = "p (Holm)" if family.tests[EXPERT_METRICS] > 1 else "p"
+    corrected = [family.corrected.get(line.comparison(run)) for run, _, line in rows]
     return [
         *names(rows, run),
         numbers("value", [line.value for line in found], number),
         limits("95% interval", [line.interval for line in found], spare=2),
         texts("at most, or accuracy", [line.bound for line in found], spare=1),
-        numbers(p, [line.p for line in found], number),
+        numbers("p (Holm)" if family.tests[EXPERT_METRICS] > 1 else "p", corrected, number),
         numbers("to base", [line.difference.difference for line in found], partial(number, sign=True)),
         limits("95% interval", [line.difference.interval for line in found], sign=True, spare=3),
     ]
 
 
-def lines(metrics: StoredMetrics, run_id: str, family: Family) -> list[ExpertLine]:
-    """The rows of one run's expert_metrics.json."""
-    return [*_entropies(metrics), *_losses(metrics, run_id, family)]
-
-
-def lost_p_values(metrics: StoredMetrics, run_id: str) -> dict[ComparisonKey, float | None]:
-    """The p of each shown loss before the correction; None for a mean over random routings."""
-    return {
-        _comparison(run_id, each, task, metric): loss.p
-        for name, each in interventions()
-        for task, metric, loss in _of_tasks(metrics.losses(name, each), metrics.metric)
-    }
-
-
-def _comparison(run_id: str, each: Intervention, task: str, metric: str) -> ComparisonKey:
-    return run_id, task, f"expert.{each.name} {metric}", UNCHANGED
-
-
-def _entropies(metrics: StoredMetrics) -> Iterator[ExpertLine]:
-    for name, metric in counted_metrics().items():
-        found = metrics.entropies(name)
-        for phase, of in PHASES.items():
-            if (one := found.get(phase)) is not None:
-                yield ExpertLine(
-                    metric=f"{metric.label}, bits",
-                    of=of,
-                    value=one.value,
-                    interval=one.interval,
-                    bound=number(one.maximum),
-                    difference=metrics.difference("baseline", name, phase),
-                )
-
-
-def _losses(metrics: StoredMetrics, run_id: str, family: Family) -> Iterator[ExpertLine]:
+def expert_lines(metrics: StoredMetrics) -> list[ExpertLine]:
+    """The lines of one run's expert_metrics.json. A group of more than four tasks has one for all its documents."""
+    lines = [
+        ExpertLine(
+            name=name,
+            path=(name, phase),
+            label=f"{metric.label}, bits",
+            of=of,
+            value=one.value,
+            interval=one.interval,
+            bound=number(one.maximum),
+            difference=metrics.difference("baseline", name, phase),
+        )
+        for name, metric in counted_metrics().items()
+        for phase, of in PHASES.items()
+        if (one := metrics.entropies(name).get(phase)) is not None
+    ]
     for name, each in interventions():
-        found = _of_tasks(metrics.losses(name, each), metrics.metric)
-        for task, metric, loss in found:
-            yield ExpertLine(
-                metric=f"{intervention_metrics()[name].label}, {metric}",
-                of=each.label if len(found) == 1 else f"{each.label}, {task}",
+        tasks = {task: found for task, found in metrics.losses(name, each).items() if found}
+        shown = {"all": tasks["all"]} if len(tasks) > 4 and "all" in tasks else tasks
+        for task, found in shown.items():
+            metric = headline(found, metrics.metric)
+            loss, path = found[metric], (*each.path(name), "tasks", task, metric)
+            line = ExpertLine(
+                name=each.name,
+                path=path,
+                label=f"{intervention_metrics()[name].label}, {metric}",
+                of=each.label if len(shown) == 1 else f"{each.label}, {task}",
                 value=loss.difference,
                 interval=loss.interval,
                 bound=f"{number(loss.base)} to {number(loss.changed)}",
-                p=family.corrected.get(_comparison(run_id, each, task, metric)),
-                difference=metrics.difference("baseline", *each.path(name), "tasks", task, metric),
+                difference=metrics.difference("baseline", *path),
+                task=task,
+                p=loss.p,
             )
-
-
-def _of_tasks(tasks: dict[str, dict[str, Loss]], metric_name: str | None) -> list[tuple[str, str, Loss]]:
-    """Each task with its metric and loss. A group of more than four tasks has one entry for all its documents."""
-    shown = {"all": tasks["all"]} if len(tasks) > 4 and tasks.get("all") else tasks
-    named = [(task, headline(losses, metric_name), losses) for task, losses in shown.items() if losses]
-    return [(task, metric, losses[metric]) for task, metric, losses in named]
+            lines.append(line)
+    return lines

@@ -10,7 +10,7 @@ from moe_lab.config.recorded import recorded
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.pages.answers import answer_of
 from moe_lab.reports.scores import CommandTable
-from moe_lab.results.model import RunResult
+from moe_lab.results.model import RunResult, flat
 from moe_lab.results.samples import Sample, metric_values, read_samples
 from moe_lab.results.scores import NO_SCORE, headline
 
@@ -35,27 +35,21 @@ def settings_of(
     A key of `model`, `method` or `task` differs if two configurations with the same option have other values of it:
     what only follows from another option is no setting of its own.
     """
-    flat = [_flat(recorded(config)) for config in asked]
-    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key not in SHOWN_ELSEWHERE]
+    asked_for = [flat(recorded(config)) for config in asked]
+    keys = [
+        key for key in dict.fromkeys(key for one in asked_for for key in one) if key not in SHOWN_ELSEWHERE
+    ]
     if not every:
         options = {key: f"{key.partition('.')[0]}.name" if "." in key else "" for key in keys}
         found = {
-            (key, repr(one.get(options[key])), repr(one[key])) for one in flat for key in keys if key in one
+            (key, repr(one.get(options[key])), repr(one[key]))
+            for one in asked_for
+            for key in keys
+            if key in one
         }
         counts = Counter((key, option) for key, option, _ in found)
-        keys = [key for key in keys if any(counts[key, repr(one.get(options[key]))] > 1 for one in flat)]
-    return [{key: one.get(key) for key in keys} for one in map(_flat, map(recorded, configs))]
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """By `group.key`, and `group.key.key` where a key has keys of its own."""
-    nested = {
-        f"{group}.{key}": value
-        for group, section in values.items()
-        if isinstance(section, dict)
-        for key, value in _flat(section).items()
-    }
-    return {key: value for key, value in values.items() if not isinstance(value, dict)} | nested
+        keys = [key for key in keys if any(counts[key, repr(one.get(options[key]))] > 1 for one in asked_for)]
+    return [{key: one.get(key) for key in keys} for one in (flat(recorded(config)) for config in configs)]
 
 
 # The score table

@@ -261,7 +261,7 @@ def scores(result: RunResult) -> dict[str, object]:
     """
     values: dict[str, object] = {
         f"{task}/{key}": found.get(key)
-        for task, found in result["results"].items()
+        for task, found in result.results.items()
         for metric in reported(found)
         for key in (metric, metric.replace(",", "_stderr,", 1))
     }

@@ -76,7 +76,7 @@ class CommandTable:
         lines = [
             ScoreLine(self.family.correct(score), label, [run])
             for run, label in zip(self.runs, self.labels, strict=True)
-            for other in (BASE, *run.compared)
+            for other in (BASE, *run.others)
             for score in shown_scores(run, other)
         ]
         means = [group for group in self.groups if group.summary is not None]

@@ -155,10 +155,9 @@ def changed_lines(comparison: Comparison) -> list[str]:
             "to_wrong": f"right in a and wrong in {other}",
         }
         for kind, way in ways.items():
-            if documents := changed[kind]:
-                left = len(documents) - SHOWN_CHANGES
-                more = f" and {left:,} more" if left > 0 else ""
-                lines.append(
-                    f"{task} {metric}, {way}: {', '.join(map(str, documents[:SHOWN_CHANGES]))}{more}"
-                )
+            numbers = [str(mine.document) for mine, _ in changed[kind]]
+            left = len(numbers) - SHOWN_CHANGES
+            more = f" and {left:,} more" if left > 0 else ""
+            if numbers:
+                lines.append(f"{task} {metric}, {way}: {', '.join(numbers[:SHOWN_CHANGES])}{more}")
     return lines

@@ -16,6 +16,7 @@ from moe_lab.config.progress import naming
 from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import ConfigError, MoeLabError, ResultsError, RunHeldError
 from moe_lab.results.atomic import write_json, writing
+from moe_lab.results.identity import SCHEMA_VERSION
 from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.model import RunResult, read_run
 from moe_lab.results.stored_files import DamagedError, tidy, warn_once, whole_mapping
@@ -42,9 +43,10 @@ class RunFolder:
         except DamagedError as error:
             warn_once(f"{error.problem}. It is not used.")
             return None
-        if found is None or not found.whole or found.run_id != self.run_id:
+        if found is None or found.run_id != self.run_id or found.schema_version != SCHEMA_VERSION:
             return None
-        return None if commit and found.commit and commit != found.commit else found
+        other = commit and found.commit and commit != found.commit
+        return None if other or found.status != "success" else found
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -8,159 +8,197 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from moe_lab.results import statistics
-from moe_lab.results.identity import SCHEMA_VERSION, decisive_versions
+from pydantic import AfterValidator, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from moe_lab.results.identity import decisive_versions
 from moe_lab.results.measured import Interval, Paired, limits
 from moe_lab.results.rounding import Rounding
-from moe_lab.results.stored_files import DamagedError, Results, damaged, leaves, misfit, parsed_once
+from moe_lab.results.statistics import VERSION
+from moe_lab.results.stored_files import AGAIN, DamagedError, damaged, parsed_once
 
 Block = Mapping[str, Any]
 """A part of a results.json."""
-BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")
-"""The mappings in the `moe_lab` block of every results.json."""
 BASE = "base"
 """The name of the base model's run in comparisons."""
+Name = Annotated[str, Field(min_length=1)]
+Limits = Annotated[tuple[float | None, float | None], Field(strict=False)]
+"""A 95% interval, as JSON has it."""
+Scores = dict[str, dict[str, Any]]
+"""By task, then by lm-eval's `metric,filter`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judge:
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """By `group.key`, and `group.key.key` where a key has keys of its own."""
+    nested = {
+        f"{group}.{key}": value
+        for group, section in values.items()
+        if isinstance(section, dict)
+        for key, value in flat(section).items()
+    }
+    return {key: value for key, value in values.items() if not isinstance(value, dict)} | nested
+
+
+class Stored(BaseModel):
+    """A part of a stored file. It may have further keys."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+
+class LmEvalResults(Stored):
+    """What lm-eval writes into a results file."""
+
+    results: Scores
+    configs: Scores = {}
+    config: dict[str, Any] | None = None
+    groups: dict[str, Any] = {}
+    group_subtasks: dict[str, list[str]] = {}
+    higher_is_better: Scores = {}
+    task_versions: dict[str, Any] = Field({}, alias="versions")
+    n_samples: Scores = Field({}, alias="n-samples")
+    lm_eval_version: str | None = None
+    model_name: str | None = None
+
+    def evaluated(self, name: str) -> bool:
+        """Whether it has scores of a task or a group."""
+        return name in self.results
+
+    def scores(self, name: str) -> Block:
+        """lm-eval's scores of a task or a group, by `metric,filter`; empty for one that was not evaluated."""
+        return self.results.get(name, {})
+
+    def better(self, task: str, metric: str) -> bool | None:
+        """Whether lm-eval says that a higher value of a `metric,filter` is better; None if the file does not say."""
+        found = self.higher_is_better.get(task, {}).get(metric.partition(",")[0])
+        return found if isinstance(found, bool) else None
+
+    def leaves(self, samples: Mapping[str, Any], name: str) -> list[str]:
+        """A task itself, which is in `samples`; the tasks of a group, and of the groups in it."""
+        children = self.group_subtasks.get(name, [])
+        if name in samples or not children:
+            return [name]
+        return [task for child in children for task in self.leaves(samples, child)]
+
+
+class JudgeCounts(Stored):
+    """How many answers to a task a judge was asked about."""
+
+    documents: int
+    judged: int
+    waiting: int = 0
+    """For the same command, as the judge could not be reached."""
+    failed: dict[str, int] = {}
+    """By reason."""
+
+
+class Judge(Stored):
     """The verdicts of one judge on the answers of a run."""
 
     metrics: list[str]
-    toy: bool
-    tasks: Mapping[str, Block]
-    """By task: `documents`, `judged`, `waiting`, and `failed` with a count by reason."""
+    toy: bool = False
+    tasks: dict[str, JudgeCounts] = {}
 
     def judged_all(self, task: str | None) -> bool:
         """Whether all answers of a task, or of all tasks, have a verdict."""
         counts = [one for name, one in self.tasks.items() if task in (None, name)]
-        return all(one["judged"] == one["documents"] for one in counts)
+        return all(one.judged == one.documents for one in counts)
 
     def unjudged(self, name: str) -> Iterator[str]:
         """A line for each task with unjudged answers: how many were judged, and why the others were not."""
         for task, counts in self.tasks.items():
             if self.judged_all(task):
                 continue
-            why = [f"{number} {reason}" for reason, number in counts["failed"].items()]
-            why += [f"{counts['waiting']} wait for the same command"] * bool(counts["waiting"])
-            judged = f"{task}, {name}: judged {counts['judged']:,} of {counts['documents']:,} answers"
+            why = [f"{number} {reason}" for reason, number in counts.failed.items()]
+            why += [f"{counts.waiting} wait for the same command"] * bool(counts.waiting)
+            judged = f"{task}, {name}: judged {counts.judged:,} of {counts.documents:,} answers"
             yield f"{judged} ({'; '.join(why)})"
 
 
-@dataclass(frozen=True, eq=False)
-class RunResult(Mapping[str, Any]):
-    """A stored run. As a mapping it is the content of its results.json, and equal to it."""
+class OtherRun(Stored):
+    """A run that a run is compared with, on the same documents."""
 
-    content: Block
+    run_id: Name
+    results: Scores = {}
+    paired: Scores = {}
+
+
+def _block(*path: str, default: Any = ...) -> Any:
+    """A field that has its place in the `moe_lab` block."""
+    return Field(default, validation_alias=AliasPath("moe_lab", *path))
+
+
+class RunResult(LmEvalResults):
+    """A stored run. Raises pydantic's ValidationError for a content that is no results.json of this package."""
+
+    content: dict[str, Any]
+    """The whole results.json."""
     folder: Path | None = None
     """None for a result that is not stored."""
     asked: str | None = None
     """The headline metric of the command that shows it; None for that of the command that computed it."""
 
-    def __getitem__(self, key: str) -> Any:
-        return self.content[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.content)
-
-    def __len__(self) -> int:
-        return len(self.content)
-
-    @property
-    def _block(self) -> Block:
-        return self.content["moe_lab"]
-
     # What ran.
 
-    @property
-    def run_id(self) -> str:
-        return str(self._block["run_id"])
+    run_id: Name = _block("run_id")
+    status: str | None = _block("status", default=None)
+    schema_version: int | None = _block("schema_version", default=None)
+    seed: int | None = _block("seed", default=None)
+    """That of the method, else that of the training on first use that made the model, else None."""
+    overrides: list[str] = _block("overrides", default=[])
+    model: Name = _block("model", "name")
+    commit: str | None = _block("model", "commit", default=None)
+    """Of a hub model."""
+    dtype: str | None = _block("model", "dtype", default=None)
+    experts: int | None = _block("model", "experts", default=None)
+    """Of an MoE layer."""
+    top_k: int | None = _block("model", "top_k", default=None)
+    method: Name = _block("method", "name")
+    method_config: Annotated[dict[str, Any], AfterValidator(flat)] = _block("method", "config", default={})
+    """The method's keys; those of `lora` as `lora.r` and so on."""
+    requested: Annotated[
+        list[Name], BeforeValidator(lambda name: [name] if isinstance(name, str) else name)
+    ] = _block("task", "name")
+    """The tasks and groups that were asked for."""
+    tasks: list[Name] = _block("task", "tasks")
+    """The tasks that were evaluated, those of groups one by one."""
+    headline: str | None = _block("task", "metric", default=None)
+    samples: dict[str, list[int]] = _block("samples")
+    """Document numbers by task."""
+    partial: bool = _block("partial", default=False)
+    untuned: bool = _block("untuned", default=False)
+    versions: dict[str, str | None] = _block("versions", default={})
+    statistics: int | None = _block("statistics", default=None)
 
-    @property
-    def whole(self) -> bool:
-        """Whether it is a complete result of this form of the file."""
-        block = self._block
-        written = block.get("status") == "success" and block.get("schema_version") == SCHEMA_VERSION
-        return written and all(isinstance(block.get(key), dict) for key in BLOCKS)
+    # What came out.
 
-    @property
-    def seed(self) -> int | None:
-        """That of the method, else that of the training on first use that made the model, else None."""
-        return self._block.get("seed")
+    intervals: dict[str, dict[str, Limits | None]] = _block("intervals", default={})
+    cost: dict[str, Any] = _block("cost", default={})
+    """What the answers cost, by the keys of docs/results.md; a number may be missing."""
+    judges: dict[str, Judge] = _block("judges", default={})
+    tuning: dict[str, Any] = _block("tuning", default={})
+    """The study whose values the run has (`methods/profile.py: Profile.block`); empty without one."""
+    baseline: OtherRun | None = _block("baseline", default=None)
+    paired_with_base: Scores = _block("paired", default={})
+    others: dict[str, OtherRun] = _block("compared", default={})
+    """The runs that it is compared with, other than the base model's."""
+    measured_rounding: float | None = _block("rounding", default=None)
 
-    @property
-    def overrides(self) -> list[str]:
-        return list(self._block.get("overrides") or [])
+    def __init__(self, content: Mapping[str, Any], folder: Path | None = None):
+        super().__init__(**{**content, "content": content, "folder": folder})
 
-    @property
-    def model(self) -> str:
-        return str(self.model_facts["name"])
-
-    @property
-    def model_facts(self) -> Block:
-        """`name`, `commit`, `experts`, `top_k`, `identified_by` and so on."""
-        return self._block["model"]
-
-    @property
-    def commit(self) -> str | None:
-        """Of a hub model."""
-        return self.model_facts.get("commit")
-
-    @property
-    def method(self) -> str:
-        return str(self._block["method"]["name"])
-
-    @property
-    def method_config(self) -> Block:
-        """The method's keys; those of `lora` as `lora.r` and so on."""
-        given = self._block["method"].get("config") or {}
-        own = {key: value for key, value in given.items() if not isinstance(value, dict)}
-        groups = {key: value for key, value in given.items() if key not in own}
-        return own | {
-            f"{key}.{name}": value for key, group in groups.items() for name, value in group.items()
-        }
-
-    @property
-    def requested(self) -> list[str]:
-        """The tasks and groups that were asked for."""
-        name = self._block["task"]["name"]
-        return [name] if isinstance(name, str) else list(name)
-
-    @property
-    def tasks(self) -> list[str]:
-        """The tasks that were evaluated, those of groups one by one."""
-        return list(self._block["task"]["tasks"])
+    def __getitem__(self, key: str) -> Any:
+        return self.content[key]
 
     @property
     def metric(self) -> str | None:
         """The headline metric as lm-eval's `metric,filter`; None with predict_only."""
-        return self.asked or self._block["task"].get("metric")
-
-    @property
-    def samples(self) -> Mapping[str, list[int]]:
-        """Document numbers by task."""
-        return self._block["samples"]
+        return self.asked or self.headline
 
     @property
     def num_documents(self) -> int:
         return sum(map(len, self.samples.values()))
-
-    @property
-    def partial(self) -> bool:
-        return bool(self._block.get("partial"))
-
-    @property
-    def untuned(self) -> bool:
-        return bool(self._block.get("untuned"))
-
-    @property
-    def versions(self) -> Block:
-        return self._block.get("versions", {})
 
     @property
     def version_notes(self) -> list[str]:
@@ -171,14 +209,15 @@ class RunResult(Mapping[str, Any]):
     @property
     def older_intervals(self) -> bool:
         """Whether an earlier version computed the intervals, and they can be computed again from the stored answers."""
-        return self._block.get("statistics") != statistics.VERSION and not self.version_notes
+        return self.statistics != VERSION and not self.version_notes
 
     @property
     def settings(self) -> dict[str, object]:
         """The parts of the block that name the run in a summary over seeds."""
+        block = self.content["moe_lab"]
         names = ("model", "method", "task", "untuned", "tuning", "judges")
-        parts = {name: self._block[name] for name in names if name in self._block}
-        return parts | {"task": {**self._block["task"], "metric": self.metric}}
+        parts = {name: block[name] for name in names if name in block}
+        return parts | {"task": {**block["task"], "metric": self.metric}}
 
     @property
     def stored_in(self) -> Path:
@@ -186,55 +225,23 @@ class RunResult(Mapping[str, Any]):
         assert self.folder is not None
         return self.folder
 
-    # What came out.
-
-    @property
-    def groups(self) -> list[str]:
-        return list(self.content.get("groups", {}))
-
-    def evaluated(self, name: str) -> bool:
-        """Whether it has scores of a task or a group."""
-        return name in self.content["results"]
-
-    def scores(self, task: str) -> Block:
-        """lm-eval's scores of a task or a group, by `metric,filter`; empty for one that was not evaluated."""
-        return self.content["results"].get(task, {})
-
     def answer_form(self, name: str) -> str:
         """How the choices of a task or a group were asked for (`task.answer`): text or letters."""
-        configs = self.content.get("configs") or {}
         # the column of `moe_lab.tasks.answer_forms`, which replaces the task's own
-        asked = [configs.get(task, {}).get("doc_to_choice") == "letters" for task in self.tasks_of(name)]
+        asked = [self.configs.get(task, {}).get("doc_to_choice") == "letters" for task in self.tasks_of(name)]
         return "letters" if any(asked) else "text"
 
     def tasks_of(self, name: str) -> list[str]:
         """A task itself; the tasks of a group, and of the groups in it."""
-        return leaves(self.content, self.samples, name)
+        return self.leaves(self.samples, name)
 
     def interval(self, task: str, metric: str) -> Interval | None:
-        return limits(self._block.get("intervals", {}).get(task, {}).get(metric))
-
-    def lower_is_better(self, task: str, metric: str) -> bool:
-        """Whether lm-eval says so of a `metric,filter`."""
-        better = self.content.get("higher_is_better", {}).get(task, {})
-        return better.get(metric.partition(",")[0]) is False
-
-    @property
-    def cost(self) -> Block:
-        """What the answers cost, by the keys of docs/results.md; a number may be missing."""
-        return self._block.get("cost") or {}
-
-    @cached_property
-    def judges(self) -> dict[str, Judge]:
-        return {
-            name: Judge(metrics=one["metrics"], toy=bool(one.get("toy")), tasks=one.get("tasks", {}))
-            for name, one in self._block.get("judges", {}).items()
-        }
+        return limits(self.intervals.get(task, {}).get(metric))
 
     @property
     def waiting(self) -> int:
         """The number of answers that wait for a judge which could not be reached."""
-        return sum(counts["waiting"] for judge in self.judges.values() for counts in judge.tasks.values())
+        return sum(counts.waiting for judge in self.judges.values() for counts in judge.tasks.values())
 
     @property
     def unjudged(self) -> list[str]:
@@ -242,58 +249,55 @@ class RunResult(Mapping[str, Any]):
         return [line for name, judge in self.judges.items() for line in judge.unjudged(name)]
 
     @property
-    def tuning(self) -> Block:
-        """The study whose values the run has (`methods/profile.py: Profile.block`); empty without one."""
-        return self._block.get("tuning") or {}
-
-    @property
     def report(self) -> Block:
         """What the run's method reports of itself; empty where it reports nothing."""
-        return self._block.get(self.method.replace("-", "_")) or {}
+        return self.content["moe_lab"].get(self.method.replace("-", "_")) or {}
 
     def reports(self, key: str) -> bool:
         """Whether a block that the run's method wrote has a true value for a key (`Method.report`)."""
-        return any(bool(block.get(key)) for block in self._block.values() if isinstance(block, Mapping))
+        return any(block.get(key) for block in self.content["moe_lab"].values() if isinstance(block, Mapping))
 
     # Comparisons on the same documents.
 
     @property
     def rounding(self) -> Rounding:
         """Which values of the run and of its base model's are equal within rounding."""
-        return Rounding(self.model_facts.get("dtype"), self._block.get("rounding"))
-
-    @property
-    def compared(self) -> list[str]:
-        """The runs that it is compared with, other than the base model's."""
-        return list(self._block.get("compared", {}))
+        return Rounding(self.dtype, self.measured_rounding)
 
     def other_id(self, other: str = BASE) -> str | None:
         """The id of the run that it is compared with; None without one."""
-        return (self._other(other) or {}).get("run_id")
+        found = self._other(other)
+        return found.run_id if found else None
 
     def other_scores(self, task: str, other: str = BASE) -> Block:
         """The scores of the run that it is compared with; empty without one."""
-        return (self._other(other) or {}).get("results", {}).get(task, {})
+        found = self._other(other)
+        return found.results.get(task, {}) if found else {}
 
     def paired(self, task: str, metric: str, other: str = BASE) -> Paired:
         """The difference to another run; without a number where the runs are not compared."""
-        source = self._block if other == BASE else self._other(other) or {}
-        return Paired.from_json(source.get("paired", {}).get(task, {}).get(metric, {}))
+        found = self.paired_with_base if other == BASE else self.others[other].paired
+        return Paired.from_json(found.get(task, {}).get(metric, {}))
 
-    def _other(self, name: str) -> Block | None:
-        block = self._block
-        return block.get("baseline") if name == BASE else block.get("compared", {}).get(name)
+    def _other(self, name: str) -> OtherRun | None:
+        return self.baseline if name == BASE else self.others.get(name)
+
+
+def stored_results(content: Mapping[str, Any], file: Path, advice: str = AGAIN) -> LmEvalResults:
+    """The results in a file; a RunResult, if this package wrote them. Raises DamagedError for any other content."""
+    try:
+        return RunResult(content, file.parent) if "moe_lab" in content else LmEvalResults(**content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise damaged(file, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", advice) from error
 
 
 def read_run(folder: Path) -> RunResult | None:
     """The run that is stored in a folder; None without a results.json of this package. Raises DamagedError."""
     file = folder / "results.json"
     content = parsed_once(file)
-    if content is None or "moe_lab" not in content:
-        return None
-    if (problem := misfit(content, Results)) is not None:
-        raise damaged(file, problem)
-    return RunResult(content, folder)
+    found = None if content is None else stored_results(content, file)
+    return found if isinstance(found, RunResult) else None
 
 
 def find_run(runs: Path, run_id: str) -> RunResult | None:
@@ -310,4 +314,4 @@ def find_run(runs: Path, run_id: str) -> RunResult | None:
 
 def compared_names(results: Iterable[RunResult]) -> list[str]:
     """The runs that any of the results is compared with, other than the base model's."""
-    return list(dict.fromkeys(name for result in results for name in result.compared))
+    return list(dict.fromkeys(name for result in results for name in result.others))

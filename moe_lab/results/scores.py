@@ -77,8 +77,7 @@ class Score:
     p: float | None = None
     """Of its difference."""
     test: str | None = None
-    """What `p` is of: DOCUMENTS, BOTH = "documents", "seeds and documents"
-MCNEMAR, PERMUTATION, SEEDS (`score_table.mean_score`) or AVERAGE (`score_table.task_mean`)."""
+    """What `p` is of: MCNEMAR, PERMUTATION, SEEDS (`score_table.mean_score`) or AVERAGE (`score_table.task_mean`)."""
     p_holm: float | None = None
     """`p`, corrected by Holm for the comparisons of its question (`moe_lab.results.score_table.Family`)."""
     question: str | None = None
@@ -174,7 +173,7 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
     compared as a whole (MMLU's subjects) have the note `part` and no p, since the group's comparison was asked for.
 
     Args:
-        other: the run that they are compared with: the base model's, or another one of `RunResult.compared`.
+        other: the run that they are compared with: the base model's, or another one of `RunResult.others`.
     """
     names = dict.fromkeys([*result.requested, *result.groups, *result.tasks])
     metric = metric or result.metric
@@ -291,7 +290,7 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
         interval=result.interval(task, metric),
         baseline=_number(result.other_scores(task, other).get(metric)),
         other=other,
-        lower_is_better=result.lower_is_better(task, metric),
+        lower_is_better=result.better(task, metric) is False,
         marks=(*marks_of(result, task, metric), *[EQUAL] * paired.equal),
     )
     return compared(score, paired)
@@ -324,7 +323,7 @@ def _documents(result: RunResult, name: str, metric: str) -> int:
     """Documents of a task, or of all tasks of a group; of a judge's metric those that have a verdict."""
     for judge in result.judges.values():
         if metric in judge.metrics and name in judge.tasks:
-            return int(judge.tasks[name]["judged"])
+            return judge.tasks[name].judged
     return sum(len(result.samples[task]) for task in result.tasks_of(name))
 
 

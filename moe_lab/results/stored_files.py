@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError, create_model
+from pydantic import TypeAdapter
 
 from moe_lab.config.terminal import one_line
 from moe_lab.errors import ResultsError
@@ -137,81 +137,6 @@ def tidy(folder: Path) -> None:
             print(f"{error.problem}. {path.name} is kept as {renamed.name} and made again.", file=sys.stderr)
 
 
-# Types of the content of results files
-#
-# A results.json may come from another machine or version. Its readers index into it freely, so that pydantic checks it
-# once, as a whole. What other versions did not write is optional.
-
-Name = Annotated[str, Field(min_length=1, max_length=1000)]
-"""The name of a model, a method, a task or a run."""
-Limits = Annotated[list[float | None], Field(min_length=2, max_length=2)]
-"""A 95% interval."""
-
-
-def _mapping(name: str, needed: dict[str, Any], optional: dict[str, Any]) -> Any:
-    """The type of a mapping with these keys. It may have others, too."""
-    fields: dict[str, Any] = {key: (kind, ...) for key, kind in needed.items()}
-    fields |= {key: (kind, None) for key, kind in optional.items()}
-    return create_model(name, **fields)
-
-
-def _each(kind: Any) -> Any:
-    """The type of a mapping from names to values of a type."""
-    return dict[str, kind]  # type: ignore[valid-type]
-
-
-_numbers = dict.fromkeys(("difference", "p_mcnemar", "p_randomization"), float | None)
-_counts = dict.fromkeys(("n", "to_right", "to_wrong"), int | None)
-_paired = _each(_each(_mapping("Paired", {}, {**_counts, **_numbers, "ci95": Limits | None})))
-_compared = _mapping("Compared", {"run_id": Name}, {"results": _each(_each(Any)), "paired": _paired})
-_named = _mapping("Named", {"name": Name}, {"commit": str | None, "config": _each(Any)})
-_block = _mapping(
-    "Block",
-    {
-        "run_id": Name,
-        "model": _named,
-        "method": _named,
-        "task": _mapping("Task", {"name": Name | list[Name], "tasks": list[Name]}, {"metric": str | None}),
-        "versions": _each(Any),
-        "samples": _each(list[int]),
-    },
-    {
-        "overrides": list[str],
-        "seed": int | None,
-        "intervals": _each(_each(Limits | None)),
-        "baseline": _compared | None,
-        "paired": _paired,
-        "compared": _each(_compared),
-        "cost": _each(Any),
-        "tuning": _mapping("Tuning", {}, {"study": str | None, "model": str}),
-        "judges": _each(_mapping("Judge", {"metrics": list[str]}, {})),
-    },
-)
-_needed = {"results": _each(_each(Any))}
-_optional = {
-    "configs": _each(_each(Any)),
-    "config": _each(Any) | None,
-    "groups": _each(Any),
-    "group_subtasks": _each(list[str]),
-    "higher_is_better": _each(_each(Any)),
-}
-LmEvalResults = _mapping("LmEvalResults", _needed, _optional)
-"""What lm-eval writes into a results file."""
-Results = _mapping("Results", _needed | {"moe_lab": _block}, _optional)
-"""A results.json of this package."""
-
-
-def misfit(value: Any, shape: Any) -> str | None:
-    """The first place where a value does not have a type of this module, in words; None if it has it."""
-    try:
-        _adapter(shape).validate_python(value, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "it"
-        return f"{place}: {first['msg']}"
-    return None
-
-
 def typed(kind: Any, value: Mapping[str, Any]) -> Any:
     """The mapping as an instance of a dataclass, its fields too. Keys that it does not have are left out.
 
@@ -220,14 +145,4 @@ def typed(kind: Any, value: Mapping[str, Any]) -> Any:
     return _adapter(kind).validate_python(value)
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-def leaves(results: Mapping[str, Any], samples: Any, name: str) -> list[str]:
-    """A task itself; the tasks of a group, and of the groups in it."""
-    children = results.get("group_subtasks", {}).get(name, [])
-    if name in samples or not children:
-        return [name]
-    return [task for child in children for task in leaves(results, samples, child)]
+_adapter = cache(TypeAdapter)

@@ -15,7 +15,7 @@ from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
 from moe_lab.config.schema import GROUP_CONFIGS, KEYS, Config
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
-from moe_lab.methods import get_method, methods_with
+from moe_lab.methods import config_class, get_method, methods_with
 
 STORED_ONLY = ("report", "compare")
 """Modes that read stored results. The data may be gone."""
@@ -79,7 +79,8 @@ def to_config(cell: Cell) -> Config:
         typed[group] = build(schema, {**section, "name": name}, prefix=f"{group}.", texts=True)
     method = _section(values, "method")
     method_class = get_method(str(method.get("name")))
-    typed["method"] = build(method_class.Config, method, prefix="method.", owners=methods_with, texts=True)
+    config = config_class(str(method.get("name")), method)
+    typed["method"] = build(config, method, prefix="method.", owners=methods_with, texts=True)
     if typed["task"].answer is None and method_class.answer:
         typed["task"] = replace(typed["task"], answer=method_class.answer)
     rest = {key: value for key, value in values.items() if key not in typed}

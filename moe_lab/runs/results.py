@@ -89,7 +89,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
     @overload
     def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        found = [dict(outcome.results) for outcome in self.outcomes]
+        found = [dict(outcome.results.content) for outcome in self.outcomes]
         return found[index]
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,7 @@ class Run:
         if stored is None:
             return None
         asked = headline_of(self.config.task.metric, stored.scores(stored.tasks[0]))
-        return replace(stored, asked=asked)
+        return stored.model_copy(update={"asked": asked})
 
     def stored_metrics(self) -> StoredMetrics | None:
         """The stored metrics of `metrics=` if they are complete and of this run and hub commit, else None."""

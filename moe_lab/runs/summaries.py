@@ -108,7 +108,7 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         if any(metric not in one for one in values):
             continue  # a judge gave no verdict
         shared = [one for one in values[0][metric] if all(one in other[metric] for other in values)]
-        scores = [outcome.results["results"][name][metric] for outcome in outcomes]
+        scores = [outcome.results.results[name][metric] for outcome in outcomes]
         by_document = [[one[metric][document] for document in shared] for one in values]
         seeds = over_seeds(scores)
         summaries[metric] = {

@@ -144,7 +144,11 @@ def test_the_command_of_lm_eval_knows_the_name(tmp_path):
 
 @pytest.mark.slow
 def test_a_command_without_a_model_is_one_message(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["moe-lab-eval", "--model", "moe_lab", "--tasks", "arc_easy"])
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, False, None))
+    asked = f"moe-lab-eval --model moe_lab --tasks toy_choice --include_path {TASKS}"
+    monkeypatch.setattr("sys.argv", asked.split())
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and "Error: moe_lab needs a model" in capsys.readouterr().err

@@ -9,9 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import hydra
 import pytest
+from hydra import initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException
 
+import moe_lab
 from moe_lab.config import compose as module
 from moe_lab.config.catalog import plugin_folders
 from moe_lab.config.compose import compose, compose_cell
@@ -174,6 +177,13 @@ def test_a_variable_of_the_environment_is_the_number_that_it_names(monkeypatch):
     [cell] = compose(["limit=${oc.env:LIM}", "wait=${oc.env:WAIT}", "num_fewshot=${oc.env:LIM}"])
     config = to_config(cell)
     assert (config.limit, config.wait, config.num_fewshot) == (4, False, 4)
+
+
+def test_hydra_in_a_script_of_ones_own_composes_the_same():
+    with initialize_config_dir(moe_lab.conf_dir, version_base="1.3"):
+        config = hydra.compose("config", ["method=c3po", "method.k=5", "model.revision=main"])
+    [cell] = compose(["method=c3po", "method.k=5", "model.revision=main"])
+    assert {key: config[key] for key in cell.values} == cell.values
 
 
 # Options of an installed plug-in, found without --config-dir and without importing it

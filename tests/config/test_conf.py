@@ -43,7 +43,8 @@ def test_options_are_short(file):
 
 @pytest.mark.parametrize("group, name", OPTIONS)
 def test_every_option_composes(group, name):
-    overrides = [f"{group}={name}"] + (["task.name=piqa"] if name == "lm_eval" else [])
+    more = {"lm_eval": ["task.name=piqa"], "policy": [f"method.policy={__file__}:test_every_option_composes"]}
+    overrides = [f"{group}={name}", *more.get(name, [])]
     config = to_config(compose_cell(overrides, []))
     section = getattr(config, group)
     assert section.name == name or group == "task"

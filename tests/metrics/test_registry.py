@@ -24,10 +24,9 @@ from moe_lab.metrics.registry import (
 )
 from moe_lab.metrics.training_metrics import measure
 from moe_lab.models.memory import ModelPool
-from moe_lab.reports.expert import layer_frame, lines, logged_values
+from moe_lab.reports.expert import expert_lines, layer_frame, logged_values
 from moe_lab.reports.figures.curves import training_rows
 from moe_lab.reports.papers.metrics import expert_score, unit_of
-from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.interventions import some_rows
@@ -75,7 +74,7 @@ def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
     for name, unit in (("used_experts", "bits"), ("redrawn", "accuracy lost")):
         row = expert_score(outcome.results, found, f"expert.{name}")
         assert row.value is not None and unit_of(row.metric) == unit
-    shown = {(line.metric, line.of) for line in lines(found, run.run_id, NO_COMPARISONS)}
+    shown = {(line.label, line.of) for line in expert_lines(found)}
     assert {("Used experts, bits", "all tokens"), ("Redrawn, acc,none", "random experts once more")} <= shown
     assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= logged_values(found).keys()
     assert "used_experts" in set(layer_frame(found)["metric"])

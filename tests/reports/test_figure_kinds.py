@@ -10,7 +10,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figures.primitives import panels
-from moe_lab.reports.figures.style import write_figure
+from moe_lab.reports.figures.style import Drawing
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import FIGURES, Experiment, load_experiment
 from moe_lab.results.atomic import write_file
@@ -29,16 +29,16 @@ figure: dots
 """
 
 
-def write_dots(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_dots(table: CellTable) -> Drawing:
     rows = table.frame()[["method", "value"]]
 
-    def draw():
+    def draw(title: str):
         figure, axes = panels(1)
         axes[0].plot(rows["method"], rows["value"], "o")
         axes[0].set_title(title)
         return figure
 
-    return write_figure(draw, rows.to_dict("records"), folder, stem)
+    return Drawing(rows.to_dict("records"), draw)
 
 
 def loaded(folder: Path) -> Experiment:
@@ -49,7 +49,7 @@ def loaded(folder: Path) -> Experiment:
 
 def test_a_kind_of_the_registry_is_accepted_and_drawn(monkeypatch, tmp_path):
     module = ModuleType("moe_lab.reports.figures.dots")
-    module.write_dots = write_dots  # type: ignore[attr-defined]
+    module.draw_dots = draw_dots  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(FIGURES, "dots", ("cells", "dots"))
     experiment = loaded(tmp_path)

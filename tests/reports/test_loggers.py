@@ -18,29 +18,32 @@ from moe_lab.reports import loggers
 from moe_lab.reports.loggers import Logger, WandbLogger, open_logger
 from moe_lab.results.model import RunResult
 from tests.support.runs import write_jsonl
-from tests.support.stored_results import results_of
+from tests.support.stored_results import changed, result_with, results_of
 from tests.support.wandb_log import REPOSITORY, Logged
 
-RESULTS = results_of(
-    run_id="abc",
-    partial=True,
-    untuned=True,
-    c3po={"upper_bound": True},
-    task={"name": "toy", "tasks": ["toy"], "metric": "acc,none"},
-    samples={"toy": [3]},
-    intervals={},
-    baseline={"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
-    paired={"toy": {"acc,none": {"difference": 0.1}}},
-    cost={"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
+RESULTS = changed(
+    results_of(
+        run_id="abc",
+        partial=True,
+        untuned=True,
+        c3po={"upper_bound": True},
+        task={"name": "toy", "tasks": ["toy"], "metric": "acc,none"},
+        samples={"toy": [3]},
+        intervals={},
+        baseline={"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
+        paired={"toy": {"acc,none": {"difference": 0.1}}},
+        cost={"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
+    ),
+    results={
+        "toy": {
+            "alias": "toy",
+            "acc,none": 0.5,
+            "acc_stderr,none": "N/A",
+            "f1,none": 0.25,
+            "f1_stderr,none": 0.1,
+        }
+    },
 )
-RESULTS["results"].clear()
-RESULTS["results"]["toy"] = {
-    "alias": "toy",
-    "acc,none": 0.5,
-    "acc_stderr,none": "N/A",
-    "f1,none": 0.25,
-    "f1_stderr,none": 0.1,
-}
 KEY = "0123456789abcdef0123456789abcdef01234567"
 CODE = """
 import json, sys
@@ -350,7 +353,7 @@ def test_a_trained_model_has_its_lines(method, tmp_path):
     lines = [{"step": 2, "loss": 3.5, "z_loss": [4.0, 5.0]}, {"step": 4, "validation_loss": 3.25}]
     write_jsonl(tmp_path / "models" / "mine" / "log.jsonl", lines)
     block = {"method": {"name": method}, method.replace("-", "_"): {"model": "mine", "training": {}}}
-    first, second = loggers.training_lines(RunResult({"moe_lab": block}, tmp_path / "runs" / "run"))
+    first, second = loggers.training_lines(result_with({}, tmp_path / "runs" / "run", **block))
     layers = {f"training/z_loss/layer_{layer}": value for layer, value in enumerate((4.0, 5.0))}
     assert first == {"training/step": 2, "training/loss": 3.5, **layers}
     assert second == {"training/step": 4, "training/validation_loss": 3.25}
@@ -366,4 +369,4 @@ def test_a_trained_model_has_its_lines(method, tmp_path):
     ids=["none", "gone", "virtual tokens"],
 )
 def test_a_run_without_a_trained_model_has_none(block, tmp_path):
-    assert loggers.training_lines(RunResult({"moe_lab": block}, tmp_path / "runs" / "run")) == []
+    assert loggers.training_lines(result_with({}, tmp_path / "runs" / "run", **block)) == []

@@ -18,21 +18,11 @@ from moe_lab.reports.scores import (
     sentence,
     settings,
 )
-from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family, SeedGroup, family_of
-from moe_lab.results.scores import (
-    BETTER,
-    BOTH,
-    DIFFERENT,
-    EQUAL_RUNS,
-    MCNEMAR,
-    NOT_SIGNIFICANT,
-    WORSE,
-    Score,
-)
+from moe_lab.results.scores import BETTER, BOTH, DIFFERENT, EQUAL_RUNS, MCNEMAR, NOT_SIGNIFICANT, WORSE, Score
 from moe_lab.results.significance import holm
 from moe_lab.tasks.answer_forms import LETTERS
-from tests.support.stored_results import results_of
+from tests.support.stored_results import changed, results_of
 
 
 def cells(table: CommandTable) -> dict[str, list[str]]:
@@ -58,8 +48,7 @@ def test_a_methods_keys_are_shown_if_another_method_is_in_the_grid():
 def test_runs_that_ask_in_letters_are_told_from_those_that_ask_by_text():
     def asked(task, choices):
         run = results_of(task={"name": task, "tasks": [task], "metric": "acc,none"}, samples={task: [0]})
-        run.content["configs"] = {task: {"doc_to_choice": choices}}
-        return run
+        return changed(run, configs={task: {"doc_to_choice": choices}})
 
     text, letters, other = asked("a", "{{choices}}"), asked("a", LETTERS), asked("b", ["A", "B"])
     assert run_labels([text, letters, other]) == ["task.answer=text", "task.answer=letters", ""]
@@ -87,7 +76,7 @@ def test_the_cost_is_that_of_the_run_and_relative_to_its_base():
     control = {
         "calibration": {"run_id": "c", "results": {}, "paired": {"t": {"acc,none": {"difference": 0.1}}}}
     }
-    found = cells(CommandTable([base, roe, replace(roe, content=_compared(roe, control))]))
+    found = cells(CommandTable([base, roe, changed(roe, moe_lab=roe["moe_lab"] | {"compared": control})]))
     assert found["time"] == ["2.0 s", "5.0 s", "5.0 s", ""] and found["tokens"] == [
         "100",
         "1,600",
@@ -96,10 +85,6 @@ def test_the_cost_is_that_of_the_run_and_relative_to_its_base():
     ]
     assert found["× base"] == ["1.00", "16.00", "16.00", ""], "once a run, not once a comparison"
     assert found["against"] == ["", "", "", "calibration"]
-
-
-def _compared(run: RunResult, compared: dict[str, Any]) -> dict[str, Any]:
-    return dict(run) | {"moe_lab": run["moe_lab"] | {"compared": compared}}
 
 
 FULL = {"run_id": "full", "results": {"t": {"acc,none": 0.44}}}

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from moe_lab.metrics.stored import StoredMetrics
-from moe_lab.reports.expert import ExpertLine, expert_columns, lost_p_values
-from moe_lab.reports.expert import lines as expert_lines
+from moe_lab.reports.expert import ExpertLine, expert_columns, expert_lines
 from moe_lab.reports.scores import CommandTable
 from moe_lab.reports.terminal import (
     SHOWN_CHANGES,
@@ -27,7 +26,7 @@ from moe_lab.results.scores import MARKS
 from moe_lab.tasks.answer_forms import LETTERS
 from tests.support.command import run_command
 from tests.support.lm_eval_logs import evaluation, samples_of
-from tests.support.stored_results import results_of
+from tests.support.stored_results import changed, results_of
 
 
 def test_notes_are_beside_their_run_and_explained_once(capsys):
@@ -70,12 +69,13 @@ def test_the_parts_of_a_group_are_left_to_the_page_and_two_forms_of_answers_are_
         paired={"a": {"acc,none": one}, "b": {"acc,none": one}},
         intervals={},
     )
-    run.content["results"] = {name: {"acc,none": 0.5} for name in ("g", "a", "b")}
-    run.content.update(groups={"g": {}}, group_subtasks={"g": ["a", "b"], "a": [], "b": []})
+    scores = {name: {"acc,none": 0.5} for name in ("g", "a", "b")}
+    subtasks = {"g": ["a", "b"], "a": [], "b": []}
+    run = changed(run, results=scores, groups={"g": {}}, group_subtasks=subtasks)
     table = CommandTable([run], family=family_of([SeedGroup([run])]))
     assert [line.score.task for line in table.shown] == ["g"]
     assert "Parts of groups are on the page: 2 tasks and groups, without tests of their own." in notes(table)
-    letters = replace(run, content=dict(run) | {"configs": {"a": {"doc_to_choice": LETTERS}}})
+    letters = changed(run, configs={"a": {"doc_to_choice": LETTERS}})
     assert TWO_FORMS in notes(CommandTable([run, letters])) and TWO_FORMS not in notes(table)
 
 
@@ -175,12 +175,12 @@ METRICS: dict[str, Any] = {
 
 def families(metrics: dict[str, Any], *others: float) -> Family:
     """The families of a run's losses and of scores."""
-    own = lost_p_values(StoredMetrics(metrics), "r")
+    own = {line.comparison(results_of()): line.p for line in lines(metrics) if line.task}
     return Family.of({(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)}, own)
 
 
-def lines(metrics: dict[str, Any], *others: float) -> list[ExpertLine]:
-    return expert_lines(StoredMetrics(metrics), "r", families(metrics, *others))
+def lines(metrics: dict[str, Any]) -> list[ExpertLine]:
+    return expert_lines(StoredMetrics(metrics))
 
 
 def test_differences_to_base_are_in_their_own_rows():
@@ -189,7 +189,7 @@ def test_differences_to_base_are_in_their_own_rows():
         "capacity/most/tasks/u/acc,none": {"difference": -0.2, "ci95": None},
     }
     found = lines(METRICS | {"differences": {"baseline": difference}})
-    by_row = {(line.metric, line.of): line.difference for line in found}
+    by_row = {(line.label, line.of): line.difference for line in found}
     assert len(by_row) == 5
     balance = by_row["Load Balance, bits", "all tokens"]
     assert (balance.difference, balance.interval) == (0.1, (0.05, 0.15))
@@ -202,7 +202,7 @@ def test_a_loss_is_corrected_for_the_losses_alone(others):
     """Broken by scores that change the p of a loss, and by losses that change the p of scores."""
     two = {"least": {"tasks": {"t": loss(0.3, p=0.03)}}, "most": {"tasks": {"t": loss(0.3, p=0.5)}}}
     metrics = METRICS | {"capacity": two}
-    found, family = lines(metrics, *others), families(metrics, *others)
+    found, family = lines(metrics), families(metrics, *others)
     columns = expert_columns([(results_of(), "", line) for line in found], family)
     cells = {column.heading: column.cells for column in columns}
     assert [cell for cell in cells["p (Holm)"] if cell] == ["0.0600", "0.5000"]

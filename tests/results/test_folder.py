@@ -26,7 +26,9 @@ from moe_lab.results import lock as locks
 from moe_lab.results.folder import ATTEMPT, Artifact, RunFolder, check_writable
 from moe_lab.results.identity import versions
 from moe_lab.results.lock import acquire, is_locked
-from moe_lab.results.model import BLOCKS, RunResult
+from tests.support.stored_results import result_with
+
+BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")
 
 
 def finished(folder: Path, **changes: Any) -> RunFolder:
@@ -137,11 +139,9 @@ def test_a_full_disk_is_seen_before_any_work(tmp_path, monkeypatch):
 
 def test_other_versions_are_marked():
     now = versions()
-    assert RunResult({"moe_lab": {"versions": now}}).version_notes == []
+    assert result_with(versions=now).version_notes == []
     old = now | {"lm_eval": "0.0.1", "torch": "1.0"}
-    assert RunResult({"moe_lab": {"versions": old}}).version_notes == [
-        f"made with lm_eval 0.0.1, now {now['lm_eval']}"
-    ]
+    assert result_with(versions=old).version_notes == [f"made with lm_eval 0.0.1, now {now['lm_eval']}"]
 
 
 class Pair(Artifact):

@@ -21,12 +21,13 @@ from moe_lab.results.samples import (
     write_samples,
 )
 from moe_lab.results.stored_files import DamagedError
+from tests.support.stored_results import result_with
 
 
 def result_in(folder: Path, documents: Iterable[int]) -> RunResult:
     """The result that a log is checked against."""
     scores = {"alias": "t", "acc,none": 1.0, "acc_stderr,none": 0.1}
-    return RunResult({"results": {"t": scores}, "moe_lab": {"samples": {"t": list(documents)}}}, folder)
+    return result_with({"t": scores}, folder, samples={"t": list(documents)})
 
 
 def sample(document: int, text: str, **metrics: Any) -> dict[str, Any]:

@@ -12,11 +12,10 @@ from dataclasses import replace
 import pytest
 
 from moe_lab.results.identity import versions
-from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family, mean_score, task_mean
 from moe_lab.results.scores import Score, headline, marks_of, scores_of
 from moe_lab.results.significance import holm
-from tests.support.stored_results import block_of
+from tests.support.stored_results import result_with
 
 
 def score(task: str, value: float | None, **more: float | tuple[float, float]) -> Score:
@@ -44,9 +43,8 @@ def test_tasks_have_equal_weight_in_their_average():
 
 def results_of(scores, tasks, **more):
     """A results.json of two documents per task."""
-    block = block_of("base", model={"name": "m"}, samples={task: [0, 3] for task in tasks})
-    block["task"]["tasks"] = tasks
-    return RunResult({"results": scores, "moe_lab": block, **more})
+    asked = {"name": "t", "tasks": tasks, "metric": "acc,none"}
+    return result_with(scores, task=asked, samples={task: [0, 3] for task in tasks}, more=more)
 
 
 def test_the_headline_is_the_tasks_own_metric_else_the_first():
@@ -67,18 +65,20 @@ def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
     one = {"n": 2, "difference": 0.5, "ci95": [-0.1, 0.9], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
     paired = {name: {"acc,none": one} for name in ("a", "b")}
     more = {"groups": {"g": {}, "h": {}}, "group_subtasks": {"g": ["h"], "h": ["a", "b"], "a": [], "b": []}}
-    results = results_of(scores, ["a", "b"], **more)
-    results["moe_lab"]["paired"] = paired
+
+    def results(*asked):
+        task = {"name": list(asked), "tasks": ["a", "b"], "metric": "acc,none"}
+        return result_with(scores, task=task, samples={"a": [0, 3], "b": [0, 3]}, paired=paired, more=more)
 
     def tested(*asked):
-        results["moe_lab"]["task"]["name"] = list(asked)
-        return [row.task for row in scores_of(results) if row.p is not None and "part" not in row.marks]
+        rows = scores_of(results(*asked))
+        return [row.task for row in rows if row.p is not None and "part" not in row.marks]
 
     assert tested("g") == ["g"]
     assert tested("g", "a") == ["g", "a"]
     assert tested("h") == ["h"]
     assert tested("a", "b")[:2] == ["a", "b"]
-    assert [row.difference for row in scores_of(results) if row.task == "a"] == [0.5]
+    assert [row.difference for row in scores_of(results("a", "b")) if row.task == "a"] == [0.5]
 
 
 def test_the_mean_over_seeds_of_a_part_has_no_test_either():
@@ -97,7 +97,11 @@ def test_what_does_not_exist_is_none():
     assert row.value is None
 
 
-TUNED = {"tuning": {"model": "tiny", "n": 8}, "model": {"name": "tiny"}, "method": {"config": {"n": 8}}}
+TUNED = {
+    "tuning": {"model": "tiny", "n": 8},
+    "model": {"name": "tiny"},
+    "method": {"name": "roe", "config": {"n": 8}},
+}
 
 
 @pytest.mark.parametrize(
@@ -114,23 +118,21 @@ TUNED = {"tuning": {"model": "tiny", "n": 8}, "model": {"name": "tiny"}, "method
         (TUNED | {"tuning": {"model": "tiny", "n": 4}}, ("other-profile",)),
         (TUNED | {"tuning": {"model": "olmoe", "n": 8}}, ("other-profile",)),
         (TUNED | {"tuning": {"model": "tiny", "n": 8, "noise": "gumbel"}}, ()),
-        (TUNED | {"method": {"config": {"n": 8, "noise": "antithetic"}}}, ("other-profile",)),
+        (TUNED | {"method": {"name": "roe", "config": {"n": 8, "noise": "antithetic"}}}, ("other-profile",)),
     ],
 )
 def test_marks_say_what_a_reader_must_know(changes, marks):
-    block = results_of({}, [])["moe_lab"]
-    assert marks_of(RunResult({"moe_lab": block | changes})) == marks
+    assert marks_of(result_with(**changes)) == marks
 
 
 @pytest.mark.parametrize(
     ("calibrated", "marked"), [(1.9, True), (2.0, False), (2.0 - 1e-7, False), (2.1, False), (None, False)]
 )
 def test_a_run_that_calibration_beats_is_marked(calibrated, marked):
-    block = results_of({}, [])["moe_lab"]
-    block |= {"tuning": {"model": "m", "score": 2.0, "calibrated_score": calibrated}}
-    assert ("worse-than-calibrated" in marks_of(RunResult({"moe_lab": block}))) == marked
-    control = block | {"method": {"name": "calibration"}}
-    assert "worse-than-calibrated" not in marks_of(RunResult({"moe_lab": control}))
+    tuning = {"model": "tiny", "score": 2.0, "calibrated_score": calibrated}
+    assert ("worse-than-calibrated" in marks_of(result_with(tuning=tuning))) == marked
+    control = result_with(tuning=tuning, method={"name": "calibration"})
+    assert "worse-than-calibrated" not in marks_of(control)
 
 
 def test_holms_correction_is_over_the_scores_that_have_a_p():

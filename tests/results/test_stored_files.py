@@ -23,11 +23,9 @@ from safetensors.torch import save_file
 from moe_lab.errors import ResultsError
 from moe_lab.results import stored_files as stored
 from moe_lab.results.atomic import obey_umask, plain, write_atomically, write_json, writing
-from moe_lab.results.model import RunResult
+from moe_lab.results.model import RunResult, stored_results
 from moe_lab.results.stored_files import (
     DamagedError,
-    Results,
-    misfit,
     parsed_once,
     read_csv,
     read_lines,
@@ -36,7 +34,7 @@ from moe_lab.results.stored_files import (
     typed,
     whole_mapping,
 )
-from tests.support.stored_results import results_of
+from tests.support.stored_results import block_of, results_of
 
 WRONG = {
     "empty": b"",
@@ -122,7 +120,7 @@ def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path):
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    results = copy.deepcopy(dict(results_of()))
+    results = copy.deepcopy(results_of().content)
     results["moe_lab"] |= changes
     return results
 
@@ -130,20 +128,23 @@ def changed(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("results", "place"),
     [
-        ([], "it"),
         (changed(model={"name": None}), "moe_lab.model.name"),
         (changed(samples={"t": ["0"]}), "moe_lab.samples.t.0"),
         (changed(baseline={"run_id": 5}), "moe_lab.baseline.run_id"),
-        (changed(intervals={"t": {"acc,none": [0.1]}}), "moe_lab.intervals.t.acc,none"),
-        (dict(results_of()) | {"group_subtasks": {"g": "t"}}, "group_subtasks.g"),
-        (dict(results_of()), None),
+        (changed(intervals={"t": {"acc,none": [0.1]}}), "moe_lab.intervals.t.acc,none.1"),
+        (results_of().content | {"group_subtasks": {"g": "t"}}, "group_subtasks.g"),
+        (results_of().content, None),
         (changed(other=5), None),
         (changed(intervals={"t": {"acc,none": [0.1, float("nan")]}}), None),
     ],
 )
-def test_what_readers_would_meet_is_named(results, place):
-    problem = misfit(results, Results)
-    assert problem is None if place is None else str(problem).startswith(f"{place}: ")
+def test_what_readers_would_meet_is_named(tmp_path, results, place):
+    file = tmp_path / "results.json"
+    if place is None:
+        assert stored_results(results, file).results == results["results"]
+    else:
+        with pytest.raises(DamagedError, match=rf"results\.json is damaged: {place}: "):
+            stored_results(results, file)
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def test_a_group_was_asked_in_letters_if_a_task_of_it_was(choices, form):
         "group_subtasks": {"group": ["a", "b"]},
         "configs": {task: {"doc_to_choice": choices.get(task)} for task in ("a", "b")},
         "results": {},
-        "moe_lab": {"samples": {"a": [0], "b": [0]}},
+        "moe_lab": block_of(samples={"a": [0], "b": [0]}),
     }
     assert RunResult(content).answer_form("group") == form
     assert RunResult(content).answer_form("b") == ("letters" if "b" in choices else "text")

@@ -51,7 +51,8 @@ def numbers(results: RunResult | dict[str, Any]) -> dict[str, Any]:
     """A result without what an interruption may change: what was spent, and the share of changed routings, which is
     counted over all that was computed."""
     block = {key: value for key, value in results["moe_lab"].items() if key not in ("cost", "roe")}
-    return {**results, "moe_lab": block}
+    content = results.content if isinstance(results, RunResult) else results
+    return content | {"moe_lab": block}
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_a_run_writes_what_the_contract_says(roe):
     assert outcome.path == folder / "results.json" and not outcome.stored
     assert folder.parent == Path(roe.output_dir) / "runs"
     assert folder.name == f"small-roe-arc_easy-{outcome.run.run_id[:8]}"
-    assert json.loads(outcome.path.read_text()) == outcome.results
+    assert json.loads(outcome.path.read_text()) == outcome.results.content
     assert not (folder / "status.json").exists()
     assert yaml.safe_load((folder / "overrides.yaml").read_text()) == ["method=roe"]
     assert yaml.safe_load((folder / "config.yaml").read_text())["method"]["n"] == 2

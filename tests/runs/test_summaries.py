@@ -4,6 +4,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,9 @@ def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(r
 @pytest.mark.slow
 def test_the_table_over_seeds_has_the_marks_of_its_runs(roe, capsys):
     outcomes = of_seeds(roe, limit=3)
-    outcomes[0].results["moe_lab"]["versions"]["lm_eval"] = "0.0.1"
+    outcomes[0].results.versions["lm_eval"] = "0.0.1"
     assert "PARTIAL untuned other-versions" in " ".join(shown(capsys, summarize(outcomes)).split())
-    outcomes[0].results["moe_lab"]["versions"] = outcomes[1].results["moe_lab"]["versions"]
+    outcomes[0].results.versions["lm_eval"] = version("lm_eval")
     out = shown(capsys, summarize(outcomes))
     assert "PARTIAL untuned" in out and "older-intervals" not in out
 

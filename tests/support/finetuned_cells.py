@@ -13,8 +13,7 @@ KEYS = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}}
 
 
 def cell(value: float = 0.6, metric: str = "headline", **coordinates) -> TableCell:
-    told = expert_results(intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}})
-    told["results"]["t"]["acc,none"] = value
+    told = expert_results(value, intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}})
     config = SimpleNamespace(method=SimpleNamespace(learning_rate=0.02))
     found = {"run_id": "r", "results": [told], "expert": [StoredMetrics(EXPERT_METRICS)], "config": config}
     return TableCell(

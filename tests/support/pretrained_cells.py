@@ -6,6 +6,7 @@ from typing import Any
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Scale
 from moe_lab.reports.papers.metrics import LOSS
+from moe_lab.results.model import RunResult
 from moe_lab.results.statistics import bootstrap_interval
 from tests.support.stored_results import results_of
 
@@ -31,7 +32,7 @@ def experiment(**more: Any) -> Experiment:
 
 def trained_results(
     rows: Sequence[float], *, accuracy: float = 0.4, leak: float | None = None, **more: Any
-) -> dict:
+) -> RunResult:
     """A results.json of a design with these losses on held-out rows."""
     validation = {
         "loss": sum(rows) / len(rows),

@@ -1,6 +1,7 @@
 """results.json and expert_metrics.json of runs, made by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.papers.cells import CellTable, TableCell
@@ -30,6 +31,18 @@ def block_of(
     } | changes
 
 
+def result_with(
+    results: Mapping[str, Any] = {}, folder: Path | None = None, more: Mapping[str, Any] = {}, **changes: Any
+) -> RunResult:
+    """A result with these scores, these changes to the block of `block_of`, and more keys of lm-eval."""
+    return RunResult({"results": results, "moe_lab": block_of() | changes, **more}, folder)
+
+
+def changed(result: RunResult, **changes: Any) -> RunResult:
+    """A result with other keys of lm-eval."""
+    return RunResult(result.content | changes, result.folder)
+
+
 def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> RunResult:
     """A results.json of one task."""
     of_roe = {"roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"}} if method == "roe" else {}
@@ -55,9 +68,9 @@ def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: A
     return RunResult({"results": {"t": {"acc,none": value}}, "moe_lab": block})
 
 
-def expert_results(**more) -> RunResult:
+def expert_results(value: float = 0.6, **more) -> RunResult:
     block = block_of("finetune-freeze", run_id="r1", intervals={"t": {"acc,none": [0.4, 0.8]}})
-    scores = {"t": {"acc,none": 0.6, "acc_stderr,none": 0.05}}
+    scores = {"t": {"acc,none": value, "acc_stderr,none": 0.05}}
     return RunResult({"results": scores, "moe_lab": block | more})
 
 
@@ -73,32 +86,6 @@ EXPERT_METRICS: dict[str, Any] = {
     "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3)}}},
     "specialization": {"tasks": {"t": loss(0.5), "u": loss(0.1), "all": loss(0.25)}},
 }
-_CONTENT: dict[str, Any] = {
-    "results": {
-        "toy": {
-            "alias": "toy",
-            "acc,none": 0.5,
-            "acc_stderr,none": "N/A",
-            "f1,none": 0.25,
-            "f1_stderr,none": 0.1,
-        }
-    },
-    "moe_lab": {
-        "run_id": "abc",
-        "model": {"name": "toy", "commit": None, "identified_by": "content"},
-        "partial": True,
-        "untuned": False,
-        "method": {"name": "roe", "config": {"name": "roe"}},
-        "task": {"name": "toy", "tasks": ["toy"], "metric": "acc,none"},
-        "baseline": {"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
-        "paired": {"toy": {"acc,none": {"difference": 0.1}}},
-        "samples": {"toy": [3]},
-        "cost": {"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
-    },
-}
-
-
-RESULTS = RunResult(_CONTENT)
 
 
 def cell_table(*cells: TableCell, **keys: Any) -> CellTable:

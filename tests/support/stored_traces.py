@@ -7,7 +7,7 @@ from typing import Any
 
 from moe_lab.reports.figures.traces import StoredTraces, read_traces
 from moe_lab.results.model import RunResult
-from tests.support.stored_results import results_of
+from tests.support.stored_results import changed, results_of
 
 BEFORE = [[[0.5, 0.3, 0.15, 0.05], [0.4, 0.3, 0.2, 0.1]]]
 AFTER = [[[0.5, 0.15, 0.3, 0.05], [0.05, 0.3, 0.2, 0.45]]]
@@ -61,9 +61,9 @@ def c3po_results(core_experts: int | None = None, **changes: Any) -> RunResult:
     """A results.json of C3PO on four experts, two of them taken."""
     c3po = {"core_experts": core_experts, "flops_per_sample": 4e9, "flops_plain_per_sample": 1e9}
     model = {"name": "tiny", "top_k": 2, "experts": 4}
+    method = {"name": "c3po", "config": {"name": "c3po", "core_experts": core_experts}}
     results = results_of(method="c3po", **{"model": model, "c3po": c3po} | changes)
-    results["moe_lab"]["method"]["config"]["core_experts"] = core_experts
-    return results
+    return changed(results, moe_lab=results["moe_lab"] | {"method": method})
 
 
 def run_of(folder: Path, answers: list[str], **changes: Any) -> StoredTraces:

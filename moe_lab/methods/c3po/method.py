@@ -174,7 +174,7 @@ class C3PO(Method):
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         lines = []
-        result = RunResult({"moe_lab": block})
+        result = RunResult({"results": {}, "moe_lab": block})
         if found := result.report.get("reference", {}).get("set"):
             lines = [
                 f"c3po: its {found['asked']:,} reference questions are answered once for all runs; the costs above "

@@ -16,16 +16,16 @@ def write_study_figures(folder: Path) -> list[Path]:
     tuning=tpe: `history` and `heatmap`; tuning=uniform: `sweep`. Figures of earlier trials are replaced. There are no
     figures without a complete trial, with tuning=scale (one trial), and with tuning=grid (no temperatures).
     """
-    from moe_lab.reports.figures.studies import read_study, write_heatmap, write_history, write_sweep
+    from moe_lab.reports.figures.studies import draw_heatmap, draw_history, draw_sweep, read_study
 
     study = read_study(folder)
     if study.complete.empty or study.info.tuning in ("scale", "grid"):
         return []
     if study.info.tuning == "uniform":
-        return write_sweep([study], folder / "figures", "sweep")
-    history = write_history([study], folder / "figures", "history")
-    heatmap = write_heatmap([study], folder / "figures", "heatmap") if study.temperatures else []
-    return history + heatmap
+        return draw_sweep([study]).save(folder / "figures", "sweep")
+    history = draw_history([study]).save(folder / "figures", "history")
+    heatmap = draw_heatmap([study])
+    return history + heatmap.save(folder / "figures", "heatmap")
 
 
 def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
@@ -42,7 +42,7 @@ def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
     if kinds and (run := read_traces(result)) is not None:
         for kind in kinds:
             module = import_module(f"moe_lab.reports.figures.{FIGURES[kind][1]}")
-            paths += getattr(module, f"write_{kind}")([run], result.stored_in / "figures", kind)
+            paths += getattr(module, f"draw_{kind}")([run]).save(result.stored_in / "figures", kind)
     return paths + (write_coactivation(result.stored_in, metrics.experts) if metrics else [])
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import bars, curve, draw_differences, write_panels, write_points
-from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, count_axis, write_figure
-from moe_lab.reports.papers.cells import CellTable, TableCell, averages, coordinates
+from moe_lab.reports.figures.primitives import bars, curves, draw_differences, panels_by, panels_of_points
+from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, Drawing, count_axis
+from moe_lab.reports.papers.cells import CellTable, averages, coordinates, varied_label
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine
 
@@ -20,14 +18,14 @@ if TYPE_CHECKING:
 # The base model next to RoE, task by task, one panel per model (RoE, Figure 3)
 
 
-def write_accuracy(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_accuracy(table: CellTable) -> Drawing:
     """Grouped bars with 95% intervals over documents, one panel per model."""
     frame = table.frame()
     chat = [cell.coordinates.get("apply_chat_template") == "true" for cell in frame["cell"]]
     frame["task"] = [task + ", chat" * is_chat for task, is_chat in zip(frame["task"], chat, strict=True)]
     frame["method"] = coordinates(frame, "method")
     rows = frame.drop(columns=["cell", "stderr", "published"])
-    return write_panels(rows, "model", _accuracy, folder, stem, title, columns=1, height=2.5)
+    return panels_by(rows, "model", _accuracy, columns=1, height=2.5)
 
 
 def _accuracy(axis: Axes, panel: tuple[str, DataFrame]) -> None:
@@ -47,25 +45,15 @@ def _accuracy(axis: Axes, panel: tuple[str, DataFrame]) -> None:
 
 # RoE next to the base model with more experts per token, at equal expert work (RoE, section 1)
 
-ROUNDING = "temperature 0"
-"""The suffix of the name of RoE without noise."""
-CONTROL_LINES = {
-    "base": ("base model with k' experts", ORANGE, "s-", 0.97),
-    ROUNDING: ("RoE at temperature 0: rounding alone", GREY, "^-", 1.0),
-}
-"""The label, the colour and the style of a method's line, and its sideways shift."""
-ROE_LINE = ("RoE: n samples of k experts", BLUE, "o-", 1.03)
-
-
 CONTROL_COLUMNS = [
     *("model", "task", "method", "metric", "rows", "experts_per_token", "expert_work"),
     *("value", "low", "high", "examples", "seeds", "std"),
 ]
 
 
-def write_control(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_control(table: CellTable) -> Drawing:
     """The metric against experts computed per token and layer, one panel per model and task."""
-    return write_panels(control_rows(table), ["model", "task"], _control, folder, stem, title, height=2.4)
+    return panels_by(control_rows(table), ["model", "task"], _control, height=2.4)
 
 
 def control_rows(table: CellTable) -> DataFrame:
@@ -74,18 +62,14 @@ def control_rows(table: CellTable) -> DataFrame:
     results = [cell.results[0] for cell in frame["cell"]]
     frame["method"] = coordinates(frame, "method")
     frame["rows"] = [result.method_config.get("n", 1) for result in results]
-    frame["experts_per_token"] = [result.model_facts["top_k"] for result in results]
+    frame["experts_per_token"] = [result.top_k for result in results]
     frame["expert_work"] = frame["rows"] * frame["experts_per_token"]
     return frame[CONTROL_COLUMNS].sort_values(["model", "task", "method", "expert_work"])
 
 
 def _control(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
     (model, task), rows = panel
-    for method, shown in rows.groupby("method", sort=False):
-        kind = ROUNDING if str(method).endswith(ROUNDING) else method
-        label, colour, style, shift = CONTROL_LINES.get(kind, ROE_LINE)
-        places = shown.assign(place=shown["expert_work"] * shift)
-        curve(axis, places, "place", label=label, colour=colour, style=style)
+    curves(axis, rows, "expert_work", by="method")
     own = set(rows["experts_per_token"][rows["method"] != "base"])
     for count in own:
         axis.axvline(count, color=GREY, ls=":", lw=1.2, label="the model's own k")
@@ -105,7 +89,7 @@ FOREST_COLUMNS = [
 ]
 
 
-def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_forest(table: CellTable) -> Drawing:
     """Points with 95% intervals over documents, a line at base; every measured cell and average."""
     experiment, cells = table.experiment, table.cells
     across = [key for key in experiment.keys if key not in experiment.rows]
@@ -114,7 +98,7 @@ def write_forest(table: CellTable, folder: Path, stem: str, title: str) -> list[
     settings = ([cell.coordinates[key] for key in named or experiment.rows[:1]] for cell in frame["cell"])
     frame["setting"] = [", ".join(text for text in setting if text != "-") for setting in settings]
     frame["panel"] = [", ".join(cell.coordinates[key] for key in across) for cell in frame["cell"]]
-    return write_points(frame[FOREST_COLUMNS], "setting", _forest_look, _forest, folder, stem, title)
+    return panels_of_points(frame[FOREST_COLUMNS], "setting", _forest_look, _forest)
 
 
 def _forest_look(row: Any) -> dict[str, Any]:
@@ -135,39 +119,23 @@ def _forest(axis: Axes, name: str, rows: DataFrame) -> None:
 
 # Differences of all comparisons with their intervals, one panel per task
 
-NAMED = ("method.reference", "method.schedule")
-"""Keys whose values are part of a row's name if the cells of its method differ in them."""
-NOISE = "model.recipe.routing_noise"
+EFFECT_COLUMNS = ("task", "metric", "label", "difference", "low", "high", "p_holm", "seeds", "examples")
 
 
-def write_effects(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_effects(table: CellTable) -> Drawing:
     """Every comparison of a cell that has an interval, as points; filled where the corrected p is below 0.05."""
-    found = [
-        ScoreLine(score, _label(cell.coordinates, table.cells, score.other))
-        for cell in table.cells
-        for score in cell.scores(table.family).values()
-        if score.tested_interval is not None
-    ]
     rows, groups = [], dict[str, list[ScoreLine]]()
-    for line in found:
-        score, (low, high) = line.score, line.score.tested_interval or (None, None)
-        names = ("task", "metric", "label", "difference", "low", "high", "p_holm", "seeds", "examples")
-        known = vars(score) | {"label": line.label, "low": low, "high": high, "examples": score.n}
-        rows.append({name: known[name] for name in names})
-        groups.setdefault(score.task, []).append(line)
+    for cell in table.cells:
+        for other, score in cell.scores(table.family).items():
+            if score.tested_interval is None:
+                continue
+            label = f"{varied_label(cell, table.cells)}: minus {other.replace('_', ' ')}"
+            low, high = score.tested_interval
+            known = vars(score) | {"label": label, "low": low, "high": high, "examples": score.n}
+            rows.append({name: known[name] for name in EFFECT_COLUMNS})
+            groups.setdefault(score.task, []).append(ScoreLine(score, label))
     titles = [
         f"{task}, {line.score.seeds} seed{'s' * (line.score.seeds != 1)}, {line.score.n} examples"
         for task, (line, *_) in groups.items()
     ]
-    return write_figure(lambda: draw_differences(list(groups.values()), titles, title), rows, folder, stem)
-
-
-def _label(coordinates: dict[str, str], cells: Sequence[TableCell], other: str) -> str:
-    """The method, those keys of NAMED that differ among its cells, the noise in training, and the other run."""
-    method = coordinates.get("method", "-")
-    own = [cell.coordinates for cell in cells if cell.coordinates.get("method", "-") == method]
-    varied = [key for key in NAMED if len({one.get(key, "-") for one in own}) > 1]
-    values = [method, *(coordinates.get(key, "-") for key in varied)]
-    noise = {"0": "no noise in training", "1": "noise in training"}.get(coordinates.get(NOISE, "-"), "-")
-    name = ", ".join(value for value in (*values, noise) if value != "-")
-    return f"{name}: minus {other.replace('_', ' ')}"
+    return Drawing(rows, lambda title: draw_differences(list(groups.values()), titles, title))

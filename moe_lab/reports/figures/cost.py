@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import curve, legend_below, panel_per, panels, write_panels
+from moe_lab.reports.figures.primitives import curve, curves, legend_below, panel_per, panels, panels_by
 from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
@@ -16,11 +15,11 @@ from moe_lab.reports.figures.style import (
     GREY,
     MARKERS,
     ORANGE,
+    Drawing,
     count_axis,
     log_axis,
-    write_figure,
 )
-from moe_lab.reports.papers.cells import CellTable, TableCell
+from moe_lab.reports.papers.cells import CellTable, TableCell, varied_label
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.model import BASE
 
@@ -41,14 +40,16 @@ QUANTITIES = {
 CACHE_LABELS = {"clean": "clean cache", "standard": "standard cache", "none": "no cache"}
 
 
-def write_overhead(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_overhead(table: CellTable) -> Drawing:
     """One panel per quantity, relative to n=1; one line per cache and temperature."""
     rows = overhead_rows(table.cells)
-    names = ("model", "device", "task", "documents")
-    model, device, task, documents = (rows[0][name] if rows else None for name in names)
-    heading = f"{title}\n{model} on {device}, {task}, {documents} documents, batch 1, one run per point"
-    draw = partial(_quantity, rows=rows)
-    return write_figure(lambda: panel_per(list(QUANTITIES), heading, draw, height=2.5), rows, folder, stem)
+
+    def draw(title: str) -> Figure:
+        model, device, task, documents = (rows[0][name] for name in ("model", "device", "task", "documents"))
+        heading = f"{title}\n{model} on {device}, {task}, {documents} documents, batch 1, one run per point"
+        return panel_per(list(QUANTITIES), heading, partial(_quantity, rows=rows), height=2.5)
+
+    return Drawing(rows, draw)
 
 
 def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
@@ -93,27 +94,18 @@ def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
 
 
 def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    from pandas import DataFrame, concat
+    from pandas import DataFrame
 
     key, frame = f"relative_{name}", DataFrame(rows, dtype=object)
-    axis.set_title(QUANTITIES[name])
-    if frame[key].isna().all():
-        why = "not measured:\nno power meter on this device" if name == "watts" else "not measured"
-        axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, color=GREY)
-        axis.set(xticks=[], yticks=[])
+    if frame[key].isna().all():  # power needs a meter
+        axis.set(title=f"{QUANTITIES[name]}: not measured", xticks=[], yticks=[])
         return
-    single = frame[frame["n"] == 1][:1]
-    for (cache, temperature), line in frame.groupby(["cache", "temperature"], sort=False):
-        index = list(CACHE_LABELS).index(str(cache))
-        own = concat([single, line.drop(single.index, errors="ignore")])
-        style = MARKERS[index] + ("-" if temperature == "0" else "--")
-        filled = COLOURS[index] if temperature == "0" else "white"
-        label = f"{CACHE_LABELS[str(cache)]}, temperature {temperature}"
-        curve(axis, own, "n", key, colour=COLOURS[index], style=style, label=label, mfc=filled)
+    frame["line"] = frame["cache"].map(CACHE_LABELS) + ", temperature " + frame["temperature"]
+    curves(axis, frame, "n", key)
     count_axis(axis, sorted(frame["n"].unique()), "n (routing samples per token)")
     if frame[key].max() > 8:
         log_axis(axis)
-    axis.set_ylabel("relative to n=1")
+    axis.set(title=QUANTITIES[name], ylabel="relative to n=1")
 
 
 # Equivalent model size of RoE, and its cost next to a plain model of that size (RoE, Figure 5)
@@ -121,12 +113,10 @@ def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:
 COSTS = {"milliseconds_per_token": "time per generated token", "mebibytes": "memory"}
 
 
-def write_equivalent(
-    measurements: Sequence[dict[str, Any]], folder: Path, stem: str, title: str
-) -> list[Path]:
+def draw_equivalent(measurements: Sequence[dict[str, Any]]) -> Drawing:
     """Three panels against n: equivalent size, latency, memory; one row per n, as
     `moe_lab/runs/experiments/runner.py: equivalent_rows` measures them."""
-    return write_figure(lambda: _equivalent(measurements, title), measurements, folder, stem)
+    return Drawing(measurements, partial(_equivalent, measurements))
 
 
 def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
@@ -165,11 +155,11 @@ def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 # Quality against cost: the difference to the base model, by the expert work of an answer
 
 
-def write_quality_cost(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_quality_cost(table: CellTable) -> Drawing:
     """One panel per task; a point with its 95% interval per method, filled where the corrected p is below 0.05."""
     rows = quality_rows(table)
     draw = partial(_draw_task, labels=list(rows["label"].unique()))
-    return write_panels(rows, "task", draw, folder, stem, title, height=2.6, columns=2)
+    return panels_by(rows, "task", draw, height=2.6, columns=2)
 
 
 QUALITY_COLUMNS = [
@@ -202,8 +192,8 @@ def quality_rows(table: CellTable) -> DataFrame:
         difference = score.value - plain.value if score.difference is None else score.difference
         more = {
             "task": f"{score.task} ({score.model})",
-            "label": _label(cell, table.cells),
-            "lower_is_better": cell.results[0].lower_is_better(score.task, score.metric),
+            "label": varied_label(cell, table.cells),
+            "lower_is_better": cell.results[0].better(score.task, score.metric) is False,
             "difference": difference,
             "low": low,
             "high": high,
@@ -216,23 +206,9 @@ def quality_rows(table: CellTable) -> DataFrame:
     return DataFrame(rows, columns=QUALITY_COLUMNS, dtype=object)
 
 
-def _label(cell: TableCell, cells: Sequence[TableCell]) -> str:
-    """The method, and of the settings in the table's first columns those in which its cells differ."""
-    method = cell.coordinates["method"]
-    own = [other.coordinates for other in cells if other.coordinates["method"] == method]
-    settings = [
-        f"{key.rpartition('.')[2]}={value}"
-        for key, value in cell.coordinates.items()
-        if key not in ("model", "task", "measure")
-        and value != "-"
-        and any(other[key] != value for other in own)
-    ]
-    return " ".join([method, *settings])
-
-
 def _mean_work(cell: TableCell) -> float:
     return fmean(
-        float(result.report.get("experts_per_token") or result.model_facts["top_k"])
+        float(result.report.get("experts_per_token") or result.top_k or 1)
         * (result.cost.get("tokens_in") or 0)
         for result in cell.results
     )

@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.metrics.registry import labels, values_of
-from moe_lab.reports.figures.primitives import curve, curves, write_each, write_panels, write_points
-from moe_lab.reports.figures.style import BLUE, COLOURS, GREEN, GREY, MARKERS, NUMBER_BOX, ORANGE, step_axis
+from moe_lab.reports.figures.primitives import curve, curves, panels_by, panels_of, panels_of_points
+from moe_lab.reports.figures.style import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    MARKERS,
+    NUMBER_BOX,
+    ORANGE,
+    Drawing,
+    step_axis,
+)
 from moe_lab.reports.papers.cells import CellTable, coordinates, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import model_folder, quantity, unit_of
@@ -27,19 +37,11 @@ if TYPE_CHECKING:
 
 def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """`expert_metrics.png` and `.csv` of the measurements in expert_metrics.jsonl; the CSV is not scaled."""
-    title = "Expert metrics while the model is trained"
-    return write_each(
-        [("", training_rows(lines))],
-        itemgetter(1),
-        _draw_training,
-        folder,
-        "expert_metrics",
-        title,
-        height=2.6,
-    )
+    drawing = panels_of([("", training_rows(lines))], itemgetter(1), _draw_training, height=2.6)
+    return drawing.save(folder, "expert_metrics", "Expert metrics while the model is trained")
 
 
-def write_epochs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_epochs(table: CellTable) -> Drawing:
     """One panel for each training of the cells that has measurements."""
     trainings: dict[str, list[dict[str, Any]]] = {}
     for cell in (cell for cell in table.cells if cell.results):
@@ -47,7 +49,7 @@ def write_epochs(table: CellTable, folder: Path, stem: str, title: str) -> list[
             # a training's metrics are cells of their own
             name = ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
             trainings[name] = [{"training": name, **row} for row in training_rows(lines)]
-    return write_each(list(trainings.items()), itemgetter(1), _draw_training, folder, stem, title, height=2.6)
+    return panels_of(list(trainings.items()), itemgetter(1), _draw_training, height=2.6)
 
 
 def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -85,9 +87,9 @@ FLOPS_COLUMNS = [
 ]
 
 
-def write_flops(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_flops(table: CellTable) -> Drawing:
     """One panel per model and task."""
-    return write_panels(flops_rows(table), ["model", "task"], _flops, folder, stem, title, height=2.5)
+    return panels_by(flops_rows(table), ["model", "task"], _flops, height=2.5)
 
 
 def flops_rows(table: CellTable) -> DataFrame:
@@ -105,7 +107,7 @@ def flops_rows(table: CellTable) -> DataFrame:
     ]
     frame = table.frame(counted)
     results = [cell.results[0] for cell in frame["cell"]]
-    frame["experts"] = [result.model_facts["experts"] for result in results]
+    frame["experts"] = [result.experts for result in results]
     cores = [0 if result.method == BASE else result.report["core_experts"] for result in results]
     frame["core_experts"] = [
         all_ if core is None else min(core, all_) for core, all_ in zip(cores, frame["experts"], strict=True)
@@ -151,10 +153,9 @@ ROUTER_LR = "method.router_lr"
 LINES_COLUMNS = ["measure", "metric", "line", "x", "value", "low", "high", "examples", "published", "notes"]
 
 
-def write_lines(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_lines(table: CellTable) -> Drawing:
     """Points with 95% intervals over documents, joined per line; the axis across is the experiment's first row key."""
-    draw = partial(_lines, across=table.experiment.rows[0])
-    return write_panels(line_rows(table), "measure", draw, folder, stem, title)
+    return panels_by(line_rows(table), "measure", partial(_lines, across=table.experiment.rows[0]))
 
 
 def line_rows(table: CellTable) -> DataFrame:
@@ -202,9 +203,9 @@ SCHEDULES_COLUMNS = [
 ]
 
 
-def write_schedules(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_schedules(table: CellTable) -> Drawing:
     """Points with 95% intervals over documents."""
-    return write_points(schedule_rows(table), "schedule", _schedule_look, _schedules, folder, stem, title)
+    return panels_of_points(schedule_rows(table), "schedule", _schedule_look, _schedules)
 
 
 def schedule_rows(table: CellTable) -> DataFrame:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.metrics.registry import entropy_bits
 from moe_lab.metrics.stored import COUNTS, FOLDER
 from moe_lab.reports.figures.primitives import curve, heatmap, panels, stacked_panels
-from moe_lab.reports.figures.style import BLUE, COLOURS, RED, write_figure
+from moe_lab.reports.figures.style import BLUE, COLOURS, RED, Drawing
 from moe_lab.reports.figures.traces import StoredTraces, chosen_PLK
 
 if TYPE_CHECKING:
@@ -25,12 +27,10 @@ if TYPE_CHECKING:
 STATES = ("before", "after")
 
 
-def write_activation(
-    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "Activation of experts"
-) -> list[Path]:
+def draw_activation(runs: Sequence[StoredTraces]) -> Drawing:
     """Two panels per run, before above after."""
     rows = [row for run in runs for row in activation_rows(run)]
-    return write_figure(lambda: _activation_draw(runs, title), rows, folder, stem)
+    return Drawing(rows, partial(_activation_draw, runs), "Activation of experts")
 
 
 def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
@@ -41,14 +41,6 @@ def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
     taken_PLE = np.zeros_like(probabilities_PLE)
     np.put_along_axis(taken_PLE, chosen_PLK(probabilities_PLE, run.top_k), 1.0, axis=-1)
     return taken_PLE.mean(axis=0)
-
-
-def entropy_bits(frequency: np.ndarray) -> float:
-    """Mean over layers of the entropy of frequencies [L, E]: log2(E) for equal ones, lower for concentrated ones."""
-    import numpy as np
-
-    share = frequency / frequency.sum(axis=-1, keepdims=True)
-    return float(-(share * np.log2(np.where(share > 0, share, 1.0))).sum(axis=-1).mean())
 
 
 def activation_rows(run: StoredTraces) -> list[dict[str, object]]:
@@ -68,7 +60,7 @@ def _activation_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
     figure, axes = stacked_panels(sum(heights) + 0.6, heights, title)
     top = max(values.max() for *_, values in shown)
     for axis, (run, state, values) in zip(axes, shown, strict=True):
-        entropy = f"mean entropy {entropy_bits(values):.3f} bits"
+        entropy = f"mean entropy {entropy_bits(values).mean():.3f} bits"
         image = heatmap(
             axis,
             values,
@@ -92,63 +84,40 @@ LINE_LENGTH = 112
 BEFORE, AFTER = "question, before", "question, after"
 
 
-def write_sample(
-    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "One question's pathway"
-) -> list[Path]:
-    """The last re-mixed layer of one question of the first run."""
-    if not runs:
-        return []
+def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
+    """The last re-mixed layer of one question of the first run: the first that was wrong and became right."""
     run = runs[0]
-    # the first question that was wrong and became right
     corrected = next((i for i, states in enumerate(run.right) if states[-1] and not states[0]), None)
-    index = corrected or 0
-    rows = sample_rows(run, index)
-    chosen = (
-        "the first, as none became right"
-        if corrected is None
-        else "the first that was wrong and became right"
-    )
-    heading = f"{title}\n{run.label}: {chosen}"
-    return write_figure(lambda: _sample_draw(run, index, rows, heading), rows, folder, stem)
+    rows = sample_rows(run, corrected or 0)
+    chosen = "the first, as none" if corrected is None else "the first that was wrong and"
+
+    def draw(title: str) -> Figure:
+        return _sample_draw(run, corrected or 0, rows, f"{title}\n{run.label}: {chosen} became right")
+
+    return Drawing(rows.to_dict("records"), draw, "One question's pathway")
 
 
-def sample_rows(run: StoredTraces, index: int) -> list[dict[str, object]]:
+def sample_rows(run: StoredTraces, index: int) -> DataFrame:
     """One row per weight vector and expert, of the last re-routed token in the last re-mixed layer."""
+    from pandas import DataFrame, concat
+
     trace = run.traces[index]
-    vectors: dict[str, dict[str, Any]] = {
-        name: {"pathway": trace[name.rpartition(" ")[2]]} for name in (BEFORE, AFTER)
-    }
-    vectors |= {
-        f"neighbour {i}": near for i, near in enumerate(trace["neighbours"][:SHOWN_NEIGHBOURS], start=1)
-    }
-    rows: list[dict[str, object]] = []
-    for who, vector in vectors.items():
+    vectors = [(BEFORE, {"pathway": trace["before"]}), (AFTER, {"pathway": trace["after"]})]
+    neighbours = enumerate(trace["neighbours"][:SHOWN_NEIGHBOURS], start=1)
+    vectors += [(f"neighbour {i}", one) for i, one in neighbours]
+    frames = []
+    for who, vector in vectors:
         weights = vector["pathway"][-1][-1]
-        taken = sorted(range(len(weights)), key=lambda expert: -weights[expert])[: run.top_k]
-        near = {
-            "distance": vector.get("distance"),
-            "kernel_share": vector.get("weight"),
-            "text": vector.get("text"),
-        }
-        rows += [
-            run.key
-            | {
-                "layer": run.layers[-1],
-                "of": who,
-                "expert": expert,
-                "weight": weight,
-                "taken": expert in taken,
-            }
-            | near
-            for expert, weight in enumerate(weights)
-        ]
-    return rows
+        frame = DataFrame({"expert": range(len(weights)), "weight": weights})
+        frame["taken"] = frame["weight"].rank(ascending=False, method="first") <= run.top_k
+        distance, share, text = (vector.get(key) for key in ("distance", "weight", "text"))
+        near = {"distance": distance, "kernel_share": share, "text": text}
+        frames.append(frame.assign(**run.key, layer=run.layers[-1], of=who, **near))
+    names = [*run.key, "layer", "of", "expert", "weight", "taken", "distance", "kernel_share", "text"]
+    return concat(frames, ignore_index=True)[names]
 
 
-def _sample_draw(run: StoredTraces, index: int, found: Sequence[dict[str, object]], title: str) -> Figure:
-    from pandas import DataFrame
-
-    rows = DataFrame(found)
+def _sample_draw(run: StoredTraces, index: int, rows: DataFrame, title: str) -> Figure:
     text = _texts(run, index, rows)
     below = 0.125 * (text.count("\n") + 1) + 0.1
     figure, (axis, under) = stacked_panels(2.9 + below, [2.4, below], title)
@@ -211,27 +180,26 @@ def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
         for layer, count in enumerate(experts)
         for expert in range(count)
     ]
-    pairs, figures = pair_rows(pairs_LEE, experts) or [dict.fromkeys(PAIR_COLUMNS)], folder / "figures"
+    pairs, figures = pair_rows(pairs_LEE) or [dict.fromkeys(PAIR_COLUMNS)], folder / "figures"
     return [
-        *write_figure(lambda: _draw_pairs(_shares(pairs_LEE), experts), pairs, figures, "coactivation"),
-        *write_figure(lambda: _draw_selections(share_LE), selections, figures, "selections"),
+        *Drawing(pairs, lambda _: _draw_pairs(_shares(pairs_LEE), experts)).save(figures, "coactivation"),
+        *Drawing(selections, lambda _: _draw_selections(share_LE)).save(figures, "selections"),
     ]
 
 
 PAIR_COLUMNS = ("layer", "expert", "other", "tokens", "probability")
 
 
-def pair_rows(pairs_LEE: np.ndarray, experts: Sequence[int]) -> list[dict[str, object]]:
+def pair_rows(pairs_LEE: np.ndarray) -> list[dict[str, object]]:
     """One row per layer and ordered pair that was selected together: tokens, and P(other | expert)."""
+    import numpy as np
+
     share_LEE = _shares(pairs_LEE)
-    places = [
-        (layer, i, j) for layer, count in enumerate(experts) for i in range(count) for j in range(count)
+    numbers = [
+        (*place, int(pairs_LEE[*place]), float(share_LEE[*place]))
+        for place in np.argwhere(pairs_LEE).tolist()
     ]
-    return [
-        dict(zip(PAIR_COLUMNS, (*place, int(pairs_LEE[place]), float(share_LEE[place])), strict=True))
-        for place in places
-        if pairs_LEE[place]
-    ]
+    return [dict(zip(PAIR_COLUMNS, row, strict=True)) for row in numbers]
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

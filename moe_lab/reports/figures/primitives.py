@@ -7,20 +7,18 @@ None or NaN.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
     GREY,
-    MARGIN,
     MARKERS,
     PAGE_WIDTH,
     RC,
     RED,
+    Drawing,
     widen_x,
-    write_figure,
 )
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine
@@ -75,37 +73,25 @@ def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None
     return figure
 
 
-def write_panels(
-    frame: DataFrame,
-    by: str | list[str],
-    draw: Callable[[Axes, Any], None],
-    folder: Path,
-    stem: str,
-    title: str,
-    **options: Any,
-) -> list[Path]:
-    """Save a figure with one panel for each value of the columns `by`, and the frame as CSV.
+def panels_by(
+    frame: DataFrame, by: str | list[str], draw: Callable[[Axes, Any], None], **options: Any
+) -> Drawing:
+    """A figure with one panel for each value of the columns `by`.
 
     `draw(axes, (value, its rows))` draws one panel. `options` are those of `panels`.
     """
     groups = list(frame.groupby(by, sort=False))
-    rows = frame.to_dict("records")
-    return write_figure(lambda: panel_per(groups, title, draw, **options), rows, folder, stem)
+    return Drawing(frame.to_dict("records"), lambda title: panel_per(groups, title, draw, **options))
 
 
-def write_each(
+def panels_of(
     items: Sequence[Any],
     rows_of: Callable[[Any], list[dict[str, Any]]],
     draw: Callable[[Axes, Any, DataFrame], None],
-    folder: Path,
-    stem: str,
-    title: str,
+    title: str = "",
     **options: Any,
-) -> list[Path]:
-    """Save a figure with one panel for each item, drawn by `draw(axes, item, its rows)`, and all rows as CSV.
-
-    `options` are those of `panels`.
-    """
+) -> Drawing:
+    """A figure with one panel for each item, drawn by `draw(axes, item, its rows)`. `options` are those of `panels`."""
     rows = [rows_of(item) for item in items]
 
     def panel(axis: Axes, place: int) -> None:
@@ -114,19 +100,16 @@ def write_each(
         draw(axis, items[place], DataFrame(rows[place], dtype=object))
 
     every = [row for own in rows for row in own]
-    return write_figure(lambda: panel_per(range(len(items)), title, panel, **options), every, folder, stem)
+    return Drawing(every, lambda title: panel_per(range(len(items)), title, panel, **options), title)
 
 
-def write_points(
+def panels_of_points(
     rows: DataFrame,
     name: str,
     look: Callable[[Any], dict[str, Any]],
     finish: Callable[[Axes, str, DataFrame], None],
-    folder: Path,
-    stem: str,
-    title: str,
-) -> list[Path]:
-    """Save a figure of `points`, one panel for each value of the column `panel`, all with the same lines.
+) -> Drawing:
+    """A figure of `points`, one panel for each value of the column `panel`, all with the same lines.
 
     `finish(axes, panel, its rows)` adds titles and reference lines.
     """
@@ -136,8 +119,7 @@ def write_points(
         points(axis, panel[1], name, look, names)
         finish(axis, *panel)
 
-    height = 1.0 + 0.17 * len(names)
-    return write_panels(rows, "panel", draw, folder, stem, title, height=height, sharey=True)
+    return panels_by(rows, "panel", draw, height=1.0 + 0.17 * len(names), sharey=True)
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
@@ -148,7 +130,7 @@ def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None
             entries.setdefault(label, handle)
     for count in range(min(columns, len(entries)), 0, -1):
         legend = figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=count)
-        if count == 1 or legend.get_window_extent().width <= MARGIN * figure.bbox.width:
+        if count == 1 or legend.get_window_extent().width < 0.98 * figure.bbox.width:
             return
         legend.remove()
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import curve, heatmap, stacked_panels, write_each
-from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, write_figure
+from moe_lab.reports.figures.primitives import curve, heatmap, panels_of, stacked_panels
+from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, Drawing
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.statistics import interval
-from moe_lab.results.stored_files import damaged, read_csv, read_mapping, typed
+from moe_lab.results.stored_files import damaged, read_mapping, typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,31 +100,29 @@ def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
 
 def read_study(folder: Path) -> StoredStudy:
     """Read a study's folder; best.yaml is missing until trial 0 ends."""
-    from pandas import DataFrame, Series
+    from numpy import isfinite
+    from pandas import read_csv
 
+    file = folder / "study.json"
     try:
-        info: StudyInfo = typed(StudyInfo, read_mapping(folder / "study.json") or {})
-    except ValueError as error:
-        raise damaged(folder / "study.json", error) from error
+        info: StudyInfo = typed(StudyInfo, read_mapping(file) or {})
+        file = folder / "trials.csv"
+        trials = read_csv(file, float_precision="round_trip")
+        trials = trials.rename(columns={"number": "trial", "params_temperature": "temperature"})
+        trials = trials[trials["state"].isin((COMPLETE, PRUNED))].sort_values("trial", ignore_index=True)
+        trials = trials.reindex(columns=["trial", "state", "value", "estimate", "temperature"])
+        trials = trials.astype({"trial": int, "value": float, "temperature": float})
+    except (OSError, ValueError, KeyError) as error:
+        raise damaged(file, error) from error
+    complete = (trials["state"] == COMPLETE) & isfinite(trials["value"])
+    trials["state"] = trials["state"].where(complete, PRUNED)
+    trials["estimate"] = trials["value"].mask(complete)
+    trials["value"] = trials["value"].where(complete)
     best = read_mapping(folder / "best.yaml") or {}
-    try:
-        rows = [row for row in read_csv(folder / "trials.csv") if row["state"] in (COMPLETE, PRUNED)]
-        values = [float(row["value"] or math.nan) for row in rows]
-        states = [
-            row["state"] if math.isfinite(value) else PRUNED for row, value in zip(rows, values, strict=True)
-        ]
-        trials = DataFrame({"trial": [int(row["number"]) for row in rows], "state": states})
-        complete = trials["state"] == COMPLETE
-        trials["value"], trials["estimate"] = (
-            Series(values, dtype=float).where(on) for on in (complete, ~complete)
-        )
-        trials["temperature"] = [float(row.get("params_temperature") or math.nan) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise damaged(folder / "trials.csv", error) from error
     return StoredStudy(
         folder=folder,
         info=info,
-        trials=trials.sort_values("trial", ignore_index=True),
+        trials=trials,
         temperatures=best.get("temperature", []),
         calibrated=best.get("calibrated_score"),
         at_bound=best.get("at_bound", []),
@@ -143,18 +140,17 @@ def draw_controls(axis: Axes, study: StoredStudy, untuned: str) -> None:
 # Optimization history: each trial's value, the best so far, the untuned model (RoE, Figures 7 to 9)
 
 
-def write_history(
-    studies: Sequence[StoredStudy], folder: Path, stem: str, title: str = "Optimization history"
-) -> list[Path]:
+def draw_history(studies: Sequence[StoredStudy]) -> Drawing:
     """One panel per study, one row per finished trial: its value or estimate, and the best value so far."""
-    return write_each(studies, _history_rows, _draw_history, folder, stem, title)
+    return panels_of(studies, _history_rows, _draw_history, "Optimization history")
 
 
 def _history_rows(study: StoredStudy) -> list[dict[str, Any]]:
     values = study.trials["value"]
     best = (values.cummin() if study.info.direction == "minimize" else values.cummax()).ffill()
     controls = {"untuned": study.untuned, "calibrated": study.calibrated}
-    return _rows(study, study.trials.drop(columns="temperature").assign(best=best, **controls))
+    rows = study.trials.drop(columns="temperature").assign(best=best, **controls)
+    return [study.key | row for row in rows.to_dict("records")]
 
 
 def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
@@ -171,11 +167,9 @@ def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
 # One temperature for all layers, swept: the metric against it (RoE, Figure 6)
 
 
-def write_sweep(
-    studies: Sequence[StoredStudy], folder: Path, stem: str, title: str = "One temperature for all MoE layers"
-) -> list[Path]:
+def draw_sweep(studies: Sequence[StoredStudy]) -> Drawing:
     """One panel per study, one row per complete trial, with Wilson's interval of an accuracy over tuning documents."""
-    return write_each(studies, _sweep_rows, _draw_sweep, folder, stem, title)
+    return panels_of(studies, _sweep_rows, _draw_sweep, "One temperature for all MoE layers")
 
 
 def _sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
@@ -187,7 +181,8 @@ def _sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
         found = interval([1] * round(right) + [0] * (count - round(right))) if is_share else None
         limits.append(found or (None, None))
     low, high = zip(*limits, strict=True)
-    return _rows(study, trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count))
+    rows = trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count)
+    return [study.key | row for row in rows.to_dict("records")]
 
 
 def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
@@ -200,29 +195,21 @@ def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
     axis.set(title=study.label, xlabel="temperature", ylabel=f"validation {study.info.metric}")
 
 
-def _rows(study: StoredStudy, frame: DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame with the columns that name the study; missing numbers are None."""
-    found = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [study.key | row for row in found]
-
-
 # Tuned temperature per MoE layer and task, one panel per model (RoE, Figure 10)
 
 WRITTEN_LAYERS = 16
 """Most layers for which each cell shows its number."""
 
 
-def write_heatmap(
-    studies: Sequence[StoredStudy], folder: Path, stem: str, title: str = "Tuned temperature per MoE layer"
-) -> list[Path]:
-    """One row per study, one panel per model; returns the PNG and the CSV."""
+def draw_heatmap(studies: Sequence[StoredStudy]) -> Drawing:
+    """One row per study, one panel per model."""
     with_profile = [study for study in studies if study.temperatures]
     rows = [
         {**study.key, "layer": layer, "temperature": temperature, "skipped": _skipped(study, layer)}
         for study in with_profile
         for layer, temperature in enumerate(study.temperatures)
     ]
-    return write_figure(lambda: _draw(with_profile, title), rows, folder, stem)
+    return Drawing(rows, partial(_draw, with_profile), "Tuned temperature per MoE layer")
 
 
 def _skipped(study: StoredStudy, layer: int) -> bool:

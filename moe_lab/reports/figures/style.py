@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from moe_lab.results.atomic import write_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
 DPI = 200
 PAGE_WIDTH = 7.0
@@ -52,27 +52,35 @@ RC = {
 }
 
 
-def write_figure(
-    draw: Callable[[], Figure], rows: Sequence[Mapping[str, object]], folder: Path, stem: str
-) -> list[Path]:
-    """Save `draw()` as `<stem>.png`, and as `.svg` for pages, and `rows` as `<stem>.csv`.
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: its numbers, and how they are drawn."""
 
-    Returns the paths of PNG and CSV, none without rows. Raises ResultsError.
-    """
-    if not rows:
-        return []
-    import matplotlib
+    rows: Sequence[Mapping[str, object]]
+    draw: Callable[[str], Figure]
+    """The figure with a title."""
+    title: str = ""
+    """That of a figure outside of an experiment."""
 
-    png, picture = folder / f"{stem}.png", io.BytesIO()
-    table = write_rows(rows, folder / f"{stem}.csv")
-    with matplotlib.rc_context(RC):
-        figure = draw()
-        fit(figure)
-        figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
-        write_file(png, picture.getvalue())
-        figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
-        write_file(png.with_suffix(".svg"), svg_of(figure))
-    return [png, table]
+    def save(self, folder: Path, stem: str, title: str | None = None) -> list[Path]:
+        """Save the figure as `<stem>.png`, and as `.svg` for pages, and the rows as `<stem>.csv`.
+
+        Returns the paths of PNG and CSV, none without rows. Raises ResultsError.
+        """
+        if not self.rows:
+            return []
+        import matplotlib
+
+        png, picture = folder / f"{stem}.png", io.BytesIO()
+        table = write_rows(self.rows, folder / f"{stem}.csv")
+        with matplotlib.rc_context(RC):
+            figure = self.draw(self.title if title is None else title)
+            fit(figure)
+            figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
+            write_file(png, picture.getvalue())
+            figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
+            write_file(png.with_suffix(".svg"), svg_of(figure))
+        return [png, table]
 
 
 def step_axis(axis: Axes, label: str) -> None:
@@ -144,35 +152,30 @@ def svg_of(figure: Figure) -> str:
 
 LEAST_SPAN = 0.05
 """The least span of a linear axis, in its unit, so that values that differ by 0.001 look close together."""
-NEAR = 0.01
-"""Curves overlap if their distance is less than this share of the axis."""
-COVERED = 2.2
-"""Additional line width, in points, of a curve for each curve that covers it."""
-MARGIN = 0.98
-"""Share of the available width that a title or legend may take."""
+CHARACTERS = 14.5
+"""Characters of a title per inch."""
 
 
 def fit(figure: Figure) -> None:
-    """Round ticks, widen vertical axes with less than LEAST_SPAN, show covered curves, and wrap titles."""
+    """Round ticks, widen vertical axes with less than LEAST_SPAN, and wrap titles in the width of their panels."""
     from matplotlib.ticker import MaxNLocator
 
+    titles = [(text, 1) for text in figure.texts]
     for axis in figure.axes:
-        for each in (
-            axis.xaxis,
-            axis.yaxis,
-        ):  # matplotlib takes steps of 2.5, too; ticks that are set by hand stay
+        for each in (axis.xaxis, axis.yaxis):
+            # matplotlib takes steps of 2.5, too; ticks that are set by hand stay
             if isinstance(locator := each.get_major_locator(), MaxNLocator):
                 locator.set_params(steps=[1, 2, 5, 10])
-        if axis.get_subplotspec() is not None and axis.has_data():
-            if axis.get_yscale() == "linear" and axis.get_autoscaley_on():  # limits that are set by hand stay
-                axis.set_ylim(_widened(*axis.get_ylim()))
-            _widen_covered(axis)
-    figure.draw_without_rendering()  # places the panels
-    for text in figure.texts:
-        _wrap(text, figure.bbox.width)
-    for axis in figure.axes:
-        if axis.get_subplotspec() is not None:
-            _wrap(axis.title, _room(axis))
+        if (spec := axis.get_subplotspec()) is None:
+            continue
+        titles.append((axis.title, spec.get_gridspec().ncols))
+        linear = axis.has_data() and axis.get_yscale() == "linear"
+        if linear and axis.get_autoscaley_on():  # limits that are set by hand stay
+            axis.set_ylim(_widened(*axis.get_ylim()))
+    for text, columns in titles:
+        width = int(CHARACTERS * figure.get_figwidth() / columns)
+        lines = (textwrap.fill(line, width) for line in text.get_text().split("\n"))
+        text.set_text("\n".join(lines))
 
 
 def widen_x(axis: Axes) -> None:
@@ -180,50 +183,6 @@ def widen_x(axis: Axes) -> None:
     axis.set_xlim(_widened(*axis.get_xlim()))
 
 
-def _widen_covered(axis: Axes) -> None:
-    """Draw a curve wider for each later curve that covers it, so that it is visible on both sides.
-
-    A curve covers another one of the same places and nearly the same heights.
-    """
-    import numpy as np
-
-    named = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
-    points = {line: np.asarray(line.get_xydata(), dtype=float) for line in named}
-    curves = [line for line in named if len(points[line]) > 1]
-    bottom, top = sorted(axis.get_ylim())
-    tolerance = [0.0, NEAR * (top - bottom)]
-    for place, curve in enumerate(curves):
-        own, later = points[curve], (points[other] for other in curves[place + 1 :])
-        covering = sum(
-            own.shape == other.shape and np.allclose(own, other, rtol=0, atol=tolerance, equal_nan=True)
-            for other in later
-        )
-        curve.set_linewidth(curve.get_linewidth() + COVERED * covering)
-        curve.set_markersize(curve.get_markersize() + COVERED * covering)
-
-
 def _widened(low: float, high: float) -> tuple[float, float]:
     missing = max(0.0, LEAST_SPAN - abs(high - low)) / 2
     return (low - missing, high + missing) if low <= high else (low + missing, high - missing)
-
-
-def _room(axis: Axes) -> float:
-    """Pixels that a title in the middle of a panel may take in the panel's column."""
-    spec = axis.get_subplotspec()
-    assert spec is not None
-    column = axis.figure.bbox.width / spec.get_gridspec().ncols
-    box = axis.get_window_extent()
-    centre = (box.x0 + box.x1) / 2
-    left, right = spec.colspan.start * column, spec.colspan.stop * column
-    return float(2 * min(centre - left, right - centre))
-
-
-def _wrap(text: Text, room: float) -> None:
-    """Wrap a text into lines that fit, keeping its own line breaks."""
-    width = text.get_window_extent().width
-    if width <= MARGIN * room:
-        return
-    lines = text.get_text().split("\n")
-    characters = max(1, int(max(map(len, lines)) * MARGIN * room / width))
-    wrapped = [part for line in lines for part in textwrap.wrap(line, characters) or [""]]
-    text.set_text("\n".join(wrapped))

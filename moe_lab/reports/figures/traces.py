@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
-from pathlib import Path
+from itertools import compress, product
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import ResultsError
-from moe_lab.reports.figures.primitives import curve, legend_below, panels, write_each
-from moe_lab.reports.figures.style import GREEN, GREY, ORANGE, RED, step_axis, write_figure
+from moe_lab.reports.figures.primitives import curve, panel_per, panels_of
+from moe_lab.reports.figures.style import BLUE, GREEN, GREY, ORANGE, RED, Drawing, step_axis
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import read_samples
@@ -22,7 +21,6 @@ from moe_lab.results.stored_files import read_lines
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 
@@ -50,7 +48,8 @@ class StoredTraces:
 
     @property
     def top_k(self) -> int:
-        return int(self.result.model_facts["top_k"])
+        assert self.result.top_k is not None
+        return self.result.top_k
 
     @property
     def layers(self) -> list[int]:
@@ -61,7 +60,7 @@ class StoredTraces:
     def all_experts(self) -> bool:
         """Whether every expert's weight was optimized."""
         core: int | None = self.result.method_config["core_experts"]
-        return core is None or core >= self.result.model_facts["experts"]
+        return core is None or core >= (self.result.experts or 0)
 
     @property
     def key(self) -> dict[str, str]:
@@ -134,12 +133,32 @@ def chosen_PLK(probabilities_PLE: np.ndarray, top_k: int) -> np.ndarray:
 # Accuracy after every optimization step, and answers that became right or wrong (C3PO, Figure 6)
 
 
-def write_steps(
-    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "Optimization steps"
-) -> list[Path]:
-    """Three panels per run: accuracy, changed answers, and the loss on the neighbours."""
+STEP_PANELS = {
+    "accuracy": {"accuracy": (BLUE, "o-")},
+    "changed answers": {"became_right": (GREEN, "^-"), "became_wrong": (RED, "v-")},
+    "loss on the neighbours": {"loss": (ORANGE, "s-")},
+}
+"""The columns of each panel, with their looks."""
+
+
+def draw_steps(runs: Sequence[StoredTraces]) -> Drawing:
+    """Three panels per run."""
+    shown = list(product(runs, STEP_PANELS))
     rows = [row for run in runs for row in step_rows(run)]
-    return write_figure(lambda: _steps_draw(runs, title), rows, folder, stem)
+    return Drawing(rows, lambda title: panel_per(shown, title, _steps, height=2.4), "Optimization steps")
+
+
+def _steps(axis: Axes, shown: tuple[StoredTraces, str]) -> None:
+    from pandas import DataFrame
+
+    run, panel = shown
+    rows = DataFrame(step_rows(run), dtype=object)
+    for name, (colour, style) in STEP_PANELS[panel].items():
+        # the interval is that of the accuracy
+        own = rows if name == "accuracy" else rows.drop(columns=["low", "high"])
+        curve(axis, own, "step", name, colour=colour, style=style, label=name.replace("_", " "))
+    step_axis(axis, "step")
+    axis.set(title=f"{run.label}\n{panel}")
 
 
 def step_rows(run: StoredTraces) -> list[dict[str, Any]]:
@@ -174,46 +193,13 @@ def _mean(values: Iterable[float]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _steps_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
-    from pandas import DataFrame
-
-    figure, axes = panels(3 * len(runs), height=2.4)
-    figure.suptitle(title)
-    for index, run in enumerate(runs):
-        rows = DataFrame(step_rows(run), dtype=object)
-        accuracy, changed, loss = axes[3 * index : 3 * index + 3]
-        first = rows.iloc[0]
-        curve(accuracy, rows, "step", "accuracy", label="accuracy, 95% interval", band="")
-        accuracy.axhline(first["accuracy"], color=GREY, ls=":", lw=1.2, label="unchanged pathway")
-        accuracy.set(title=run.label.replace(" (", "\n("), ylabel="accuracy")
-        shares = rows.drop(columns=["low", "high"])  # the interval is that of the accuracy
-        for name, colour, style, label in (
-            ("became_right", GREEN, "^-", "wrong at first, right now"),
-            ("became_wrong", RED, "v-", "right at first, wrong now"),
-        ):
-            if first[name] is not None:
-                curve(changed, shares, "step", name, colour=colour, style=style, label=label)
-        right, count = first["right_at_first"], first["questions"]
-        of = f"(of {count - right} wrong, {right} right at first)"
-        changed.set(title=f"changed answers\n{of}", ylabel="share", ylim=(0, None))
-        curve(loss, shares, "step", "loss", colour=ORANGE, style="s-", label="loss")
-        loss.set(title="loss on the neighbours", ylabel="mean loss")
-        for axis in (accuracy, changed, loss):
-            step_axis(axis, "step")
-    legend_below(figure, axes)
-    return figure
-
-
 # The share of experts selected after optimizing all of them that the router had ranked among its first n (C3PO,
 # Figure 5)
 
 
-def write_retained(
-    runs: Sequence[StoredTraces], folder: Path, stem: str, title: str = "Core experts"
-) -> list[Path]:
+def draw_retained(runs: Sequence[StoredTraces]) -> Drawing:
     """One panel per run; runs that optimized some of the experts only are left out."""
-    whole = [run for run in runs if run.all_experts]
-    return write_each(whole, retained_rows, _retained_draw, folder, stem, title)
+    return panels_of([run for run in runs if run.all_experts], retained_rows, _retained_draw, "Core experts")
 
 
 def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:

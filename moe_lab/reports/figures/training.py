@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import bars, curve, curves, panels, write_panels
-from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, step_axis, write_figure
+from moe_lab.reports.figures.primitives import bars, curve, curves, panel_per, panels, panels_by
+from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, Drawing, step_axis
 from moe_lab.reports.papers.cells import CellTable, averages
 from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import LOSS, model_folder, quantity
@@ -33,7 +32,7 @@ COLUMNS = ["panel", "design", "series", "metric", "value", "low", "high", "std",
            "notes"]  # fmt: skip
 
 
-def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_designs(table: CellTable) -> Drawing:
     """Bars and points with their 95% intervals, by granularity and by the other settings in which designs differ."""
     rows = design_rows(table)
     own = rows[rows["design"] != DENSE]
@@ -41,7 +40,7 @@ def write_designs(table: CellTable, folder: Path, stem: str, title: str) -> list
     chance = chance_of(table.experiment, [cell for cell in table.cells if cell.metric == "headline"])
     draw = partial(_draw_panel, names=names, chance=chance)
     columns = 2 if rows["panel"].nunique() in (2, 4) else 3
-    return write_panels(rows, "panel", draw, folder, stem, title, columns=columns, height=2.6)
+    return panels_by(rows, "panel", draw, columns=columns, height=2.6)
 
 
 def design_rows(table: CellTable) -> DataFrame:
@@ -92,23 +91,27 @@ def _draw_panel(
 # Above the loss, below its difference to the setting's first line: trainings of one seed read the same rows, so that
 # the difference shows which falls faster.
 
+SHOWN = {"loss": "training loss", "difference": "difference to the first line"}
 FIRST_STEPS = 0.2
 """The first share of a training, where the loss falls fast. The vertical axis does not cover it."""
 
 
-def write_training_curves(table: CellTable, folder: Path, stem: str, title: str) -> list[Path]:
+def draw_training_curves(table: CellTable) -> Drawing:
     """The mean over seeds, and the least and the largest where there are several."""
-    rows = curve_rows(table)
-    return write_figure(lambda: _draw(rows, title), rows, folder, stem)
+    frame = curve_rows(table)
+    return Drawing(frame.to_dict("records"), partial(_draw, frame))
 
 
-def curve_rows(table: CellTable) -> list[dict[str, Any]]:
-    """One row per line of the log with a training loss: panel, line, seed, run_id, step, loss, difference."""
+def curve_rows(table: CellTable) -> DataFrame:
+    """One row per line of the log with a training loss: panel, line, seed, run_id, step, loss, difference.
+
+    `difference` is to the panel's first line at the same seed and step, missing where that has none.
+    """
+    from pandas import DataFrame
+
     experiment = table.experiment
     across = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
-    rows: list[dict[str, Any]] = []
-    first: dict[str, str] = {}
-    reference: dict[tuple[Any, ...], float] = {}
+    rows: list[tuple[Any, ...]] = []
     for cell in {cell.run_id: cell for cell in table.cells if cell.results}.values():  # one for all measures
         # the coordinates across, numbers with the name of their key
         values = {key.rpartition(".")[2].replace("_", " "): cell.coordinates[key] for key in across}
@@ -116,54 +119,35 @@ def curve_rows(table: CellTable) -> list[dict[str, Any]]:
         line = ", ".join(cell.coordinates[key] for key in experiment.rows)
         for result in cell.results:
             folder = model_folder(result)
-            for logged in (folder and read_lines(folder / "log.jsonl")) or []:
-                if "loss" not in logged:
-                    continue
-                step, loss = logged["step"], logged["loss"]
-                if first.setdefault(panel, line) == line:
-                    reference[panel, result.seed, step] = loss
-                row = {
-                    "panel": panel,
-                    "line": line,
-                    "seed": result.seed,
-                    "run_id": result.run_id,
-                    "step": step,
-                }
-                other = reference.get((panel, result.seed, step))
-                rows.append(row | {"loss": loss, "difference": None if other is None else loss - other})
-    return rows
+            run = (panel, line, result.seed, result.run_id)
+            logged = (folder and read_lines(folder / "log.jsonl")) or []
+            rows += [(*run, one["step"], one["loss"]) for one in logged if "loss" in one]
+    frame = DataFrame(rows, columns=["panel", "line", "seed", "run_id", "step", "loss"])
+    place = ["panel", "seed", "step"]
+    first = frame[frame["line"] == frame.groupby("panel")["line"].transform("first")]
+    reference = first.drop_duplicates(place).set_index(place)["loss"].rename("difference")
+    frame = frame.join(reference, on=place)
+    return frame.assign(difference=frame["loss"] - frame["difference"])
 
 
-def _draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    from pandas import DataFrame
-
-    frame = DataFrame(rows)
+def _draw(frame: DataFrame, title: str) -> Figure:
     late = frame[frame["step"] >= FIRST_STEPS * frame["step"].max()]
     # the band is from the least to the largest value over seeds
     steps = frame.groupby(["panel", "line", "step"], sort=False)
     settings = list(frame["panel"].unique())
-    figure, axes = panels(2 * len(settings), columns=len(settings), height=2.3, sharex=True, sharey="row")
-    figure.suptitle(title)
-    shown = {
-        "loss": "training loss, nats per token",
-        "difference": "difference to the first line,\nnats per token",
-    }
-    for number, (column, label) in enumerate(shown.items()):
+
+    def draw(axis: Axes, shown: tuple[str, str]) -> None:
+        column, setting = shown
         means = steps[column].agg(value="mean", low="min", high="max").reset_index()
-        row = axes[number * len(settings) : (number + 1) * len(settings)]
-        for axis, name in zip(row, settings, strict=True):
-            curves(axis, means[means["panel"] == name], "step", band="", ms=2)
-            values = late[column].astype(float)
-            span = values.max() - values.min()
-            margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
-            axis.set(ylim=(values.min() - margin, values.max() + margin))
-        row[0].set_ylabel(label)
-    for axis, name in zip(axes, settings, strict=False):
-        axis.set_title(name)
-        axis.legend()
-    for axis in axes[len(settings) :]:
-        axis.set_xlabel("optimizer step")
-    return figure
+        curves(axis, means[means["panel"] == setting], "step", band="", ms=2)
+        values = late[column].astype(float)
+        span = values.max() - values.min()
+        margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
+        axis.set(title=f"{setting}\n{SHOWN[column]}", xlabel="optimizer step", ylabel="nats per token")
+        axis.set_ylim(values.min() - margin, values.max() + margin)
+
+    panels = list(product(SHOWN, settings))
+    return panel_per(panels, title, draw, columns=len(settings), height=2.3, sharex=True, sharey="row")
 
 
 # The loss curve of a training, of its log.jsonl: figures/loss.png and .csv
@@ -175,7 +159,7 @@ def write_training_loss(folder: Path, held_out: str) -> None:
     columns = ("step", "phase", "loss", "learning_rate", held_out)
     rows = [{key: line.get(key) for key in columns} for line in lines]
 
-    def draw() -> Any:
+    def draw(_: str) -> Any:
         from pandas import DataFrame
 
         figure, (axis,) = panels(1)
@@ -191,4 +175,4 @@ def write_training_loss(folder: Path, held_out: str) -> None:
         axis.legend()
         return figure
 
-    write_figure(draw, rows, folder / "figures", "loss")
+    Drawing(rows, draw).save(folder / "figures", "loss")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.pages.page import collecting
-from moe_lab.results.measured import Interval
+from moe_lab.reports.scores import limits
+from moe_lab.results.measured import number
 from moe_lab.results.model import RunResult, find_run
 from moe_lab.results.samples import Sample, metric_values, read_samples
 from moe_lab.results.scores import headline
@@ -116,7 +119,7 @@ def scored_answers(result: RunResult, task: str, samples: Sequence[Sample]) -> I
     """
     key = headline(result.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")
-    lower_is_better = result.lower_is_better(task, key)
+    lower_is_better = result.better(task, key) is False
     values = metric_values(samples).get(key, {})
     for sample in samples:
         if sample.filter == filter_name and (answer := answer_of(sample, metric)) is not None:
@@ -254,7 +257,7 @@ class Examples:
     """Answers beyond MOST."""
     problems: list[str] = field(default_factory=list)
     """The reasons why the answers of a run cannot be compared."""
-    gains: dict[str, list[ConfidenceGroup]] = field(default_factory=dict)
+    gains: dict[str, list[Column]] = field(default_factory=dict)
     """By run, the gain by the base model's confidence."""
 
 
@@ -335,23 +338,11 @@ LEAST = 5
 """Fewest documents of a group. With fewer than GROUPS times this number there is no table."""
 
 
-@dataclass(frozen=True)
-class ConfidenceGroup:
-    """Questions of similar confidence: the probability of the base model's choice among the choices."""
+def by_confidence(answers: Iterable[ShownAnswer]) -> list[Column]:
+    """The gain in GROUPS groups of equal size, in the order of confidence; empty for few questions with choices.
 
-    low: float
-    high: float
-    n: int
-    base: float
-    """Share that the base model has right."""
-    gain: float
-    interval: Interval
-    """Tango's, at 95%."""
-    changed: tuple[int, int]
-
-
-def by_confidence(answers: Iterable[ShownAnswer]) -> list[ConfidenceGroup]:
-    """GROUPS groups of equal size, in the order of confidence; empty for few questions with choices."""
+    Confidence is the probability of the base model's choice among the choices.
+    """
     found: list[tuple[float, bool, bool]] = []
     for one in answers:
         if one.right is None or one.options is None or one.picked is None or one.picked[0] is None:
@@ -364,11 +355,16 @@ def by_confidence(answers: Iterable[ShownAnswer]) -> list[ConfidenceGroup]:
     if len(found) < GROUPS * LEAST:
         return []
     found.sort(key=lambda one: one[0])
-    groups = []
-    for start, end in pairwise(round(len(found) * i / GROUPS) for i in range(GROUPS + 1)):
-        own, n = found[start:end], end - start
-        won = sum(after and not before for _, before, after in own)
-        lost = sum(before and not after for _, before, after in own)
-        base, gain = sum(before for _, before, _ in own) / n, (won - lost) / n
-        groups.append(ConfidenceGroup(own[0][0], own[-1][0], n, base, gain, tango(won, lost, n), (won, lost)))
-    return groups
+    ends = [round(len(found) * i / GROUPS) for i in range(GROUPS + 1)]
+    groups = [found[start:end] for start, end in pairwise(ends)]
+    won = [sum(after and not before for _, before, after in own) for own in groups]
+    lost = [sum(before and not after for _, before, after in own) for own in groups]
+    changes = list(zip(won, lost, map(len, groups), strict=True))
+    return [
+        texts("confidence", [f"{own[0][0]:.3f} to {own[-1][0]:.3f}" for own in groups]),
+        numbers("documents", [n for *_, n in changes], count),
+        numbers("base", [sum(before for _, before, _ in own) / len(own) for own in groups], number),
+        numbers("gain", [(up - down) / n for up, down, n in changes], partial(number, sign=True)),
+        limits("95% interval", [tango(*change) for change in changes], sign=True),
+        texts("changed answers", [f"+{up} \u2212{down}" for up, down, _ in changes]),
+    ]

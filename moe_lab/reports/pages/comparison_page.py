@@ -73,11 +73,10 @@ def distinct_names(evaluations: Sequence[Evaluation]) -> dict[str, str]:
 
 def _changed_answers(comparison: Comparison, labels: dict[str, str]) -> Iterator[ShownAnswer]:
     """The answers of the documents that are right in one evaluation and wrong in another."""
-    for (key, task, named, other), changed in comparison.changed.items():
-        metric, _, filter_name = named.partition(",")
+    for (key, task, named, _), changed in comparison.changed.items():
+        metric = named.partition(",")[0]
         for way, kind in KINDS.items():
-            for number in changed[way]:
-                samples = [comparison.documents[task][number][one][filter_name] for one in (other, key)]
+            for samples in changed[way]:
                 before, after = (answer_of(sample, metric) for sample in samples)
                 if before is None or after is None:
                     continue  # a text that is scored as a whole has no answer
@@ -85,7 +84,7 @@ def _changed_answers(comparison: Comparison, labels: dict[str, str]) -> Iterator
                     *([before, after], samples[0], (0, 1) if kind == TO_RIGHT else (1, 0)),
                     run=f"{labels[key]}, {named}",
                     task=task,
-                    document=number,
+                    document=samples[0].document,
                     kind=kind,
                     right=kind == TO_RIGHT,
                 )

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from moe_lab.config.progress import Progress
 from moe_lab.reports.pages.answers import baseline_of
 from moe_lab.reports.pages.page import collecting, write_page
@@ -21,7 +23,7 @@ from moe_lab.results.folder import RunFolder
 from moe_lab.results.model import read_run
 from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.results.scores import scores_of
-from moe_lab.results.stored_files import damaged, read_mapping, warn_once, whole_mapping
+from moe_lab.results.stored_files import read_mapping, warn_once, whole_mapping
 
 RUN, STUDY, TRAINING = "run", "study", "training"
 DONE, RUNNING, STOPPED = "done", "running", "stopped"
@@ -117,7 +119,8 @@ def _run(folder: Path) -> Entry | None:
     config = read_mapping(folder / "config.yaml")
     if config is None:
         return None
-    overrides, task = _overrides(folder / "overrides.yaml"), config["task"]["name"]
+    file, task = folder / "overrides.yaml", config["task"]["name"]
+    overrides = list(map(str, yaml.safe_load(file.read_text(encoding="utf-8")))) if file.is_file() else []
     return Entry(
         **place,
         model=config["model"]["name"],
@@ -197,16 +200,6 @@ def _settings(method: Mapping[str, object], overrides: Sequence[str]) -> dict[st
     typed = [text for text in typed_settings(overrides) if not text.startswith(NAMED_ELSEWHERE)]
     pairs = (text.partition("=") for text in typed)
     return {k: v for k, v in method.items() if k not in ELSEWHERE} | {key: value for key, _, value in pairs}
-
-
-def _overrides(path: Path) -> list[str]:
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise damaged(path, error) from error
-    return [str(line) for line in found] if isinstance(found, list) else []
 
 
 LONGEST_VALUE = 60

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 from markupsafe import Markup
+from yaml import YAMLError
 
 from moe_lab.config.terminal import one_line
 from moe_lab.reports.columns import Column, split_title
@@ -38,7 +39,7 @@ IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028"
 
 UNEXPECTED = (
     *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError),
-    TemplateError,
+    *(TemplateError, YAMLError),
 )
 """The errors that rendering raises for unexpected content."""
 

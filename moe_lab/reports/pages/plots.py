@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moe_lab.reports.figures.primitives import difference_panels, panel_title
 from moe_lab.reports.papers.metrics import quantity
@@ -66,27 +67,11 @@ def forest(lines: Iterable[ScoreLine]) -> list[ForestPanel]:
     return found
 
 
-@dataclass(frozen=True)
-class Point:
-    """A run: its label, its cost, its score, and the interval of the score."""
+def plot(title: str, cost: str, score: str, points: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Scores against a cost, from 0 on. `cost` and `score` are the labels of the axes.
 
-    label: str
-    cost: float
-    score: float
-    interval: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Plot:
-    """Scores against a cost."""
-
-    title: str
-    across: Axis
-    upwards: Axis
-    points: Sequence[Point]
-
-
-def plot(title: str, cost: str, score: str, points: Sequence[Point]) -> Plot:
-    """The plot of some points, costs from 0 on. `cost` and `score` are the labels of the axes."""
-    upwards = Axis.over([end for point in points for end in point.interval], score)
-    return Plot(title, Axis(cost, 0.0, max(point.cost for point in points) or 1.0), upwards, points)
+    A point has the `label`, `cost` and `score` of a run, and the `interval` of its score.
+    """
+    upwards = Axis.over([end for point in points for end in point["interval"]], score)
+    across = Axis(cost, 0.0, max(point["cost"] for point in points) or 1.0)
+    return {"title": title, "across": across, "upwards": upwards, "points": points}

@@ -13,12 +13,12 @@ from typing import Any
 from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_columns
-from moe_lab.reports.pages.answers import CHANGED, CHANGES, ConfidenceGroup, answer_data, examples_of
+from moe_lab.reports.pages.answers import CHANGED, CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import fact, latex_of, pictures_in, text_uri, write_page
-from moe_lab.reports.pages.plots import ForestPanel, Plot, Point, forest, plot
+from moe_lab.reports.pages.plots import ForestPanel, forest, plot
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.provenance import Provenance
-from moe_lab.reports.scores import CommandTable, ScoreLine, by_outcome, conclusion, has_verdict, limits
+from moe_lab.reports.scores import CommandTable, ScoreLine, by_outcome, conclusion, has_verdict
 from moe_lab.results.measured import number
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score_table import explained_marks
@@ -180,7 +180,6 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         csv=text_uri(csv_text(rows), "csv"),
         latex=text_uri(latex_of(columns, _title(runs)), "x-tex"),
         examples=examples,
-        gains={name: gain_columns(groups) for name, groups in examples.gains.items()},
         answer_data=answer_data(examples.answers),
         kinds=[
             kind for kind in CHANGES if kind != CHANGED and any(one.kind == kind for one in examples.answers)
@@ -239,18 +238,6 @@ def cost_columns(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column
     ]
 
 
-def gain_columns(groups: Sequence[ConfidenceGroup]) -> list[Column]:
-    """The gain by the base model's confidence."""
-    return [
-        texts("confidence", [f"{one.low:.3f} to {one.high:.3f}" for one in groups]),
-        numbers("documents", [one.n for one in groups], count),
-        numbers("base", [one.base for one in groups], number),
-        numbers("gain", [one.gain for one in groups], lambda value: number(value, sign=True)),
-        limits("95% interval", [one.interval for one in groups], sign=True),
-        texts("changed answers", [f"+{one.changed[0]} \u2212{one.changed[1]}" for one in groups]),
-    ]
-
-
 def facts_columns(routing: Sequence[RunRouting]) -> list[Column]:
     """What the methods of several runs report, a row per run."""
     named = dict.fromkeys(name for one in routing for name in one.facts)
@@ -282,7 +269,7 @@ def _title(runs: Sequence[RunResult]) -> str:
     return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
 
 
-def _plots(lines: Sequence[ScoreLine], runs: Sequence[RunResult]) -> list[Plot]:
+def _plots(lines: Sequence[ScoreLine], runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Each score of a task against each cost, if two runs or more have both. Points have the numbers of their runs."""
     places = {run.run_id: str(place) for place, run in enumerate(runs, start=1)}
     single = [line for line in lines if line.score.run_id in places and line.score.other == BASE]
@@ -290,12 +277,12 @@ def _plots(lines: Sequence[ScoreLine], runs: Sequence[RunResult]) -> list[Plot]:
     for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in single):
         for key, (axis, unit) in COSTS.items():
             points = [
-                Point(
-                    places[score.run_id],
-                    cost / unit,
-                    score.value,
-                    score.interval or (score.value, score.value),
-                )
+                {
+                    "label": places[score.run_id],
+                    "cost": cost / unit,
+                    "score": score.value,
+                    "interval": score.interval or (score.value, score.value),
+                }
                 for line in single
                 for score, cost in [(line.score, line.cost(key))]
                 if (score.task, score.metric) == (task, metric)

@@ -16,17 +16,10 @@ from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.ranking import EXPLAINED, ranking_columns
 from moe_lab.reports.papers.table import PAPERS, Row, State, Table
-from moe_lab.reports.scores import (
-    ScoreLine,
-    by_outcome,
-    conclusion,
-    difference_columns,
-    has_verdict,
-    limits,
-)
+from moe_lab.reports.scores import ScoreLine, by_outcome, conclusion, difference_columns, has_verdict, limits
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
-from moe_lab.results.scores import NO_SCORE, Score
+from moe_lab.results.scores import NO_SCORE
 from moe_lab.results.stored_files import typed, warn_once, whole_mapping
 
 OF_PAPERS = (*(State.AGREES, State.DISAGREES, State.NOT_COMPARABLE, State.NOT_PUBLISHED), State.NOT_AT_SCALE)
@@ -134,14 +127,6 @@ class ShownTable:
     def paper(self) -> str:
         return PAPERS.get(self.content.paper, self.content.paper)
 
-    @property
-    def measured(self) -> int:
-        return sum(row.score is not None for row in self.content.every)
-
-    @property
-    def at_scale(self) -> int:
-        return sum(row.state != State.NOT_AT_SCALE for row in self.content.every)
-
 
 def _counted(tables: Sequence[ShownTable], states: Sequence[State]) -> int:
     """The number of cells with one of some states."""
@@ -204,9 +189,9 @@ def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
         numbers("seeds", seeds, count),
         *difference_columns(scores),
         *(
-            column
+            replace(column, heading=f"{column.heading}, {other.replace('_', ' ')}")
             for other in table.compared
-            for column in _minus(other, [row.compared.get(other, NO_SCORE) for row in rows])
+            for column in difference_columns([row.compared.get(other, NO_SCORE) for row in rows])
         ),
         numbers("published", published, "{:.4g}".format),
         texts("place", [row.published.where if row.published else "" for row in rows]),
@@ -214,12 +199,6 @@ def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
         texts("state", [": ".join(filter(None, [str(row.state), row.reason])) for row in rows]),
         texts("notes", [" ".join(score.marks) for score in scores]),
     ]
-
-
-def _minus(other: str, scores: Sequence[Score]) -> list[Column]:
-    """The comparison with another run than base."""
-    name = other.replace("_", " ")
-    return [replace(one, heading=f"{one.heading}, {name}") for one in difference_columns(scores)]
 
 
 def _order(shown: ShownTable) -> tuple[int, list[int | str]]:

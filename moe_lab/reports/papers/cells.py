@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.methods import get_method
 from moe_lab.metrics.stored import StoredMetrics
-from moe_lab.reports.papers.experiment import AVERAGE, Experiment, Published
+from moe_lab.reports.papers.experiment import AVERAGE, MEASURE, Experiment, Published
 from moe_lab.reports.papers.metrics import EXPERT, METRICS, TRAINING, expert_score, training_score, unit_of
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, mean_score, task_mean
@@ -191,3 +191,17 @@ class CellTable:
 def coordinates(frame: DataFrame, axis: str) -> list[str]:
     """The cells' places on an axis of the experiment; the column `axis` for cells without a place on it."""
     return [cell.coordinates.get(axis, own) for cell, own in zip(frame["cell"], frame[axis], strict=True)]
+
+
+def varied_label(cell: TableCell, cells: Sequence[TableCell]) -> str:
+    """The method, and of the other coordinates those in which its cells differ, without model, task and metric."""
+    method = cell.coordinates.get("method", "-")
+    own = [other.coordinates for other in cells if other.coordinates.get("method", "-") == method]
+    varied = [
+        f"{key.rpartition('.')[2]}={value}"
+        for key, value in cell.coordinates.items()
+        if key not in ("model", "task", "method", MEASURE)
+        and value != "-"
+        and any(other.get(key) != value for other in own)
+    ]
+    return " ".join(varied if method == "-" else [method, *varied])

@@ -17,8 +17,8 @@ from moe_lab.errors import ConfigError, reading
 
 # The kinds of figures that an experiment's `figure:` names.
 #
-# A kind is a function `write_<kind>(<data>, folder, stem, title)` in a module of `moe_lab/reports/figures/`. It writes
-# `<stem>.png`, `<stem>.svg` (for pages) and `<stem>.csv`. The name of its first parameter says what its data are:
+# A kind is a function `draw_<kind>(<data>)` in a module of `moe_lab/reports/figures/`, which returns a `Drawing`: its
+# numbers, and how they are drawn. The name of its parameter says what its data are:
 
 DATA = {
     "table": "cells",  # the experiment with its cells (`papers/cells.py: CellTable`)
@@ -26,7 +26,7 @@ DATA = {
     "runs": "traces",  # the traces of the cells' runs (`figures/traces.py: StoredTraces`)
     "measurements": "measurements",  # time and memory of a larger model (`runs/experiments/runner.py`)
 }
-KIND = re.compile(r"^def write_(\w+)\(\s*(\w+):", re.MULTILINE)
+KIND = re.compile(r"^def draw_(\w+)\(\s*(\w+):", re.MULTILINE)
 FIGURES = {
     kind: (DATA[first], module.stem)
     for module in sorted((Path(__file__).parent.parent / "figures").glob("*.py"))

@@ -9,9 +9,10 @@ from pathlib import Path
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.registry import counted_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics
+from moe_lab.reports.expert import expert_lines
 from moe_lab.results.measured import Value
 from moe_lab.results.model import Block, RunResult
-from moe_lab.results.scores import Score, empty_score, headline
+from moe_lab.results.scores import Score, empty_score
 from moe_lab.results.statistics import over_seeds
 
 # Expert metrics as numbers of a paper's table: `expert.load_balance`, `expert.capacity_most` and so on
@@ -27,25 +28,22 @@ def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: s
 
     Raises ConfigError for a metric that does not exist.
     """
+    known = [*counted_metrics(), *(each.name for _, each in interventions())]
     score, name = empty_score(result, metric), metric.removeprefix(EXPERT)
-    losses = {intervention.name: (of, intervention) for of, intervention in interventions()}
-    if name in counted_metrics():
-        whole = stored.entropies(name)["all"]
-        value, interval, to = whole.value, whole.interval, stored.difference(other, name, "all")
-    elif name in losses:
-        of, intervention = losses[name]
-        tasks = stored.losses(of, intervention)
-        if not tasks:
-            return score
-        task = "all" if tasks.get("all") else next(iter(tasks))  # "all": the documents of several tasks
-        loss = tasks[task][key := headline(tasks[task], stored.metric)]
-        value, interval = loss.difference, loss.interval
-        to = stored.difference(other, *intervention.path(of), "tasks", task, key)
-    else:
-        names = ", ".join(f"{EXPERT}{each}" for each in [*counted_metrics(), *losses])
+    if name not in known:
+        names = ", ".join(f"{EXPERT}{each}" for each in known)
         raise ConfigError(f"metric: {metric} is not an expert metric. Choices: {names}.")
+    lines = [line for line in expert_lines(stored) if line.name == name]
+    if not lines:  # a method that allows no interventions
+        return score
+    line = next((one for one in lines if one.task == "all"), lines[0])  # the documents of several tasks
+    to = stored.difference(other, *line.path)
     return replace(
-        score, value=value, interval=interval, difference=to.difference, difference_interval=to.interval
+        score,
+        value=line.value,
+        interval=line.interval,
+        difference=to.difference,
+        difference_interval=to.interval,
     )
 
 

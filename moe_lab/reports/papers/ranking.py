@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.papers.cells import TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
@@ -136,9 +138,7 @@ def _compared(loss: Score, cell: TableCell, best: TableCell) -> Score:
     )
     if {seed: len(rows) for seed, rows in own.items()} != {seed: len(rows) for seed, rows in other.items()}:
         return loss
-    by_seed = [
-        [mine - theirs for mine, theirs in zip(rows, other[seed], strict=True)] for seed, rows in own.items()
-    ]
+    by_seed = [np.subtract(rows, other[seed]).tolist() for seed, rows in own.items()]
     means = [sum(rows) / len(rows) for rows in by_seed]
     if len(means) == 1:
         return replace(loss, difference=means[0], difference_interval=bootstrap_interval(by_seed[0]))

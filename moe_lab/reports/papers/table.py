@@ -170,6 +170,8 @@ def table_of(
     experiment: Experiment, scale: str, cells: Sequence[TableCell], family: Family, folder: Path
 ) -> Table:
     """The table of an experiment's cells; the numbers in the paper's text are taken from its figure in `folder`."""
+    of_paper = experiment.name.partition("/")[0] in PAPERS or experiment.paper
+    unpublished = State.NOT_PUBLISHED if of_paper else State.MEASURED
     rows = []
     for cell in [*cells, *averages(experiment, cells)]:
         scores = cell.scores(family)
@@ -187,26 +189,12 @@ def table_of(
             runs=[each.run_id for each in cell.results],
             studies=[study.name for study in cell.studies],
         )
-        rows.append(row)
-    stated = [
-        Row(
-            coordinates=places | {"quantity": published.cell["quantity"]},
-            metric=published.cell["quantity"],
-            score=None if value is None else replace(NO_SCORE, value=value),
-            published=published,
-            reason=why_absent,
-        )
-        for published, places, value, why_absent in stated_numbers(experiment, scale, folder)
-    ]
+        rows.append(with_state(row, scale, unpublished))
+    stated = stated_numbers(experiment, scale, folder)
     matched = [id(row.published) for row in [*rows, *stated]]
     missing = f"scale {scale} has no such cell"
-    unmatched = [
-        Row(coordinates=one.cell, published=one, state=State.NOT_AT_SCALE, reason=missing)
-        for one in experiment.paper
-        if id(one) not in matched
-    ]
     typed = [f"experiment={experiment.name}", f"scale={scale}", *experiment.typed]
-    table = Table(
+    return Table(
         name=experiment.name,
         stem=file_stem(experiment, scale),
         title=title(experiment, scale),
@@ -219,15 +207,13 @@ def table_of(
         compared=compared_names(result for cell in cells for result in cell.results),
         rows=rows,
         stated=stated,
-        unmatched=unmatched,
+        unmatched=[
+            Row(coordinates=one.cell, published=one, state=State.NOT_AT_SCALE, reason=missing)
+            for one in experiment.paper
+            if id(one) not in matched
+        ],
         ranking=ranking(experiment, cells, family),
         runs={each.run_id: Provenance.of(each) for cell in cells for each in cell.results},
-    )
-    none = State.NOT_PUBLISHED if table.of_paper else State.MEASURED
-    return replace(
-        table,
-        rows=[with_state(row, scale, none) for row in rows],
-        stated=[with_state(row, scale) for row in stated],
     )
 
 
@@ -266,29 +252,35 @@ Quantity = Callable[["DataFrame"], "Series"]
 """The values of a quantity in the figure's rows of one model and task, of which the first counts; empty without one."""
 
 
-def stated_numbers(
-    experiment: Experiment, scale: str, folder: Path
-) -> list[tuple[Published, dict[str, str], float | None, str]]:
-    """The stated numbers, each with model and task, the value in the figure in `folder`, or why it has none.
+def stated_numbers(experiment: Experiment, scale: str, folder: Path) -> list[Row]:
+    """The stated numbers, each with model and task, and its value in the figure in `folder`, or why it has none.
 
-    Without such data a number has the coordinates of the paper, and no reason.
+    Without such data a number has the coordinates of the paper.
     """
     of_kind = QUANTITIES.get(experiment.figure or "", {})
     published = [each for each in experiment.paper if each.cell.get("quantity") in of_kind]
     file = folder / f"{file_stem(experiment, scale)}-{experiment.figure}.csv"
     if not published or not file.is_file():
-        return [(each, each.cell, None, "") for each in published]
+        rows = [
+            Row(coordinates=each.cell, metric=each.cell["quantity"], published=each) for each in published
+        ]
+        return [with_state(row, scale) for row in rows]
     from pandas import read_csv
 
-    groups, found = list(read_csv(file).groupby(["model", "task"], sort=False)), []
+    groups, rows = list(read_csv(file).groupby(["model", "task"], sort=False)), []
     for each in published:
         name = each.cell["quantity"]
-        for (model, task), rows in groups:
-            known = of_kind[name](rows).dropna()
-            value = float(known.iloc[0]) if len(known) else None
-            absent = "" if value is not None else ABSENT.get(name, "the figure's data lack it")
-            found.append((each, {"model": model, "task": task}, value, absent))
-    return found
+        for (model, task), found in groups:
+            known = of_kind[name](found).dropna()
+            row = Row(
+                coordinates={"model": model, "task": task, "quantity": name},
+                metric=name,
+                score=replace(NO_SCORE, value=float(known.iloc[0])) if len(known) else None,
+                published=each,
+                reason="" if len(known) else ABSENT.get(name, "the figure's data lack it"),
+            )
+            rows.append(with_state(row, scale))
+    return rows
 
 
 def _clean_cache(rows: DataFrame) -> DataFrame:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import chain, zip_longest
+from itertools import chain
 from operator import sub
 from typing import Any
 
@@ -19,11 +17,12 @@ from moe_lab.results.samples import Sample, reported
 from moe_lab.results.scores import ComparisonKey, Score, compared, pooled
 from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import VERSION, Aggregate
-from moe_lab.results.stored_files import leaves
 
 SCHEMA_VERSION = 2
-Changed = dict[str, list[int]]
-"""{"to_right": document numbers, "to_wrong": document numbers}, by the numbers of the first evaluation."""
+Pair = tuple[Sample, Sample]
+"""One document in the sample logs of two evaluations."""
+Changed = dict[str, list[Pair]]
+"""{"to_right": documents, "to_wrong": documents}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,59 +38,42 @@ class Comparison:
     notes: list[str]
     """What is left out and what else differs, one sentence each."""
 
-    @cached_property
-    def documents(self) -> dict[str, dict[int, dict[str, dict[str, Sample]]]]:
-        """The changed documents by task and number: their samples by evaluation and filter."""
-        numbers: dict[str, set[int]] = {}
-        for (_, task, *_), changed in self.changed.items():
-            numbers.setdefault(task, set()).update(chain.from_iterable(changed.values()))
-        first, *others = self.evaluations
-        found: dict[str, dict[int, dict[str, dict[str, Sample]]]] = {}
-        for task in (task for task, changed in numbers.items() if changed):
-            own = found[task] = {number: {} for number in sorted(numbers[task])}
-            for other in (one for one in others if task in one.samples):
-                for mine, theirs in chain.from_iterable(paired_lines(first, other, task).values()):
-                    if mine.document in own:
-                        for one, sample in ((first, mine), (other, theirs)):
-                            own[mine.document].setdefault(one.key, {})[sample.filter] = sample
-        return found
-
     def to_json(self) -> dict[str, object]:
         """What comparison.json holds: equal for equal evaluations."""
+        numbers = {
+            comparison: {way: [mine.document for mine, _ in pairs] for way, pairs in changed.items()}
+            for comparison, changed in self.changed.items()
+        }
         return {
             "schema_version": SCHEMA_VERSION,
             "statistics": VERSION,
             "evaluations": self.evaluations,
             "scores": [
                 {"run": score.run_id, **score.columns()}
-                | {"verdict": score.verdict, "changed": self.changed.get(score.comparison)}
+                | {"verdict": score.verdict, "changed": numbers.get(score.comparison)}
                 for score in self.scores
             ],
             "notes": self.notes,
-            "documents": {
-                task: {number: _document(answers) for number, answers in documents.items()}
-                for task, documents in self.documents.items()
-            },
+            "documents": self._documents(),
         }
 
-
-def _document(answers: Mapping[str, Mapping[str, Sample]]) -> dict[str, object]:
-    """`prompt`, `target`, for multiple choice `choices`, and `answers` as lm-eval logged them."""
-    first = next(iter(answers["a"].values()))
-    requests = first.requests
-    choices = [each[1] for each in requests if len(each) > 1 and isinstance(each[1], str)]
-    logged = {
-        key: {
-            name: {"resps": one.responses, "filtered_resps": one.filtered} for name, one in by_filter.items()
-        }
-        for key, by_filter in answers.items()
-    }
-    return {
-        "prompt": requests[0][0] if requests else None,
-        "target": first.target,
-        **({"choices": choices} if len(choices) == len(requests) > 1 else {}),
-        "answers": logged,
-    }
+    def _documents(self) -> dict[str, dict[int, dict[str, Any]]]:
+        """The changed documents by task and number, with the answers of the evaluations between which they changed."""
+        found: dict[str, dict[int, dict[str, Any]]] = {}
+        for (key, task, _, other), changed in self.changed.items():
+            for mine, theirs in chain.from_iterable(changed.values()):
+                choices = [each[1] for each in mine.requests if isinstance(each[-1], str)]
+                document = {
+                    "prompt": mine.requests[0][0] if mine.requests else None,
+                    "target": mine.target,
+                    **({"choices": choices} if len(choices) > 1 else {}),
+                    "answers": {},
+                }
+                answers = found.setdefault(task, {}).setdefault(mine.document, document)["answers"]
+                for name, one in ((other, mine), (key, theirs)):
+                    logged = {"resps": one.responses, "filtered_resps": one.filtered}
+                    answers.setdefault(name, {})[one.filter] = logged
+        return {task: dict(sorted(documents.items())) for task, documents in found.items()}
 
 
 def compare(evaluations: Sequence[Evaluation]) -> Comparison:
@@ -130,16 +112,16 @@ def _compare_two(
         notes.append(f"{a.key} was made with lm_eval {versions[0]}, {b.key} with {versions[1]}.")
     scores: dict[tuple[str, str], Score] = {}
     for task in common:
-        mine, theirs = (one.results.get("versions", {}).get(task) for one in (a, b))
+        mine, theirs = (one.results.task_versions.get(task) for one in (a, b))
         if mine != theirs:
             notes.append(f"{task} is version {mine} in {a.key} and {theirs} in {b.key}.")
         evaluated = len({line.document for line in a.samples[task]})
-        every = a.results.get("n-samples", {}).get(task, {}).get("original", evaluated)
+        every = a.results.n_samples.get(task, {}).get("original", evaluated)
         if evaluated != every:
             part = f"{evaluated:,} of {every:,} documents (PARTIAL)"
             notes.append(f"{task}: {part}; not the benchmark's number.")
         scores |= {(task, score.metric): score for score in compare_task(a, b, task, changed, notes)}
-    groups = [group for group in a.results.get("groups", {}) if group in b.results.get("groups", {})]
+    groups = [group for group in a.results.groups if group in b.results.groups]
     of_groups = [score for group in groups for score in _compare_group(a, b, group, scores, notes)]
     found = [*scores.values(), *of_groups]
     if not found:
@@ -156,7 +138,7 @@ def compare_task(
     documents, prompts or right answers differ.
     """
     pairs, rounding = paired_lines(a, b, task), rounding_of(a, b)
-    mine, theirs = reported(a.scores(task)), reported(b.scores(task))
+    mine, theirs = reported(a.results.scores(task)), reported(b.results.scores(task))
     for one, keys, others in ((a, mine, theirs), (b, theirs, mine)):
         if lone := [key for key in keys if key not in others]:
             notes.append(f"Only in {one.key}, and not compared: {' '.join(lone)} of {task}.")
@@ -177,7 +159,7 @@ def compare_task(
             continue
         before, after = ([line.values[name] for line in lines] for lines in zip(*measured, strict=True))
         equal = rounding.equals(before, after, [x.scored_words for x, _ in measured])
-        known = [better for one in (a, b) if (better := one.higher_is_better(task, metric)) is not None]
+        known = [better for one in (a, b) if (better := one.results.better(task, metric)) is not None]
         lower = not known[0] if known else None
         found = paired(after, before, aggregate, lower_is_better=lower is True, equal=equal)
         value_of = aggregate or (lambda values: sum(values) / len(values))
@@ -197,8 +179,8 @@ def compare_task(
         score = compared(alone, found)
         scores.append(score)
         if score.changed is not None:
-            numbered = list(zip((x.document for x, _ in measured), map(sub, after, before), strict=True))
-            up, down = ([document for document, by in numbered if by * sign > 0] for sign in (1, -1))
+            moved = list(zip(measured, map(sub, after, before), strict=True))
+            up, down = ([pair for pair, by in moved if by * sign > 0] for sign in (1, -1))
             right, wrong = (down, up) if lower else (up, down)
             changed[score.comparison] = {"to_right": right, "to_wrong": wrong}
     return scores
@@ -209,14 +191,16 @@ def _compare_group(
 ) -> list[Score]:
     """The scores of a group of tasks, of all its documents as one sample; what is left out is added to `notes`."""
     found = []
-    for metric in (key for key in reported(a.scores(group)) if key in b.scores(group)):
-        tasks = [task for task in leaves(a.results, a.samples, group) if metric in a.scores(task)]
+    for metric in (key for key in reported(a.results.scores(group)) if key in b.results.scores(group)):
+        tasks = [task for task in a.results.leaves(a.samples, group) if metric in a.results.scores(task)]
         parts = [score for task in tasks if (score := scores.get((task, metric)))]
         whole = None
         if len(parts) == len(tasks) > 0 and all(part.changed for part in parts):
             n = sum(part.n or 0 for part in parts)
-            whole = pooled(replace(parts[0], task=group, n=n, value=b.scores(group)[metric]), parts)
-        if whole is None or not math.isclose(whole.baseline or 0.0, a.scores(group)[metric], abs_tol=1e-9):
+            whole = pooled(replace(parts[0], task=group, n=n, value=b.results.scores(group)[metric]), parts)
+        if whole is None or not math.isclose(
+            whole.baseline or 0.0, a.results.scores(group)[metric], abs_tol=1e-9
+        ):
             notes.append(
                 f"Not compared: {metric} of the group {group}, which is no share of its documents. Its tasks are."
             )
@@ -230,29 +214,32 @@ def _compare_group(
 # lm-eval writes a hash of each document (`doc_hash`), of its prompt and of its right answer. Equal documents of one
 # task are paired in their order.
 
-Pair = tuple[Sample, Sample]
-"""One document in the sample logs of two evaluations."""
 Key = tuple[str | None, int]
 """The hash of a document, and how many equal ones stand before it."""
-SHOWN = 80
-"""Characters of a document or prompt that an error shows."""
-MOST_PASTED = 300
-"""Numbers of documents that a message lists."""
 
 
 def paired_lines(a: Evaluation, b: Evaluation, task: str) -> dict[str, list[Pair]]:
     """{filter: pairs of lines} of a task, in the order of `a`'s document numbers.
 
-    Raises ConfigError if the documents, the prompts or the right answers of the two differ, naming the first.
+    Raises ConfigError if the documents, the prompts or the right answers of the two differ.
     """
     mine, theirs = _by_filter(a.samples[task]), _by_filter(b.samples[task])
     pairs = {}
     for name in (name for name in mine if name in theirs):
         own, other = mine[name], theirs[name]
-        if own.keys() != other.keys():
-            raise ConfigError(_other_documents(a, b, task, own, other))
+        mine_only, theirs_only = (len(one.keys() - two.keys()) for one, two in ((own, other), (other, own)))
+        if mine_only or theirs_only:
+            raise ConfigError(
+                f"Other documents of {task}: {mine_only:,} of {len(own):,} are only in {a.key}, {theirs_only:,} of "
+                f"{len(other):,} only in {b.key}.\nEvaluate both on the same documents (limit=, samples=, data_dir=)."
+            )
         pairs[name] = [(line, other[key]) for key, line in own.items()]
-        _check_questions(a, b, task, pairs[name])
+        for what, hashed in (("prompts", "prompt_hash"), ("right answers", "target_hash")):
+            if others := [x.document for x, y in pairs[name] if getattr(x, hashed) != getattr(y, hashed)]:
+                raise ConfigError(
+                    f"Other {what} of {task}: {len(others):,} of {len(own):,} documents. The first is document "
+                    f"{others[0]}.\nEvaluate both with the same task, num_fewshot, fewshot_seed and chat template."
+                )
     return pairs
 
 
@@ -265,47 +252,6 @@ def _by_filter(lines: Sequence[Sample]) -> dict[str, dict[Key, Sample]]:
         found.setdefault(name, {})[document, before[name, document]] = line
         before[name, document] += 1
     return found
-
-
-def _other_documents(
-    a: Evaluation, b: Evaluation, task: str, mine: dict[Key, Sample], theirs: dict[Key, Sample]
-) -> str:
-    """The message of two evaluations of other documents."""
-    counts, firsts = [], []
-    for key, lines, others in ((a.key, mine, theirs), (b.key, theirs, mine)):
-        if alone := [line for place, line in lines.items() if place not in others]:
-            counts.append(f"{len(alone):,} of {len(lines):,} are only in {key}")
-            question = json.dumps(alone[0].question, ensure_ascii=False)[:SHOWN]
-            firsts.append(f"The first only in {key} is document {alone[0].document}: {question}")
-    common = [line.document for place, line in mine.items() if place in theirs]
-    wanted = common or [line.document for line in mine.values()]
-    named = f": samples=[{','.join(map(str, sorted(wanted)))}]"
-    how = named if len(wanted) <= MOST_PASTED else " (limit=, samples=, data_dir=)"
-    first = f"Other documents of {task}: {' and '.join(counts)}."
-    return "\n".join([first, *firsts, f"Evaluate both on the same documents{how}."])
-
-
-def _check_questions(a: Evaluation, b: Evaluation, task: str, pairs: Sequence[Pair]) -> None:
-    """Raise ConfigError for other prompts or right answers. A prompt's hash is that of the document's first request."""
-    for what, hash_of, text_of in (
-        ("prompts", "prompt_hash", lambda line: line.requests[0][0] if line.requests else None),
-        ("right answers", "target_hash", lambda line: line.target),
-    ):
-        other = [(x, y) for x, y in pairs if getattr(x, hash_of) != getattr(y, hash_of)]
-        if not other:
-            continue
-        texts = [str(text_of(line)) for line in other[0]]
-        start = next((i for i, (x, y) in enumerate(zip_longest(*texts)) if x != y), 0)
-        first = f"The first is document {other[0][0].document}, from character {start} on:"
-        lines = [f"Other {what} of {task}: {len(other):,} of {len(pairs):,} documents. {first}"]
-        lines += [
-            f"  {one.key}: {text[start : start + SHOWN]!r}" for one, text in zip((a, b), texts, strict=True)
-        ]
-        shots = [one.results.get("n-shot", {}).get(task) for one in (a, b)]
-        if shots[0] != shots[1]:
-            lines.append(f"{a.key} has {shots[0]} few-shot examples, {b.key} has {shots[1]}.")
-        lines.append("Evaluate both with the same task, num_fewshot, fewshot_seed and chat template.")
-        raise ConfigError("\n".join(lines))
 
 
 # The function from the values of documents to a score
@@ -329,7 +275,7 @@ def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | 
     from lm_eval.api.registry import aggregation_registry, metric_agg_registry
 
     name = metric.partition(",")[0]
-    listed = evaluation.results["configs"][task].get("metric_list") or []
+    listed = evaluation.results.configs[task].get("metric_list") or []
     entry = next((entry for entry in listed if entry.get("metric") == name), None)
     if entry is None:
         return None
@@ -343,7 +289,7 @@ def _reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggre
     name, _, filter_name = metric.partition(",")
     lines = [line for line in evaluation.samples[task] if line.filter == filter_name]
     values = [line.values[name] for line in lines if name in line.values]
-    stored = evaluation.scores(task)[metric]
+    stored = evaluation.results.scores(task)[metric]
     if not values or not isinstance(stored, int | float):
         return False
     if aggregate is None and not all(isinstance(value, int | float) for value in values):

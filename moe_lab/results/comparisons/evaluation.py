@@ -9,11 +9,11 @@ from pathlib import Path
 
 from moe_lab.config.terminal import one_line
 from moe_lab.errors import ConfigError
-from moe_lab.results.model import Block, RunResult
+from moe_lab.results.model import LmEvalResults, RunResult, stored_results
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, read_samples, samples_file, samples_of
 from moe_lab.results.scores import marks_of
-from moe_lab.results.stored_files import LmEvalResults, Results, damaged, misfit, read_lines, read_mapping
+from moe_lab.results.stored_files import damaged, read_lines, read_mapping
 
 # The files of a stored evaluation: a run's folder, or what lm-eval's own tracker writes
 #
@@ -36,12 +36,11 @@ def results_file(key: str, path: Path) -> Path:
     named = f"{key}={one_line(path)}"
     if path.is_file() and path.suffix == ".json":
         return path
-    if path.is_file():
-        raise ConfigError(f"{named} is no results file. Give its results_*.json, or the folder.")
-    if not path.is_dir():
+    if not path.exists():
         raise ConfigError(f"{named}: there is no such file or folder.")
     own = _results_in(path)
-    folders = [own] if own else [found for folder in sorted(path.iterdir()) if (found := _results_in(folder))]
+    below = sorted(path.iterdir()) if path.is_dir() and not own else []
+    folders = [own] if own else [found for folder in below if (found := _results_in(folder))]
     if not folders:
         raise ConfigError(
             f"{named} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
@@ -57,9 +56,10 @@ def results_file(key: str, path: Path) -> Path:
 
 def _results_in(folder: Path) -> list[Path]:
     """The results of a folder without its subfolders, the newest last."""
-    if (folder / OWN).is_file() or not folder.is_dir():
-        return [folder / OWN] if folder.is_dir() else []
-    dated = [(match["date"], file) for file in folder.iterdir() if (match := DATED.fullmatch(file.name))]
+    if (folder / OWN).is_file():
+        return [folder / OWN]
+    files = folder.iterdir() if folder.is_dir() else ()
+    dated = [(match["date"], file) for file in files if (match := DATED.fullmatch(file.name))]
     return [file for _, file in sorted(dated)]
 
 
@@ -103,11 +103,10 @@ class Evaluation:
     """The results file."""
     samples_files: dict[str, Path]
     """The sample log of each task."""
-    results: Block
-    """lm-eval's result dictionary."""
+    results: LmEvalResults
+    """A RunResult, if this package wrote it."""
     samples: dict[str, list[Sample]]
     """The lines of each task's sample log."""
-
     marks: tuple[str, ...] = ()
     """The notes of a run of this package."""
 
@@ -121,7 +120,7 @@ class Evaluation:
             "samples": {task: str(file.absolute()) for task, file in self.samples_files.items()},
             "run_id": self.run_id,
             "lm_eval_version": self.lm_eval_version,
-            "task_versions": self.results.get("versions", {}),
+            "task_versions": self.results.task_versions,
             "marks": self.marks,
         }
 
@@ -133,7 +132,7 @@ class Evaluation:
     @property
     def lm_eval_version(self) -> str | None:
         own = self.own.versions.get("lm_eval") if self.own else None
-        return own or self.results.get("lm_eval_version")
+        return own or self.results.lm_eval_version
 
     @property
     def own(self) -> RunResult | None:
@@ -145,17 +144,7 @@ class Evaluation:
         """Which values of it are equal within rounding; lm-eval's own result has the dtype alone."""
         if self.own is not None:
             return self.own.rounding
-        dtype = (self.results.get("config") or {}).get("model_dtype")
-        return Rounding(str(dtype).removeprefix("torch."))
-
-    def scores(self, name: str) -> Block:
-        """The scores of a task or a group by `metric,filter`."""
-        return self.results["results"].get(name, {})
-
-    def higher_is_better(self, task: str, metric: str) -> bool | None:
-        """Whether a higher value of a `metric,filter` is better; None if the file does not say."""
-        better = self.results.get("higher_is_better", {}).get(task, {}).get(metric.partition(",")[0])
-        return better if isinstance(better, bool) else None
+        return Rounding(str((self.results.config or {}).get("model_dtype")).removeprefix("torch."))
 
 
 def read_evaluation(key: str, path: Path) -> Evaluation:
@@ -175,15 +164,14 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
         raise ConfigError(
             f"{key}={one_line(file)} is no result of lm-eval or moe_lab: it has no results and configs."
         )
-    own = RunResult(results, file.parent) if isinstance(results.get("moe_lab"), dict) else None
-    if (problem := misfit(results, Results if own else LmEvalResults)) is not None:
-        raise damaged(file, problem, MOVED)
-    tasks = [task for task in results["configs"] if task in results["results"]]
+    found = stored_results(results, file, MOVED)
+    own = found if isinstance(found, RunResult) else None
+    tasks = [task for task in found.configs if found.evaluated(task)]
     files = {task: samples_file(file.parent, task) if own else lm_eval_samples(file, task) for task in tasks}
     samples = read_samples(own) if own else {task: _lines(files[task]) for task in tasks}
     if own is None:
-        label = one_line(results.get("model_name") or "lm-eval").rstrip("/").rpartition("/")[2]
-        given = (results.get("config") or {}).get("model_args") or ""
+        label = one_line(found.model_name or "lm-eval").rstrip("/").rpartition("/")[2]
+        given = (found.config or {}).get("model_args") or ""
         settings = ",".join(f"{k}={v}" for k, v in given.items()) if isinstance(given, dict) else given
     else:
         label, settings = one_line(f"{own.model}-{own.method}"), " ".join(own.overrides)
@@ -193,7 +181,7 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
         settings=one_line(settings),
         file=file,
         samples_files=files,
-        results=own or results,
+        results=found,
         samples=samples,
         marks=() if own is None else marks_of(own),
     )

@@ -258,5 +258,7 @@ def make_figure(
         data = traces_of(data.cells)
     elif name != "cells":
         data = equivalent_rows(data.cells, models, compute=compute)
-    write = getattr(import_module(f"moe_lab.reports.figures.{module}"), f"write_{kind}")
-    return write(data, folder, f"{file_stem(experiment, scale)}-{kind}", title(experiment, scale))
+    if not data:
+        return []
+    drawing = getattr(import_module(f"moe_lab.reports.figures.{module}"), f"draw_{kind}")(data)
+    return drawing.save(folder, f"{file_stem(experiment, scale)}-{kind}", title(experiment, scale))

@@ -105,7 +105,7 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     facts = trained or facts_of(config)
     if config.tuning.name == "scale":
         search = resolve_scale(config, facts, get_method(config.method.name)(config.method))
-    elif config.tuning.name == "grid" and facts.moe_layers:
+    elif "grid" in get_method(config.method.name).tunings and facts.moe_layers:
         tuned: Any = get_method(config.method.name)(config.method)
         search = resolve_grid(config, facts, tuned)
     elif facts.moe_layers:  # prepare refuses a model without routers in its own words

@@ -24,7 +24,7 @@ LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"
 tuning.logit_scale the trial at temperature 0 alone has them: they are the control for a gain in perplexity."""
 
 if TYPE_CHECKING:
-    from optuna.trial import Trial
+    from optuna.trial import FrozenTrial, Trial
 
     from moe_lab.engine.forward.ensemble import ScaleSweep
     from moe_lab.engine.lm import EngineLM
@@ -106,8 +106,7 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
 class Measurement:
     """Measures the trials of a study on a model in memory.
 
-    Trials of temperatures share one LM, whose ensemble changes. Each trial of a grid opens the method with its own
-    settings.
+    Trials of temperatures share one LM, whose ensemble changes. Each trial of settings opens the method with its own.
     """
 
     def __init__(self, study: Study, loaded: LoadedModel, opened: ExitStack):
@@ -150,15 +149,24 @@ class Measurement:
         from moe_lab.engine.forward.ensemble import ScaleSweep
 
         study, method = self.study, cast(Any, self.study.method)
-        assert study.search.grid is not None
-        config = replace(study.config, method=method.at(study.search.grid[trial.number]))
+        config = replace(study.config, method=method.at(_settings(study, trial)))
         lm = own.enter_context(type(method)(config.method).open(self.loaded, Context(config=config)))
         lm.progress = False
-        if trial.number or study.search.metric != "perplexity" or lm.engine is None:
+        if (
+            trial.number
+            or not method.begins_with_base
+            or study.search.metric != "perplexity"
+            or lm.engine is None
+        ):
             return lm, None
         sweep = ScaleSweep()  # finds the base model's best logit scale
         lm.set_ensemble(replace(lm.ensemble, sweep=sweep))
         return lm, sweep
+
+
+def _settings(study: Study, trial: Trial | FrozenTrial) -> dict[str, float]:
+    """The settings of a trial as the search has them, numbers of experts as integers, or as they were sampled."""
+    return study.search.fixed(trial.number) or trial.params
 
 
 def _ensemble(study: Study, temperatures: list[float]) -> Any:
@@ -239,7 +247,7 @@ def write_trials(study: Study, trials: Trials) -> None:
         documents=study.documents,
         answers=study.text,
         temperature=study.search.temperatures(best.params),
-        settings=cast(Any, study.method).settings(grid[best.number]) if (grid := study.search.grid) else None,
+        settings=cast(Any, study.method).settings(_settings(study, best)) if study.search.grid else None,
     )
     write_atomically(study.folder / "best.yaml", profile.text())
 

@@ -9,12 +9,12 @@ from itertools import product
 import pytest
 
 from moe_lab.reports.figures import write_study_figures
-from moe_lab.reports.figures.comparisons import control_rows, write_effects
-from moe_lab.reports.figures.cost import overhead_rows, quality_rows, write_quality_cost
-from moe_lab.reports.figures.curves import write_epochs
+from moe_lab.reports.figures.comparisons import control_rows, draw_effects
+from moe_lab.reports.figures.cost import draw_quality_cost, overhead_rows, quality_rows
+from moe_lab.reports.figures.curves import draw_epochs
 from moe_lab.reports.figures.primitives import differences_figure
-from moe_lab.reports.figures.studies import read_study, write_sweep
-from moe_lab.reports.figures.training import design_rows, write_designs
+from moe_lab.reports.figures.studies import draw_sweep, read_study
+from moe_lab.reports.figures.training import design_rows, draw_designs
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.metrics import quantity
@@ -40,7 +40,7 @@ def test_a_sweep_has_an_interval_where_the_metric_is_a_share_of_documents(tmp_pa
     assert float(rows[0]["low"]) == pytest.approx(0.4038, abs=1e-4)
     assert float(rows[0]["high"]) == pytest.approx(0.5962, abs=1e-4)
     other = write_study(tmp_path / "p", [2.0, 1.9], tuning="uniform", temperature=PROFILE)
-    _, table = write_sweep([read_study(other)], tmp_path, "p")
+    _, table = draw_sweep([read_study(other)]).save(tmp_path, "p")
     assert [(row["low"], row["high"]) for row in rows_of(table)] == [("", "")] * 2
 
 
@@ -59,9 +59,9 @@ def test_every_comparison_is_a_row(tmp_path):
     table = Experiment(**KEYS, rows=["method", "model.recipe.routing_noise"], columns=["task"])
     coordinates = {"method": "roe", "model.recipe.routing_noise": "1", "task": "t"}
     cells = [TableCell(coordinates=coordinates, run_id="r", results=[results_of(paired=PAIRED)])]
-    picture, numbers = write_effects(CellTable(table, cells, family_of(table, cells)), tmp_path, "e", "T")
+    picture, numbers = draw_effects(CellTable(table, cells, family_of(table, cells))).save(tmp_path, "e", "T")
     [row] = rows_of(numbers)
-    assert row["label"] == "roe, noise in training: minus base"
+    assert row["label"] == "roe: minus base"
     assert [row[name] for name in ("difference", "low", "high", "p_holm")] == ["0.1", "0.05", "0.15", "0.001"]
     assert picture.stat().st_size > 5_000
 
@@ -78,19 +78,18 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     (tmp_path / "models" / "one" / "expert_metrics.jsonl").write_text("\n".join(lines) + "\n")
     shown = []
     for name, measure in product(("one", "two"), ("Load Balance", "Capacity")):
-        told = replace(
-            expert_results(finetune_freeze={"model": name, "training": {}}), folder=tmp_path / "runs" / name
-        )
+        told = expert_results(finetune_freeze={"model": name, "training": {}})
+        told = told.model_copy(update={"folder": tmp_path / "runs" / name})
         coordinates = {"method.schedule": name, "measure": measure}
         shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told]))
-    png, table = write_epochs(CellTable(bars(), shown), tmp_path, "f", "T")
+    png, table = draw_epochs(CellTable(bars(), shown)).save(tmp_path, "f", "T")
     assert table == tmp_path / "f.csv"
     rows = list(csv.DictReader(table.open()))
     assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, "both readings"
     expected = [("one", "0.0", "2.9"), ("one", "1.0", "2.9")]
     assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == expected
     assert png.stat().st_size > 10_000
-    assert write_epochs(CellTable(bars(), shown[2:]), tmp_path, "g", "T") == []
+    assert draw_epochs(CellTable(bars(), shown[2:])).save(tmp_path, "g", "T") == []
 
 
 def test_overhead_is_relative_to_one_row():
@@ -177,7 +176,7 @@ def test_a_difference_is_the_paired_one_or_has_no_interval(tmp_path):
     expected = (0.1, 0.05, 0.15, True)
     assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == expected
     assert alone["difference"] == pytest.approx(0.05) and alone["low"] is None and not alone["significant"]
-    picture, _ = write_quality_cost(table, tmp_path, "e", "T")
+    picture, _ = draw_quality_cost(table).save(tmp_path, "e", "T")
     assert picture.stat().st_size > 5_000
 
 
@@ -242,7 +241,7 @@ def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
     ]  # fmt: skip
     assert [row["published"] for row in rows if row["published"]] == [0.35]
     assert rows[0]["examples"] is None and rows[5]["examples"] == 8
-    png, _ = write_designs(table, tmp_path, "f", "T")
+    png, _ = draw_designs(table).save(tmp_path, "f", "T")
     assert png.stat().st_size > 10_000
 
 

@@ -12,12 +12,11 @@ import matplotlib
 import pytest
 from pandas import DataFrame
 
-from moe_lab.reports.figures.comparisons import write_accuracy, write_control
-from moe_lab.reports.figures.cost import write_equivalent, write_overhead
+from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control
+from moe_lab.reports.figures.cost import draw_equivalent, draw_overhead
 from moe_lab.reports.figures.primitives import bars, curve, legend_below, panels, points
 from moe_lab.reports.figures.style import (
     COLOURS,
-    COVERED,
     DARK,
     DARK_INK,
     GREEN,
@@ -101,12 +100,12 @@ EQUIVALENT |= {
 @pytest.mark.parametrize(
     "write",
     [
-        lambda folder: write_accuracy(cell_table(cell_of(), cell_of(method="base")), folder, "f", "T"),
-        lambda folder: write_control(cell_table(cell_of(), cell_of(method="base")), folder, "f", "T"),
-        lambda folder: write_overhead(
-            cell_table(overhead_cell(1, 1.0), overhead_cell(8, 9.0)), folder, "f", "T"
+        lambda folder: draw_accuracy(cell_table(cell_of(), cell_of(method="base"))).save(folder, "f", "T"),
+        lambda folder: draw_control(cell_table(cell_of(), cell_of(method="base"))).save(folder, "f", "T"),
+        lambda folder: draw_overhead(cell_table(overhead_cell(1, 1.0), overhead_cell(8, 9.0))).save(
+            folder, "f", "T"
         ),
-        lambda folder: write_equivalent([EQUIVALENT, EQUIVALENT | {"n": 4}], folder, "f", "T"),
+        lambda folder: draw_equivalent([EQUIVALENT, EQUIVALENT | {"n": 4}]).save(folder, "f", "T"),
     ],
     ids=["accuracy", "control", "overhead", "equivalent"],
 )
@@ -184,18 +183,6 @@ def test_settings_across_fill_the_width_and_measurements_across_do_not():
     fit(figure)
     (low, high), (left, right) = (axis.get_xlim() for axis in axes)
     assert high - low == pytest.approx(0.011) and right - left == pytest.approx(LEAST_SPAN)
-
-
-def test_curves_that_lie_on_one_another_are_seen():
-    figure, (axis,) = panels(1)
-    values = {"a": [0.0, 1.0, 2.0], "b": [0.0, 1.0, 2.001], "c": [0.0, 1.0, 1.5], "d": [0.0, 1.0, 2.0]}
-    drawn = {name: axis.plot([1, 2, 3], value, marker="o", label=name)[0] for name, value in values.items()}
-    axis.plot([1, 2, 3], values["a"])  # without a name in the legend, such as an interval
-    before = {name: line.get_linewidth() for name, line in drawn.items()}
-    fit(figure)
-    wider = {name: (line.get_linewidth() - before[name]) / COVERED for name, line in drawn.items()}
-    assert wider == pytest.approx({"a": 2, "b": 1, "c": 0, "d": 0})
-    assert drawn["a"].get_markersize() > drawn["b"].get_markersize() > drawn["d"].get_markersize()
 
 
 def test_ticks_are_round_and_those_set_by_hand_stay():

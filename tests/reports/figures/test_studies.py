@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from moe_lab.reports.figures import write_study_figures
-from moe_lab.reports.figures.curves import line_rows, write_lines
-from moe_lab.reports.figures.studies import read_study, studies_of, write_heatmap
+from moe_lab.reports.figures.curves import draw_lines, line_rows
+from moe_lab.reports.figures.studies import draw_heatmap, read_study, studies_of
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from tests.support.finetuned_cells import KEYS, cell, records
@@ -58,7 +58,7 @@ def test_a_heatmap_of_several_models_and_tasks_has_a_row_for_each(tmp_path):
         for model, layers in (("a", 8), ("b", 6))
         for task in ("x", "y")
     ]
-    paths = write_heatmap([read_study(folder) for folder in folders], tmp_path, "all")
+    paths = draw_heatmap([read_study(folder) for folder in folders]).save(tmp_path, "all")
     rows = rows_of(paths[1])
     assert len(rows) == 2 * 8 + 2 * 6
     expected = [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]
@@ -101,4 +101,4 @@ def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path)
         ("accuracy", 0.02, 0.6),
     ]
     assert {row["line"] for row in rows} == {"tiny"}
-    assert write_lines(CellTable(lines, points), tmp_path, "f", "T")[0].stat().st_size > 10_000
+    assert draw_lines(CellTable(lines, points)).save(tmp_path, "f", "T")[0].stat().st_size > 10_000

@@ -9,16 +9,15 @@ import pytest
 from moe_lab.errors import ResultsError
 from moe_lab.methods import get_method
 from moe_lab.reports.figures import write_run_figures
-from moe_lab.reports.figures.curves import flops_rows, write_flops
+from moe_lab.reports.figures.curves import draw_flops, flops_rows
 from moe_lab.reports.figures.pathways import (
     activation_rows,
-    entropy_bits,
+    draw_activation,
+    draw_sample,
     frequency_LE,
     sample_rows,
-    write_activation,
-    write_sample,
 )
-from moe_lab.reports.figures.traces import read_traces, retained_rows, step_rows, write_retained, write_steps
+from moe_lab.reports.figures.traces import draw_retained, draw_steps, read_traces, retained_rows, step_rows
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.model import RunResult
 from tests.support.stored_results import cell_table, results_of
@@ -32,14 +31,14 @@ def test_a_run_without_traces_has_no_figures(tmp_path):
     assert write_run_figures(RunResult(c3po_results().content, tmp_path), KINDS) == []
 
 
-@pytest.mark.parametrize("write", [write_steps, write_activation, write_sample])
+@pytest.mark.parametrize("draw", [draw_steps, draw_activation, draw_sample])
 @pytest.mark.parametrize("neighbours", first_fast([True, False]), ids=["neighbours", "oracle"])
-def test_each_kind_leaves_a_picture_and_its_numbers(write, neighbours, tmp_path):
+def test_each_kind_leaves_a_picture_and_its_numbers(draw, neighbours, tmp_path):
     """A question with $ in it is text, not mathematics; the oracle has no neighbours."""
     changes = {} if neighbours else {"neighbours": [], "losses": [None, None]}
     run = run_of(tmp_path / "run", ["BA", "AA"], before=BEFORE, **changes)
     run.prompts[0] = "Is $x^2 or a% more? " * 100
-    png, table = write([run, run], tmp_path, "f", "T")
+    png, table = draw([run, run]).save(tmp_path, "f", "T")
     assert png.read_bytes()[:4] == b"\x89PNG" and png.name == "f.png"
     with table.open(newline="") as file:
         assert len(list(csv.DictReader(file))) >= 4
@@ -79,7 +78,6 @@ def test_activation_counts_the_experts_that_are_taken(tmp_path):
     rows = activation_rows(run)
     expected = [(4, 0, 1.0, 0.0), (4, 1, 1.0, 1.0)]
     assert [(row["layer"], row["expert"], row["before"], row["after"]) for row in rows][4:6] == expected
-    assert entropy_bits(frequency_LE(run, "after")) == pytest.approx(1.0), "two experts, equally often"
 
 
 def test_cost_is_by_core_experts(tmp_path):
@@ -98,7 +96,7 @@ def test_cost_is_by_core_experts(tmp_path):
     assert list(
         rows[["core_experts", "flops", "plain_flops", "gain"]].fillna(-1).itertuples(index=False, name=None)
     ) == [(0, 1e9, 1e9, -1), (2, 2e9, 1e9, value - 0.25), (4, 3e9, 1e9, 0)]
-    png, _ = write_flops(cell_table(*cells), tmp_path, "f", "T")
+    png, _ = draw_flops(cell_table(*cells)).save(tmp_path, "f", "T")
     assert png.exists()
 
 
@@ -108,19 +106,19 @@ def test_retained_experts_are_counted_by_the_routers_rank(tmp_path):
     every = run_of(tmp_path / "every", ["A", "A"], core_experts=20)
     rows = retained_rows(every)
     assert [row["share"] for row in rows] == [0.25, 0.5, 0.75, 1.0] and rows[0]["questions"] == 2
-    assert write_retained([some], tmp_path, "f") == [], "not all experts were optimized"
-    assert len(write_retained([some, every], tmp_path, "f")) == 2
+    assert draw_retained([some]).save(tmp_path, "f") == [], "not all experts were optimized"
+    assert len(draw_retained([some, every]).save(tmp_path, "f")) == 2
     assert len((tmp_path / "f.csv").read_text().splitlines()) == 1 + 4
 
 
 def test_the_question_shown_is_the_first_that_became_right(tmp_path):
     for answers, shown in ((["AB", "BAB", "BA", "BA"], "Question: 2?"), (["AA", "AB", "BB"], "Question: 0?")):
-        png, _ = write_sample([run_of(tmp_path / answers[0], answers)], tmp_path, "f")
+        png, _ = draw_sample([run_of(tmp_path / answers[0], answers)]).save(tmp_path, "f")
         assert f"question: {shown}" in png.with_suffix(".svg").read_text()
 
 
 def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path):
-    rows = sample_rows(run_of(tmp_path / "run", ["BA"]), 0)
+    rows = sample_rows(run_of(tmp_path / "run", ["BA"]), 0).to_dict("records")
     expected = ["question, before", "question, after", "neighbour 1", "neighbour 2"]
     assert list(dict.fromkeys(row["of"] for row in rows)) == expected
     assert {row["layer"] for row in rows} == {4}

@@ -2,25 +2,24 @@
 seed, and a phase line at another step."""
 
 import csv
-from dataclasses import replace
 from itertools import product
 
 import pytest
 from matplotlib.axes import Axes
 
-from moe_lab.reports.figures.comparisons import write_accuracy, write_control, write_forest
-from moe_lab.reports.figures.cost import write_overhead
+from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control, draw_forest
+from moe_lab.reports.figures.cost import draw_overhead
 from moe_lab.reports.figures.curves import (
+    draw_flops,
+    draw_lines,
+    draw_schedules,
     schedule_label,
     schedule_rows,
-    write_flops,
-    write_lines,
-    write_schedules,
 )
 from moe_lab.reports.figures.training import (
     curve_rows,
-    write_designs,
-    write_training_curves,
+    draw_designs,
+    draw_training_curves,
     write_training_loss,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell
@@ -38,12 +37,12 @@ def test_each_column_is_a_panel_with_the_average_last(tmp_path):
     assert found["piqa", "N→R"]["value"] == pytest.approx(0.7)
     assert found["average", "E→E"]["value"] == pytest.approx(0.8)
     assert found["average", "N→R"]["published"] == 0.65 and found["arc", "N→R"]["published"] is None
-    png, _ = write_schedules(CellTable(bars(), cells()), tmp_path, "f", "T")
+    png, _ = draw_schedules(CellTable(bars(), cells())).save(tmp_path, "f", "T")
     assert png.stat().st_size > 10_000
 
 
 def test_a_forest_has_a_point_for_each_setting_with_the_average_last(tmp_path):
-    png, table = write_forest(CellTable(bars(), cells()), tmp_path, "f", "T")
+    png, table = draw_forest(CellTable(bars(), cells())).save(tmp_path, "f", "T")
     rows = list(csv.DictReader(table.open()))
     found = {(row["panel"], row["setting"]): (row["method"], float(row["value"])) for row in rows}
     assert list(dict.fromkeys(panel for panel, _ in found)) == ["arc", "piqa", "average"]
@@ -82,17 +81,14 @@ def test_nothing_measured_draws_nothing(tmp_path):
     missing = TableCell(coordinates={"task": "a", "method.schedule": "none", "method": "x"}, run_id=None)
     lines = Experiment(**KEYS, rows=["method.schedule"], columns=["task"], metric="headline", paper=[])
     without_log = CellTable(experiment(**AXES), cells_of("2/8", "z-loss", tmp_path))
-    for write, table in (
-        (write_schedules, CellTable(bars(average=None), [missing])),
-        (write_lines, CellTable(lines, [missing])),
-        (write_training_curves, without_log),
-        (write_designs, CellTable(experiment(), [])),
-        *(
-            (write, cell_table(missing))
-            for write in (write_accuracy, write_control, write_overhead, write_flops)
-        ),
+    for draw, table in (
+        (draw_schedules, CellTable(bars(average=None), [missing])),
+        (draw_lines, CellTable(lines, [missing])),
+        (draw_training_curves, without_log),
+        (draw_designs, CellTable(experiment(), [])),
+        *((draw, cell_table(missing)) for draw in (draw_accuracy, draw_control, draw_overhead, draw_flops)),
     ):
-        assert write(table, tmp_path / "out", "f", "T") == []
+        assert draw(table).save(tmp_path / "out", "f", "T") == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,7 +105,7 @@ def test_a_panel_has_a_line_for_each_granularity(tmp_path):
         write_jsonl(tmp_path / "models" / f"m{seed}" / "log.jsonl", lines)
     cells = [*cells_of("2/8", "z-loss", tmp_path), *cells_of("16/64", "z-loss", tmp_path)]
     cells += cells_of("1/7+1", "z-loss", tmp_path, shared="1")
-    png, found = write_training_curves(CellTable(experiment(**AXES), cells), tmp_path, "f", "T")
+    png, found = draw_training_curves(CellTable(experiment(**AXES), cells)).save(tmp_path, "f", "T")
     rows = list(csv.DictReader(found.open()))
     assert [(row["panel"], row["line"], row["seed"], row["step"], row["loss"]) for row in rows[:4]] == [
         ("z-loss, shared experts: 0", "2/8", *numbers)
@@ -125,8 +121,8 @@ def test_differences_are_to_the_first_line_of_the_same_seed(tmp_path):
         line = {"loss": 3.0 + seed + (0.5 + seed) * (name == "n"), "step": 20}
         write_jsonl(tmp_path / "models" / f"{name}{seed}" / "log.jsonl", [line])
     cells = [*cells_of("2/8", "z-loss", tmp_path), *cells_of("4/16", "z-loss", tmp_path, model="n")]
-    rows = curve_rows(CellTable(experiment(**AXES), cells))
-    assert [(row["line"], row["seed"], row["difference"]) for row in rows] == [
+    rows = curve_rows(CellTable(experiment(**AXES), cells))[["line", "seed", "difference"]]
+    assert list(rows.itertuples(index=False, name=None)) == [
         ("2/8", 0, 0.0), ("2/8", 1, 0.0), ("4/16", 0, 0.5), ("4/16", 1, 1.5)]  # fmt: skip
 
 
@@ -136,12 +132,9 @@ def cells_of(label, setting, folder, *, shared="0", model="m"):
     cells = design_cells(label, [[2.0, 2.0]], coordinates=place)
     for one in cells:
         one.results[:] = [
-            replace(
-                trained_results(
-                    [2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=pretrained(f"{model}{seed}")
-                ),
-                folder=folder / "runs" / "r",
-            )
+            trained_results(
+                [2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=pretrained(f"{model}{seed}")
+            ).model_copy(update={"folder": folder / "runs" / "r"})
             for seed in (0, 1)
         ]
     return cells

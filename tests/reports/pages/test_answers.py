@@ -164,7 +164,7 @@ def test_scores_that_are_no_right_or_wrong(tmp_path):
 @pytest.mark.parametrize(("better", "kind"), [(True, "wrong to right"), (False, "right to wrong")])
 def test_less_may_be_better(tmp_path, better, kind):
     base, own = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
-    own = RunResult(dict(own) | {"higher_is_better": {"t": {"exact_match": better}}}, own.folder)
+    own = RunResult(own.content | {"higher_is_better": {"t": {"exact_match": better}}}, own.folder)
     assert [each.kind for each in examples_of([own], ["roe"]).answers] == [kind]
 
 
@@ -248,18 +248,20 @@ def test_groups_of_confidence_hold_each_question_once():
         asked.append(question((-1000.0 - margin, -1000.0), before, after))
         known.append((1 / (1 + math.exp(margin)), before, after))
     odd = [question((-math.inf, -math.inf), True, True), question((0.0, -1.0), True, True, picked=None)]
-    groups = by_confidence(asked + odd)
-    assert len(groups) == GROUPS and sum(group.n for group in groups) == 42
-    for group in groups:
-        own = [one for one in known if group.low - 1e-9 <= one[0] <= group.high + 1e-9]
-        assert len(own) == group.n
-        assert group.base == sum(before for _, before, _ in own) / group.n
-        gain = sum(after - before for _, before, after in own) / group.n
-        assert group.gain == pytest.approx(gain) and group.interval[0] <= gain <= group.interval[1]
-        assert group.changed[0] == sum((not before) and after for _, before, after in own)
-    assert [group.low for group in groups] == sorted(group.low for group in groups)
+    found = {column.heading: column for column in by_confidence(asked + odd)}
+    places = [tuple(map(float, text.split(" to "))) for text in found["confidence"].cells]
+    assert len(places) == GROUPS and sum(found["documents"].values) == 42 and places == sorted(places)
+    for index, (low, high) in enumerate(places):
+        own = [one for one in known if low - 5e-4 <= one[0] <= high + 5e-4]
+        assert len(own) == found["documents"].values[index]
+        assert found["base"].values[index] == sum(before for _, before, _ in own) / len(own)
+        gain = sum(after - before for _, before, after in own) / len(own)
+        assert found["gain"].values[index] == pytest.approx(gain)
+        assert found["95% interval"].values[index] <= gain
+        won = sum((not before) and after for _, before, after in own)
+        assert found["changed answers"].cells[index].startswith(f"+{won} ")
 
 
 def test_few_questions_have_no_groups():
     assert by_confidence([question((0.0, -1.0), True, True)] * 19) == []
-    assert len(by_confidence([question((0.0, -1.0), True, True)] * 20)) == GROUPS
+    assert len(by_confidence([question((0.0, -1.0), True, True)] * 20)[0].cells) == GROUPS

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.pages.plots import Axis, Point, forest, plot
+from moe_lab.reports.pages.plots import Axis, forest, plot
 from moe_lab.reports.scores import ScoreLine
 from moe_lab.results.scores import NO_SCORE
 from tests.support.pages import texts, tree
@@ -45,9 +45,13 @@ def test_ticks_are_round_and_within():
 
 
 def test_a_scatter_has_all_intervals_and_costs_from_zero_on():
-    made = plot("t", "s", "acc", [Point("1", 2.0, 0.5, (0.4, 0.6)), Point("2", 8.0, 0.7, (0.7, 0.7))])
-    assert (made.across.low, made.across.high, made.upwards.low, made.upwards.high) == (0, 8, 0.4, 0.7)
-    assert plot("t", "s", "acc", [Point("1", 0.0, 0.5, (0.5, 0.5))]).across.share(0) == 0
+    def axes(*points):
+        made = plot("t", "s", "acc", [{"cost": cost, "interval": interval} for cost, interval in points])
+        return made["across"], made["upwards"]
+
+    across, upwards = axes((2.0, (0.4, 0.6)), (8.0, (0.7, 0.7)))
+    assert (across.low, across.high, upwards.low, upwards.high) == (0, 8, 0.4, 0.7)
+    assert axes((0.0, (0.5, 0.5)))[0].share(0) == 0
 
 
 def test_the_page_draws_every_difference(tmp_path):

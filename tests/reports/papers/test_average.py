@@ -116,7 +116,7 @@ def group_of(score: float) -> RunResult:
         name: {"acc,none": value} for name, value in (("h", 0.5), ("g", score), ("x", 0.5), ("y", 0.75))
     }
     groups = {"groups": {"h": {}, "g": {}}, "group_subtasks": {"g": ["h", "y"], "h": ["x"]}}
-    return RunResult(dict(results) | {"results": scores} | groups)
+    return RunResult(results.content | {"results": scores} | groups)
 
 
 def test_a_group_is_one_sample_of_its_documents():

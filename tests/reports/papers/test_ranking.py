@@ -60,7 +60,7 @@ def test_seeds_are_paired_by_number_and_not_by_place():
         assert found.loss.difference == pytest.approx(0.2)
         assert found.interval == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
     for cell in second:
-        cell.results[0]["moe_lab"]["seed"] = 7
+        cell.results[0] = cell.results[0].model_copy(update={"seed": 7})
     _, found = ranking(experiment(), [*first, *second])
     assert (found.loss.difference, found.interval, found.loss.p_holm) == (None, None, None)
 

@@ -95,8 +95,8 @@ def experiment_of(name: str, rows: Rows, folder: Path) -> Experiment:
 def test_the_quantity_is_that_of_the_figures_data(name, tmp_path):
     rows, expected = CASES[name]
     stated = stated_numbers(experiment_of(name, rows(tmp_path), tmp_path), "tiny", tmp_path)
-    assert [value for _, _, value, _ in stated] == pytest.approx(expected)
-    assert len({tuple(places.values()) for _, places, _, _ in stated}) == 1
+    assert [row.score.value for row in stated] == pytest.approx(expected)
+    assert len({(row.coordinates["model"], row.coordinates["task"]) for row in stated}) == 1
 
 
 def test_every_stated_number_of_an_experiment_with_data_has_its_quantity():

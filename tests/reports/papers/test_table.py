@@ -141,7 +141,7 @@ MEASURES = cell_table(rows=["task"], columns=["method"], scales={"paper": Scale(
 
 def cell_of_metric(task: str, metric: str) -> TableCell:
     told = results_of(task={"name": task, "tasks": [task], "metric": metric}, samples={task: [0, 1]})
-    told = RunResult(dict(told) | {"results": {task: {metric: 0.5}}})
+    told = RunResult(told.content | {"results": {task: {metric: 0.5}}})
     return TableCell(coordinates={"task": task, "method": "base"}, run_id=task, results=[told])
 
 

@@ -133,7 +133,7 @@ def experiment_of(**more) -> Experiment:
 
 def test_a_metric_of_which_lower_is_better_says_so():
     judged = {"results": {"t": {"toy,none": 0.1}}, "higher_is_better": {"t": {"toy": False}}}
-    results = [RunResult(dict(expert_results()) | judged)]
+    results = [RunResult(expert_results().content | judged)]
     cell = TableCell(coordinates={}, run_id="r1", metric="toy,none", results=results)
     assert cell.shows() == "toy,none, lower is better"
 

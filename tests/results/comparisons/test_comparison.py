@@ -231,7 +231,7 @@ def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path):
     assert low < group.difference < high
 
 
-def test_documents_that_flip_anywhere_have_all_answers(tmp_path):
+def test_changed_documents_have_the_answers_between_which_they_changed(tmp_path):
     a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0, 0.0, 1.0])})
     b1 = evaluation(tmp_path, "b1", {"t": samples_of(acc=[0.0, 1.0, 1.0])})
     b2 = evaluation(tmp_path, "b2", {"t": samples_of(acc=[0.0, 0.0, 0.0])})
@@ -241,7 +241,7 @@ def test_documents_that_flip_anywhere_have_all_answers(tmp_path):
     first, second = documents.values()
     assert (first["prompt"], first["target"]) == ("Question: document 1", "target of document 1")
     answers = {key: found["none"]["resps"] for key, found in second["answers"].items()}
-    expected = {"a": 1.0, "b1": 1.0, "b2": 0.0}
+    expected = {"a": 1.0, "b2": 0.0}
     assert answers == {key: [[f"answer {{'acc': {acc}}}"]] for key, acc in expected.items()}
 
 
@@ -284,36 +284,22 @@ def test_each_filter_is_paired_on_its_own(tmp_path):
     assert [(x.filter, y.filter) for x, y in pairs["flexible"]] == [("flexible", "flexible")] * 2
 
 
-def test_other_documents_are_refused_with_the_first_of_each(tmp_path):
-    mine = samples_of(acc=[0.0] * 5)
+def test_other_documents_and_a_part_of_them_are_refused(tmp_path):
     theirs = [sample(i, text="" if i < 3 else f"new {i}", acc=0.0) for i in range(9)]
-    with pytest.raises(ConfigError) as refused:
-        pairs_of(tmp_path, mine, theirs)
-    lines = str(refused.value).splitlines()
-    assert lines[0] == "Other documents of t: 2 of 5 are only in a and 6 of 9 are only in b."
-    assert lines[1] == 'The first only in a is document 3: {"question": "document 3"}'
-    assert lines[2] == 'The first only in b is document 3: {"question": "new 3"}'
+    for other, only in (
+        (theirs, "2 of 5 are only in a, 6 of 9"),
+        (samples_of(acc=[0.0] * 2), "3 of 5 .*0 of 2"),
+    ):
+        with pytest.raises(ConfigError, match=f"Other documents of t: {only} only in b"):
+            pairs_of(tmp_path, samples_of(acc=[0.0] * 5), other)
 
 
-def test_a_part_of_the_documents_and_other_right_answers_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"t: 3 of 5 are only in a\.\n.*document 2"):
-        pairs_of(tmp_path, samples_of(acc=[0.0] * 5), samples_of(acc=[0.0] * 2))
-    theirs = samples_of(acc=[0.0] * 3)
-    theirs[2] |= {"target_hash": "other", "target": "42"}
-    with pytest.raises(ConfigError, match=r"1 of 3.*document 2, .*\n  a: 'target of document 2'\n  b: '42'"):
-        pairs_of(tmp_path, samples_of(acc=[0.0] * 3), theirs)
-
-
-def test_other_prompts_are_refused_with_the_place(tmp_path):
+@pytest.mark.parametrize("what", ["prompt", "target"])
+def test_other_questions_are_refused(tmp_path, what):
     theirs = samples_of(acc=[0.0] * 4)
     for line in theirs[1:3]:
-        line["prompt_hash"] = "other"
-        line["arguments"]["gen_args_0"]["arg_0"] = "Question: Document?"
-    with pytest.raises(ConfigError) as refused:
-        pairs_of(tmp_path, samples_of(acc=[0.0] * 4), theirs, **{"n-shot": {"t": 5}})
-    assert str(refused.value).splitlines()[:4] == [
-        "Other prompts of t: 2 of 4 documents. The first is document 1, from character 10 on:",
-        "  a: 'document 1'",
-        "  b: 'Document?'",
-        "a has 0 few-shot examples, b has 5.",
-    ]
+        line[f"{what}_hash"] = "other"
+    with pytest.raises(
+        ConfigError, match=r"(prompts|right answers) of t: 2 of 4 documents. The first is document 1"
+    ):
+        pairs_of(tmp_path, samples_of(acc=[0.0] * 4), theirs)

@@ -26,9 +26,9 @@ def test_a_result_of_lm_eval(tmp_path):
     assert (found.key, found.label, found.file) == ("b", "mine", file)
     assert found.settings == "pretrained=/models/mine/,dtype=float32"
     assert found.samples == {"t": list(map(Sample.of, LINES))}
-    assert found.scores("t")["acc,none"] == 0.5
-    assert found.higher_is_better("t", "acc,none") is False
-    assert found.higher_is_better("t", "f1,none") is None
+    assert found.results.scores("t")["acc,none"] == 0.5
+    assert found.results.better("t", "acc,none") is False
+    assert found.results.better("t", "f1,none") is None
 
 
 def test_a_run_of_this_package(tmp_path):
@@ -108,7 +108,7 @@ def test_no_results(tmp_path):
     with pytest.raises(ConfigError, match="no such file or folder"):
         results_file("a", tmp_path / "gone")
     write_log(tmp_path, ONE)
-    with pytest.raises(ConfigError, match="is no results file"):
+    with pytest.raises(ConfigError, match="has no results"):
         results_file("a", tmp_path / f"samples_t_{DATE}.jsonl")
 
 

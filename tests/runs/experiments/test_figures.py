@@ -35,7 +35,7 @@ def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
 
 def test_every_kind_of_figure_can_be_drawn():
     for kind, (_, module) in FIGURES.items():
-        assert callable(getattr(import_module(f"moe_lab.reports.figures.{module}"), f"write_{kind}"))
+        assert callable(getattr(import_module(f"moe_lab.reports.figures.{module}"), f"draw_{kind}"))
 
 
 @pytest.mark.parametrize("name", ["figure7", "figure10"])

@@ -440,7 +440,7 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
 
     def execute(run, models, **options):
         outcome = runs.execute(run, models, **options)
-        outcome.results["results"][run.config.task.name]["acc,none"] = values.get(run.run_id, 0.5)
+        outcome.results.results[run.config.task.name]["acc,none"] = values.get(run.run_id, 0.5)
         return outcome
 
     monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)

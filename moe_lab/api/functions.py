@@ -35,20 +35,13 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
     """
     from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups, trainable
 
-    for name in groups:
-        if not isinstance(name, str):
-            raise wrong(
-                "freeze(model, group)", name, 'give names one by one: freeze(model, "router", "experts")'
-            )
     require_routers(model)
     found = trainable(parameter_groups(model))
-    for name in groups:
-        if name not in found:
-            raise ConfigError(f"freeze(model, {name!r}): choose among {', '.join(found)}.")
+    for name in groups or (None,):
+        if not isinstance(name, str) or name not in found:
+            raise ConfigError(f"freeze(model, {name!r}): name groups one by one, among {', '.join(found)}.")
         if not found[name]:
             raise ConfigError(f"freeze(model, {name!r}): {type(model).__name__} trains no such parameters.")
-    if not groups:
-        raise ConfigError(f"freeze(model) names no group: choose among {', '.join(found)}.")
     frozen = [parameter for name in groups for parameter in found[name]]
     for parameter in frozen:
         parameter.requires_grad, parameter.grad = False, None

@@ -258,10 +258,6 @@ class LanguageModel:
         chats = [text] if _is_chat(text) else text
         if not isinstance(chats, list | tuple) or not chats or not all(map(_is_chat, chats)):
             return checked_texts("text", text), isinstance(text, str)
-        if self.tokenizer.chat_template is None:
-            raise wrong(
-                "text", text, "chat messages need a chat template, and the tokenizer has none; give a text"
-            )
         return checked_texts("text", [self._chat_prompt(chat) for chat in chats]), chats is not text
 
     def _chat_prompt(self, chat: Chat) -> str:

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import fields
 
 from moe_lab.config.catalog import option_files, resource_folder
-from moe_lab.config.schema import GROUP_CONFIGS, Config
+from moe_lab.config.schema import GROUP_CONFIGS, KEYS
 from moe_lab.errors import ConfigError
 
 _ADAPTER = (
@@ -152,7 +152,7 @@ def _translated(flags: dict[str, list[str]]) -> tuple[list[str], list[str]]:
             value = ",".join(f"{key}={one}" for key, one in _pairs(value).items())
         if name in ("system_instruction", "think_end_token"):
             value = json.dumps(value, ensure_ascii=False)  # in Hydra's quotes
-        if name in RENAMED or name in _top_level() - {"samples"}:  # lm-eval's samples are by task
+        if name in RENAMED or (name in KEYS and name != "samples"):  # lm-eval's samples are by task
             keys.append(f"{key}={value or 'true'}")
         else:
             notes.append(f"{name}: {INSTEAD.get(name, 'no counterpart here.')}".replace("\n", " "))
@@ -191,13 +191,9 @@ def refuse_foreign(argument: str) -> None:
         name = name.replace("-", "_")
         if name in INSTEAD:
             raise ConfigError(f"{argument}: no flag here. {INSTEAD[name]}")
-        if name.partition(".")[0] in _top_level():
+        if name.partition(".")[0] in KEYS:
             raise ConfigError(f"{argument}: keys have no dashes. Use {name}=<value>.")
-    elif name not in _top_level() | own and not name.startswith("method."):
+    elif name not in (*KEYS, *own) and not name.startswith("method."):
         leaf = name if "/" in name else name.rpartition(".")[2]
         if leaf in INSTEAD:
             raise ConfigError(f"{name}: {'' if '/' in name else 'no key here. '}{INSTEAD[leaf]}")
-
-
-def _top_level() -> set[str]:
-    return {one.name for one in fields(Config)} | set(GROUP_CONFIGS) | {"method"}

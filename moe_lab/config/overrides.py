@@ -19,7 +19,7 @@ from omegaconf.errors import (
 
 from moe_lab.config.catalog import unknown_option
 from moe_lab.config.foreign import refuse_foreign, refuse_lm_eval_command
-from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
+from moe_lab.config.schema import GROUP_CONFIGS, KEYS, Config, PathsText, PathText
 from moe_lab.config.validators import Owners, unknown_key
 from moe_lab.errors import ConfigError
 
@@ -43,7 +43,7 @@ def refuse(overrides: list[str]) -> None:
     for override in overrides:
         refuse_foreign(override)
         key = override.lstrip("+~").partition("=")[0]
-        if override.startswith("~") and key.partition(".")[0] in top_level_keys():
+        if override.startswith("~") and key.partition(".")[0] in KEYS:
             raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
         _refuse_odd_option(override, grid)
 
@@ -69,11 +69,6 @@ def _refuse_odd_option(override: str, grid: bool) -> None:
         raise ConfigError(
             f"{group}=null is no option of {group}.\npython -m moe_lab --help {group}= lists them."
         )
-
-
-def top_level_keys() -> list[str]:
-    """The keys of a composed configuration, in the order of the schema."""
-    return [key for key in Config.__dataclass_fields__ if key not in ("overrides", "interpolated")]
 
 
 def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:

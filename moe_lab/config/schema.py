@@ -329,3 +329,7 @@ class Config:
         if self.num_studies > 1:
             return self.num_studies
         return self.seeds or (1 if self.tuning.name == "none" else SEEDS_WITH_TUNING)
+
+
+KEYS = [name for name in Config.__dataclass_fields__ if name not in ("overrides", "interpolated")]
+"""The keys of a composed configuration."""

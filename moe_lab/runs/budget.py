@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import glob
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,25 +46,16 @@ def _design(of: Run | Study | Training) -> Any:
     return once(key, lambda: of.method.architecture(of.config))
 
 
-def _has_own_design(of: Run | Study | Training) -> bool:
-    """Whether the method says which model it makes."""
-    return type(of.method).architecture is not Method.architecture
-
-
 def _is_embedded(of: Run | Study | Training) -> bool:
-    return of.facts.path is None and not _has_own_design(of)
+    makes_its_own = type(of.method).architecture is not Method.architecture
+    return of.facts.path is None and not makes_its_own
 
 
-def _without_weights(config: Any) -> Any:
+def _without_weights(design: Any) -> Any:
     """A model of a configuration of transformers, on the meta device."""
-    return _empty(config.__class__, config.to_json_string(use_diff=False))
-
-
-@lru_cache(maxsize=64)
-def _empty(kind: Any, text: str) -> Any:
     from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
 
-    return empty_model(kind.from_dict(json.loads(text)))
+    return once(f"empty {design.to_json_string()}", lambda: empty_model(deepcopy(design)))
 
 
 GIGABYTE = 1e9

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from moe_lab.config.compose import Cell, compose
-from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain, top_level_keys
-from moe_lab.config.schema import GROUP_CONFIGS, Config
+from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
+from moe_lab.config.schema import GROUP_CONFIGS, KEYS, Config
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import config_class, get_method, methods_with
@@ -62,12 +62,11 @@ def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
 def to_config(cell: Cell) -> Config:
     """The typed configuration of a cell. Raises ConfigError with the key, and the expected values or closest key."""
     values = dict(cell.values)
-    known = top_level_keys()
     for key in values:
-        if key not in known:
+        if key not in KEYS:
             others = {group: one for group, one in values.items() if isinstance(one, dict) and group != key}
             raise unknown_key(
-                key, known + [f"{group}.{name}" for group, one in others.items() for name in one]
+                key, KEYS + [f"{group}.{name}" for group, one in others.items() for name in one]
             )
     _check_texts(values)
     keys = {override.partition("=")[0].lstrip("+") for override in cell.overrides}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,9 +100,11 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     task = outcomes[0].run.tasks["tasks"][name]
     samples = read_samples(outcomes[0].results)[name]
     words = {sample.document: sample.scored_words for sample in samples}
-    values = [metric_values(samples), *(_values(outcome.results, name) for outcome in outcomes[1:])]
+    values = [metric_values(samples), *(_stored(outcome.results, name)[1] for outcome in outcomes[1:])]
     rounding = outcomes[0].results.rounding
-    others = {key: [_Other.read(run, name) for run in runs] for key, runs in _compared_runs(outcomes).items()}
+    others = {
+        key: [_stored(run.stored(), name) for run in runs] for key, runs in _compared_runs(outcomes).items()
+    }
     summaries: dict[str, dict[str, Any]] = {}
     for metric in values[0]:
         if any(metric not in one for one in values):
@@ -122,7 +124,7 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         compared = {
             key: _difference(scores, by_document, runs, metric, aggregation(task, metric), near)
             for key, runs in others.items()
-            if all(list(run.values.get(metric, {})) == shared for run in runs)
+            if all(list(own.get(metric, {})) == shared for _, own in runs)
         }
         if "baseline" in compared:
             base = compared.pop("baseline")
@@ -135,7 +137,7 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def _difference(
     scores: Sequence[float],
     by_document: Sequence[Sequence[Any]],
-    others: Sequence[_Other],
+    others: Sequence[Stored],
     metric: str,
     aggregate: Aggregate | None,
     near: Callable[[Sequence[Any], Sequence[Any]], list[bool]],
@@ -144,8 +146,8 @@ def _difference(
 
     `near` says which values of two runs are equal within rounding.
     """
-    theirs = [other.scores[metric] for other in others]
-    values = [list(other.values[metric].values()) for other in others]
+    theirs = [other[metric] for other, _ in others]
+    values = [list(other[metric].values()) for _, other in others]
     mean = float(np.mean(theirs))
     difference = float(np.mean(scores)) - mean
     by_seed = (np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)).tolist()
@@ -205,20 +207,6 @@ def _over_both(moved: np.ndarray, aggregate: Aggregate | None, difference: float
     return found
 
 
-@dataclass(frozen=True)
-class _Other:
-    """The scores of a stored run on one task."""
-
-    scores: dict[str, float]
-    values: Values
-
-    @classmethod
-    def read(cls, run: Run, task: str) -> _Other:
-        stored = run.stored()
-        assert stored is not None
-        return cls(dict(stored.scores(task)), _values(stored, task))
-
-
 def _compared_runs(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
     """The stored runs to compare with, by name: one run for all seeds, or one for each seed."""
     runs = [outcome.run for outcome in outcomes]
@@ -227,8 +215,13 @@ def _compared_runs(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
     return {name: others for name, others in distinct.items() if all(run.done for run in others)}
 
 
-def _values(result: RunResult, task: str) -> Values:
-    return metric_values(read_samples(result)[task])
+Stored = tuple[dict[str, float], Values]
+"""The scores of a stored run on one task, and their values by document."""
+
+
+def _stored(result: RunResult | None, task: str) -> Stored:
+    assert result is not None
+    return dict(result.scores(task)), metric_values(read_samples(result)[task])
 
 
 def _list(interval: Interval | None) -> list[float] | None:

@@ -84,8 +84,8 @@ WRONG = {
     "tokenizer='my/model'": lambda m, t: roe(m, "my/model"),
     # generate
     "text=tensor": lambda m, t: roe(m, t).generate(IDS),
-    "chat messages": lambda m, t: roe(m, t).generate(MESSAGES),
-    "a chat template, and the tokenizer": lambda m, t: roe(m, t).generate([MESSAGES, MESSAGES]),
+    "chat template": lambda m, t: roe(m, t).generate(MESSAGES),
+    "tokenizer.chat_template is not set": lambda m, t: roe(m, t).generate([MESSAGES, MESSAGES]),
     r"text=.*\{.*give a text": lambda m, t: roe(m, t).generate([MESSAGES, "a"]),
     "weights='modle'": lambda m, t: inside(replay(m, Record(), weights="modle"), m),
     r"text=\[\]": lambda m, t: roe(m, t).generate([]),
@@ -144,7 +144,7 @@ WRONG = {
     "'gate'.*router": lambda m, t: inside(freeze(m, "gate"), m),
     "trains no such parameters": lambda m, t: inside(freeze(m, "shared_experts"), m),
     "No router was.*Llama": lambda m, t: inside(freeze(make_model("llama"), "router"), m),
-    "no group": lambda m, t: inside(freeze(m), m),
+    r"freeze\(model, None\)": lambda m, t: inside(freeze(m), m),
     "model='model'": lambda m, t: inside(freeze("model", "router"), m),
     # expert_metrics
     "texts='hello'": lambda m, t: metrics(m, "hello", t),

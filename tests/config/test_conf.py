@@ -12,8 +12,8 @@ import yaml
 from moe_lab.cli.help import GROUPS
 from moe_lab.config.catalog import about, option_files, resource_folder
 from moe_lab.config.compose import Cell, compose, compose_cell
-from moe_lab.config.overrides import quote, top_level_keys
-from moe_lab.config.schema import Config
+from moe_lab.config.overrides import quote
+from moe_lab.config.schema import KEYS, Config
 from moe_lab.config.validators import coerce
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
@@ -59,7 +59,7 @@ def test_a_methods_yaml_has_the_keys_of_its_config(name):
 def test_config_yaml_has_every_top_level_key_with_the_schemas_default():
     values = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
     defaults = {key: values[key] for key in values if key not in ("defaults", "hydra")}
-    assert sorted([*defaults, *GROUPS]) == sorted(top_level_keys())
+    assert sorted([*defaults, *GROUPS]) == sorted(KEYS)
     typed = {field.name: field.default for field in dataclasses.fields(Config)}
     assert defaults == {key: typed[key] for key in defaults}
     assert set(option_files("method", [CONF])) == set(method_names())

@@ -21,7 +21,7 @@ from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
-from moe_lab.runs.summaries import _difference, _Other, summarize, summary, write_summaries
+from moe_lab.runs.summaries import _difference, summarize, summary, write_summaries
 from moe_lab.tasks.judges import toy
 from tests.support.runs import config, small_data
 
@@ -206,13 +206,13 @@ def test_a_score_that_is_no_mean_is_tested_by_its_log_likelihoods_or_not_at_all(
     base = {number: (-9.0 - number % 7, 5) for number in range(40)}
     seeds = [[(log + 1 + seed / 10, words) for log, words in base.values()] for seed in range(5)]
     scores = [aggregate(values) for values in seeds] if tested else [float(seed) for seed in range(5)]
-    other = _Other(scores={"m": aggregate([*base.values()]) if tested else 0.0}, values={"m": base})
+    other = ({"m": aggregate([*base.values()]) if tested else 0.0}, {"m": base})
     if not tested:
         seeds = [[log for log, _ in values] for values in seeds]
-        other = _Other(scores={"m": 0.0}, values={"m": {number: log for number, (log, _) in base.items()}})
+        other = ({"m": 0.0}, {"m": {number: log for number, (log, _) in base.items()}})
     near = partial(Rounding("float32").equals, words=[1] * 40)
     found = _difference(scores, seeds, [other], "m", aggregate, near)
-    assert found["difference"] == pytest.approx(sum(scores) / 5 - other.scores["m"])
+    assert found["difference"] == pytest.approx(sum(scores) / 5 - other[0]["m"])
     assert (found["difference_p_documents"] is not None) == tested == ("difference_p_both" in found)
     if tested:
         assert found["difference_p_documents"] < 0.01 and found["difference"] < 0
@@ -224,7 +224,7 @@ def test_documents_that_rounding_moved_are_ties():
     seeds = [[log + (1.0 if number < 2 else 1e-6) for number, log in base.items()] for _ in range(2)]
     near = partial(Rounding("float32").equals, words=[9] * 40)
     scores = [float(np.mean(values)) for values in seeds]
-    other = _Other(scores={"m": float(np.mean([*base.values()]))}, values={"m": base})
+    other = ({"m": float(np.mean([*base.values()]))}, {"m": base})
     found = _difference(scores, seeds, [other], "m", None, near)
     assert not found["equal"] and found["difference_p_documents"] > 0.2
     rounded = _difference(scores, [[log + 1e-6 for log in base.values()]] * 2, [other], "m", None, near)

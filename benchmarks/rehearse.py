@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.rehearsal.data import SUBJECTS
 from benchmarks.rehearsal.hub import stage
 from benchmarks.rehearsal.models import CONFIGS, REWARD
+from benchmarks.rehearsal.neighbours import demonstrated_tokens, pathway_tokens, watched
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
@@ -42,8 +43,6 @@ REASONS = {
     "vectors of a model that needs code of its own": "there is no such file. Leave method.embeddings out",
 }
 """The reasons for which a cell may be refused, each with a part of its message (docs/figures.md)."""
-BOUNDED = ("c3po", "icl")
-"""Methods whose neighbours are known with the weights alone, so that their tokens have only an upper bound."""
 ON_METHOD = {
     "reference_size": 20,
     "dataset_size": 12,
@@ -218,9 +217,9 @@ def _row(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _draw(composed: Composed, cells: list[PreparedCell]) -> dict[str, Any]:
     """The table, the figure and the page of an experiment, of the cells that this process ran."""
-    from moe_lab.runs.experiments.runner import PreparedExperiments, make_tables
+    from moe_lab.runs.grid import stored_tables
 
-    make_tables(PreparedExperiments([(composed.experiment, cells)]), cells[0].config)
+    stored_tables([(composed.experiment, cells)], cells[0].config)
     return {"state": "done"}
 
 
@@ -244,10 +243,11 @@ def _run(one: Planned, models: Any, known: dict[str, Any], own: list[PreparedCel
         raise prepared.error
     assert prepared.job is not None
     own.append(prepared)
-    outcomes, failures = run_all([prepared.job], models)
+    with watched() as pathways:
+        outcomes, failures = run_all([prepared.job], models)
     if failures:
         raise failures[0].error
-    planned, measured = map(sum, zip(*map(_tokens, outcomes), strict=True))
+    planned, measured = map(sum, zip(*(_tokens(each, pathways) for each in outcomes), strict=True))
     return {
         "state": "done",
         "method": one.cell.values["method"]["name"],
@@ -257,8 +257,8 @@ def _run(one: Planned, models: Any, known: dict[str, Any], own: list[PreparedCel
     }
 
 
-def _tokens(outcome: Any) -> tuple[int, int]:
-    """(planned tokens at the measured number of new tokens, measured tokens) of a run."""
+def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
+    """(planned tokens at the measured number of new tokens, and of the neighbours that were found; measured tokens)."""
     from moe_lab.runs.budget import workload_of
 
     run, cost = outcome.run, outcome.results.cost
@@ -281,20 +281,22 @@ def _tokens(outcome: Any) -> tuple[int, int]:
         }
         parts.append((weight, replace(asked, generated=generated)))
     whole = replace(workload, asked=tuple(parts))
-    return round(run.method.forward_tokens(whole, run.config, run.facts)), cost["tokens_in"]
+    method = run.config.method.name
+    if method == "icl":
+        planned = demonstrated_tokens(run)
+    elif method == "c3po":
+        planned = pathway_tokens(run, pathways, whole)
+    else:
+        planned = round(run.method.forward_tokens(whole, run.config, run.facts))
+    return planned, cost["tokens_in"]
 
 
 def _summary(rows: Sequence[dict[str, Any]], seconds: float, cells: int) -> int:
     states = Counter(row["state"] for row in rows)
     print(f"\n{len(rows)} of {cells} cells in {seconds / 60:.1f} minutes: {dict(states)}")
-    differing = [row for row in rows if row.get("planned") != row.get("measured")]
-    bounds = [row for row in differing if row["method"] in BOUNDED and row["planned"] > row["measured"]]
-    wrong = [row for row in differing if row not in bounds]
-    exact = sum("planned" in row for row in rows) - len(differing)
-    print(
-        f"Planned tokens are those that were measured in {exact} cells, an upper bound in "
-        f"{len(bounds)} of {' and '.join(BOUNDED)}, and wrong in {len(wrong)}:"
-    )
+    wrong = [row for row in rows if row.get("planned") != row.get("measured")]
+    exact = sum("planned" in row for row in rows) - len(wrong)
+    print(f"Planned tokens are those that were measured in {exact} cells, and wrong in {len(wrong)}:")
     for row in wrong:
         print(f"{row['planned']:9,} {row['measured']:9,}  {row['cell'][:150]}")
     for reason, count in Counter(row["reason"] for row in rows if row["state"] != "done").most_common():

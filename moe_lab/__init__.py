@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from moe_lab.api.compare import compare as compare
     from moe_lab.api.functions import expert_metrics as expert_metrics
     from moe_lab.api.functions import freeze as freeze
-    from moe_lab.api.functions import override as override
     from moe_lab.api.functions import tiny as tiny
     from moe_lab.api.lm import lm as lm
     from moe_lab.api.roe import RoE as RoE
     from moe_lab.api.run import plan as plan
     from moe_lab.api.run import report as report
     from moe_lab.api.run import run as run
+    from moe_lab.config.compose import conf_dir as conf_dir
     from moe_lab.routing.record import record as record
     from moe_lab.routing.record import replay as replay
 
@@ -27,10 +27,11 @@ _MODULES = {
     "C3PO": "moe_lab.api.c3po",
     "RoE": "moe_lab.api.roe",
     "compare": "moe_lab.api.compare",
+    "conf_dir": "moe_lab.config.compose",
     "expert_metrics": "moe_lab.api.functions",
     "freeze": "moe_lab.api.functions",
     "lm": "moe_lab.api.lm",
-    "override": "moe_lab.api.functions",
+    "override": "moe_lab.routing.override",
     "plan": "moe_lab.api.run",
     "record": "moe_lab.routing.record",
     "replay": "moe_lab.routing.record",
@@ -39,7 +40,8 @@ _MODULES = {
     "tiny": "moe_lab.api.functions",
 }
 """The module of each public name."""
-__all__ = list(_MODULES)
+__all__ = [name for name in _MODULES if name != "conf_dir"]
+"""Functions and classes, which docs/reference.md lists."""
 
 
 def __getattr__(name: str) -> Any:

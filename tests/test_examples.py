@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moe_lab.api.results import Results
+from moe_lab.runs.results import Results
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 NOTEBOOK = EXAMPLES / "first_hour.ipynb"

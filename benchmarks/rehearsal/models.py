@@ -168,10 +168,10 @@ def _small(published: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """The published configuration with small widths and few heads, also where it leaves them to transformers' defaults."""
     from transformers import CONFIG_MAPPING  # once the hub's address is known
 
-    heads = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    sizes = ("num_attention_heads", "num_key_value_heads", "head_dim", "moe_intermediate_size")
     if published["model_type"] in CONFIG_MAPPING:
         defaults = CONFIG_MAPPING[published["model_type"]]().to_dict()
-        published = {key: defaults[key] for key in heads if defaults.get(key)} | published
+        published = {key: defaults[key] for key in sizes if defaults.get(key)} | published
     grouped = published.get("num_key_value_heads", HEADS) < published.get("num_attention_heads", HEADS)
     widths = {
         "vocab_size": vocabulary,

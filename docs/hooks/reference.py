@@ -14,8 +14,8 @@ from typing import Any
 
 PAGE = "reference.md"
 OTHERS = {
-    "moe_lab.api.results": ["Results"],
-    "moe_lab.api.run": ["PlannedRuns"],
+    "moe_lab.runs.results": ["Results"],
+    "moe_lab.runs.plan": ["Plan"],
     "moe_lab.api.compare": ["Compared"],
     "moe_lab.api.language_model": ["LanguageModel", "GeneratedTexts"],
     "moe_lab.routing.record": ["Record"],

@@ -8,11 +8,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe_lab.api.shown import Shown
 from moe_lab.config.arguments import wrong
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
-from moe_lab.reports.columns import Column
+from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.frames import typed_frame
 from moe_lab.reports.terminal import comparison_columns, print_comparison
 
@@ -76,12 +75,31 @@ def compare(
     Raises ConfigError where they have no task in common, or other examples of one, and DamagedError for a file that
     cannot be read.
     """
+    from moe_lab.reports.pages.comparison_page import write_comparison_page
+    from moe_lab.results.atomic import json_text, write_file
+    from moe_lab.results.comparisons.comparison import compare as comparison_of
+    from moe_lab.results.comparisons.evaluation import read_evaluation
+    from moe_lab.results.identity import folder_name, task_label
+
     for path in (first, *others):
         if not isinstance(path, str | PathLike):
             raise wrong("moe_lab.compare(first, *others)", path, "give paths of stored evaluations")
     if not others:
         raise wrong("moe_lab.compare(first, *others)", str(first), "give a second evaluation")
-    return _compared([Path(first), *map(Path, others)], Path(output_dir))
+    names = ["b"] if len(others) == 1 else [f"b{number}" for number in range(1, len(others) + 1)]
+    paths = {key: Path(path).expanduser() for key, path in zip(["a", *names], (first, *others), strict=True)}
+    if len({path.resolve() for path in paths.values()}) < len(paths):
+        raise ConfigError("a= and b= name the same result twice. Give different ones.")
+    comparison = comparison_of([read_evaluation(key, path) for key, path in paths.items()])
+    # by the content of the sample logs, so that the same command writes the same files
+    digest = hashlib.sha256()
+    for evaluation in comparison.evaluations:
+        for log in evaluation.samples_files.values():
+            digest.update(hashlib.sha256(log.read_bytes()).digest())
+    labels = task_label([evaluation.label for evaluation in comparison.evaluations])
+    folder = Path(output_dir) / "comparisons" / folder_name(labels, digest=digest.hexdigest())
+    file = write_file(folder / "comparison.json", json_text(comparison))
+    return Compared(comparison, file, write_comparison_page(comparison, file.with_suffix(".html")))
 
 
 def compare_stored(configs: Sequence[Config]) -> Compared:
@@ -94,28 +112,4 @@ def compare_stored(configs: Sequence[Config]) -> Compared:
             raise ConfigError(f"mode=compare reads stored results; {override} changes nothing. Leave it out.")
     assert config.a is not None and config.b is not None
     others = [path.strip() for path in config.b.split(",")]
-    return _compared([Path(config.a), *map(Path, others)], Path(config.output_dir))
-
-
-def _compared(places: Sequence[Path], output_dir: Path) -> Compared:
-    """The files are in `comparisons/<names>-<id>/`. The id is the SHA-256 of the sample logs, so that the same command
-    writes the same files."""
-    from moe_lab.reports.pages.comparison_page import write_comparison_page
-    from moe_lab.results.atomic import json_text, write_file
-    from moe_lab.results.comparisons.comparison import compare
-    from moe_lab.results.comparisons.evaluation import read_evaluation
-    from moe_lab.results.identity import folder_name, task_label
-
-    keys = ["a", "b"] if len(places) == 2 else ["a", *(f"b{number}" for number in range(1, len(places)))]
-    paths = {key: path.expanduser() for key, path in zip(keys, places, strict=True)}
-    if len({path.resolve() for path in paths.values()}) < len(paths):
-        raise ConfigError("a= and b= name the same result twice. Give different ones.")
-    comparison = compare([read_evaluation(key, path) for key, path in paths.items()])
-    digest = hashlib.sha256()
-    for evaluation in comparison.evaluations:
-        for log in evaluation.samples_files.values():
-            digest.update(hashlib.sha256(log.read_bytes()).digest())
-    labels = task_label([evaluation.label for evaluation in comparison.evaluations])
-    folder = output_dir / "comparisons" / folder_name(labels, digest=digest.hexdigest())
-    file = write_file(folder / "comparison.json", json_text(comparison))
-    return Compared(comparison, file, write_comparison_page(comparison, file.with_suffix(".html")))
+    return compare(config.a, *others, output_dir=config.output_dir)

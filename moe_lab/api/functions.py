@@ -1,97 +1,16 @@
-"""Functions on a model of one's own: `override` (routing), `freeze` (parameters), `expert_metrics` (MoE-Bench); `tiny`.
-
-T = tokens of a pass, E = experts, K = experts per token.
-"""
+"""Functions on a model of one's own: `freeze` (parameters), `expert_metrics` (MoE-Bench); `tiny`."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from moe_lab.config.arguments import checked_ids, wrong
-from moe_lab.errors import ConfigError, RoutingError
-from moe_lab.routing.hook import Policy, Router, Routing, require_routers, routed
-
-
-@contextmanager
-def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
-    """Route the tokens of `model(...)` and `model.generate(...)` inside the context by `policy`; yields the routers.
-
-        def second_best(router, routing):
-            scores_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK[:, :1], -torch.inf)
-            index_TK = router.choose(scores_TE, k=routing.index_TK.shape[-1])
-            return routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK))
-
-        with override(model, second_best):
-            model(**inputs)
-
-    Args:
-        policy: called as `policy(router, routing)` at every routing decision, for all T tokens of a pass at once,
-            padding included. `routing` has `logits_TE`, `weights_TK` and `index_TK` (int64); the policy returns such a
-            triple with other weights or indices of the same shapes, or None for no change. `router` has the number of
-            its MoE `layer`.
-
-    The policy has the final decision, also inside: RoE, C3PO and masked experts of `expert_metrics` decide first, and
-    `routing` is what they decided, for all samples of a pass. A weight of 0 drops an expert. Of two `override` contexts
-    the inner one decides last.
-
-    Raises ModelError for a model without a supported router, and RoutingError for a decision of the policy that is
-    none, for a pass that bypasses a router, under gradient checkpointing, and where no token was routed inside the
-    context.
-    """
-    try:
-        inspect.signature(policy).bind(None, None)
-    except TypeError as error:
-        remedy = "give a function (router, routing) that returns a routing or None"
-        raise wrong("override(model, policy)", policy, remedy) from error
-    except ValueError:
-        pass  # a function in C without a signature
-    calls = 0
-
-    def checked(router: Router, routing: Routing) -> Routing | None:
-        nonlocal calls
-        calls += 1
-        changed = policy(router, routing)
-        return None if changed is None else _checked(changed, routing, router)
-
-    with routed(model, checked, final=True) as routers:
-        yield routers
-    if not calls:
-        raise RoutingError(
-            f"No token passed the routers of {type(model).__name__} inside override(...): the policy changed nothing."
-        )
-
-
-def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
-    """Raise RoutingError unless it has a decision's shapes and device, indices of experts and finite weights."""
-    if not (isinstance(changed, tuple) and len(changed) == 3 and all(isinstance(x, Tensor) for x in changed)):
-        raise RoutingError(
-            f"The policy returned a {type(changed).__name__} for {router.name}: it must return None for no change, or "
-            "routing._replace(index_TK=..., weights_TK=...)."
-        )
-    logits_TE, weights_TK, index_TK = changed = Routing(*changed)
-    experts, problem = routing.logits_TE.shape[-1], None
-    if not index_TK.shape == weights_TK.shape == routing.index_TK.shape:
-        problem = f"weights_TK and index_TK must have the shape {tuple(routing.index_TK.shape)}"
-    elif logits_TE.shape != routing.logits_TE.shape:
-        problem = f"logits_TE must have the shape {tuple(routing.logits_TE.shape)}"
-    elif len({tensor.device for tensor in (*changed, routing.logits_TE)}) > 1:
-        problem = f"its tensors must be on {routing.logits_TE.device}"
-    elif index_TK.dtype != torch.int64:
-        problem = f"index_TK must be int64, and is {index_TK.dtype}"
-    elif not ((index_TK >= 0) & (index_TK < experts)).all():
-        problem = f"index_TK must be below {experts}, the number of experts"
-    elif not weights_TK.isfinite().all():
-        problem = "weights_TK are NaN or infinite"
-    if problem:
-        raise RoutingError(f"The policy's decision for {router.name} is none: {problem}.")
-    return changed._replace(weights_TK=weights_TK.to(routing.weights_TK.dtype))
-
+from moe_lab.errors import ConfigError
+from moe_lab.routing.hook import require_routers
 
 # Freezing
 
@@ -180,16 +99,8 @@ def expert_metrics(
     from moe_lab.metrics.training_metrics import measure, measure_routes
 
     if routes is not None:
-        if (
-            model is not None
-            or len(texts)
-            or tokenizer is not None
-            or type(experts) is not int
-            or experts < 1
-        ):
-            raise ConfigError(
-                "expert_metrics takes a model and texts, or routes= and experts=, the number of experts of a layer."
-            )
+        if not isinstance(experts, int):
+            raise wrong("experts", experts, "give the number of experts of a layer with routes=")
         return measure_routes(routes, experts)
     loaded = loaded_model(model, tokenizer, needs_tokenizer=tokenizer is not None)
     if not isinstance(texts, list | tuple) or not texts:

@@ -13,7 +13,6 @@ from functools import partial
 from traceback import walk_tb
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
@@ -26,7 +25,7 @@ from moe_lab.config.arguments import (
     checked_texts,
     wrong,
 )
-from moe_lab.config.validators import at_least, coerce, did_you_mean
+from moe_lab.config.validators import at_least, did_you_mean
 from moe_lab.engine.custom_generate import custom_generate, next_scores
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
@@ -76,15 +75,6 @@ _NOT_TAKEN = {
     *("inputs", "custom_generate", "assistant_model", "assistant_tokenizer", "tokenizer"),
     *("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"),
 }
-
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("max_new_tokens", "max_length", "min_new_tokens", "min_length"), int | None),
-    **dict.fromkeys(("num_return_sequences", "top_k", "num_beams", "no_repeat_ngram_size"), int | None),
-    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "max_time"), float | None),
-    "do_sample": bool | None,
-    "generation_config": GenerationConfig | None,
-}
-"""Types of options that transformers does not check."""
 
 Ids: TypeAlias = Sequence[int] | Tensor
 """Token ids of one text: a list, or an int64 tensor [T]."""
@@ -150,7 +140,8 @@ class LanguageModel:
         if seed is not None:
             checked_settings(seed=seed)
         config = self._generation_config(options)
-        inputs = self._padded([self.lm.encode_prompt(each) for each in texts])
+        prompts = {"input_ids": [self.lm.encode_prompt(each) for each in texts]}
+        inputs = self.tokenizer.pad(prompts, padding_side="left", return_tensors="pt").to(self.model.device)
         if stop := config.stop_strings:  # transformers hands no tokenizer to custom_generate
             criteria = StopStringCriteria(self.tokenizer, stop)
             options["stopping_criteria"] = StoppingCriteriaList(
@@ -175,7 +166,10 @@ class LanguageModel:
 
         They are -inf where a probability is below float32's range.
         """
-        alone = not hasattr(ids[0], "__len__") if isinstance(ids, list | tuple) and len(ids) else _is_row(ids)
+        if isinstance(ids, list | tuple) and len(ids):
+            alone = not hasattr(ids[0], "__len__")
+        else:
+            alone = not (isinstance(ids, Tensor) and ids.dim() == 2 and len(ids))
         vocabulary = self.model.get_input_embeddings().num_embeddings
         several: Any = [ids] if alone else ids
         prompts = [checked_ids("ids", each, vocabulary, self.lm.max_length) for each in several]
@@ -235,35 +229,26 @@ class LanguageModel:
         `stop_strings`; with `model.generate` write `custom_generate=functools.partial(roe, streamer=streamer)` and
         `stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)]`.
 
-        Raises ValueError for what it does not support: beams, assistants, a cache that is given.
+        Raises ValueError for what it does not support: beams, a cache that is given. An assistant is not used.
         """
         if model is not self.model:
             raise ValueError("custom_generate is that of another model.")
-        if _argument_of_generate("assistant_model") is not None:
-            raise ValueError(
-                "assistant_model= is not supported: the engine computes every token itself. Leave it out."
-            )
-        with self.lm.running(), self._with_seed(seed):
-            return custom_generate(
-                *(self._engine, model, input_ids, logits_processor, stopping_criteria, generation_config),
-                seed=self.lm.seed,
-                texts=texts,
-                tokenizer=self.tokenizer,
-                streamer=streamer,
-                model_kwargs=model_kwargs,
-            )
-
-    @contextmanager
-    def _with_seed(self, seed: int | None) -> Iterator[None]:
-        """Inside the context noise and samples are those of another seed; None: of the object's own."""
         before = self.lm.seed
-        if seed is not None:
-            self._set_seed(seed)
-        try:
-            yield
-        finally:
+        with self.lm.running():
             if seed is not None:
-                self._set_seed(before)
+                self._set_seed(seed)
+            try:
+                return custom_generate(
+                    *(self._engine, model, input_ids, logits_processor, stopping_criteria, generation_config),
+                    seed=self.lm.seed,
+                    texts=texts,
+                    tokenizer=self.tokenizer,
+                    streamer=streamer,
+                    model_kwargs=model_kwargs,
+                )
+            finally:
+                if seed is not None:
+                    self._set_seed(before)
 
     def _set_seed(self, seed: int) -> None:
         self.lm.seed = seed
@@ -306,11 +291,7 @@ class LanguageModel:
                     f"generate({name}=) is not supported: this package reads the prompt, has the tokenizer and "
                     "computes every token itself. Leave it out."
                 )
-        if (streamer := options.get("streamer")) is not None and not hasattr(streamer, "put"):
-            raise wrong("streamer", streamer, "give one of transformers, e.g. TextStreamer(tokenizer)")
         own = {key: value for key, value in options.items() if key not in of_generate}
-        for name in _TYPES.keys() & options.keys():
-            coerce(options[name], _TYPES[name], name)
         at_least("num_return_sequences", options.get("num_return_sequences"), 1)
         if stop := options.get("stop_strings"):
             texts = [stop] if isinstance(stop, str) else stop
@@ -324,25 +305,13 @@ class LanguageModel:
             raise ConfigError(f"generate({name}=) is no option of model.generate.{did_you_mean(name, known)}")
         return config
 
-    def _padded(self, prompts: list[list[int]]) -> dict[str, Tensor]:
-        """`input_ids` and `attention_mask` of prompts, padded on the left, on the model's device."""
-        width = max(map(len, prompts))
-        pad = self.tokenizer.pad_token_id
-        ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
-        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        device = self.model.device
-        return {
-            "input_ids": torch.tensor(ids, device=device),
-            "attention_mask": torch.tensor(mask, device=device),
-        }
-
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
     """Turn errors of transformers about impossible values into a ConfigError."""
     try:
         yield
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raised = list(walk_tb(error.__traceback__))[-1][0].f_globals["__name__"]
         if not raised.startswith("transformers."):
             raise
@@ -351,16 +320,3 @@ def _named_errors() -> Iterator[None]:
 
 def _is_chat(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(one, dict) for one in value)
-
-
-def _is_row(ids: Any) -> bool:
-    """Whether it is no list of texts, nor a tensor of their rows."""
-    return not (isinstance(ids, Tensor) and ids.dim() == 2 and len(ids))
-
-
-def _argument_of_generate(name: str) -> Any:
-    """An argument of the running `model.generate`, which hands few of them to `custom_generate`."""
-    frame = inspect.currentframe()
-    while frame is not None and "custom_generate" not in frame.f_locals:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals.get(name)

@@ -1,7 +1,8 @@
-"""A method on a model of one's own, as a language model of lm-eval."""
+"""A method on a model of one's own, as a language model of lm-eval; `moe-lab-eval`, lm-eval's own command with it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,11 @@ from lm_eval.api.registry import model_registry
 
 from moe_lab.api.language_model import loaded_model
 from moe_lab.config.arguments import checked_settings, wrong
+from moe_lab.config.progress import bars_of_libraries_hidden
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.config.validators import build
-from moe_lab.errors import ConfigError
-from moe_lab.methods import get_method, methods_with
+from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.methods import config_class, get_method, methods_with
 from moe_lab.methods.method import Context, Method, ModelMaker, TrainingMethod
 from moe_lab.models.load import LoadedModel, load_model
 from moe_lab.runs.evaluation.lms import AnsweringLM
@@ -123,7 +125,7 @@ def _config(method: str, keys: dict[str, Any], seed: int, batch_size: Any, most:
     if isinstance(batch_size, str) and batch_size.isdecimal():  # lm-eval's command gives text
         batch_size = int(batch_size)
     settings = checked_settings(seed=seed, batch_size=batch_size, max_batch_size=most, max_length=longest)
-    given = build(get_method(method).Config, {"name": method, **keys}, "method.", methods_with)
+    given = build(config_class(method, keys), {"name": method, **keys}, "method.", methods_with)
     return Config(method=given, **settings)
 
 
@@ -137,3 +139,21 @@ def _opener(config: Config, loaded: LoadedModel) -> Callable[[], AbstractContext
         raise ConfigError(f"method={name} reads documents of a task: {elsewhere}")
     method.check(loaded.facts)
     return lambda: method.open(loaded, Context(config=config))
+
+
+def main() -> None:
+    """Run lm-eval's command line with the model `moe_lab` (`PretrainedLM`).
+
+        moe-lab-eval --model moe_lab --model_args pretrained=my/model,method=roe,n=8 --tasks arc_easy --limit 50
+
+    `pretrained` and `peft` are folders or hub ids. Arguments, output and exit code are those of `lm_eval`, whose own
+    command imports no packages of others; a wrong method or key is one message and exit code 2.
+    """
+    from lm_eval.__main__ import cli_evaluate
+
+    try:
+        with bars_of_libraries_hidden():
+            cli_evaluate()
+    except MoeLabError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -2,45 +2,65 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from moe_lab.api.results import Results
-from moe_lab.api.shown import Shown
 from moe_lab.config.arguments import wrong
 from moe_lab.config.progress import bars_of_libraries_hidden
 from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
-from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker
-from moe_lab.reports.columns import Column
-from moe_lab.reports.frames import settings_of, with_counts
-from moe_lab.runs.config import compose_or_explain, function_of, to_configs
+from moe_lab.runs.config import compose_or_explain, to_configs
 from moe_lab.runs.jobs import distinct_runs
 from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from moe_lab.config.compose import Cell
-    from moe_lab.config.schema import Config
-    from moe_lab.runs.grid import Finished
+    from moe_lab.routing.hook import Policy
     from moe_lab.runs.plan import Plan
+    from moe_lab.runs.results import Results
 
 
-def run(overrides: Sequence[str], *, quiet: bool = False) -> Results:
+def run(
+    overrides: Sequence[str] = (), *, policy: Policy | None = None, quiet: bool = False, **keys: Any
+) -> Results:
     """Run a command and return its results: `moe_lab.run(["method=roe", "task=toy_math", "limit=50"])`.
+
+    `moe_lab.run(policy=drop_weakest, task="toy_math", limit=50)` runs a function (router, routing) as `method=policy`.
 
     Args:
         overrides: those of `python -m moe_lab`, with "-m" for a grid. Files are written as there, and stored results
             are returned without computing. With `experiment=` the results are those of all its cells, and
             `results.tables` has its tables.
+        policy: a function of an importable file, as in `override`.
         quiet: print nothing. By default tables, progress and errors are printed as by the command.
+        keys: further overrides without a dot in their key.
 
     Raises ConfigError for what the command refuses and for another mode than run, ResultsError where a run failed or is
     held by another process, and KeyboardInterrupt where it was interrupted.
     """
-    return _results("run", overrides, quiet)
+    of_policy = [] if policy is None else ["method=policy", f"method.policy={_place_of(policy)}"]
+    return _results("run", overrides, quiet, *of_policy, *(f"{key}={_text(keys[key])}" for key in keys))
+
+
+def _text(value: Any) -> str:
+    """A value as Hydra reads it: true, null, [1, 2], {a: 1}."""
+    return value if isinstance(value, str) else re.sub(r'"(\w+)": ', r"\1: ", json.dumps(value))
+
+
+def _place_of(policy: Any) -> str:
+    """`<file>:<function>`. Raises ConfigError for a function that no other process can import."""
+    file = inspect.getsourcefile(policy) if inspect.isfunction(policy) else None
+    name = getattr(policy, "__qualname__", str(policy))
+    if file is None or not Path(file).is_file() or not name.isidentifier():
+        raise ConfigError(
+            f"policy={name}: worker processes import the function from its file, and it has none, or is inside another "
+            "function. Write it at the top level of a file (in a notebook: %%writefile my_idea.py) and import it."
+        )
+    return f"{file}:{name}"
 
 
 def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:
@@ -57,63 +77,7 @@ def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:
     return _results("report", overrides, quiet, "mode=report")
 
 
-class PlannedRuns(Shown):
-    """The runs and studies of a command, and what is left of them.
-
-    `notes` has the sums, and why configurations cannot run, a sentence each.
-    """
-
-    def __init__(self, plan: Plan):
-        self._plan = plan
-        self.notes = plan.notes
-
-    def __len__(self) -> int:
-        return len(self._plan.rows)
-
-    def frame(self) -> pd.DataFrame:
-        """One row per run and study, those that others are compared with included.
-
-        Columns: `run` (the first 8 digits of its id; missing before it has one), `model`, `weights` (`model.path`),
-        `method`, `task`, `seed` (as text: a tuned run has several), the settings that differ, `examples`, `tokens`
-        (estimated forward tokens that are left), `hours_here` (at the speed of a stored run or a pilot), `gpu_memory`
-        (planned bytes; missing for embedded models), `state` ("done", "missing", ...). What is not known before a study
-        or a training is missing.
-        """
-        import pandas as pd
-
-        rows = []
-        configs = [row.config for row in self._plan.rows]
-        settings = settings_of(configs, configs)
-        for own in settings:
-            own.pop("baseline", None)  # false of the runs that others are compared with
-        for row, own in zip(self._plan.rows, settings, strict=True):
-            model, method, task, seed = row.names
-            rows.append(
-                {
-                    "run": None if row.run == "-" else row.run,
-                    "model": model,
-                    "weights": row.config.model.path,
-                    "method": method,
-                    "task": task,
-                    "seed": None if seed == "-" else seed,
-                    **own,
-                    "examples": row.documents,
-                    "tokens": row.tokens,
-                    "hours_here": row.hours,
-                    "gpu_memory": row.memory,
-                    "state": row.state,
-                }
-            )
-        frame = with_counts(pd.DataFrame(rows), settings)
-        return frame.astype(
-            dict.fromkeys(("examples", "tokens", "gpu_memory"), "Int64") | {"hours_here": "float64"}
-        )
-
-    def _columns(self) -> tuple[list[Column], list[str]]:
-        return self._plan.columns(), self.notes
-
-
-def plan(overrides: Sequence[str]) -> PlannedRuns:
+def plan(overrides: Sequence[str]) -> Plan:
     """What a command would run: `moe_lab.plan(["-m", "method=base,roe", "task=toy_math", "seeds=5"])`.
 
     It is `mode=plan` of the command: everything is checked that can be checked without weights, nothing is computed,
@@ -126,56 +90,46 @@ def plan(overrides: Sequence[str]) -> PlannedRuns:
 
     Raises ConfigError for what the command refuses.
     """
+    from moe_lab.runs.grid import do
+
     cells = composed("plan", overrides)
     with task_cache(), shown_output(quiet=True):
         configs = to_configs(cells)
         if any(config.mode not in ("run", "plan") for config in configs):
             raise ConfigError(f"mode={configs[0].mode}: moe_lab.plan plans runs. Leave mode= out.")
-        return PlannedRuns(function_of("plan", configs, cells, overrides)())
+        planned: Plan = do("plan", configs, cells, overrides)
+        return planned
 
 
 def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Results:
+    from moe_lab.runs.grid import do
+
     cells = composed(mode, overrides, *more)
     with task_cache(), shown_output(quiet), bars_of_libraries_hidden():
         configs = to_configs(cells)
-        for config in configs:
-            _check(config, mode)
-        finished: Finished = function_of(mode, configs, cells, [*overrides, *more])()
+        if wrong_modes := {config.mode for config in configs} - {mode}:
+            raise ConfigError(
+                f"moe_lab.{mode} returns the results of runs, and mode={wrong_modes.pop()} has none. Leave it out."
+            )
+        finished: Results = do(mode, configs, cells, [*overrides, *more])
         if not quiet:
             finished.print()
         if finished.exit_code in (INTERRUPTED, TERMINATED):
             raise KeyboardInterrupt
         if finished.exit_code:
             raise _failed(finished, quiet)
-        return Results(finished)
+        return finished
 
 
-def _failed(finished: Finished, quiet: bool) -> ResultsError:
+def _failed(finished: Results, quiet: bool) -> ResultsError:
     failed = [*finished.refused, *(failure.error for failure in finished.failures)]
     errors = "The errors:\n{}\n".format("\n".join(map(str, failed))) if quiet else "The errors are above."
     every = distinct_runs(finished.jobs)
-    if missing := [run.folder.name for run in every if not run.done]:
+    if missing := ", ".join(finished.missing):
         return ResultsError(
-            f"{len(missing)} of {len(every)} runs have no result ({', '.join(missing)}). {errors}"
+            f"{len(finished.missing)} of {len(every)} runs have no result ({missing}). {errors}"
         )
     return ResultsError(f"A run or a study failed. {errors} Earlier results stay stored.")
-
-
-def _check(config: Config, mode: str) -> None:
-    """Raise ConfigError for a command that has no results."""
-    if config.mode != mode:
-        raise ConfigError(
-            f"moe_lab.{mode} returns the results of runs, and mode={config.mode} has none. Leave it out."
-        )
-    name = config.method.name
-    if issubclass(get_method(name), ModelMaker):
-        raise ConfigError(f"method={name} makes a model and no results. Use the command.")
-    typed = {override.lstrip("+").partition("=")[0] for override in config.overrides}
-    if mode == "report" and typed <= {"mode", "output_dir"}:
-        raise ConfigError(
-            "moe_lab.report(overrides) names no run. Give the overrides of a command; mode=report of the command lists "
-            "all that is stored."
-        )
 
 
 PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}

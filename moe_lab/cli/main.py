@@ -42,7 +42,7 @@ def _main(argv: list[str]) -> int:
     if "--version" in argv:
         print(f"moe_lab {__version__}")
         return 0
-    from moe_lab.runs.config import compose_or_explain, function_of, to_configs
+    from moe_lab.runs.config import compose_or_explain, to_configs
 
     try:
         cells = compose_or_explain(argv)
@@ -73,7 +73,9 @@ def _main(argv: list[str]) -> int:
 
             found = compare_stored(configs)
         else:
-            found = function_of(mode, configs, cells, argv)()
+            from moe_lab.runs.grid import do
+
+            found = do(mode, configs, cells, argv)
         found.print()
     return int(found.exit_code)
 

@@ -65,28 +65,10 @@ def option_files(group: str, folders: list[Path]) -> dict[str, Path]:
 
 def unknown_option(group: str, option: str, options: Sequence[str]) -> str:
     """The message for an option that a group does not have."""
-    if group == "method" and (registered := _without_yaml(option)):
-        return registered
     lines = [f"Unknown {group} {option!r}.{did_you_mean(option, options)}", f"Choices: {', '.join(options)}."]
     if group == "task":
         lines.append(f"Any task of lm-eval or of task.include_path=: task=lm_eval task.name={option}")
     return "\n".join(lines)
-
-
-def _without_yaml(method: str) -> str | None:
-    """The message for a method that a plug-in registers without its YAML; None if no plug-in registers it."""
-    from importlib.metadata import entry_points
-
-    for entry in entry_points(group=METHODS, name=method):
-        package = entry.module.partition(".")[0]
-        spec = find_spec(package)
-        folder = next(iter(spec.submodule_search_locations or []), package) if spec else package
-        by = f"{entry.dist.name} {entry.dist.version}" if entry.dist else package
-        return (
-            f"method={method} is registered by {by} ({entry.value}), but its file {folder}/conf/method/{method}.yaml "
-            "is missing.\nWrite it with the method's keys and their defaults: docs/extending.md."
-        )
-    return None
 
 
 def experiment_folders(config_dirs: Sequence[Path]) -> list[Path]:

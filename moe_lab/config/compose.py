@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import os
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -35,31 +33,26 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
-from moe_lab.config.foreign import INSTEAD
-from moe_lab.config.overrides import REQUEST_ERRORS, one_method_each, quote, refuse, without_method_keys
+from moe_lab.config.overrides import (
+    METHOD_KEY,
+    as_typed,
+    quote,
+    refuse,
+    with_function_keys,
+    without_method_keys,
+)
 from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS
-from moe_lab.errors import ConfigError, first_line
+from moe_lab.errors import ConfigError
 
-CONF = str(resource_folder("conf"))
+conf_dir = str(resource_folder("conf"))
+"""The folder of the configuration, for Hydra in a script of one's own (docs/python.md)."""
 NAME = "config"
 """conf/config.yaml."""
 GROUPS = (*GROUP_CONFIGS, "method")
 _SWEEP = "hydra.mode=MULTIRUN"
 MOST_CELLS = 20_000
 """Of a grid."""
-_FOLDER = "Hydra writes no folder here.\noutput_dir=<folder> says where results go."
-_PROCESS = "Hydra only composes here, and starts no job. Leave it out."
-UNOBEYED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "run.dir": ((".",), _FOLDER),
-    "sweep.dir": ((".",), _FOLDER),
-    "sweep.subdir": (("${hydra.job.num}",), _FOLDER),
-    "output_subdir": ((None,), _FOLDER),
-    "callbacks": (({}, None), _PROCESS),
-    "job.chdir": ((False, None), _PROCESS),
-    "job.env_set": (({},), _PROCESS),
-}
-"""Settings of Hydra's that have no effect: their values without one, and what to do instead."""
 _LOCK = RLock()
 """Held while Hydra composes: its plug-ins, its schema and `HydraConfig` are shared by all threads."""
 
@@ -75,7 +68,7 @@ class Cell:
     method_keys: list[str] = field(default_factory=list)
     """`method.<key>=` next to experiment=; they apply to cells of the experiment and are not in `values`."""
     interpolated: dict[str, Any] = field(default_factory=dict)
-    """The values that were typed as interpolations, `${oc.env:HOME}` for example, as they were typed."""
+    """The values that were typed as interpolations, by key (`recorded.py: interpolations`)."""
 
 
 class PluginOptions(SearchPathPlugin):
@@ -84,6 +77,18 @@ class PluginOptions(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in plugin_folders():
             search_path.append(provider="plug-in", path=f"file://{folder}")
+
+
+def _register() -> None:
+    """Register what `conf_dir` needs in Hydra: the schema, and the folders of plug-ins."""
+    Plugins.instance().register(PluginOptions)
+    # an override may set a key that an option's YAML leaves out
+    defaults = {group: asdict(cls()) for group, cls in GROUP_CONFIGS.items()}
+    schema = {group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()}
+    ConfigStore.instance().store(name="schema", node=schema)
+
+
+_register()
 
 
 def compose(argv: list[str]) -> list[Cell]:
@@ -96,9 +101,7 @@ def compose(argv: list[str]) -> list[Cell]:
     argv, method_keys = without_method_keys(argv)
     with _LOCK:
         _source.cache_clear()  # files of options may have changed since the last command of this process
-        cells: list[Cell] = []
-        for one in one_method_each(argv):
-            cells += _cells(list(map(quote, one)), len(cells))
+        cells = _cells(list(map(quote, argv)))
     return [replace(cell, method_keys=method_keys) for cell in cells]
 
 
@@ -131,8 +134,11 @@ class _Source:
         """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
         dirs = ",".join(f"'file://{folder}'" for folder in self.dirs)
         searched = [f"hydra.searchpath=[{dirs}]"] if dirs else []
-        cfg = self.app().compose_config(self.name, [*overrides, *searched], run_mode=RunMode.RUN)
-        _refuse_unobeyed(cfg.hydra)
+        cfg = self.app().compose_config(
+            self.name, [*with_function_keys(overrides), *searched], run_mode=RunMode.RUN
+        )
+        if cfg.hydra.mode == RunMode.MULTIRUN:
+            raise HydraException("hydra.mode=MULTIRUN is for a grid")
         if cfg.hydra.verbose:
             configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
         return cfg
@@ -140,11 +146,6 @@ class _Source:
     def app(self) -> Hydra:
         """Hydra for this source, without its global instance. Raises SearchPathException for a missing folder."""
         version.setbase("1.3")
-        Plugins.instance().register(PluginOptions)
-        # an override may set a key that an option's YAML leaves out
-        defaults = {group: asdict(cls()) for group, cls in GROUP_CONFIGS.items()}
-        schema = {group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()}
-        ConfigStore.instance().store(name="schema", node=schema)
         search_path = create_automatic_config_search_path(__file__, None, self.folder)
         if self.config_dir is not None:
             if not Path(self.config_dir).is_dir():
@@ -157,7 +158,7 @@ class _Source:
 
 @lru_cache
 def _source(
-    folder: str = CONF, name: str = NAME, config_dir: str | None = None, dirs: tuple[str, ...] = ()
+    folder: str = conf_dir, name: str = NAME, config_dir: str | None = None, dirs: tuple[str, ...] = ()
 ) -> _Source:
     places = [folder, *([config_dir] if config_dir is not None else []), *dirs]
     folders = (*map(Path, places), *plugin_folders())
@@ -166,31 +167,13 @@ def _source(
     return _Source(folder, name, config_dir, dirs, folders, stamps)
 
 
-def _refuse_unobeyed(runtime: DictConfig) -> None:
-    """Raise ConfigError for a setting of Hydra's that has no effect here, HydraException for a grid's mode."""
-    for key, (values, instead) in UNOBEYED.items():
-        section, _, name = key.rpartition(".")
-        plain: Any = OmegaConf.to_container(runtime[section] if section else runtime, resolve=False)
-        value = plain[name]
-        if value not in values:
-            shown = (
-                "" if key == "job.env_set" else f"={value}"
-            )  # env_copy puts values of the environment there
-            raise ConfigError(f"hydra.{key}{shown}: {instead}")
-    for part in ("hydra/launcher", "hydra/sweeper"):  # they would run cells in other processes
-        if (option := runtime.runtime.choices.get(part, "basic")) != "basic":
-            raise ConfigError(f"{part}={option}: {INSTEAD[part]}")
-    if runtime.mode == RunMode.MULTIRUN:
-        raise HydraException("hydra.mode=MULTIRUN is for a grid")
-
-
-def _cells(argv: list[str], first: int) -> list[Cell]:
-    """The cells of one command line, numbered from `first` on. Flags and errors are those of `hydra.main`."""
+def _cells(argv: list[str]) -> list[Cell]:
+    """The cells of a command line. Flags and errors are those of `hydra.main`."""
     parser = get_args_parser()
     parser.prog = "moe_lab"
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
     folder = None if args.config_dir is None else os.path.abspath(args.config_dir)
-    source = _source(args.config_path or CONF, args.config_name or NAME, folder)
+    source = _source(args.config_path or conf_dir, args.config_name or NAME, folder)
     app = source.app()
     if _printed(app, source.name, args, parser):
         return []
@@ -209,59 +192,36 @@ def _cells(argv: list[str], first: int) -> list[Cell]:
         raise ConfigError(
             f"The grid {' '.join(args.overrides)} has {len(batches):,} runs. Give it 1 to {MOST_CELLS:,}."
         )
-    return [_cell(source, batch, number) for number, batch in enumerate(batches, start=first)]
+    return [_cell(source, batch, number) for number, batch in enumerate(batches)]
 
 
 def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
     """Do what a flag of Hydra's asks for that only prints. Returns whether there was one."""
-    shows = args.cfg is not None
-    if args.experimental_rerun:
-        raise ConfigError(
-            "--experimental-rerun: the overrides of a run are in its results.json. Type them again."
-        )
-    if args.resolve and not shows:
-        raise ValueError("The --resolve flag can only be used in conjunction with --cfg or --help")
     if args.hydra_help:
         app.hydra_help(config_name=name, args_parser=parser, args=args)
-        return True
-    if args.run + shows + args.multirun + args.shell_completion + (args.info is not None) > 1:
-        raise ValueError(
-            "Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified"
-        )
-    if shows:
+    elif args.cfg:
         app.show_cfg(name, args.overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
     elif args.shell_completion:
-        with _errors_of_hydra():
-            app.shell_completion(name, args.overrides)
+        app.shell_completion(name, args.overrides)
     elif args.info:
         app.show_info(args.info, name, args.overrides)
-    return bool(shows or args.shell_completion or args.info)
+    return bool(args.hydra_help or args.cfg or args.shell_completion or args.info)
 
 
 def _batches(app: Hydra, name: str, overrides: list[str]) -> list[list[str]]:
     """The overrides of every cell of a grid, as Hydra's basic sweeper splits them."""
-    with _errors_of_hydra():
-        runtime = app.compose_config(name, [*overrides, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
-        swept = [f"{key}={value}" for key, value in (runtime.sweeper.get("params") or {}).items()]
-        parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *_typed(runtime, "task")])
-        [batches] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    hydras = [one for one in _typed(runtime, "hydra") if one != _SWEEP]
-    first = [*hydras, *next(iter(batches), ())]
+    # the default method lacks keys of others
+    others = [one for one in overrides if not METHOD_KEY.match(one)]
+    runtime = app.compose_config(name, [*others, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
+    swept = [f"{key}={value}" for key, value in (runtime.sweeper.get("params") or {}).items()]
+    parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *overrides])
+    of_cells = [one for one in parsed if not one.is_hydra_override()]
+    [batches] = BasicSweeper.split_arguments(of_cells, max_batch_size=None)
+    hydras = [str(one.input_line) for one in parsed if one.is_hydra_override()]
+    first = with_function_keys([*hydras, *next(iter(batches), ())])
     if app.compose_config(name, first, run_mode=RunMode.RUN).hydra.mode == RunMode.MULTIRUN:
         hydras.append("hydra.mode=RUN")  # a YAML asks for the grid
     return [[*hydras, *batch] for batch in batches]
-
-
-@contextmanager
-def _errors_of_hydra() -> Iterator[None]:
-    """Inside the context, whatever Hydra raises for a request is one of its own errors."""
-    try:
-        yield
-    except REQUEST_ERRORS:
-        raise
-    except Exception as error:
-        name = type(error).__name__
-        raise HydraException(f"Hydra ends with {name}: {first_line(error)}. See --help.") from error
 
 
 # Composing a cell. Hydra takes a tenth of a second for a configuration, and the tables of a paper have thousands of
@@ -302,11 +262,11 @@ def _resolved(base: Cell, overrides: list[str]) -> Cell:
     """The cell of a configuration whose interpolations are resolved here. Raises OmegaConf's errors."""
     values, text = base.values, str(base.values)
     if "${" in text or "???" in text:
-        base = replace(base, interpolated=interpolations(values) or {})
+        base = replace(base, interpolated=interpolations(values))
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)
         values = {str(key): value for key, value in plain.items()}
-    return replace(base, values=values, overrides=overrides)
+    return replace(base, values=values, overrides=list(map(as_typed, overrides)))
 
 
 @lru_cache(maxsize=4096)

@@ -21,6 +21,18 @@ _FUSED = (
     "(docs/hardware.md)."
 )
 _SHOTS = "Use num_fewshot=<number of examples>."
+_FOLDER = "Hydra writes no folder here.\noutput_dir=<folder> says where results go."
+_PROCESS = "Hydra only composes here, and starts no job. Leave it out."
+OF_HYDRA = {
+    "hydra.run": _FOLDER,
+    "hydra.sweep": _FOLDER,
+    "hydra.output_subdir": _FOLDER,
+    "hydra.callbacks": _PROCESS,
+    "hydra.job.chdir": _PROCESS,
+    "hydra.job.env_set": _PROCESS,
+    "hydra.job.env_copy": _PROCESS,
+}
+"""Settings of Hydra that have no effect here, and what to do instead."""
 _STORED = "Nothing to set: answers are stored as they come, and the same command continues."
 INSTEAD = {
     "adapter": _ADAPTER,
@@ -172,6 +184,9 @@ def refuse_foreign(argument: str) -> None:
     """Raise ConfigError for a flag or key of lm-eval, transformers or Hydra that this command does not have."""
     name = argument.lstrip("-+").partition("=")[0]
     own = {f"{group}.{one.name}" for group, cls in GROUP_CONFIGS.items() for one in fields(cls)}
+    for key, instead in OF_HYDRA.items():
+        if f"{name}.".startswith(f"{key}."):
+            raise ConfigError(f"{name}: {instead}")
     if argument.startswith("--"):
         name = name.replace("-", "_")
         if name in INSTEAD:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -21,14 +20,12 @@ from omegaconf.errors import (
 from moe_lab.config.catalog import unknown_option
 from moe_lab.config.foreign import refuse_foreign, refuse_lm_eval_command
 from moe_lab.config.schema import GROUP_CONFIGS, Config, PathsText, PathText
-from moe_lab.config.validators import Owners, is_list, unknown_key
+from moe_lab.config.validators import Owners, unknown_key
 from moe_lab.errors import ConfigError
 
 PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
 FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
 """A quoted, escaped or interpolated value, a list, or a function of Hydra."""
-METHODS_OF_GRID = re.compile(r"method=(?:choice\()?([\w-]+(?:,\s*[\w-]+)+)\)?")
-"""Several methods in one override."""
 EXPERIMENT = re.compile(r"experiment=(?!null$).")
 """The key. `+experiment=` adds an option of a group that a user has."""
 METHOD_KEY = re.compile(r"\+*method\.")
@@ -94,14 +91,16 @@ def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
     return [argument for argument in argv if argument not in keys], keys
 
 
-def one_method_each(argv: list[str]) -> list[list[str]]:
-    """A command line per method of a grid: Hydra would check all keys against the default method."""
-    swept = [i for i, argument in enumerate(argv) if METHODS_OF_GRID.fullmatch(argument)]
-    if len(swept) != 1 or not {"-m", "--multirun"} & set(argv):
-        return [argv]
-    [i] = swept
-    names = re.split(r",\s*", METHODS_OF_GRID.fullmatch(argv[i])[1])  # type: ignore[index]
-    return [[*argv[:i], f"method={name}", *argv[i + 1 :]] for name in names]
+def with_function_keys(overrides: list[str]) -> list[str]:
+    """With method=policy, whose keys are those of a function: `++`, with which Hydra takes keys that no YAML has."""
+    if "method=policy" not in overrides:
+        return overrides
+    return [f"++{one}" if one.startswith("method.") else one for one in overrides]
+
+
+def as_typed(override: str) -> str:
+    """Without what `with_function_keys` adds, and without Hydra's escapes in the paths of a grid."""
+    return override.removeprefix("++" if METHOD_KEY.match(override) else "").replace("\\:", ":")
 
 
 def quote(argument: str) -> str:
@@ -118,7 +117,7 @@ def quote(argument: str) -> str:
         return argument
     if key in _keys_of(PathsText):
         return f"{key}={_quote_path(value)}"
-    if key.startswith("method.") or key in _keys_of(PathText):
+    if METHOD_KEY.match(key) or key in _keys_of(PathText):
         return f"{key}={','.join(_quote_path(path.strip()) for path in value.split(','))}"
     return argument
 
@@ -148,15 +147,8 @@ AMBIGUOUS = re.compile(r"Ambiguous value for argument '([^=]+)=(.*)'")
 REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
-def explain(
-    error: BaseException, owners: Owners, annotations: Callable[[str], list[Any]] = lambda key: []
-) -> str:
-    """The message for an error of Hydra or OmegaConf.
-
-    Args:
-        owners: as in `build`.
-        annotations: returns the types that a key has in the methods that have it.
-    """
+def explain(error: BaseException, owners: Owners) -> str:
+    """The message for an error of Hydra or OmegaConf. `owners` as in `build`."""
     cause = error.__cause__
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} must be given: {error.full_key}=<value>. See --help."
@@ -168,7 +160,12 @@ def explain(
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:
         return _missing_key(cause, owners)
     if match := AMBIGUOUS.match(str(error)):
-        return _several_values(match[1], match[2], annotations)
+        key, values = match.groups()
+        text = f"{key}={values}: a key takes one value. A grid: -m {key}={values}."
+        if key != "seed":
+            return f"{text} A list, if the key takes one: {key}=[{values}]."
+        first, *more = values.split(",")
+        return f"{text}\nConsecutive seeds with a summary: seed={first} seeds={1 + len(more)} (seed, seed+1, ...)."
     lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]
     if cause is not None:
         lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
@@ -180,17 +177,6 @@ def explain(
             "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'.",
         ]
     return "\n".join([*lines[:5], "See --help for what can be composed, and how."])
-
-
-def _several_values(key: str, values: str, annotations: Callable[[str], list[Any]]) -> str:
-    group, _, leaf = key.rpartition(".")
-    schema = Config if not group else GROUP_CONFIGS.get(group)
-    types = annotations(leaf) if group == "method" else [get_type_hints(schema).get(leaf)] if schema else []
-    text = f"{key}={values}: a key takes one value. A grid: -m {key}={values}."
-    if key == "seed":
-        first, *more = values.split(",")
-        text += f"\nConsecutive seeds with a summary: seed={first} seeds={1 + len(more)} (seed, seed+1, ...)."
-    return f"{text} A list: {key}=[{values}]." if any(map(is_list, types)) else text
 
 
 def _missing_key(cause: Any, owners: Owners) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import partialmethod
 from threading import Event, Thread
 from typing import Any, Self
 
@@ -42,12 +42,7 @@ def bars_of_libraries_hidden() -> Iterator[None]:
         yield
         return
     shown = tqdm.__init__
-
-    @wraps(shown)
-    def hidden(self: Any, *args: Any, **options: Any) -> None:
-        shown(self, *args, **{"disable": True} | options)
-
-    tqdm.__init__ = hidden
+    tqdm.__init__ = partialmethod(shown, disable=True)
     try:
         yield
     finally:

@@ -131,7 +131,7 @@ class TuningConfig:
     metric: Literal["perplexity", "accuracy"] | None = None
     """Objective on the tuning documents."""
     text: Literal["data", "gsm8k", "equations"] | None = None
-    """The texts of the perplexity (`moe_lab/runs/tuning/texts.py`); null: data, else gsm8k."""
+    """The texts of the perplexity (`moe_lab/runs/tuning/study.py`); null: data, else gsm8k."""
     num_samples: int | None = None
     max_temperature: float | None = None
     step: float = 0.05
@@ -257,7 +257,7 @@ class Config:
     overrides: list[str] = field(default_factory=list)
     """The overrides of the command line, for the record; not a key of `conf/`."""
     interpolated: dict[str, Any] = field(default_factory=dict)
-    """The values that were typed as interpolations, as they were typed (`recorded.py`); not a key of `conf/`."""
+    """The values that were typed as interpolations, by key (`recorded.py`); not a key of `conf/`."""
 
     def __post_init__(self) -> None:
         if self.apply_chat_template is None:

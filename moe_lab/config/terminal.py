@@ -19,8 +19,6 @@ OF_BARS = re.compile("[\n]*(\x1b\\[A)*")
 """What tqdm writes to move between bars."""
 USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)[^/\s]+@")
 """A URL up to the end of its user and password, which may have an @ of its own."""
-ADDRESSES = ("HF_ENDPOINT", "WANDB_BASE_URL", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-"""Variables with a URL, in capitals or not."""
 
 
 def shown(text: str) -> str:
@@ -35,11 +33,6 @@ def one_line(text: object) -> str:
 
 def without_passwords(text: str) -> str:
     """The text with `...` instead of user and password in URLs."""
-    for name in ADDRESSES:
-        for value in (os.environ.get(name, ""), os.environ.get(name.lower(), "")):
-            user = value.partition("://")[2].rpartition("@")[0]  # it may have any characters
-            if user:
-                text = text.replace(f"{user}@", "...@")
     return USER.sub(r"\1...@", text)
 
 

@@ -16,8 +16,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moe_lab.errors import ConfigError
 
-LARGEST = 1e30
-"""The largest number of any key: float32 ends at 3.4e38, and numbers are multiplied by others."""
 hints_of = cache(get_type_hints)
 Owners = Callable[[str], list[str]]
 """The methods that have a key."""
@@ -71,8 +69,6 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
     choices = _alternatives(annotation)
     if isinstance(value, float) and not math.isfinite(value) and (float in choices or str not in choices):
         raise ConfigError(f"{key}={value}: must be a finite number.")
-    if float in choices and isinstance(value, int | float) and abs(value) > LARGEST:
-        raise ConfigError(f"{key}={value}: must be a number of at most {LARGEST:g}.")
     for choice in choices:
         fits, result = _fit(value, choice, key)
         if fits:
@@ -100,11 +96,6 @@ def _alternatives(annotation: Any) -> list[Any]:
     if get_origin(annotation) in (Union, types.UnionType):
         return list(get_args(annotation))
     return [annotation]
-
-
-def is_list(annotation: Any) -> bool:
-    """Whether a key with this annotation takes a list."""
-    return any(get_origin(choice) in (list, tuple) for choice in _alternatives(annotation))
 
 
 def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
@@ -150,21 +141,17 @@ def one_of(key: str, value: str | None, choices: Sequence[str]) -> None:
         )
 
 
-def at_least(key: str, value: float | None, least: float, most: float = LARGEST) -> None:
+def at_least(key: str, value: float | None, least: float, most: int | None = None) -> None:
     """Raise ConfigError for a value below `least`, above `most` or NaN."""
-    if value is not None and not least <= value <= most:
-        raise ConfigError(f"{key}={value}: must be a number that is at least {least}{_at_most(value, most)}.")
+    if value is not None and not least <= value <= (math.inf if most is None else most):
+        limit = "" if most is None else f" and at most {most:,}"
+        raise ConfigError(f"{key}={value}: must be a number that is at least {least}{limit}.")
 
 
 def above_zero(key: str, value: float | None) -> None:
-    """Raise ConfigError for a value that is not above 0, above LARGEST or NaN."""
-    if value is not None and not 0 < value <= LARGEST:
-        raise ConfigError(f"{key}={value}: must be a number above 0{_at_most(value)}.")
-
-
-def _at_most(value: float, most: float = LARGEST) -> str:
-    shown = f"{most:,}" if isinstance(most, int) else f"{most:g}"
-    return f" and at most {shown}" if value > most else ""
+    """Raise ConfigError for a value that is not above 0, or NaN."""
+    if value is not None and not value > 0:
+        raise ConfigError(f"{key}={value}: must be a number above 0.")
 
 
 def did_you_mean(word: str, choices: Any) -> str:

@@ -131,14 +131,14 @@ class Footprint:
         self.layers: int = config.num_hidden_layers
         self.row: int = config.vocab_size * model.dtype.itemsize
         """A row of logits, in the model's dtype."""
-        self.slot: int = self._pass(1, 1)[1]
+        self._few, kept = self._pass(SIZES[0])
+        self.slot: int = kept // SIZES[0]
         """Keys and values of a token in all layers."""
 
     @cached_property
     def token(self) -> int:
         """A token in a pass, at its widest place."""
-        few, many = (self._pass(1, size)[0] for size in SIZES)
-        return -(-(many - few) // (SIZES[1] - SIZES[0]))
+        return -(-(self._pass(SIZES[1])[0] - self._few) // (SIZES[1] - SIZES[0]))
 
     @cached_property
     def kept(self) -> int:
@@ -148,13 +148,13 @@ class Footprint:
         return -(-(many - few) // (SIZES[1] - SIZES[0]))
 
     @torch.no_grad()
-    def _pass(self, sequences: int, tokens: int) -> tuple[int, int]:
+    def _pass(self, tokens: int) -> tuple[int, int]:
         """(bytes inside the layers at most, bytes of the keys and values of the pass)."""
         device, dtype = self.model.device, self.model.dtype
         cache = KVCache(self.layers, tokens)
-        ids = torch.zeros(sequences, tokens, dtype=torch.long, device=device)
-        mask = torch.zeros(sequences, 1, tokens, tokens, dtype=dtype, device=device)
-        positions = torch.arange(tokens, device=device).expand(sequences, -1)
+        ids = torch.zeros(1, tokens, dtype=torch.long, device=device)
+        mask = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)
+        positions = torch.arange(tokens, device=device)[None]
         with Meter(known_of(self.model, ids, mask, positions)) as meter, OneOperation():
             self.model.get_decoder()(
                 input_ids=ids,

@@ -8,10 +8,12 @@ To add one, write `conf/method/<name>.yaml`, and here a module of the same name 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from typing import Any
 
 from moe_lab.config.catalog import METHODS, option_files, resource_folder
 from moe_lab.errors import ConfigError
@@ -44,6 +46,12 @@ def get_method(name: str) -> type[Method]:
     for entry in entry_points(group=METHODS, name=name):
         return entry.load()
     raise ConfigError(f"Unknown method {name!r}. Methods: {', '.join(method_names())}.")
+
+
+def config_class(name: str, keys: Mapping[str, Any]) -> type[Method.Config]:
+    """The class of a method's configuration, for its given keys."""
+    method = get_method(name)
+    return method.config_class(keys) if method.config_class else method.Config
 
 
 def _own_method(name: str) -> type[Method]:

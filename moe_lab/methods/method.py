@@ -104,6 +104,8 @@ class Method(ABC):
 
     figures: ClassVar[tuple[str, ...]] = ()
     """Kinds of `moe_lab/reports/papers/experiment.py` that are drawn from the traces of each of its runs."""
+    config_class: ClassVar[Any] = None
+    """A function of the given keys that returns the class of the configuration, if it depends on them; else None."""
     profile: Profile | None = None
     """The result of the study that chose its settings; None: they were not tuned."""
 

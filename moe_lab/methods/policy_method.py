@@ -26,15 +26,19 @@ if TYPE_CHECKING:
 
 Settings = dict[str, float]
 """Values of the keys of a method that are tuned."""
+NOT_SETTINGS = ("name", "profile", "space")
+"""Keys that are not in a profile."""
 
 
 class PolicyMethod(Method):
     """An ensemble of routing samples, or one policy that is installed on the model."""
 
     tunings: ClassVar[tuple[str, ...]] = ("grid",)
+    begins_with_base: ClassVar[bool] = True
+    """Whether the first settings of the grid are those of the base model, whose best logit scale is then a control."""
     profile_key: ClassVar[str | None] = "profile"
     """The key that takes the path of a study's profile. `profile`: the settings of the profile replace all others."""
-    open_ended: ClassVar[tuple[str, ...]] = ()
+    open_ended: tuple[str, ...] = ()
     """Keys that allow larger values than the grid's. The largest one of the grid is marked as at the bound."""
     data_keys: ClassVar[tuple[str, ...]] = ()
     """Keys that choose data. They are not part of the identity: `data_identity` has the content."""
@@ -65,7 +69,7 @@ class PolicyMethod(Method):
         raise NotImplementedError
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
-        """The settings of each trial, all with the same keys. The first are those of the base model."""
+        """The settings of each trial, all with the same keys."""
         raise NotImplementedError
 
     def resolved(self, facts: ModelFacts) -> dict[str, Any]:
@@ -115,7 +119,7 @@ class PolicyMethod(Method):
 
     def settings(self, tuned: Settings) -> dict[str, Any]:
         """`Profile.settings`: the values of all keys, with the best values for those of the grid."""
-        keys = (field.name for field in fields(self.config) if field.name not in ("name", "profile"))
+        keys = (field.name for field in fields(self.config) if field.name not in NOT_SETTINGS)
         return {key: getattr(self.config, key) for key in keys} | tuned
 
     def with_profile(self, path: str) -> Any:
@@ -143,9 +147,7 @@ def _settled(config: Any, profile: Profile) -> Any:
 
     Raises ConfigError if the profile has other keys, or if a key of the command has another value.
     """
-    defaults = {
-        field.name: field.default for field in fields(config) if field.name not in ("name", "profile")
-    }
+    defaults = {field.name: field.default for field in fields(config) if field.name not in NOT_SETTINGS}
     settings = profile.settings or {}
     if settings.keys() != defaults.keys():
         has = f"those of {', '.join(settings)}" if settings else "temperatures"

@@ -73,8 +73,13 @@ class Profile:
         return block
 
     def text(self) -> str:
-        """The YAML file's content."""
-        own = asdict(self)
+        """The YAML file's content: what was found first, the documents last."""
+        found, documents = (
+            ("settings", "temperature", "logit_scale", "n", "noise"),
+            ("split", "samples", "documents"),
+        )
+        own = {name: getattr(self, name) for name in found} | asdict(self)
+        own |= {name: own.pop(name) for name in documents}
         if self.settings is None:
             del own["settings"]
         return yaml.safe_dump(own, sort_keys=False, width=110, default_flow_style=None)

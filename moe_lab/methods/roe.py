@@ -7,10 +7,11 @@ cache=standard, each sample attends to its own cache. cache=none is the same, co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.validators import LARGEST, above_zero, at_least, one_of
+from moe_lab.config.validators import above_zero, at_least, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 from moe_lab.methods.policy_method import PolicyMethod
@@ -188,9 +189,8 @@ class RoE(PolicyMethod):
 def _check_temperatures(given: Any) -> None:
     """Raise ConfigError unless it is a number of at least 0, or a list of such numbers."""
     for value in given if isinstance(given, list) else [given]:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise ConfigError(
-                f"method.temperature={given}: must be a number of at least 0 and at most {LARGEST:g}, a list of such "
-                "numbers with one entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a "
-                "temperature profile."
+                f"method.temperature={given}: must be a number of at least 0, a list of such numbers with one "
+                "entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a temperature profile."
             )

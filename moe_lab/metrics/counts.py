@@ -85,7 +85,8 @@ class RouteTable:
 class Routes(Observer):
     """An observer of the unchanged model: records the experts of all tokens, and the tokens of each request.
 
-    It takes L x K bytes (twice that above 256 experts) per distinct token, and about 16 per token of a request.
+    An expert with a weight of 0 is not counted. It takes L x K bytes (twice that above 255 experts) per distinct token,
+    and about 16 per token of a request.
     """
 
     def __init__(self) -> None:
@@ -107,7 +108,7 @@ class Routes(Observer):
     def __call__(self, router: Router, routing: Routing) -> None:
         self.experts[router.layer] = routing.logits_TE.shape[-1]
         self.top_k[router.layer] = routing.index_TK.shape[-1]
-        self._pass[router.layer] = routing.index_TK.to(torch.int16)
+        self._pass[router.layer] = routing.index_TK.where(routing.weights_TK != 0, -1).to(torch.int16)
 
     def read(self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]) -> None:
         mine = self._prompts.get(tuple(prompt))
@@ -135,7 +136,7 @@ class Routes(Observer):
             return
         index_TC = torch.cat([self._pass[layer].cpu() for layer in self.layers], dim=-1).numpy()
         real = self._names != 0
-        small = np.uint8 if max(self.experts.values()) <= 256 else np.int16
+        small = np.uint8 if max(self.experts.values()) < 256 else np.int16  # -1 becomes 255 or stays
         self._blocks.append((self._names[real], index_TC[real].astype(small)))
         self._pass = {}
 
@@ -195,16 +196,17 @@ def pair_counts(index: Sequence[np.ndarray], parts: Sequence[Part], E: int) -> n
     """int32 [N, L, E, E]: tokens of each part that select both experts; on the diagonal, that select the expert.
 
     Args:
-        index: the distinct experts of each token by layer, [T, K], part by part.
+        index: the distinct experts of each token by layer, [T, K], part by part; numbers outside of 0 to E-1 are none.
     """
     W = max(len(names) for _, names in parts)
     place_T = torch.from_numpy(
         np.concatenate([n * W + np.arange(len(part)) for n, (_, part) in enumerate(parts)])
     )
-    chosen = torch.zeros(len(index), len(parts) * W, E)
+    chosen = torch.zeros(len(index), len(parts) * W, E + 1)
     for chosen_TE, index_TK in zip(chosen, index, strict=True):
-        chosen_TE[place_T[:, None], torch.from_numpy(index_TK.astype(np.int64))] = 1.0
-    chosen_LNWE = chosen.view(len(index), len(parts), W, E)
+        place_TK = np.where((index_TK >= 0) & (index_TK < E), index_TK, E).astype(np.int64)
+        chosen_TE[place_T[:, None], torch.from_numpy(place_TK)] = 1.0
+    chosen_LNWE = chosen[..., :E].reshape(len(index), len(parts), W, E)
     return (chosen_LNWE.mT @ chosen_LNWE).round().int().transpose(0, 1).numpy()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from moe_lab.config.terminal import one_line
+from moe_lab.config.terminal import one_line, shown
 
 
 def seconds(value: float) -> str:
@@ -129,3 +131,25 @@ def table_text(title: str, columns: Sequence[Column], width: int | None = WITHOU
         console.print(f"Left out for want of width: {', '.join(left_out)}.")
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+class Shown(ABC):
+    """An object that a notebook and a terminal show as a table with lines below it."""
+
+    @abstractmethod
+    def _columns(self) -> tuple[list[Column], list[str]]:
+        """The columns, and the lines below."""
+
+    def __repr__(self) -> str:
+        columns, lines = self._columns()
+        return shown("\n".join([table_text("", columns).strip("\n"), *lines]).lstrip())
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        columns, lines = self._columns()
+        title, kept = split_title(columns)
+        rows = list(zip(*(column.cells for column in kept), strict=True))
+        table = pd.DataFrame(rows, columns=[column.heading for column in kept]).to_html(index=False)
+        below = "".join(f"<p>{escape(line)}</p>" for line in lines)
+        return f"<p>{escape(' '.join(title))}</p>{table}{below}"

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.progress import duration
@@ -131,9 +132,9 @@ class _Attempts:
         self._queue = deque(step for job in jobs for step in steps_of(job))
         tuned = sum(job.coming for job in jobs if not job.runs)
         self._total = len({step.name for step in self._queue}) + tuned
-        self._unmade = self._total - len({step.name for step in self._queue if step.stored})
-        self._start, self._before = time.monotonic(), 0
-        self._made: set[str] = set()
+        self._left = self._total - len({step.name for step in self._queue if step.stored})
+        self._seconds: list[float] = []
+        """Of each run that this process has made."""
         self._announced: set[str] = set()
         self._blocked: dict[str, RunHeldError] = {}
 
@@ -175,6 +176,7 @@ class _Attempts:
         if run is not None:
             run.check_free()
         self._announce(step)
+        start = time.monotonic()
         try:
             outcome = step.make(self.models)
         except RunHeldError:
@@ -184,24 +186,21 @@ class _Attempts:
             if isinstance(error, KeyboardInterrupt):
                 raise
             return
-        if not stored:
-            self._made.add(step.name)
+        self._left -= not stored
         if outcome is not None:
             self.outcomes[outcome.run.run_id] = outcome
-            return
-        self._start, self._before = time.monotonic(), len(self._made)  # studies say nothing about runs
-        if step.job.runs:
+            self._seconds += [] if stored else [time.monotonic() - start]
+        elif step.job.runs:
             self._queue.extendleft(reversed(steps_of(step.job)))
 
     def _fail(self, step: Step, error: BaseException) -> None:
-        self._made.add(step.name)
+        self._left -= not step.stored
         self.failures.append(Failure(step.name, step.run.run_id if step.run else None, error))
 
     def _announce(self, step: Step) -> None:
         if self._total < 2 or step.name in self._announced:
             return
         self._announced.add(step.name)
-        made, left = len(self._made) - self._before, self._unmade - len(self._made)
-        known = made > 0 and all(one.run is not None for one in (step, *self._queue))
-        note = f", about {duration((time.monotonic() - self._start) / made * left)} left" if known else ""
+        known = self._seconds and all(one.run is not None for one in (step, *self._queue))
+        note = f", about {duration(mean(self._seconds) * self._left)} left" if known else ""
         print(f"[{len(self._announced)}/{self._total}] {step.name}{note}", file=sys.stderr)

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moe_lab.engine.planned import Asked
 from moe_lab.errors import MoeLabError, first_line
-from moe_lab.methods.method import Context, Method, TrainingMethod
-from moe_lab.results.atomic import write_file
-from moe_lab.results.identity import HASHED, folder_name, task_label
+from moe_lab.methods.method import Method, TrainingMethod
+from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import read_run
-from moe_lab.results.stored_files import DamagedError, whole_mapping
+from moe_lab.results.stored_files import DamagedError
 from moe_lab.runs.jobs import Job, distinct_runs, run_after, with_baselines
 from moe_lab.tasks.loading import once
 from moe_lab.tasks.requests import Workload, workload_of_tasks
 
 if TYPE_CHECKING:
-    from moe_lab.models.memory import ModelPool
     from moe_lab.runs.jobs import Training
     from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
@@ -34,28 +32,19 @@ if TYPE_CHECKING:
 # The workload of runs, estimated without weights
 
 
-def estimates(runs: Sequence[Run]) -> list[Workload]:
-    """The workload of every run, without its baseline. Runs that send the same requests are estimated once."""
-    known: dict[tuple[Any, ...], Workload] = {}
-    workloads = []
-    for run in runs:
-        config = run.config
-        settings = repr([getattr(config, name) for name in sorted(HASHED)])
-        designed = repr(config.method) if _has_own_design(run) else ""
-        key = (id(run.tasks), str(run.samples), repr(config.model), config.offline, settings, designed)
-        if key not in known:
-            known[key] = workload_of(run)
-        workloads.append(known[key])
-    return workloads
-
-
 def workload_of(run: Run) -> Workload:
     """The workload of a run without its baseline."""
     from moe_lab.engine.forward.layers import runs_on_kv_cache
 
-    config = run.method.architecture(run.config)
-    workload = workload_of_tasks(run.tasks["tasks"], run.samples, run.config, config)
-    return replace(workload, one_by_one=not (_is_embedded(run) or runs_on_kv_cache(_without_weights(config))))
+    design = _design(run)
+    workload = workload_of_tasks(run.tasks["tasks"], run.samples, run.config, design)
+    return replace(workload, one_by_one=not (_is_embedded(run) or runs_on_kv_cache(_without_weights(design))))
+
+
+def _design(of: Run | Study | Training) -> Any:
+    """The configuration of transformers, read once for the runs of a command."""
+    key = f"design {of.config.model} {of.config.offline} {of.method.config}"
+    return once(key, lambda: of.method.architecture(of.config))
 
 
 def _has_own_design(of: Run | Study | Training) -> bool:
@@ -138,7 +127,7 @@ def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) ->
     from moe_lab.models.load import LoadedModel
     from moe_lab.models.memory import weight_bytes
 
-    architecture, config = of.method.architecture(of.config), of.config
+    architecture, config = _design(of), of.config
     dtype = str(architecture.dtype or "float32") if config.dtype == "auto" else config.dtype
     model = meta_model(architecture, getattr(torch, dtype.removeprefix("torch.")))
     if config.model.attn_implementation is not None:
@@ -174,7 +163,7 @@ class Budget:
 
     def add(self, of: Run | Study | Training, trains: bool = False) -> None:
         """Count the weights that a run, study or training reads, and the model that it writes if it `trains`."""
-        architecture = of.method.architecture(of.config)
+        architecture = _design(of)
         method: Any = of.method
         path, dtype = of.facts.path, str(architecture.dtype or "float32")
         left = method.training_left(of.config, of.facts) if trains else {}
@@ -233,7 +222,7 @@ def _gigabytes(size: float) -> str:
     return f"{size / GIGABYTE:,.3g} GB" if size < 100 * GIGABYTE else f"{size / GIGABYTE:,.0f} GB"
 
 
-# The measured speed of stored runs, and of the pilots of `mode=plan pilot=8`, which answer a few documents for it
+# The measured speed of stored runs, and of the pilots of `mode=plan pilot=8`, runs of a few documents
 
 PILOTS = "pilots"
 """The folder of pilots in the output folder."""
@@ -257,18 +246,14 @@ def measured_speed(output: Path, *label: str) -> Speed | None:
     Without such a run that of its pilot; None without a pilot, too.
     """
     pattern = f"{glob.escape(folder_name(*label, digest=''))}*/results.json"
-    files = [file for file in (output / "runs").glob(pattern) if file.exists()]
-    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-        with suppress(DamagedError):  # the run's own command says so
-            run = read_run(file.parent)
-            if run is not None and (speed := run.cost.get("tokens_per_second")):
-                return Speed(speed, run.cost.get("device") or "another device")
-    pilot = whole_mapping(_pilot(output, *label))
-    return None if pilot is None else Speed(**pilot)
-
-
-def _pilot(output: Path, *label: str) -> Path:
-    return output / PILOTS / f"{folder_name(*label, digest='speed')}.json"
+    for folder in (output, output / PILOTS):
+        files = [file for file in (folder / "runs").glob(pattern) if file.exists()]
+        for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+            with suppress(DamagedError):  # the run's own command says so
+                run = read_run(file.parent)
+                if run is not None and (speed := run.cost.get("tokens_per_second")):
+                    return Speed(speed, run.cost.get("device") or "another device")
+    return None
 
 
 REFERENCES = 64
@@ -276,13 +261,14 @@ REFERENCES = 64
 
 
 def run_pilots(jobs: Sequence[Job], count: int) -> None:
-    """Answer `count` documents for each model, method and task of some jobs that has no measured speed, and store it.
+    """Answer `count` documents for each model, method and task of some jobs that has no measured speed.
 
-    The answers are dropped, and nothing is graded. A speed is a file in `<output_dir>/pilots/`, which no view of
-    results reads. What a method makes before it answers (references, an adapter) is made there, too. Models that are
-    yet to be trained are left out.
+    A pilot is a run in `<output_dir>/pilots/`, which no view of results reads. Nothing is graded. What a method makes
+    before it answers (references, an adapter) is made there, too. Models that are yet to be trained are left out.
     """
     from moe_lab.models.memory import ModelPool
+    from moe_lab.runs.execute import execute
+    from moe_lab.runs.prepare import prepare
 
     models, tried = ModelPool(), set()
     tuned = [run_after(job) for job in jobs if not job.runs and not job.trainings]
@@ -293,47 +279,13 @@ def run_pilots(jobs: Sequence[Job], count: int) -> None:
             continue
         tried.add(label)
         print(f"Pilot: {count} documents, {', '.join(label)}", file=sys.stderr)
+        method: Any = run.config.method
+        if hasattr(method, "reference_size"):
+            method = replace(method, reference_size=REFERENCES)
+        own = {"method": method, "output_dir": str(output / PILOTS), "samples": None, "rerun": False}
+        config = replace(run.config, **own, baseline=False, metrics="none", predict_only=True)
         try:
-            write_file(_pilot(output, *label), json.dumps(_speed(run, count, models)._asdict()))
+            for documents in (1, max(1, count // len(run.tasks["tasks"]))):  # a process's first pass is slow
+                execute(prepare(replace(config, limit=documents)), models)
         except MoeLabError as error:
             print(f"It has no speed: {first_line(error)}", file=sys.stderr)
-
-
-def _speed(run: Run, count: int, models: ModelPool) -> Speed:
-    from moe_lab.runs.evaluation.result_block import Meter
-    from moe_lab.runs.evaluation.run_lm_eval import trained_config
-
-    config, method = trained_config(run, models), run.method
-    own = replace(config, output_dir=str(Path(config.output_dir) / PILOTS))
-    if hasattr(method.config, "reference_size"):
-        method = type(method)(replace(method.config, reference_size=REFERENCES))
-    requests = _requests(run, count)
-    model = models.get(config)
-    with method.open(model, Context(config=own)) as lm:
-        for kind, of_kind in requests.items():
-            lm.answer(kind, of_kind[:1], lambda index, answer: None)  # the first pass of a process is slow
-        meter = Meter(lm)
-        for kind, of_kind in requests.items():
-            lm.answer(kind, of_kind, lambda index, answer: None)
-        spent = meter.spent()
-    return Speed(spent["tokens_in"] / spent["wall_seconds"], str(model.device))
-
-
-def _requests(run: Run, count: int) -> dict[str, list[Any]]:
-    """The requests of `count` documents, spread over all documents of all tasks, by kind."""
-    from moe_lab.engine.hf import Request
-    from moe_lab.models.tokenizer import Framing, prompt_tokenizer
-    from moe_lab.tasks.requests import build_requests
-
-    config = run.config
-    framing = Framing(lambda: prompt_tokenizer(config), config.apply_chat_template)
-    documents = [(name, number) for name, numbers in run.samples.items() for number in numbers]
-    chosen = documents[:: max(1, len(documents) // count)][:count]
-    requests: dict[str, list[Any]] = {}
-    for name in dict.fromkeys(name for name, _ in chosen):
-        numbers = [number for of, number in chosen if of == name]
-        for instances in build_requests(config, run.tasks["tasks"][name], framing, numbers):
-            for each in instances:
-                answers = [Request(each.args, repeat) for repeat in range(each.repeats or 1)]
-                requests.setdefault(each.request_type, []).extend(answers)
-    return requests

@@ -1,36 +1,24 @@
-"""From a command line to the typed `Config` of each cell, and to the function of its mode."""
+"""From a command line to the typed `Config` of each cell."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
 from moe_lab.config.compose import Cell, compose
-from moe_lab.config.overrides import LAUNCHER, OWN_GRID, REQUEST_ERRORS, explain, top_level_keys
+from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain, top_level_keys
 from moe_lab.config.schema import GROUP_CONFIGS, Config
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
-from moe_lab.methods import get_method, methods_with
+from moe_lab.methods import config_class, get_method, methods_with
 
 STORED_ONLY = ("report", "compare")
 """Modes that read stored results. The data may be gone."""
-
-
-MODES = {
-    "run": ("moe_lab.runs.grid:run_grid", "moe_lab.runs.experiments.runner:run_experiments"),
-    "plan": ("moe_lab.runs.grid:planned", "moe_lab.runs.experiments.runner:planned_experiments"),
-    "report": ("moe_lab.runs.grid:report_grid", "moe_lab.runs.experiments.runner:report_experiments"),
-}
-"""Of each mode with runs the function of a grid's configurations, and with `experiment=` that of one configuration and
-cell. Those of `run` get the command line, too. They return objects that print themselves: a `Finished` or a `Plan`."""
 
 
 def compose_or_explain(argv: list[str]) -> list[Cell]:
@@ -38,36 +26,16 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
     try:
         return compose(argv)
     except REQUEST_ERRORS as error:
-
-        def annotations(key: str) -> list[Any]:
-            return [get_type_hints(get_method(name).Config)[key] for name in methods_with(key)]
-
-        raise ConfigError(explain(error, methods_with, annotations)) from error
-
-
-def function_of(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Any:
-    """The function of one of MODES, with its arguments. Raises ConfigError for a command that has no such function."""
-    several = len(configs) > 1 or configs[0].num_seeds > 1 or configs[0].num_studies
-    with_experiment = any(config.experiment for config in configs)
-    if (several or with_experiment) and configs[0].logger.name == "wandb" and "WANDB_RUN_ID" in os.environ:
-        raise ConfigError(
-            f"WANDB_RUN_ID={os.environ['WANDB_RUN_ID']} is one run of W&B, and this command has several. "
-            "Leave seeds=, tuning= and -m out, or unset the variable."
-        )
-    if with_experiment and len(configs) > 1:
-        raise ConfigError(OWN_GRID)
-    module, _, name = MODES[mode][with_experiment].partition(":")
-    given: list[Any] = [configs[0], cells[0]] if with_experiment else [configs]
-    return partial(getattr(import_module(module), name), *given, *([argv] if mode == "run" else []))
+        raise ConfigError(explain(error, methods_with)) from error
 
 
 def to_configs(cells: list[Cell]) -> list[Config]:
     """The typed configurations of a grid. An error names its cell."""
     configs = []
     for cell in cells:
-        storage = cell.interpolated.get("tuning", {}).get("storage") or cell.values["tuning"].get("storage")
+        storage = cell.interpolated.get("tuning.storage") or cell.values["tuning"].get("storage")
         if isinstance(storage, str):  # outside of in_cell, whose message prints the overrides
-            from moe_lab.runs.tuning.storage_url import refuse_typed_password
+            from moe_lab.runs.tuning.study import refuse_typed_password
 
             refuse_typed_password(storage)
         with in_cell(cell.overrides, alone=len(cells) == 1):
@@ -112,7 +80,8 @@ def to_config(cell: Cell) -> Config:
         typed[group] = build(schema, {**section, "name": name}, prefix=f"{group}.", texts=True)
     method = _section(values, "method")
     method_class = get_method(str(method.get("name")))
-    typed["method"] = build(method_class.Config, method, prefix="method.", owners=methods_with, texts=True)
+    config = config_class(str(method.get("name")), method)
+    typed["method"] = build(config, method, prefix="method.", owners=methods_with, texts=True)
     if typed["task"].answer is None and method_class.answer:
         typed["task"] = replace(typed["task"], answer=method_class.answer)
     rest = {key: value for key, value in values.items() if key not in typed}
@@ -128,12 +97,10 @@ def to_config(cell: Cell) -> Config:
 
 
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
-    """Raise ConfigError for a key without a value, and for a path or name that is too long for a file system."""
+    """Raise ConfigError for a key without a value."""
     for key, value in values.items():
         if value == "":
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
-        if isinstance(value, str) and " " not in value and max(map(len, value.split("/"))) > 255:
-            raise ConfigError(f"{prefix}{key}: no file or option has so long a name. Give a shorter one.")
         if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
             _check_texts(value, f"{key}.")
 

@@ -290,7 +290,7 @@ def run_after(job: Job) -> Run:
     """A run after a job's studies, with a placeholder for what they are yet to find."""
     config = job.evaluated or job.studies[0].evaluated
     method: Any = config.method
-    if job.studies[0].search.tuning not in ("scale", "grid"):
+    if (search := job.studies[0].search).grid is None and search.tuning != "scale":
         method = replace(method, temperature=1.0)  # a placeholder
     [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
     return run

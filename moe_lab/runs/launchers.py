@@ -29,7 +29,7 @@ from moe_lab.results.folder import ATTEMPT, check_writable
 from moe_lab.runs.attempts import PAUSE, STARTER, steps_of
 from moe_lab.runs.budget import GIGABYTE, gpu_memory, gpus_for
 from moe_lab.runs.jobs import Job, distinct_runs
-from moe_lab.runs.plan import Plan, plan_of
+from moe_lab.runs.plan import Plan
 
 if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool
@@ -51,7 +51,7 @@ def working(config: Config, argv: Sequence[str], jobs: Sequence[Job]) -> Iterato
         yield ModelPool()
         return
     if config.launcher.name == "local":
-        each = gpus_of_worker(config, lambda: plan_of(jobs))
+        each = gpus_of_worker(config, lambda: Plan(jobs))
         config = replace(config, launcher=replace(config.launcher, gpus_per_worker=each))
     check_writable(config.output_dir)
     attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.metrics.registry import evaluations
-from moe_lab.reports.columns import Column, count, numbers, print_table, texts
+from moe_lab.reports.columns import Column, Shown, count, numbers, print_table, texts
+from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.reports.scores import settings
 from moe_lab.results.logs import answers_in
 from moe_lab.runs.budget import (
@@ -21,7 +22,6 @@ from moe_lab.runs.budget import (
     USABLE,
     Budget,
     Speed,
-    estimates,
     gpu_memory,
     gpus_for,
     hours_text,
@@ -30,10 +30,13 @@ from moe_lab.runs.budget import (
     planned_memory,
     run_pilots,
     study_workload,
+    workload_of,
 )
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
     from moe_lab.tasks.requests import Workload
@@ -61,26 +64,85 @@ class Row:
     """Planned bytes of GPU memory; None for embedded models, and for runs without an id."""
 
 
-@dataclass
-class Plan:
-    """The lines of a plan and their sums."""
+class Plan(Shown):
+    """The runs and studies of a command, and what is left of them.
 
-    rows: list[Row] = field(default_factory=list)
-    budget: Budget = field(default_factory=Budget)
-    missing: int = 0
-    tokens: int = 0
-    """Forward tokens, without studies and reference sets."""
-    trainings: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Optimizer steps and tokens by model folder."""
-    references: dict[str, float] = field(default_factory=dict)
-    """Forward tokens by name."""
-    refused: Refused = field(default_factory=dict)
-    speeds: dict[tuple[str, ...], Speed | None] = field(default_factory=dict)
-    """The measured speeds by model, method and task."""
-    first: str = ""
-    """What precedes runs: unfinished studies, trainings of models, or nothing."""
-    exit_code: int = 0
-    """That of the command."""
+    `notes` has the sums, and why configurations cannot run, a sentence each.
+    """
+
+    def __init__(self, jobs: Sequence[Job], refused: Refused | None = None, pilot: int | None = None):
+        """Of some jobs, baselines included, after their pilots. Loads no weights without these."""
+        if pilot is not None:
+            run_pilots(jobs, pilot)
+        self.refused = refused or {}
+        self.exit_code = 0
+        self.rows: list[Row] = []
+        self.budget = Budget()
+        self.missing = self.tokens = 0
+        self.trainings: dict[str, tuple[int, int]] = {}
+        """Optimizer steps and tokens by model folder."""
+        self.references: dict[str, float] = {}
+        """Forward tokens by name."""
+        self.speeds: dict[tuple[str, ...], Speed | None] = {}
+        """The measured speeds by model, method and task."""
+        later = [job for job in jobs if not job.runs]
+        self.first = ""
+        """What precedes runs."""
+        if any(job.trainings for job in later):
+            self.first += " and what follows the trainings"
+        if any(job.studies or job.config.tuning.name != "none" for job in later):
+            self.first += " and the studies"
+        for study in {study.study_id: study for job in jobs for study in job.studies}.values():
+            self._add_study(study)
+        for job in later:
+            self._add_coming(job)
+        for run in with_baselines(distinct_runs(jobs)):
+            self._add_run(run, workload_of(run))
+        for number, configs in enumerate(self.refused.values(), start=1):
+            state = f"cannot run ({number})"
+            self.rows += [Row("-", config, _names(config), None, None, None, state) for config in configs]
+
+    def frame(self) -> DataFrame:
+        """One row per run and study, those that others are compared with included.
+
+        Columns: `run` (the first 8 digits of its id; missing before it has one), `model`, `weights` (`model.path`),
+        `method`, `task`, `seed` (as text: a tuned run has several), the settings that differ, `examples`, `tokens`
+        (estimated forward tokens that are left), `hours_here` (at the speed of a stored run or a pilot), `gpu_memory`
+        (planned bytes; missing for embedded models), `state` ("done", "missing", ...). What is not known before a study
+        or a training is missing.
+        """
+        import pandas as pd
+
+        rows = []
+        configs = [row.config for row in self.rows]
+        settings = settings_of(configs, configs)
+        for own in settings:
+            own.pop("baseline", None)  # false of the runs that others are compared with
+        for row, own in zip(self.rows, settings, strict=True):
+            model, method, task, seed = row.names
+            rows.append(
+                {
+                    "run": None if row.run == "-" else row.run,
+                    "model": model,
+                    "weights": row.config.model.path,
+                    "method": method,
+                    "task": task,
+                    "seed": None if seed == "-" else seed,
+                    **own,
+                    "examples": row.documents,
+                    "tokens": row.tokens,
+                    "hours_here": row.hours,
+                    "gpu_memory": row.memory,
+                    "state": row.state,
+                }
+            )
+        frame = with_counts(pd.DataFrame(rows), settings)
+        return frame.astype(
+            dict.fromkeys(("examples", "tokens", "gpu_memory"), "Int64") | {"hours_here": "float64"}
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     @property
     def notes(self) -> list[str]:
@@ -88,7 +150,7 @@ class Plan:
         reasons = (f"({number}) {reason}" for number, reason in enumerate(self.refused, start=1))
         return [*_sums(self), *reasons]
 
-    def add_study(self, study: Study) -> None:
+    def _add_study(self, study: Study) -> None:
         finished, total = study.finished(), study.search.n_trials
         workload, config = study_workload(study), study.config
         tokens = study.method.forward_tokens(workload, config, study.facts)
@@ -101,7 +163,7 @@ class Plan:
         self.budget.add(study)
         self.rows.append(Row(study.study_id[:8], config, names, documents, left, None, state, memory))
 
-    def add_coming(self, job: Job) -> None:
+    def _add_coming(self, job: Job) -> None:
         """The trainings of a job's models, and the runs after them or after its studies, which have no id yet."""
         names = [*_names(job.config)[:3], f"{job.coming} after {'training' if job.trainings else 'tuning'}"]
         documents = tokens = hours = memory = None
@@ -110,7 +172,7 @@ class Plan:
             self.budget.add(training, trains=True)
         if not job.trainings:
             run = run_after(job)
-            [workload] = estimates([run])
+            workload = workload_of(run)
             tokens = round(job.coming * run.method.forward_tokens(workload, run.config, run.facts))
             documents, hours, memory = (
                 run.num_documents,
@@ -122,7 +184,7 @@ class Plan:
         self.tokens += tokens or 0
         self.rows.append(Row("-", job.config, names, documents, tokens, hours, "missing", memory))
 
-    def add_run(self, run: Run, workload: Workload) -> None:
+    def _add_run(self, run: Run, workload: Workload) -> None:
         config, method = run.config, run.method
         state, share = run_state(run, workload)
         missing = state != "done"
@@ -142,12 +204,12 @@ class Plan:
 
     def print(self) -> None:
         """Print a row per study and run, baselines included, and the remaining work and disk space."""
-        print_table("Plan", self.columns())
-        for line in self.notes:
+        columns, lines = self._columns()
+        print_table("Plan", columns)
+        for line in lines:
             print(line)
 
-    def columns(self) -> list[Column]:
-        """A row per study and run."""
+    def _columns(self) -> tuple[list[Column], list[str]]:
         rows = self.rows
         labels = settings([row.config.overrides for row in rows], [0] * len(rows))
         model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
@@ -161,7 +223,7 @@ class Plan:
             "settings": labels,
         }
         memory = [row.memory and row.memory / GIGABYTE for row in rows]
-        return [
+        columns = [
             *(Column(heading=heading, cells=cells, name=True) for heading, cells in named.items()),
             numbers("documents", [row.documents for row in rows], count, spare=2),
             numbers("forward tokens left (estimated)", [row.tokens for row in rows], count),
@@ -169,6 +231,7 @@ class Plan:
             numbers("memory (GB)", memory, "{:.3g}".format, spare=1),
             texts("state", [row.state for row in rows]),
         ]
+        return columns, self.notes
 
     def _hours(self, run: Run, tokens: float) -> float | None:
         """Hours of a run at the speed of a stored one. The training and the reference set of a run are not in it."""
@@ -231,29 +294,6 @@ def lacks_of(config: Config, error: MoeLabError) -> list[str]:
             if not any(str(other) in reason for reason in reasons):
                 reasons.append(str(other))
     return reasons
-
-
-def plan_of(jobs: Sequence[Job], refused: Refused | None = None, pilot: int | None = None) -> Plan:
-    """The studies and runs of some jobs, baselines included, after their pilots. Loads no weights without these."""
-    if pilot is not None:
-        run_pilots(jobs, pilot)
-    later = [job for job in jobs if not job.runs]
-    plan = Plan(refused=refused or {})
-    if any(job.trainings for job in later):
-        plan.first += " and what follows the trainings"
-    if any(job.studies or job.config.tuning.name != "none" for job in later):
-        plan.first += " and the studies"
-    for study in {study.study_id: study for job in jobs for study in job.studies}.values():
-        plan.add_study(study)
-    for job in later:
-        plan.add_coming(job)
-    runs = with_baselines(distinct_runs(jobs))
-    for run, workload in zip(runs, estimates(runs), strict=True):
-        plan.add_run(run, workload)
-    for number, configs in enumerate(plan.refused.values(), start=1):
-        state = f"cannot run ({number})"
-        plan.rows += [Row("-", config, _names(config), None, None, None, state) for config in configs]
-    return plan
 
 
 def _sums(plan: Plan) -> list[str]:

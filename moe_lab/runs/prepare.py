@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
-from moe_lab.config.validators import did_you_mean
+from moe_lab.config.validators import at_least, build, did_you_mean
 from moe_lab.errors import ConfigError, ModelError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
@@ -211,42 +211,41 @@ def check_chat_template(config: Config) -> None:
         raise ConfigError(f"apply_chat_template={template}: the tokenizer has {names}.")
 
 
-NUMBERS = {
-    "temperature": (float, None),
-    "top_p": (float, 1),
-    "min_p": (float, 1),
-    "typical_p": (float, 1),
-    "epsilon_cutoff": (float, 1),
-    "eta_cutoff": (float, 1),
-    "repetition_penalty": (float, None),
-    "top_k": (int, None),
-    "no_repeat_ngram_size": (int, None),
-}
-"""Supported numeric generation settings: type, and greatest value. The least is 0."""
+SHARES = ("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
+@dataclass(kw_only=True)
+class Generation:
+    """The supported keys of `gen_kwargs`."""
+
+    until: str | list[str] = field(default_factory=list)
+    max_gen_toks: int = 1
+    max_new_tokens: int = 1
+    max_tokens: int = 1
+    max_completion_tokens: int = 1
+    do_sample: bool = False
+    num_beams: int = 1
+    temperature: float = 1
+    repetition_penalty: float = 1
+    top_k: int = 0
+    no_repeat_ngram_size: int = 0
+    top_p: float = 1
+    min_p: float = 0
+    typical_p: float = 1
+    epsilon_cutoff: float = 0
+    eta_cutoff: float = 0
+
+    def __post_init__(self) -> None:
+        if self.num_beams != 1:
+            raise ConfigError(f"gen_kwargs.num_beams={self.num_beams}: beam search is not supported.")
+        for key, value in vars(self).items():
+            if not isinstance(value, str | list):
+                at_least(f"gen_kwargs.{key}", value, 0, 1 if key in SHARES else None)
 
 
 def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
     """Raise ConfigError for a generation setting that is unsupported, impossible or leaves no room for a prompt."""
-    known = (*MAX_NEW_TOKENS, "until", "do_sample", "num_beams", *NUMBERS)
-    value: Any
-    for key, value in (config.gen_kwargs or {}).items():
-        expected = None
-        if key not in known:
-            expected = f"one of {', '.join(known)}.{did_you_mean(key, known)}"
-        elif key in NUMBERS:
-            kind, most = NUMBERS[key]
-            is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-            if not is_number or value < 0 or (most is not None and value > most):
-                expected = f"{kind.__name__}, at least 0" + ("" if most is None else f" and at most {most}")
-        elif key == "do_sample" and not isinstance(value, bool):
-            expected = "true or false"
-        elif key == "num_beams" and value != 1:
-            expected = "1, because beam search is not supported"
-        elif key == "until":
-            texts = value if isinstance(value, list) else [value]
-            expected = None if all(isinstance(text, str) for text in texts) else "a text or a list of texts"
-        if expected is not None:
-            raise ConfigError(f"gen_kwargs: {key}={value} must be {expected}")
+    build(Generation, config.gen_kwargs or {}, "gen_kwargs.")
     length = config.max_length or facts.max_length
     for name, task in tasks["tasks"].items():
         settings = task.get_config("generation_kwargs") or {}

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
+from lm_eval.utils import create_iterator
 
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line, reading
@@ -59,10 +60,19 @@ def build_tasks(
         if name not in factory.facts:  # defined inside a group
             factory.facts[name] = _source(vars(task.config), None), {}
         task.data_source, task.code = factory.facts[name]  # type: ignore[attr-defined]
+        task.doc_iterator = partial(_chosen_documents, task)  # type: ignore[method-assign]
     for group in tasks.get("groups", {}).values():
         file = (group.metadata or {}).get("config_source")  # none: a group inside of another one
         group.code = _code(file, config.task.include_path) if file else {}  # type: ignore[attr-defined]
     return tasks
+
+
+def _chosen_documents(task: Any, *, samples: Iterable[int] | None = None, **options: Any) -> Iterator[Any]:
+    """lm-eval's `doc_iterator`, which converts every document of the split, twice, to take those of `samples`."""
+    documents = task.eval_docs
+    if not samples or not isinstance(documents, Dataset):
+        return type(task).doc_iterator(task, samples=samples, **options)
+    return create_iterator(enumerate(documents.select(sorted(samples))), **options | {"limit": None})
 
 
 def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list[str]]:

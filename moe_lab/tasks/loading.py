@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache, lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from moe_lab.errors import ConfigError, TaskError
+from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.tasks.judges import is_judged, judge_class, judge_names
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def task_cache() -> Iterator[None]:
 
 
 def once(key: str, compute: Callable[[], T]) -> T:
-    """The value of `compute`, computed once for each key within `task_cache`.
+    """The value of `compute`, or its MoeLabError, computed once for each key within `task_cache`.
 
     Args:
         key: contains all that determines the value.
@@ -48,8 +48,13 @@ def once(key: str, compute: Callable[[], T]) -> T:
     if _cache is None:
         return compute()
     if key not in _cache:
-        _cache[key] = compute()
-    value: T = _cache[key]
+        try:
+            _cache[key] = compute()
+        except MoeLabError as error:  # a missing model or data set is looked up once, too
+            _cache[key] = error
+    value: T | MoeLabError = _cache[key]
+    if isinstance(value, MoeLabError):
+        raise value
     return value
 
 

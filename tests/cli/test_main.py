@@ -22,10 +22,9 @@ from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
 from moe_lab.methods import get_method
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.scores import settings
-from moe_lab.runs import budget as estimate
-from moe_lab.runs import grid, launchers, plan
-from moe_lab.runs.budget import Speed, estimates
-from tests.support.command import ASKED, FakeRun, FakeRuns, install, run_command
+from moe_lab.runs import launchers, plan, results
+from moe_lab.runs.budget import Speed
+from tests.support.command import FakeRun, FakeRuns, install, run_command
 from tests.support.requests import generating
 from tests.support.stored_runs import pair_of_runs
 
@@ -284,18 +283,13 @@ def test_a_plan_names_all_that_a_command_lacks(capsys, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plan_looks_once_at_what_several_runs_ask(capsys, runs, monkeypatch):
-    looked_at = []
-    monkeypatch.setattr(estimate, "workload_of", lambda run: looked_at.append(run) or ASKED)
+def test_plan_sums_the_tokens_of_all_seeds(capsys, runs):
     ended = run_command(capsys, "mode=plan", "method=roe", "method.n=4", "seeds=3")
     assert "To run: 3, about 3,000 forward tokens." in ended.out
-    assert len(looked_at) == 1
-    rows = [FakeRun(Config(method=get_method("roe").Config(name="roe", n=n))) for n in (2, 8, 2)]
-    estimates(rows)
-    assert looked_at[1:] == rows[:1], "they ask the same"
     with_answers = generating(10, prompt=100, new=5)
+    rows = [FakeRun(Config(method=get_method("roe").Config(name="roe", n=n))) for n in (2, 8)]
     tokens = [run.method.forward_tokens(with_answers, run.config, run.facts) for run in rows]
-    assert tokens == [1090, 1390, 1090]
+    assert tokens == [1090, 1390]
 
 
 def test_report_alone_lists_what_is_stored(capsys, runs, tmp_path):
@@ -345,7 +339,7 @@ def test_a_closed_stdout_loses_no_page(capsys, runs, tmp_path, monkeypatch):
 
 def test_the_page_is_written_before_anything_is_printed(capsys, runs, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        grid, "print_results", lambda outcomes, family: print((tmp_path / "outputs/report.html").is_file())
+        results, "print_results", lambda outcomes, family: print((tmp_path / "outputs/report.html").is_file())
     )
     assert run_command(capsys, "method=base").out.startswith("True")
 

@@ -44,5 +44,5 @@ def test_results_do_not_have_it_either(config):
         "list": ["${oc.env:MOE_LAB_TEST_SECRET}", None],
     }
     assert without_values(content, Config()) is content
-    assert interpolations({"a": "x", "b": ["y", "${z}"], "c": {}}) == {"b": {1: "${z}"}}
-    assert interpolations({"a": 1}) is None
+    raw = {"a": "x", "b": ["y", "${z}"], "c": {"d": "${e}", "f": 1}}
+    assert interpolations(raw) == {"b": ["y", "${z}"], "c.d": "${e}"}

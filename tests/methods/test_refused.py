@@ -89,7 +89,7 @@ SETTINGS = {
         *(
             ({key: value}, f"method.{key}=")
             for key, value in (
-                ("epochs", 0), ("learning_rate", 0.0), ("router_lr", float("inf")), ("weight_decay", -1.0),
+                ("epochs", 0), ("learning_rate", 0.0), ("weight_decay", -1.0),
                 ("warmup_ratio", 1.0), ("optimizer", "adam_mini"), ("scheduler", "constant"),
                 ("max_grad_norm", 0.0), ("max_steps", 0), ("batch_size", 0), ("gradient_accumulation", 0),
                 ("length", 0), ("dataset_size", 0), ("routing_noise", -1.0),
@@ -118,7 +118,7 @@ SETTINGS = {
             for key, value in (
                 ("vocab_size", 256), ("capacity_factor", 0.0), ("learning_rate", 0.0), ("sequence_length", 1),
                 ("validation_rows", 1), ("aux_loss", -0.1), ("routing_noise", -1.0), ("steps", 0),
-                ("z_loss", float("nan")), ("learning_rate", float("inf")),
+                ("z_loss", float("nan")),
             )
         ),
     ],

@@ -15,7 +15,7 @@ from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import FIGURES, Experiment, load_experiment
 from moe_lab.results.atomic import write_file
 from moe_lab.results.score_table import NO_COMPARISONS
-from moe_lab.runs.experiments.figures import make_figure
+from moe_lab.runs.experiments.runner import make_figure
 from tests.support.stored_results import results_of
 from tests.support.views import markdown
 

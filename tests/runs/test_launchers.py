@@ -150,11 +150,10 @@ def test_each_worker_has_a_gpu_or_a_share_of_the_threads(monkeypatch):
 
 def plan_of(**sizes: int | None) -> Any:
     """A plan with a row for each model; None: an embedded one."""
-    rows = [
-        Row("-", CONFIG, [name, "roe", "gsm8k", "0"], 1, 1, 1.0, "missing", size)
-        for name, size in sizes.items()
-    ]
-    return lambda: Plan(rows=rows)
+    plan = Plan([])
+    for name, size in sizes.items():
+        plan.rows.append(Row("-", CONFIG, [name, "roe", "gsm8k", "0"], 1, 1, 1.0, "missing", size))
+    return lambda: plan
 
 
 @pytest.mark.parametrize(
@@ -199,7 +198,7 @@ def test_models_of_several_gpus_are_spread_over_them(monkeypatch, tmp_path, give
     model = ModelConfig(device_map="auto" if given else None)
     method, launcher = Base.Config(name="base"), LauncherConfig(name="local")
     config = Config(launcher=launcher, method=method, model=model, output_dir=str(tmp_path))
-    monkeypatch.setattr(launchers, "plan_of", lambda jobs: plan_of(mixtral=95 * 10**9)())
+    monkeypatch.setattr(launchers, "Plan", lambda jobs: plan_of(mixtral=95 * 10**9)())
     with launchers.working(config, ["launcher=local", *given], [Job(config)]) as models:
         assert models._device_map == "auto", "this process computes what the workers leave"
     assert started == [(2, ["model.device_map=auto"])]

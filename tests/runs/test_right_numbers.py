@@ -108,7 +108,10 @@ SAME = {
     "top-p": ("method=top-p", "method.p=1", "method.k_max=4"),
     "top-k": ("method=top-k", "method.k=4"),
     "calibration": ("method=calibration", "method.logit_scale=1"),
-    "lora": ("method=finetune-freeze", "method.lora.r=1", "method.learning_rate=1e-30", "method.max_steps=1"),
+    "lora": (
+        *("method=finetune-freeze", "method.lora.r=1", "method.learning_rate=1e-30", "method.max_steps=1"),
+        *("method.dataset_size=4", "method.validation_size=0"),
+    ),
 }
 """Methods that are the base model by construction. `model=tiny` takes 4 experts."""
 

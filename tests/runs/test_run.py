@@ -437,7 +437,7 @@ def test_what_is_refused_before_weights_load(roe, tmp_path, monkeypatch):
         ({"method": replace(roe.method, temperature=[0.1])}, ConfigError, "4 MoE layers"),
         ({"apply_chat_template": True}, ConfigError, "no chat template"),
         ({"task": TaskConfig(name="arc_easy", metric="acc")}, TaskError, "Did you mean 'acc,none'"),
-        ({"gen_kwargs": {"max_gen_tok": 5}}, ConfigError, "Did you mean 'max_gen_toks'"),
+        ({"gen_kwargs": {"max_gen_tok": 5}}, ConfigError, "Did you mean 'gen_kwargs.max_gen_toks'"),
         ({"task": TaskConfig(name="addsub"), "max_length": 256}, ConfigError, "leaves no room for a prompt"),
     ]
     for change, error, message in wrong:

@@ -9,15 +9,13 @@ import os
 
 import pytest
 
-from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ModelError
-from moe_lab.methods import get_method
 from moe_lab.runs import budget
-from moe_lab.runs.budget import Speed, _requests, measured_speed
-from moe_lab.runs.prepare import prepare
+from moe_lab.runs.budget import Speed, measured_speed
 from tests.support.command import run_command
 from tests.support.stored_runs import generated_line, stored_run
 
+LABEL = ("tiny", "roe", "toy_choice")
 ROE = ["mode=plan", "method=roe", "method.n=2", "method.temperature=0.1", "model=tiny", "task=toy_choice"]
 
 
@@ -27,30 +25,27 @@ def test_each_method_answers_once_and_the_plan_has_its_hours(tmp_path, capsys):
     assert first.code == 0, first.err
     assert first.err.count("Pilot: 3 documents") == 2 and "tiny, base, toy_choice" in first.err
     assert "for 2 of 2 rows" in first.out
-    speed = measured_speed(tmp_path, "tiny", "roe", "toy_choice")
+    speed = measured_speed(tmp_path, *LABEL)
     assert speed is not None and speed.tokens_per_second > 0 and speed.device == "cpu"
     again = run_command(capsys, *command)
     assert "Pilot" not in again.err and "for 2 of 2 rows" in again.out
     assert [file.name for file in tmp_path.iterdir()] == ["pilots"], "no run, no answers"
-    assert {file.suffix for file in (tmp_path / "pilots").iterdir()} == {".json"}
+    assert not list(tmp_path.glob("pilots/runs/*/report*")) and speed == measured_speed(tmp_path, *LABEL)
 
 
-def test_documents_are_spread_over_all_tasks_with_every_answer_of_a_vote(tmp_path):
-    task = TaskConfig(name=["toy_choice", "toy_math", "toy_text"])
-    config = Config(method=get_method("base").Config(), task=task, output_dir=str(tmp_path), limit=10)
-    requests = _requests(prepare(config), 6)
-    counts = {kind: len({one.args[0] for one in own}) for kind, own in requests.items()}
-    assert counts == dict.fromkeys(("loglikelihood", "generate_until", "loglikelihood_rolling"), 2)
-    task = TaskConfig(name="toy_math", self_consistency=3)
-    run = prepare(Config(method=get_method("base").Config(), task=task, output_dir=str(tmp_path), limit=4))
-    assert [one.repeat for one in _requests(run, 2)["generate_until"]] == [0, 1, 2] * 2
+def test_the_documents_of_a_pilot_are_divided_among_tasks(tmp_path, capsys):
+    command = "mode=plan pilot=4 method=base model=tiny task=lm_eval task.name=[toy_choice,toy_math]".split()
+    ended = run_command(capsys, *command, f"output_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    files = list((tmp_path / "pilots" / "runs").glob("*/samples_*.jsonl"))
+    assert sorted(len(file.read_text().splitlines()) for file in files) == [1, 1, 2, 2]
 
 
 def test_a_pilot_that_fails_leaves_the_plan(tmp_path, capsys, monkeypatch):
-    def refused(run, count, models):
+    def refused(run, models):
         raise ModelError("no weights here.\nGive others.")
 
-    monkeypatch.setattr(budget, "_speed", refused)
+    monkeypatch.setattr("moe_lab.runs.execute.execute", refused)
     ended = run_command(capsys, *ROE, "seeds=2", "pilot=3", f"output_dir={tmp_path}")
     assert ended.code == 0 and ended.err.count("It has no speed: no weights here") == 2
     assert "Hours here: add pilot=8" in ended.out
@@ -67,10 +62,10 @@ def test_a_pilot_that_fails_leaves_the_plan(tmp_path, capsys, monkeypatch):
 )
 def test_runs_without_a_speed_have_a_pilot(typed, methods, tmp_path, capsys, monkeypatch):
     asked = []
-    monkeypatch.setattr(budget, "_speed", lambda run, *rest: asked.append(run) or Speed(1.0, "cpu"))
+    monkeypatch.setattr("moe_lab.runs.execute.execute", lambda run, models: asked.append(run))
     ended = run_command(capsys, *typed.split(), "mode=plan", "pilot=2", "limit=2", f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
-    assert [run.config.method.name for run in asked] == methods
+    assert [run.config.method.name for run in asked[::2]] == methods
 
 
 @pytest.mark.slow
@@ -108,10 +103,8 @@ def test_the_newest_run_of_the_same_model_method_and_task_counts(tmp_path):
 
 
 def test_a_pilot_counts_where_no_run_is_stored(tmp_path):
-    (tmp_path / "pilots").mkdir()
-    text = '{"tokens_per_second": 5.0, "device": "cuda:0"}'
-    (tmp_path / "pilots" / "tiny-roe-t-speed.json").write_text(text)
-    assert measured_speed(tmp_path, "tiny", "roe", "t") == Speed(5.0, "cuda:0")
+    store(tmp_path / "pilots", "b", "roe", 5.0, written=2)
+    assert measured_speed(tmp_path, "tiny", "roe", "t") == Speed(5.0, "cpu")
     assert measured_speed(tmp_path, "tiny", "base", "t") is None
     store(tmp_path, "a", "roe", 100.0, written=1)
     assert measured_speed(tmp_path, "tiny", "roe", "t") == Speed(100.0, "cpu")

@@ -47,8 +47,8 @@ RUNS = {
     "roe": f"{ROE} {SCORED}",
     "roe generates": f"{ROE} {GENERATED}",
     "roe with caches of its own": f"{ROE} method.cache=standard {GENERATED}",
-    "tuned roe": "method=roe method.n=2 tuning=uniform tuning.max_temperature=1 tuning.step=1 tuning.num_samples=1 "
-    + TEXT,
+    "tuned roe": "method=roe method.n=2 seeds=1 tuning=uniform tuning.max_temperature=1 tuning.step=1 "
+    f"tuning.num_samples=1 {TEXT}",
     "c3po": C3PO,
     "c3po, mode finding": f"{C3PO} method.optimizer=mode_finding",
     "c2r": f"method=c2r method.dataset_size=8 {SCORED}",

@@ -19,7 +19,6 @@ from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
-from moe_lab.runs import budget as estimate
 from moe_lab.runs import plan, summaries
 from tests.support.requests import generating
 from tests.support.runs import facts
@@ -78,8 +77,17 @@ def exit_code(function: Callable[..., Any], *args: Any) -> int | None:
     """How a process ends that is forked from this one and calls the function; minus the signal that kills it."""
     process = multiprocessing.get_context("fork").Process(target=function, args=args)
     process.start()
-    process.join(120)
+    process.join(600)
     return process.exitcode
+
+
+def run_cases(file: str) -> None:
+    """Run a file of this folder's tests in a process of its own, with the stand-in for a GPU.
+
+    With another device autograd starts threads, after which a process cannot fork, as other tests do.
+    """
+    options = ["-q", "-p", "no:cacheprovider", str(Path(__file__).with_name(file))]
+    assert exit_code(lambda: sys.exit(pytest.main(options))) == 0
 
 
 def fork_command(cwd: Path, *argv: str) -> BaseProcess:
@@ -217,6 +225,6 @@ def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     monkeypatch.setattr(moe_lab.runs.prepare, "prepare", runs.prepare)
     monkeypatch.setattr(moe_lab.runs.execute, "execute", runs.execute)
     monkeypatch.setattr(summaries, "summarize", runs.summarize)
-    monkeypatch.setattr(estimate, "workload_of", lambda run: ASKED)
+    monkeypatch.setattr(plan, "workload_of", lambda run: ASKED)
     monkeypatch.setattr(plan, "run_state", lambda run, asked: fake_state(run))
     return runs

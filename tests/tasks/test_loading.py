@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from lm_eval.tasks import TaskManager
 
 from moe_lab.errors import ConfigError, TaskError
@@ -29,6 +30,19 @@ def test_documented_tasks_do_not_index_lm_eval(data, monkeypatch):
     monkeypatch.setattr(factory, "_full_index", lambda path: pytest.fail("indexed"))
     for name in ("gsm8k", "arc_easy", "addsub"):
         load_task(data, name, num_fewshot=1)
+
+
+def test_chosen_documents_are_lm_evals_and_no_others_are_read(data, monkeypatch):
+    """lm-eval reads the whole split, once for the requests and once for the scores."""
+    task = load_task(data, "gsm8k", num_fewshot=0)
+    for samples in ([0, 2], {1}, None):
+        expected = list(type(task).doc_iterator(task, samples=samples))
+        assert list(task.doc_iterator(samples=samples)) == expected, samples
+    read: list[Any] = []
+    iterate = Dataset.__iter__
+    monkeypatch.setattr(Dataset, "__iter__", lambda self: (read.append(row) or row for row in iterate(self)))
+    task.build_all_requests(samples={1})
+    assert len(read) == len(task.instances) == 1
 
 
 def test_given_shots_win_and_the_tasks_own_stand_otherwise(data):
@@ -68,6 +82,17 @@ def test_a_grid_has_both_forms_of_a_task(tmp_path):
     with task_cache():
         chat, plain = (load_task(tmp_path, "humaneval", apply_chat_template=given) for given in (True, False))
     assert chat.config.gen_prefix and not plain.config.gen_prefix
+
+
+def test_data_that_are_missing_are_looked_up_once(tmp_path, monkeypatch):
+    asked: list[str] = []
+    build = factory.build_tasks
+    monkeypatch.setattr(factory, "build_tasks", lambda *given: asked.append("") or build(*given))
+    with task_cache():
+        for _ in range(3):
+            with pytest.raises(TaskError, match="svamp"):
+                load_task(tmp_path, "svamp")
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ COSTS = {"milliseconds_per_token": "time per generated token", "mebibytes": "mem
 
 def draw_equivalent(measurements: Sequence[dict[str, Any]]) -> Drawing:
     """Three panels against n: equivalent size, latency, memory; one row per n, as
-    `moe_lab/runs/experiments/figures.py: equivalent_rows` measures them."""
+    `moe_lab/runs/experiments/runner.py: equivalent_rows` measures them."""
     return Drawing(measurements, partial(_equivalent, measurements))
 
 

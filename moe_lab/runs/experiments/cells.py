@@ -13,17 +13,17 @@ from moe_lab.config.compose import Cell, compose_cell
 from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
-from moe_lab.errors import ConfigError, ModelError, MoeLabError, TaskError
-from moe_lab.methods import get_method, methods_with
-from moe_lab.methods.method import TrainingMethod
+from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.methods import methods_with
 from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
 from moe_lab.reports.papers.files import typed_settings
 from moe_lab.reports.papers.metrics import EXPERT, NO_TASK, TRAINING
+from moe_lab.results.folder import check_writable
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.config import to_config
-from moe_lab.runs.jobs import PROFILE, Job, job_after, job_of
+from moe_lab.runs.jobs import PROFILE, Job, by_model, job_after, job_of
 from moe_lab.runs.summaries import summary
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class PreparedCell:
 def compose_experiments(config: Config, base: Cell) -> list[Composed]:
     """The experiments in `config.experiment`, every cell composed with the user's overrides last.
 
-    `method.<key>=` applies to cells whose method has that key. Raises ConfigError for a key that no cell has, for other
-    overrides that a cell does not accept, and for a table of expert metrics if none of its cells measures them.
+    `method.<key>=` applies to cells whose method has that key. Raises ConfigError for a key that no cell has, and for
+    other overrides that a cell does not accept.
     """
     assert config.experiment is not None
     experiments = find_experiments(config.experiment, list(map(Path, base.config_dirs)))
@@ -77,7 +77,7 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
                     + (f"Methods of its cells: {there}." if there else "It has no cells.")
                 )
     typed = typed_settings([*_typed(base), *base.method_keys])
-    composed = [
+    return [
         Composed(
             replace(experiment, typed=typed if scale.overrides() else [], config_dirs=base.config_dirs),
             [_compose(experiment, overrides, base) for overrides in scale.overrides()],
@@ -85,16 +85,6 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
         )
         for experiment, scale in pairs
     ]
-    for each in composed:
-        configs = [one for _, one in each.cells]
-        metrics = each.experiment.metrics(config.scale).items()
-        shown = [name for name, metric in metrics if metric.startswith(EXPERT)]
-        if shown and configs and all(one.metrics != "expert" for one in configs):
-            raise ConfigError(
-                f"experiment={each.experiment.name} shows expert metrics ({', '.join(shown)}), which "
-                f"metrics={configs[0].metrics} does not measure. Leave it out."
-            )
-    return composed
 
 
 def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[Cell, Config]:
@@ -154,7 +144,6 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
         compute: whether missing results will be computed. If so, the judges are checked.
     """
     study = cache(lambda: _study(composed.study))
-    unreadable: dict[str, ModelError | TaskError] = {}  # missing models and data are looked up once
     cells: list[PreparedCell] = []
     seen: set[str] = set()
     for cell, config in composed.cells:
@@ -163,12 +152,7 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
         if name in seen:
             continue
         seen.add(name)
-        model = repr((config.model, _design(config)))
-        read = (config.method.name, getattr(config.method, "reference", None))
-        data = repr((config.task, config.data_dir, config.limit, config.samples, *read))
         try:
-            if known_error := unreadable.get(model) or unreadable.get(data):
-                raise known_error
             if name not in known:
                 job = job_after(study(), config) if with_profile else job_of(config)
                 if compute:
@@ -177,20 +161,8 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
                 known[name].timed |= composed.experiment.figure == "overhead"  # of time and power
             cells.append(PreparedCell(cell, config, known[name]))
         except MoeLabError as error:
-            if isinstance(error, ModelError | TaskError):
-                unreadable[model if isinstance(error, ModelError) else data] = error
             cells.append(PreparedCell(cell, config, None, error))
     return cells
-
-
-def _design(config: Config) -> Any:
-    """The part of a configuration that, with `model=`, decides whether the method can run.
-
-    This is the method's name, and all its keys if they define the model.
-    """
-    method = get_method(config.method.name)  # a model without routers runs with method=base
-    designs = issubclass(method, TrainingMethod) and method.trained_facts is not TrainingMethod.trained_facts
-    return config.method if designs else config.method.name
 
 
 def _study(config: Config | None) -> Study:
@@ -205,6 +177,36 @@ def _study(config: Config | None) -> Study:
             f"method.temperature={PROFILE} takes the temperatures of one study: leave tuning.seeds out."
         )
     return prepare_study(config)
+
+
+Experiments = list[tuple[Experiment, list[PreparedCell]]]
+"""Experiments with their checked cells. A cell has a job, or the error that prevents it."""
+NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run computes it."
+
+
+def prepare_experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experiments:
+    """The experiments in `config.experiment`. Their cells share jobs. `compute` as in `prepare_cells`."""
+    composed = compose_experiments(config, cell)
+    check_writable(config.output_dir)
+    known: dict[str, Job] = {}
+    experiments = [(each.experiment, prepare_cells(each, known, compute=compute)) for each in composed]
+    for job in known.values():
+        job.group = config.experiment
+    return experiments
+
+
+def jobs_of_cells(experiments: Experiments) -> list[Job]:
+    """The jobs of all cells, each once and ordered by model."""
+    jobs = [cell.job for _, cells in experiments for cell in cells if cell.job is not None]
+    return by_model(list({id(job): job for job in jobs}.values()))
+
+
+def refused_of(experiments: Experiments) -> dict[str, list[Config]]:
+    """The configurations that cannot run, by reason."""
+    refused: dict[str, list[Config]] = {}
+    for cell in (cell for _, cells in experiments for cell in cells if cell.error is not None):
+        refused.setdefault(str(cell.error), []).append(cell.config)
+    return refused
 
 
 def experiment_configs(config: Config, base: Cell) -> list[Config]:

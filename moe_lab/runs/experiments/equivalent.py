@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
 
 # A plain model of another depth with random weights, to measure the time and memory of a larger model
-
-
-def scaled_depth(layers: int, ratio: float) -> int:
-    """The number of layers of a model that is `ratio` times as large; at least one."""
-    return max(1, round(layers * ratio))
 
 
 def of_depth(loaded: LoadedModel, layers: int) -> LoadedModel:
@@ -74,27 +69,19 @@ REPETITIONS = 5
 PROMPT = "Question: Ann has 3 pens and buys 2 more. How many pens does she have now?\nAnswer:"
 
 
-@dataclass(frozen=True)
-class Generation:
-    """Time, memory and energy of generating all tokens once."""
-
-    seconds: float
-    memory_bytes: int
-    """Weights and the peak of additional memory."""
-    energy_joules: float | None
-    """None without a meter."""
+Generation = tuple[float, int, float | None]
+"""(seconds, bytes of the weights and of the peak of additional memory, joules or None without a meter)."""
 
 
 def repeated(rounds: Sequence[Generation]) -> dict[str, float | None]:
     """Several generations as JSON: medians of time and energy, the fastest and the slowest, and the greatest memory."""
-    seconds = [one.seconds for one in rounds]
-    energies = [one.energy_joules for one in rounds if one.energy_joules is not None]
+    seconds, memory, energies = zip(*rounds, strict=True)
     return {
         "seconds": statistics.median(seconds),
         "fastest": min(seconds),
         "slowest": max(seconds),
-        "memory_bytes": max(one.memory_bytes for one in rounds),
-        "energy_joules": statistics.median(energies) if len(energies) == len(rounds) else None,
+        "memory_bytes": max(memory),
+        "energy_joules": None if None in energies else statistics.median(energies),
     }
 
 
@@ -135,7 +122,7 @@ def _generate_once(lm: EngineLM, new_tokens: int) -> Generation:
             f"{generated} tokens were generated instead of {new_tokens}: this is no measurement."
         )
     memory = weight_bytes(lm.model) + max(0, peak_memory_bytes(device) - held)
-    return Generation(seconds, memory, None if now is None or drawn is None else now - drawn)
+    return seconds, memory, None if now is None or drawn is None else now - drawn
 
 
 # Time and memory of RoE and of the plain model with the same loss by the scaling law, measured once and stored
@@ -196,7 +183,7 @@ def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
         "dtype": facts.dtype,
         "method": method.identity(facts),
         "layers": layers,
-        "equivalent_layers": scaled_depth(layers, ratio),
+        "equivalent_layers": max(1, round(layers * ratio)),
         "new_tokens": NEW_TOKENS,
         "repetitions": REPETITIONS,
         "prompt": PROMPT,

@@ -1,36 +1,37 @@
-"""`experiment=`: runs the missing cells of a paper's tables, continues after failed cells, and writes the tables."""
+"""The tables and figures of `experiment=`: their cells from stored results, and their files."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
 from moe_lab.reports.csv_rows import write_rows
+from moe_lab.reports.figures.studies import studies_of
+from moe_lab.reports.figures.traces import traces_of
+from moe_lab.reports.frames import typed_frame
 from moe_lab.reports.pages.tables_page import write_tables_page
-from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import TABLES, Experiment
-from moe_lab.reports.papers.files import file_stem
+from moe_lab.reports.papers.cells import CellTable, TableCell
+from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment
+from moe_lab.reports.papers.files import file_stem, reference_rows, title, write_settings
 from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.ranking import p_values
 from moe_lab.reports.papers.table import table_of
-from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import json_text, write_file
-from moe_lab.results.folder import check_writable
 from moe_lab.results.identity import folder_name
 from moe_lab.results.score_table import Family
-from moe_lab.runs.attempts import Failure, is_worker, run_all
-from moe_lab.runs.distributed import end_processes, follow
-from moe_lab.runs.experiments.cells import PreparedCell, compose_experiments, filled, prepare_cells
-from moe_lab.runs.grid import NOTHING_STORED, Finished, command_table, measured_p_values, stored_outcomes
-from moe_lab.runs.jobs import Job, by_model, digest_of
-from moe_lab.runs.launchers import check_launcher, working
-from moe_lab.runs.plan import Plan, plan_of, task_name
+from moe_lab.results.scores import ComparisonKey
+from moe_lab.runs.attempts import Failure
+from moe_lab.runs.experiments.cells import NOTHING_STORED, Experiments, filled
+from moe_lab.runs.jobs import digest_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,134 +39,31 @@ if TYPE_CHECKING:
     from moe_lab.models.memory import ModelPool
     from moe_lab.runs.run import Outcome
 
-Filled = list[tuple[Experiment, list[TableCell]]]
-"""Experiments with the cells of their tables."""
 
-
-@dataclass(frozen=True)
-class PreparedExperiments:
-    """Experiments with their checked cells. A cell has a job, or the error that prevents it."""
-
-    experiments: list[tuple[Experiment, list[PreparedCell]]]
-
-    @property
-    def cells(self) -> list[PreparedCell]:
-        """The cells of all experiments."""
-        return [cell for _, cells in self.experiments for cell in cells]
-
-    @property
-    def jobs(self) -> list[Job]:
-        """The jobs of all cells, each once and ordered by model."""
-        return by_model(
-            list({id(cell.job): cell.job for cell in self.cells if cell.job is not None}.values())
-        )
-
-    @property
-    def refused(self) -> dict[str, list[Config]]:
-        """The configurations that cannot run, by reason."""
-        refused: dict[str, list[Config]] = {}
-        for cell in self.cells:
-            if cell.error is not None:
-                refused.setdefault(str(cell.error), []).append(cell.config)
-        return refused
-
-
-def run_experiments(config: Config, cell: Cell, argv: Sequence[str]) -> Finished:
-    """Run the experiments that `config.experiment` names and write their tables. `argv` as of `run_grid`."""
-    if (code := follow([config])) is not None:
-        return Finished(code=code)
-    prepared = _prepare(config, cell)
-    if any(getattr(each.config.method, "push_to_hub", False) for each in prepared.cells):
-        raise ConfigError(
-            "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push one "
-            "by its own command."
-        )
-    finished = make_tables(prepared, config, argv)
-    end_processes(finished.exit_code)
-    return finished
-
-
-def planned_experiments(config: Config, cell: Cell) -> Plan:
-    """The plan of the experiments, after their pilots. Loads no weights and writes nothing without them."""
-    prepared = _prepare(config, cell)
-    return plan_of(prepared.jobs, prepared.refused, config.pilot)
-
-
-def report_experiments(config: Config, cell: Cell) -> Finished:
-    """Write the tables of stored results. Raises ConfigError if there are none."""
-    return make_tables(_prepare(config, cell, compute=False), config)
-
-
-def _prepare(config: Config, cell: Cell, *, compute: bool = True) -> PreparedExperiments:
-    if config.launcher.name != "none":
-        check_launcher([config])
-    composed = compose_experiments(config, cell)
-    check_writable(config.output_dir)
-    known: dict[str, Job] = {}
-    experiments = [(each.experiment, prepare_cells(each, known, compute=compute)) for each in composed]
-    for job in known.values():
-        job.group = config.experiment
-    return PreparedExperiments(experiments)
-
-
-def make_tables(prepared: PreparedExperiments, config: Config, argv: Sequence[str] | None = None) -> Finished:
-    """Run the jobs, or without a command line read their stored results, and write the tables."""
-    from moe_lab.models.memory import ModelPool
-
-    for reason, configs in prepared.refused.items():
-        names = [f"{one.model.name}-{one.method.name}-{task_name(one)}" for one in configs]
-        print(f"Cannot run {', '.join(names)}: {reason}", file=sys.stderr)
-    jobs, models = prepared.jobs, ModelPool()
-    outcomes: list[Outcome] = []
-    failures: list[Failure] = []
-    if argv is not None:
-        with working(config, argv, jobs) as models:
-            outcomes, failures = run_all(jobs, models, wait=config.wait)
-        if is_worker():
-            return Finished(failures=failures)
-    stored = stored_outcomes(jobs)  # also of a run that failed with rerun=true
-    shown = stored if argv is None else outcomes
-    tables, family = _filled(prepared, config, [*stored, *outcomes], failures, shown)
-    files, frames = _write(tables, config, models, family, compute=argv is not None)
-    refused = [one.error for one in prepared.cells if one.error is not None and argv is not None]
-    return Finished(
-        jobs=jobs,
-        outcomes=shown,
-        failures=failures,
-        refused=refused,
-        table=replace(command_table(shown, jobs), family=family) if shown else CommandTable([]),
-        tables=frames,
-        files=files,
-        alone=not jobs,
-    )
-
-
-def _filled(
-    prepared: PreparedExperiments,
+def write_tables(
+    experiments: Experiments,
     config: Config,
-    outcomes: Sequence[Outcome],
+    models: ModelPool,
+    outcomes: Mapping[str, Outcome],
     failures: Sequence[Failure],
-    shown: Sequence[Outcome],
-) -> tuple[Filled, Family]:
-    """The tables, and the families of the comparisons in them and in the `shown` metrics. The last outcome counts."""
-    by_id = {outcome.run.run_id: outcome for outcome in outcomes}
-    tables = [filled(one, config.scale, cells, by_id, failures) for one, cells in prepared.experiments]
-    in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
-    return tables, Family.of(in_tables, measured_p_values(shown))
-
-
-def _write(
-    tables: Filled, config: Config, models: ModelPool, family: Family, *, compute: bool
-) -> tuple[list[Path], dict[str, DataFrame]]:
-    """Write the tables and figures. Returns their files, and the tables by name.
+    measured: Mapping[ComparisonKey, float | None],
+    *,
+    compute: bool,
+) -> tuple[list[Path], dict[str, DataFrame], Family]:
+    """Write the tables and figures. Returns their files, the tables by name, and the families of all comparisons.
 
     A table of which no cell is measured is only listed on the page. Raises ConfigError with `compute=False` if nothing
     is stored.
-    """
-    from moe_lab.reports.frames import typed_frame
-    from moe_lab.reports.loggers import open_logger
-    from moe_lab.runs.experiments.figures import make_figure
 
+    Args:
+        outcomes: the stored results, by run id.
+        measured: the p of the comparisons in `metrics=`.
+    """
+    from moe_lab.reports.loggers import open_logger
+
+    tables = [filled(one, config.scale, cells, outcomes, failures) for one, cells in experiments]
+    in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
+    family = Family.of(in_tables, measured)
     folder = Path(config.output_dir) / "tables"
     unmeasured = [
         experiment.name
@@ -178,7 +76,7 @@ def _write(
         why = "No cell is measured: no table is written." if compute else NOTHING_STORED
         print(f"experiment={name}: {why}", file=sys.stderr)
     if len(unmeasured) == len(tables):
-        return [], {}
+        return [], {}, family
     files: list[Path] = []
     frames: dict[str, DataFrame] = {}
     for experiment, cells in tables:
@@ -203,4 +101,164 @@ def _write(
             for figure in figures:
                 if figure.suffix != ".md":
                     logger.log_figure(figure)
-    return [*files, write_tables_page(folder)], frames
+    return [*files, write_tables_page(folder)], frames, family
+
+
+# Rows of figures and tables from measurements (RoE, Figure 5) and presets (Table 1 of RoE and of MoE-Bench)
+
+ALPHA_N = 0.076
+"""The exponent of model size in Kaplan et al. (2020), "Scaling Laws for Neural Language Models", equation 1.1."""
+
+
+def equivalent_rows(
+    cells: Sequence[TableCell], models: ModelPool, *, compute: bool = True
+) -> list[dict[str, Any]]:
+    """A row per cell with a perplexity, ordered by n: the equivalent model size, and time and memory of both models.
+
+    The interval of the size is that of the paired difference in perplexity, resampled over documents. With
+    `compute=False` cells whose time was not measured yet are left out.
+    """
+    from moe_lab.runs.experiments.equivalent import measured
+
+    rows = []
+    for cell in cells:
+        if not cell.results or cell.results[0].other_id() is None:
+            continue
+        quality, roe, config = _quality(cell), cell.results[0].report, cell.config
+        assert config is not None
+        tuned = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
+        config = replace(config, method=tuned, batch_size=1)
+        measurement = measured(config, models, quality["size_ratio"], compute=compute)
+        if measurement is not None:
+            rows.append(quality | _measured_columns(measurement, cell.results[0].method))
+    return sorted(rows, key=lambda row: row["n"])
+
+
+def _quality(cell: TableCell) -> dict[str, Any]:
+    row, result = cell.score(), cell.results[0]
+    assert row is not None and row.value is not None and row.baseline is not None
+    base = row.baseline
+    # the base model at its best logit scale: the mean over seeds, whose studies may have other scales
+    values: list[Any] = [one.other_scores(row.task, "calibration").get(row.metric) for one in cell.results]
+    calibrated = None if None in values else sum(values) / len(values)
+    low, high = row.tested_interval or (math.nan, math.nan)
+    ratios = [_ratio(base + difference, base) for difference in (row.value - base, high, low)]
+    return {
+        "model": row.model,
+        "task": row.task,
+        "documents": row.n,
+        "seeds": row.seeds,
+        "n": result.report["n"],
+        "metric": row.metric,
+        "perplexity": row.value,
+        "base_perplexity": base,
+        "size_ratio": ratios[0],
+        "size_ratio_low": ratios[1],
+        "size_ratio_high": ratios[2],
+        "calibrated_perplexity": calibrated,
+        "calibrated_size_ratio": None if calibrated is None else _ratio(calibrated, base),
+        "run_id": row.run_id,
+    }
+
+
+def size_ratio(loss: float, base_loss: float) -> float:
+    """The factor by which the base model would have to grow to reach `loss`: (base_loss / loss)^(1 / ALPHA_N).
+
+    Kaplan et al. give the loss as L(N) = (N_c / N)^alpha_N: N counts parameters without the embeddings, L is the
+    cross-entropy in nats per token. A ratio of sizes needs neither N_c nor the number of tokens: both cancel. The two
+    losses are of the same text, per token, per word or in sum.
+    """
+    return (base_loss / loss) ** (1 / ALPHA_N)
+
+
+def _ratio(perplexity: float, base: float) -> float | None:
+    """The size ratio of two perplexities per word, whose logarithms are proportional to the losses per token."""
+    return None if math.isnan(perplexity) else size_ratio(math.log(perplexity), math.log(base))
+
+
+MEASURED = (
+    *("non_embedding_parameters", "equivalent_non_embedding_parameters", "layers", "equivalent_layers"),
+    *("new_tokens", "repetitions", "device"),
+)
+"""Columns of a measurement that the figure's table has as they are."""
+
+
+def _measured_columns(measurement: Mapping[str, Any], method: str) -> dict[str, object]:
+    columns = {name: measurement[name] for name in MEASURED}
+    for name in ("base", method, "equivalent"):
+        for each in ("seconds", "fastest", "slowest"):
+            label = "milliseconds_per_token" if each == "seconds" else f"{each}_milliseconds_per_token"
+            columns[f"{name}_{label}"] = 1000 * measurement[name][each] / measurement["new_tokens"]
+        columns[f"{name}_mebibytes"] = measurement[name]["memory_bytes"] / 2**20
+        columns[f"{name}_energy_joules"] = measurement[name]["energy_joules"]
+    return columns
+
+
+NAMES = {"metric": ("accuracy", "perplexity"), "cache": ("clean", "standard")}
+"""The meanings of 0 and 1 in the published numbers of Table 1 of RoE."""
+
+
+def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """RoE's Table 1: the default of tuning for every published number."""
+    from moe_lab.runs.tuning.search import preset
+
+    rows = []
+    for published in experiment.paper:
+        where, names = published.cell, NAMES.get(published.cell["quantity"])
+        own = getattr(preset(where["category"], where["model"]), where["quantity"])
+        value = names[int(published.value)] if names else published.value
+        rows.append({**where, "value": own, "published": value, "place": published.place})
+    return rows
+
+
+def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """MoE-Bench's Table 1: the default of the method's key for every published number."""
+    rows = []
+    for published in experiment.paper:
+        name, key = published.cell["method"], published.cell["setting"]
+        method: Any = get_method(name)
+        own = getattr(method.Config(name=name, dataset="lima").recipe(), key)
+        said = {"published": published.value, "place": published.place}
+        rows.append({"setting": f"method.{key}", "value": own, **said})
+    return rows
+
+
+# The figure of an experiment: from its cells to a PNG and its CSV
+
+
+def make_figure(
+    experiment: Experiment,
+    scale: str,
+    cells: Sequence[TableCell],
+    models: ModelPool,
+    folder: Path,
+    family: Family,
+    *,
+    compute: bool = True,
+) -> list[Path]:
+    """Draw the experiment's figure from the cells that have results; returns the paths of PNG and CSV.
+
+    A kind of TABLES writes its Markdown and CSV instead. Nothing is written where no cell has what the figure shows.
+    With `compute=False` nothing is measured: RoE's Figure 5 shows what is stored.
+    """
+    kind = experiment.figure
+    if kind is None:
+        return []
+    if kind in TABLES:
+        rows = {"setup": setup_rows, "recipe": recipe_rows}.get(kind, partial(reference_rows, cells=cells))(
+            experiment
+        )
+        problems = [f"{cell.name}: {cell.problem}" for cell in cells if cell.problem]
+        return write_settings(experiment, scale, rows, folder, problems) if rows else []
+    name, module = FIGURES[kind]
+    data: Any = CellTable(experiment, cells, family)
+    if name == "studies":
+        data = studies_of(data.cells)
+    elif name == "traces":
+        data = traces_of(data.cells)
+    elif name != "cells":
+        data = equivalent_rows(data.cells, models, compute=compute)
+    if not data:
+        return []
+    drawing = getattr(import_module(f"moe_lab.reports.figures.{module}"), f"draw_{kind}")(data)
+    return drawing.save(folder, f"{file_stem(experiment, scale)}-{kind}", title(experiment, scale))

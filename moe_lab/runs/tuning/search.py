@@ -98,7 +98,7 @@ class Search:
     given: list[float] | None = None
     """The temperatures of tuning=scale, one per MoE layer."""
     grid: list[dict[str, float]] | None = None
-    """The settings of each trial of tuning=grid."""
+    """The settings of each trial of tuning=grid; with another tuning of settings, the corners of their ranges."""
     open_ended: tuple[str, ...] = ()
     """Keys of the grid that allow values beyond the largest one."""
 
@@ -120,7 +120,7 @@ class Search:
     def fixed(self, number: int) -> dict[str, float] | None:
         """The parameters of a trial that are not sampled; None if they are. Trial 0 is the untuned model."""
         if self.grid is not None:
-            return self.grid[number]
+            return self.grid[number] if self.tuning == "grid" or number == 0 else None
         if self.tuning == "uniform":
             return {"temperature": round(number * self.step, 10)}
         return dict.fromkeys(self.parameters, 0.0) if number == 0 else None
@@ -144,7 +144,7 @@ class Search:
     def temperatures(self, params: dict[str, float]) -> list[float]:
         """The temperatures of a trial, one per MoE layer of the model; 0 in layers that are not searched.
 
-        Empty with tuning=grid.
+        Empty in a search of settings.
         """
         if self.grid is not None:
             return []
@@ -164,7 +164,7 @@ class Search:
             names = [name for name in self.parameters if params[name] >= NEAR * self.max_temperature]
         else:
             own = [name for name in self.parameters if name in self.open_ended]
-            names = [name for name in own if params[name] == self.bounds(name)[1]]
+            names = [name for name in own if params[name] >= NEAR * self.bounds(name)[1]]
         return names + (["logit_scale"] if at_bound(logit_scale) else [])
 
 
@@ -243,19 +243,21 @@ def resolve_scale(config: Config, facts: ModelFacts, method: Any) -> Search:
 
 
 def resolve_grid(config: Config, facts: ModelFacts, method: PolicyMethod) -> Search:
-    """The search of a method's grid. Raises ConfigError for settings that contradict it."""
+    """The search of a method's settings. Raises ConfigError for settings that contradict it."""
     given = config.tuning
     grid = method.grid(facts)
     default = type(config.method)()
     for key in ("profile", *grid[0]):
         value = getattr(config.method, key)
         if value != getattr(default, key) and any(point.get(key) != value for point in grid[1:]):
-            raise ConfigError(f"method.{key}={value}: tuning=grid searches it. Leave one of them out.")
+            raise ConfigError(
+                f"method.{key}={value}: tuning={given.name} searches it. Leave one of them out."
+            )
     usual = preset(config.task.category, paper_model(facts))
     return Search(
-        tuning="grid",
+        tuning=given.name,
         metric=given.metric or usual.metric,
-        n_trials=len(grid),
+        n_trials=len(grid) if given.name == "grid" else given.n_trials or usual.n_trials,
         num_samples=given.num_samples or usual.num_samples,
         moe_layers=facts.moe_layers,
         grid=grid,

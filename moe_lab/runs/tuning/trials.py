@@ -27,7 +27,6 @@ from moe_lab.results.atomic import write_atomically, writing
 from moe_lab.results.lock import acquire, check_lease_on, lock_on
 from moe_lab.results.stored_files import tidy
 from moe_lab.runs.tuning.search import Search
-from moe_lab.runs.tuning.storage_url import shown_url
 
 STARTUP, STARTUP_TRIALS = "startup_trials", 10
 """User attribute of a study: the random trials before its sampler learns, a third of the first `n_trials`; and their
@@ -37,8 +36,9 @@ TABLE = "trials.csv"
 """Written from the storage after every trial."""
 REMEDY = "Move the study's folder away; the same command starts it again."
 URL_REMEDY = "Correct the URL, or use the version of Optuna that wrote it."
-OWNER, OWNER_FILE = "folder", ".storage"
-"""A study in a database belongs to one output folder, whose file locks coordinate its processes. Both have a token."""
+TOKEN = ".storage"
+"""The file with the token in the name of a study in a database. It makes the study that of one output folder, whose
+file locks coordinate its processes."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def storage_errors(folder: Path, storage: str | None = None) -> Iterator[None]:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         if storage is not None:
             raise ResultsError(
-                f"tuning.storage={shown_url(storage)} could not be read or written: {reason}\n"
+                f"tuning.storage could not be read or written: {reason}\n"
                 "The same command continues once the database answers."
             ) from error
         raise ResultsError(
@@ -80,13 +80,18 @@ class Trials:
         with self.lock:
             with writing(self.folder):
                 tidy(self.folder)
-            self._check_place()
+            if self.storage is None and (self.folder / TOKEN).exists():
+                raise ConfigError(
+                    f"The trials of {self.folder} are in a database. Give the same tuning.storage=."
+                )
+            if self.storage is not None and (self.folder / STORAGE).exists():
+                raise ConfigError(
+                    f"The trials of {self.folder} are in {STORAGE}. Leave tuning.storage out, or move the folder away."
+                )
             if self.storage is None:
                 with writing(self.folder):
                     (self.folder / STORAGE).touch()  # SQLite would make it 0644, whatever the umask
             self.study = self._opened()
-            if self.storage is not None:
-                self._own()
             if STARTUP not in self.study.user_attrs:
                 self.study.set_user_attr(STARTUP, max(1, min(STARTUP_TRIALS, self.search.n_trials // 3)))
             self.startup = int(self.study.user_attrs[STARTUP])
@@ -94,7 +99,8 @@ class Trials:
 
     def _opened(self) -> optuna.Study:
         """Optuna's study. Raises ConfigError for a storage that Optuna cannot use."""
-        in_file = self.storage is None
+        in_file, file = self.storage is None, self.folder / TOKEN
+        token = "" if in_file else file.read_text() if file.exists() else f"-{uuid.uuid4().hex[:8]}"
         with (
             reading(
                 self.folder / STORAGE if in_file else "tuning.storage",
@@ -103,17 +109,19 @@ class Trials:
             ),
             storage_errors(self.folder, self.storage),
         ):
-            file = URL.create("sqlite", database=str(self.folder / STORAGE)).render_as_string()
+            url = self.storage or URL.create("sqlite", database=str(self.folder / STORAGE)).render_as_string()
             study = optuna.create_study(
-                storage=optuna.storages.RDBStorage(self.storage or file),
-                study_name=self.folder.name,
+                storage=optuna.storages.RDBStorage(url),
+                study_name=f"{self.folder.name}{token}",
                 direction=self.search.direction,
                 load_if_exists=True,
             )
             with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
                 study.set_metric_names([self.search.metric])
             study.get_trials(deepcopy=False)  # Optuna fails in many ways on a damaged row
-            return study
+        if token:
+            write_atomically(file, token)
+        return study
 
     def __exit__(self, *exception: Any) -> None:
         self._release()
@@ -164,32 +172,6 @@ class Trials:
         if len(values) < self.startup:
             return None
         return max(values) if self.search.direction == "minimize" else min(values)
-
-    def _check_place(self) -> None:
-        """Raise ConfigError if the study was begun in a database and goes on in a file, or the other way round."""
-        if self.storage is None and (self.folder / OWNER_FILE).exists():
-            raise ConfigError(
-                f"The trials of {self.folder} are in a database. Give the same tuning.storage=."
-            )
-        if self.storage is not None and (self.folder / STORAGE).exists():
-            raise ConfigError(
-                f"The trials of {self.folder} are in {STORAGE}. Leave tuning.storage out, or move the folder away."
-            )
-
-    def _own(self) -> None:
-        """Make the study in the database this folder's. Raises ConfigError if it is another folder's."""
-        owner, file = self.study.user_attrs.get(OWNER), self.folder / OWNER_FILE
-        mine = file.read_text() if file.exists() else None
-        if owner is None:
-            mine = mine or uuid.uuid4().hex
-            write_atomically(file, mine)
-            self.study.set_user_attr(OWNER, mine)
-        elif owner != mine:
-            raise ConfigError(
-                f"The database of tuning.storage has the study {self.folder.name} of another output folder.\n"
-                "Share that folder (output_dir=), or remove the study: optuna delete-study --study-name "
-                f"{self.folder.name} --storage <URL>."
-            )
 
     def _of(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -15,12 +16,12 @@ from moe_lab.methods.profile import Profile
 from moe_lab.results.atomic import write_atomically, write_json
 from moe_lab.results.folder import RunFolder
 from moe_lab.runs.execute import memory_errors
-from moe_lab.runs.tuning.objective import Pruned, objective
+from moe_lab.runs.tuning.study import EQUATIONS, with_equation
+from moe_lab.tasks.requests import build_requests, right_request
 
-LOGIT_SCALE, UNSCALED = "logit_scale", "unscaled"
-"""User attributes of a trial whose scale is searched: its best logit scale, and its perplexity at scale 1."""
-CALIBRATED_SCALE, CALIBRATED_SCORE = "calibrated_scale", "calibrated_score"
-"""User attributes of a trial at temperature 0 whose scale is not searched: its best scale, and its perplexity there."""
+LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"
+"""User attributes of a trial: its best logit scale, and its perplexity there and at scale 1. Without
+tuning.logit_scale the trial at temperature 0 alone has them: they are the control for a gain in perplexity."""
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -105,8 +106,7 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
 class Measurement:
     """Measures the trials of a study on a model in memory.
 
-    Trials of temperatures share one LM, whose ensemble changes. Each trial of a grid opens the method with its own
-    settings.
+    Trials of temperatures share one LM, whose ensemble changes. Each trial of settings opens the method with its own.
     """
 
     def __init__(self, study: Study, loaded: LoadedModel, opened: ExitStack):
@@ -136,23 +136,37 @@ class Measurement:
                 self.objective = objective(self.study, lm)
             self.objective.lm = lm
             try:
-                return _scaled(self.study, self.objective(limit, trial.report), sweep)
+                value = self.objective(limit, trial.report)
             except Pruned:
                 return None, {}
+        if sweep is None:
+            return value, {}
+        scale, loss = sweep.best()
+        found = {LOGIT_SCALE: scale, SCALED: math.exp(loss), UNSCALED: value}
+        return found[SCALED] if self.study.search.logit_scale else value, found
 
     def _open_settings(self, trial: Trial, own: ExitStack) -> tuple[EngineLM, ScaleSweep | None]:
         from moe_lab.engine.forward.ensemble import ScaleSweep
 
         study, method = self.study, cast(Any, self.study.method)
-        assert study.search.grid is not None
-        config = replace(study.config, method=method.at(study.search.grid[trial.number]))
+        config = replace(study.config, method=method.at(_settings(study, trial)))
         lm = own.enter_context(type(method)(config.method).open(self.loaded, Context(config=config)))
         lm.progress = False
-        if trial.number or study.search.metric != "perplexity" or lm.engine is None:
+        if (
+            trial.number
+            or not method.begins_with_base
+            or study.search.metric != "perplexity"
+            or lm.engine is None
+        ):
             return lm, None
         sweep = ScaleSweep()  # finds the base model's best logit scale
         lm.set_ensemble(replace(lm.ensemble, sweep=sweep))
         return lm, sweep
+
+
+def _settings(study: Study, trial: Trial | FrozenTrial) -> dict[str, float]:
+    """The settings of a trial as the search has them, numbers of experts as integers, or as they were sampled."""
+    return study.search.fixed(trial.number) or trial.params
 
 
 def _ensemble(study: Study, temperatures: list[float]) -> Any:
@@ -163,31 +177,6 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
     # every trial of a study that searches scales finds its best one; else temperature 0 does, as the control
     sweeps = search.logit_scale or (search.metric == "perplexity" and not any(temperatures))
     return replace(ensemble, sweep=ScaleSweep()) if sweeps else ensemble
-
-
-def _scaled(study: Study, value: float, sweep: ScaleSweep | None) -> Measured:
-    """(the value of a trial, its user attributes). The value is at the best logit scale if the study searches scales.
-
-    Otherwise the attributes have the base model's best scale, which is the control for a gain in perplexity.
-    """
-    if sweep is None:
-        return value, {}
-    scale, loss = sweep.best()
-    if study.search.logit_scale:
-        return math.exp(loss), {UNSCALED: value, LOGIT_SCALE: scale}
-    return value, {CALIBRATED_SCORE: math.exp(loss), CALIBRATED_SCALE: scale}
-
-
-def _calibrated(study: Study, first: FrozenTrial) -> dict[str, Any]:
-    """The perplexity and the best logit scale at temperature 0, which is trial 0 unless temperatures were given.
-
-    Both are None in studies of accuracy.
-    """
-    if not study.search.logit_scale:
-        return {name: first.user_attrs.get(name) for name in (CALIBRATED_SCORE, CALIBRATED_SCALE)}
-    if any(study.search.temperatures(first.params)):
-        return {}
-    return {CALIBRATED_SCORE: first.value, CALIBRATED_SCALE: first.user_attrs[LOGIT_SCALE]}
 
 
 def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
@@ -234,7 +223,8 @@ def write_trials(study: Study, trials: Trials) -> None:
     untuned = next((trial for trial in finished if trial.number == 0), None)
     if best is None or best.value is None or untuned is None or untuned.value is None:
         return
-    scale = float(best.user_attrs.get(LOGIT_SCALE, 1.0))
+    scale = float(best.user_attrs[LOGIT_SCALE]) if study.search.logit_scale else 1.0
+    at_zero = not any(study.search.temperatures(untuned.params))  # unless temperatures were given
     method: Any = study.config.method
     profile = Profile(
         model=study.facts.name,
@@ -249,13 +239,94 @@ def write_trials(study: Study, trials: Trials) -> None:
         score=float(best.value),
         untuned_score=float(untuned.user_attrs.get(UNSCALED, untuned.value)),
         logit_scale=scale,
-        **_calibrated(study, untuned),
+        calibrated_score=untuned.user_attrs.get(SCALED) if at_zero else None,
+        calibrated_scale=untuned.user_attrs.get(LOGIT_SCALE) if at_zero else None,
         at_bound=study.search.at_bound(best.params, scale),
         split=study.split,
         samples=study.samples,
         documents=study.documents,
         answers=study.text,
         temperature=study.search.temperatures(best.params),
-        settings=cast(Any, study.method).settings(grid[best.number]) if (grid := study.search.grid) else None,
+        settings=cast(Any, study.method).settings(_settings(study, best)) if study.search.grid else None,
     )
     write_atomically(study.folder / "best.yaml", profile.text())
+
+
+# The objective of a trial on the tuning documents: perplexity of their answers, or accuracy (RoE, section 2.2.1)
+#
+# Work that no temperature changes is done once: prompts and tokens here, forward passes without noise in the engine.
+
+Report = Callable[[float, int], None]
+"""(perplexity of the requests scored so far, their number)"""
+
+
+class Pruned(Exception):
+    """The trial is certain to be the worst so far."""
+
+
+class Perplexity:
+    """exp of the mean negative log-likelihood per token of the reference answers, given their prompts."""
+
+    def __init__(self, study: Study, lm: EngineLM):
+        from moe_lab.engine.lm import Request
+
+        kinds = {"loglikelihood_rolling": "loglikelihood_rolling"}
+        self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
+        self.lm = lm
+        groups = build_requests(study.config, study.task, lm)  # of each document
+        right = [(group[0].doc, right_request(study.config, study.task, group)) for group in groups]
+        if study.text == EQUATIONS:
+            right = [(doc, (prompt, with_equation(doc, answer))) for doc, (prompt, answer) in right]
+        self.requests = [Request(request) for _, request in right]
+        self.tokens = [lm.count_tokens(self.kind, request) for request in self.requests]
+
+    def __call__(self, worst: float | None, report: Report) -> float:
+        """The perplexity under the LM's current ensemble. Raises Pruned once it must exceed `worst`.
+
+        That is certain as soon as the answers scored so far have a larger negative log-likelihood than all answers in
+        the worst trial, since the others can only add to it. Pruning therefore loses no better trial, and the sampler,
+        which ranks pruned trials after complete ones, ranks it like its perplexity.
+        """
+        limit = math.inf if worst is None else math.log(worst) * sum(self.tokens)
+        nll, scored, tokens = 0.0, 0, 0
+
+        def on_answer(index: int, answer: Any) -> None:
+            nonlocal nll, scored, tokens
+            nll -= answer[0] if isinstance(answer, tuple) else answer
+            scored, tokens = scored + 1, tokens + self.tokens[index]
+            if nll > limit and scored < len(self.requests):
+                report(math.exp(nll / tokens), scored)
+                raise Pruned
+
+        self.lm.answer(self.kind, self.requests, on_answer)
+        return math.exp(nll / tokens)
+
+
+class Accuracy:
+    """The task's headline metric by lm-eval's own evaluation."""
+
+    def __init__(self, study: Study, lm: EngineLM):
+        self.study, self.lm = study, lm
+        self.metric: str | None = study.config.task.metric
+        build_requests(study.config, study.task, lm)
+        study.task.build_all_requests = self._reset_answers
+
+    def _reset_answers(self, **_: Any) -> None:
+        """Replaces lm-eval's building of prompts: keeps the prompts and drops their earlier answers."""
+        for instance in self.study.task.instances:
+            instance.resps, instance.filtered_resps = [], {}
+
+    def __call__(self, worst: float | None, report: Report) -> float:
+        """The metric under the LM's current ensemble. It never prunes."""
+        from moe_lab.results.samples import reported
+        from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
+
+        name = self.study.task.task_name
+        evaluated = evaluate_tasks(self.study.config, self.study.tasks, self.lm, None, bootstrap_iters=0)
+        scores = evaluated["results"][name]
+        return float(scores[self.metric or next(iter(reported(scores)))])
+
+
+def objective(study: Study, lm: EngineLM) -> Perplexity | Accuracy:
+    """The study's metric over its tuning documents."""
+    return Accuracy(study, lm) if study.search.metric == "accuracy" else Perplexity(study, lm)

@@ -116,11 +116,11 @@ def test_8_bit_adamw_trains_as_well_as_float32(eight_bit, tmp_path):
     losses: dict[str, list[float]] = {}
     for seed in range(4):
         for name, settings in (("exact", {}), ("8-bit", eight_bit)):
-            model = make_model("olmoe", seed=seed, hidden_size=64, intermediate_size=32)
+            model = make_model("olmoe", seed=seed, hidden_size=64, intermediate_size=32, num_hidden_layers=2)
             model = model.to(torch.bfloat16) if settings else model
-            options = {"count": 16, "epochs": 6, "learning_rate": 3e-4, **settings}
+            options = {"count": 16, "epochs": 3, "learning_rate": 6e-4, **settings}
             told = train(model, tmp_path / f"{name}-{seed}", **options)
-            assert told["first_loss"] - told["last_loss"] > 0.3
+            assert told["first_loss"] - told["last_loss"] > 0.3, told
             losses.setdefault(name, []).append(told["last_loss"])
     exact, rounded = losses.values()
     assert abs(sum(rounded) - sum(exact)) / 4 < max(exact) - min(exact), losses

@@ -90,7 +90,7 @@ def test_a_trained_model_serves_all_methods(tmp_path, capsys):
         "method=c3po method.reference_size=24 method.layers=last2 method.k=2 method.steps=1",
         "method=c2r method.dataset_size=8",
         "method=finetune-freeze method.schedule=none-router method.max_steps=2 method.validation_size=0 "
-        "method.compare_with_full=false",
+        "method.compare_with_full=false method.dataset_size=8",
     ):
         ended = run_command(capsys, *keys.split(), *common, "baseline=false")
         assert ended.code == 0, (keys, ended.err)
@@ -116,6 +116,7 @@ def test_a_router_of_several_tokens_is_evaluated_and_fine_tuned_and_no_more(rout
     assert run_command(capsys, "method=base", *common).code == 0
     assert answers(out, "base") == answers(tmp_path, "pretrain")
     tuned = ["method.schedule=none-router", "method.max_steps=2", "method.validation_size=0"]
+    tuned += ["method.dataset_size=8"]
     ended = run_command(capsys, "method=finetune-freeze", *common, *tuned, "method.compare_with_full=false")
     assert ended.code == 0, ended.err
     loads.clear()

@@ -103,6 +103,7 @@ def test_what_cannot_succeed_is_refused_before(client, folder, monkeypatch):
 # From the command line
 
 SHORT = "method=finetune-freeze task=toy_choice limit=4 method.max_steps=2 method.validation_size=4".split()
+SHORT.append("method.dataset_size=8")
 LORA = [*SHORT, f"model.path={OLMOE}", "method.lora.r=2", "method.learning_rate=0.05"]
 PUSH = ["method.push_to_hub=true", "method.hub_model_id=lab/adapter"]
 

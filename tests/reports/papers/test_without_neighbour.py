@@ -17,7 +17,7 @@ from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import find_experiments, load_experiment
 from moe_lab.reports.papers.files import reference_rows
 from moe_lab.results.score_table import NO_COMPARISONS
-from moe_lab.runs.experiments.figures import make_figure
+from moe_lab.runs.experiments.runner import make_figure
 from tests.support.stored_results import results_of
 from tests.support.stored_traces import c3po_results
 from tests.support.views import markdown

@@ -21,7 +21,7 @@ from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import FIGURES, find_experiments
 from moe_lab.results.score_table import NO_COMPARISONS
-from moe_lab.runs.experiments import equivalent, figures
+from moe_lab.runs.experiments import equivalent, runner
 from tests.support.command import run_command
 from tests.support.stored_results import results_of
 from tests.support.stored_studies import write_study
@@ -43,10 +43,10 @@ def test_an_experiment_leaves_a_picture_beside_its_table(name, tmp_path):
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
     experiment = find_experiments(f"roe/{name}")[0]
     folder = tmp_path / "tables"
-    paths = figures.make_figure(experiment, "tiny", [cell_of(study)], ModelPool(), folder, NO_COMPARISONS)
+    paths = runner.make_figure(experiment, "tiny", [cell_of(study)], ModelPool(), folder, NO_COMPARISONS)
     stem = f"roe-{name}-tiny-{experiment.figure}"
     assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
-    assert figures.make_figure(experiment, "tiny", [cell_of()], ModelPool(), tmp_path, NO_COMPARISONS) == []
+    assert runner.make_figure(experiment, "tiny", [cell_of()], ModelPool(), tmp_path, NO_COMPARISONS) == []
 
 
 PERPLEXITY = {
@@ -77,7 +77,7 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
         return STORED
 
     monkeypatch.setattr(equivalent, "measured", measured)
-    (row,) = figures.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
+    (row,) = runner.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
     expected = [(math.log(10) / math.log(value)) ** (1 / 0.076) for value in (9.0, 10.5, 8.5)]
     ratios = [row[f"size_ratio{which}"] for which in ("", "_low", "_high")]
     assert ratios == pytest.approx(expected)
@@ -87,7 +87,7 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
     monkeypatch.setattr(equivalent, "measured", lambda *_, **__: STORED)
     compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
-    (row,) = figures.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
+    (row,) = runner.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
     assert row["calibrated_perplexity"] == 9.5
     assert row["calibrated_size_ratio"] == pytest.approx((math.log(10) / math.log(9.5)) ** (1 / 0.076))
 
@@ -96,16 +96,16 @@ def test_a_report_measures_nothing(tmp_path):
     roe = {"roe": PERPLEXITY["roe"] | {"temperatures": [0.0] * 8}}
     config = Config(method=get_method("roe").Config(), output_dir=str(tmp_path))
     cell = replace(cell_of(**PERPLEXITY | roe), config=config)
-    assert figures.equivalent_rows([cell], ModelPool(), compute=False) == []
+    assert runner.equivalent_rows([cell], ModelPool(), compute=False) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_presets_are_the_papers_table_1(tmp_path):
     experiment = find_experiments("roe/table1")[0]
-    rows = figures.setup_rows(experiment)
+    rows = runner.setup_rows(experiment)
     assert len(rows) == 3 * 3 + 3 * 3 * 4
     assert [row for row in rows if row["value"] != row["published"]] == []
-    markdown, table = figures.make_figure(experiment, "paper", [], ModelPool(), tmp_path, NO_COMPARISONS)
+    markdown, table = runner.make_figure(experiment, "paper", [], ModelPool(), tmp_path, NO_COMPARISONS)
     lines = markdown.read_text().splitlines()
     assert "| math | mixtral | max_temperature | 0.25 | 0.25 | Table 1 |" in lines
     assert "| commonsense | all | metric | accuracy | accuracy | Table 1 |" in lines
@@ -130,11 +130,11 @@ def test_a_logger_gets_numbers_and_pictures_only(monkeypatch, capsys, tmp_path):
 
 
 def test_the_ratio_is_that_of_two_sizes():
-    sizes = [8.8e13 * loss ** (-1 / figures.ALPHA_N) for loss in (2.0, 2.5)]  # equation 1.1, solved for N
-    assert figures.size_ratio(2.0, 2.5) == pytest.approx(sizes[0] / sizes[1])
-    assert figures.size_ratio(2.5, 2.5) == 1.0
-    assert figures.size_ratio(2.6, 2.5) < 1 < figures.size_ratio(2.4, 2.5), "a lower loss is a larger model"
+    sizes = [8.8e13 * loss ** (-1 / runner.ALPHA_N) for loss in (2.0, 2.5)]  # equation 1.1, solved for N
+    assert runner.size_ratio(2.0, 2.5) == pytest.approx(sizes[0] / sizes[1])
+    assert runner.size_ratio(2.5, 2.5) == 1.0
+    assert runner.size_ratio(2.6, 2.5) < 1 < runner.size_ratio(2.4, 2.5), "a lower loss is a larger model"
     # 10 ** -0.076 = 0.8395: Kaplan et al. (2020), section 1.2, as a power law in N
-    assert figures.size_ratio(0.8394600, 1.0) == pytest.approx(10, rel=1e-4)
+    assert runner.size_ratio(0.8394600, 1.0) == pytest.approx(10, rel=1e-4)
     # OLMoE-7B as good as a 10.5B model (section 3.4)
-    assert figures.size_ratio(0.97, 1.0) == pytest.approx(10.5 / 7, rel=0.01)
+    assert runner.size_ratio(0.97, 1.0) == pytest.approx(10.5 / 7, rel=0.01)

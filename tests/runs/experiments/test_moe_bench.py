@@ -13,14 +13,11 @@ import yaml
 
 from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.errors import ModelError
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, find_experiments
 from moe_lab.results.score_table import task_mean
 from moe_lab.results.scores import Score
-from moe_lab.runs.experiments import cells
-from moe_lab.runs.experiments.cells import Composed, PreparedCell, filled, prepare_cells
-from moe_lab.runs.jobs import Job
+from moe_lab.runs.experiments.cells import PreparedCell, filled
 
 SIZES = {"arc_challenge": 1172, "arc_easy": 2376, "mmlu": 14042, "piqa": 1838, "winogrande": 1267}
 SIZES |= {"hellaswag": 10042}
@@ -233,21 +230,6 @@ def test_measures_are_those_of_the_paper():
     for name in ("table3", "table6", "figure2"):
         assert load(name).metrics("paper")["held-out loss"] == "training.validation_loss"
         assert MEASURE in load(name).columns
-
-
-def test_a_design_that_cannot_run_hides_no_other_one(monkeypatch):
-    """Broken by a reason that is looked up once for a model, where the keys of a method make the model."""
-
-    def job_of(config):
-        if config.method.shared_experts:
-            raise ModelError("no router")
-        return Job(config)
-
-    monkeypatch.setattr(cells, "job_of", job_of)
-    experiment, prepared_cells = cells_of("figure2", "tiny")
-    composed = Composed(experiment, [(each.cell, each.config) for each in prepared_cells], None)
-    failed = [each.error is not None for each in prepare_cells(composed, {})]
-    assert failed == [each.config.method.shared_experts > 0 for each in prepared_cells]
 
 
 # Fine-tuning

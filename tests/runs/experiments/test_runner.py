@@ -305,19 +305,6 @@ def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):
     assert "3 of 4 cells" in after and "| missing |" in after and before != after
 
 
-def test_a_table_of_expert_metrics_needs_them(runs, write, capsys):
-    """Broken by trainings whose table is never written."""
-    columns = ("columns: [method]", "columns: [measure]\nmetric: {Load: expert.load_balance}")
-    measured = ("set: [limit=10]", "set: [limit=10, metrics=expert]")
-    published = EXPERIMENT[EXPERIMENT.index("paper:") :]
-    write("table_e", columns, measured, ("[base, roe]", "[base]"), (published, ""))
-    for mode in ("run", "plan"):
-        ended = run_command(capsys, "experiment=table_e", "metrics=none", f"mode={mode}")
-        assert ended.code == 2 and not runs.prepared
-        assert "shows expert metrics (Load), which metrics=none does not measure." in ended.err
-    assert run_command(capsys, "experiment=table_e", "mode=plan").code == 0
-
-
 @pytest.mark.slow
 def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, write, tables, capsys):
     """Broken by a table of results that another limit, of which nothing is stored, replaces by an empty one."""

@@ -19,12 +19,10 @@ from moe_lab.results.lock import acquire
 from moe_lab.runs.experiments import equivalent
 from moe_lab.runs.experiments import equivalent as generation
 from moe_lab.runs.experiments.equivalent import (
-    Generation,
     measure_in_turns,
     non_embedding_parameters,
     of_depth,
     repeated,
-    scaled_depth,
 )
 
 
@@ -69,7 +67,7 @@ def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer
 
 def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
     seconds = iter([100.0, 3.0, 1.0, 2.0])
-    monkeypatch.setattr(generation, "_generate_once", lambda lm, count: Generation(next(seconds), 7, 5.0))
+    monkeypatch.setattr(generation, "_generate_once", lambda lm, count: (next(seconds), 7, 5.0))
     found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
     assert (found["seconds"], found["fastest"], found["slowest"]) == (2.0, 1.0, 3.0)
     assert (found["memory_bytes"], found["energy_joules"]) == (7, 5.0)
@@ -101,7 +99,6 @@ def test_another_depth_is_the_same_architecture(roe):
     assert non_embedding_parameters(deeper.model) == own + 2 * layer
     everything = sum(p.numel() for p in loaded.model.parameters())
     assert everything - own == 2 * 300 * 48, "embedding and head are left out"
-    assert [scaled_depth(16, ratio) for ratio in (0.01, 0.9, 1.5)] == [1, 14, 24]
 
 
 @pytest.mark.slow
@@ -115,7 +112,7 @@ def test_each_setting_measures_its_own_model(roe, monkeypatch):
             with opened() as lm:
                 layers[name] = len(lm.model.model.layers)
                 rows[name] = lm.ensemble.n
-        return dict.fromkeys(settings, repeated([Generation(1.0, 1, None)]))
+        return dict.fromkeys(settings, repeated([(1.0, 1, None)]))
 
     monkeypatch.setattr(equivalent, "measure_in_turns", look)
     found = equivalent.measured(roe, ModelPool(), 2.0)
@@ -153,8 +150,7 @@ def test_two_workers_do_not_measure_at_once(roe, monkeypatch):
         held.append(another is None)
         if another is not None:
             another.release()
-        once = Generation(seconds=1.0, memory_bytes=1, energy_joules=None)
-        return {name: repeated([once]) for name in settings}
+        return {name: repeated([(1.0, 1, None)]) for name in settings}
 
     monkeypatch.setattr(equivalent, "measure_in_turns", timed)
     assert equivalent.measured(roe, ModelPool(), 1.5) is not None

@@ -9,8 +9,8 @@ import torch
 
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM
-from moe_lab.runs.tuning.objective import Accuracy, Perplexity, Pruned, objective
 from moe_lab.runs.tuning.study import prepare_study
+from moe_lab.runs.tuning.tune import Accuracy, Perplexity, Pruned, objective
 from tests.support.runs import tuned
 
 

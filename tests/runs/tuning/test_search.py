@@ -186,7 +186,9 @@ class Measure:
 def test_each_trial_of_a_grid_measures_its_own_settings_and_the_best_ones_are_kept(monkeypatch):
     monkeypatch.setattr(tune, "objective", Measure)
     own = Powered(Powered.Config())
-    search = SimpleNamespace(grid=own.grid(None), metric="accuracy", logit_scale=False)
+    search = Search(
+        tuning="grid", grid=own.grid(None), metric="accuracy", n_trials=3, num_samples=1, moe_layers=1
+    )
     study = SimpleNamespace(method=own, config=Config(method=own.config), search=search)
     measure = Measurement(study, None, ExitStack())
     trials = [

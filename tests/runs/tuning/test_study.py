@@ -15,9 +15,8 @@ from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.models import load
 from moe_lab.runs.jobs import job_of
-from moe_lab.runs.tuning.objective import Perplexity
-from moe_lab.runs.tuning.study import prepare_study
-from moe_lab.runs.tuning.texts import SOURCE, equation, has_bare_answers, with_equation
+from moe_lab.runs.tuning.study import SOURCE, equation, has_bare_answers, prepare_study, with_equation
+from moe_lab.runs.tuning.tune import Perplexity
 from tests.support.runs import choices, sums, tuned, worked_sums, write_jsonl
 
 

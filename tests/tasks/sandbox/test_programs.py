@@ -110,6 +110,7 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(data, t
     assert not (tmp_path / "made").exists()
     with unconfined(confirmed.task.confirm_run_unsafe_code):
         outcomes = run_programs([made, *LIMITED], FEW)
+        assert run_programs([WAITING], SHORT) == ["timed out: waiting"]
     assert (tmp_path / "made").exists() and outcomes == [PASSED, *LIMITED.values()]
 
 
@@ -128,10 +129,10 @@ def test_a_bubblewrap_that_does_not_work_is_told(monkeypatch, tmp_path):
         programs.why_no_bubblewrap.cache_clear()
 
 
-FEW = Limits(cpu_seconds=1, wall_seconds=8)
+FEW, SHORT = (Limits(cpu_seconds=1, wall_seconds=seconds) for seconds in (20, 1))
+WAITING = "import time; time.sleep(99)"
 LIMITED = {
     "while True: pass": "timed out: processor time",
-    "import time; time.sleep(99)": "timed out: waiting",
     "bytearray(10 * 2**30)": "failed: MemoryError",
     "open('own', 'wb').write(bytes(20 * 2**20))": "failed: OSError",
     "import os; os._exit(0)": "failed: ended early with exit code 0",
@@ -172,6 +173,7 @@ def test_programs_are_confined(bubblewrap, monkeypatch):
             LEFT_BEHIND: PASSED,
         }
         assert run_programs([*LIMITED, *confined], FEW) == [*LIMITED.values(), *confined.values()]
+        assert run_programs([WAITING], SHORT) == ["timed out: waiting"]
         assert kept.read_text() == "as it was" and os.listdir(outside) == ["kept"]
     names = [comm.read_text().strip() for comm in Path("/proc").glob("[0-9]*/comm") if comm.exists()]
     assert "moe_lab_daemon" not in names, "a process that leaves its parent dies with the sandbox"

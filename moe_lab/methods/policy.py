@@ -1,0 +1,198 @@
+"""`method=policy`: a function of a file decides at every routing decision.
+
+    # my_idea.py
+    def drop_weakest(router, routing, scale=0.0):
+        weights_TK = routing.weights_TK.clone()
+        weights_TK[:, -1] *= scale
+        return routing._replace(weights_TK=weights_TK)
+
+    python -m moe_lab method=policy method.policy=my_idea.py:drop_weakest method.scale=0.5 task=arc_easy
+
+The function is what `moe_lab.override` takes. Its arguments with defaults are keys of the method.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, make_dataclass
+from functools import lru_cache, partial
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_lab.config.validators import build, did_you_mean
+from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Context, Method
+from moe_lab.methods.policy_method import PolicyMethod, Settings
+
+if TYPE_CHECKING:
+    from moe_lab.engine.forward.ensemble import Ensemble
+    from moe_lab.engine.lm import EngineLM
+    from moe_lab.models.facts import ModelFacts
+    from moe_lab.models.load import LoadedModel
+
+
+class FunctionPolicy(PolicyMethod):
+    """A function of a file, alone or after RoE's noise."""
+
+    tunings = ("grid", "tpe", "gp", "random")
+    begins_with_base = False
+    data_keys = ("policy", "space", "roe")
+
+    @dataclass(kw_only=True)
+    class Config(PolicyMethod.Config):
+        """The keys of every function; `config_class` adds those of one."""
+
+        name: str = "policy"
+        policy: str | None = None
+        """`<file>.py:<function>`."""
+        roe: dict[str, Any] | None = None
+        """Keys of method=roe."""
+        space: dict[str, list[int | float]] | None = None
+        """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the least and the largest one."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.function, self.digest = load_function(self.config.policy)
+        self.own = {key: getattr(self.config, key) for key in defaults_of(self.function)}
+        """The values of the function's keys."""
+        self.roe = _roe(self.config.roe)
+        self.open_ended = tuple(self.config.space or ())
+        self.random = self.roe is not None
+        self.expert_metrics = "none" if self.roe else "counted"
+
+    @staticmethod
+    def config_class(keys: Mapping[str, Any]) -> type[Method.Config]:
+        return _config_class(load_function(keys.get("policy"))[0])
+
+    @property
+    def tuned_on(self) -> frozenset[str]:
+        return super().tuned_on | (self.roe.tuned_on if self.roe else frozenset())
+
+    def check(self, facts: ModelFacts) -> None:
+        if self.roe:
+            self.roe.check(facts)
+
+    def resolved(self, facts: ModelFacts) -> dict[str, Any]:
+        """The function's name, the SHA-256 of its file, and what RoE's identity is."""
+        resolved = {"function": self.function.__name__, "file": self.digest}
+        return resolved | ({"roe": self.roe.identity(facts)} if self.roe else {})
+
+    def reported(self, facts: ModelFacts) -> dict[str, Any]:
+        roe = {"roe": self.roe.reported(facts)} if self.roe else {}
+        return {"policy": self.config.policy} | self.own | roe
+
+    def grid(self, facts: ModelFacts) -> list[Settings]:
+        """The function's defaults, then every combination of `space`."""
+        space, defaults = self.config.space, defaults_of(self.function)
+        if not space:
+            raise ConfigError(
+                f"tuning= needs the values to try: method.space={{{next(iter(defaults), 'key')}: [0.5, 1.0]}}."
+            )
+        for key in space:
+            if key not in defaults:
+                raise ConfigError(
+                    f"method.space.{key}: {self.config.policy} has no such key.{did_you_mean(key, list(defaults))}"
+                )
+        first = {key: defaults[key] for key in space}
+        others = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+        return [first, *(each for each in others if each != first)]
+
+    def planned_ensemble(self) -> Ensemble:
+        return self.roe.planned_ensemble() if self.roe else super().planned_ensemble()
+
+    def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
+        from moe_lab.engine.forward.ensemble import Ensemble
+
+        return self.roe.ensemble_for(facts, seed) if self.roe else Ensemble()
+
+    @contextmanager
+    def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
+        from moe_lab.routing.override import override
+
+        with override(model.model, partial(self.function, **self.own)), super().open(model, context) as lm:
+            yield lm
+
+
+def _roe(keys: dict[str, Any] | None) -> Any:
+    """RoE with these keys; None without any."""
+    from moe_lab.methods import get_method
+
+    if not keys:
+        return None
+    roe: Any = get_method("roe")
+    return roe(build(roe.Config, {"name": "roe", **keys}, "method.roe."))
+
+
+def load_function(policy: Any) -> tuple[Callable[..., Any], str]:
+    """(the function, the SHA-256 of its file) of `<file>.py:<function>`.
+
+    Raises ConfigError for a file or function that is missing, a file that cannot be imported, and a function without
+    two arguments for router and routing, or with another one that has no default.
+    """
+    file, _, name = str(policy or "").rpartition(":")
+    if not file:
+        raise ConfigError(
+            f"method.policy={policy or 'null'}: method=policy needs a file and a function (router, routing) in it: "
+            "method.policy=my_idea.py:drop_weakest."
+        )
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"method.policy={policy}: there is no file {path}.")
+    content = path.read_bytes()
+    module = _module(path.resolve(), content)
+    function = getattr(module, name, None)
+    if not inspect.isfunction(function):
+        names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise ConfigError(
+            f"method.policy={policy}: {path} has no function {name}.{did_you_mean(name, names)}"
+        )
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"method.policy={policy}: its arguments must be router, routing, and keys with defaults ({error})."
+        ) from error
+    return function, hashlib.sha256(content).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _module(path: Path, content: bytes) -> Any:
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == path:
+        return main  # a script that runs itself: importing it would run it again
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        exec(compile(content, path, "exec"), vars(module))
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The function's keys: its arguments after router and routing, and their defaults."""
+    return {each.name: each.default for each in list(inspect.signature(function).parameters.values())[2:]}
+
+
+@lru_cache(maxsize=64)
+def _config_class(function: Callable[..., Any]) -> type[Method.Config]:
+    """`FunctionPolicy.Config` with the function's keys."""
+    base = FunctionPolicy.Config
+    hints, taken = inspect.get_annotations(function, eval_str=True), {each.name for each in fields(base)}
+    own = []
+    for key, value in defaults_of(function).items():
+        if key in taken or not isinstance(value, bool | int | float | str):
+            raise ConfigError(
+                f"{function.__name__}({key}={value!r}): the default must be a number, a text, true or false, and the "
+                f"name none of {', '.join(sorted(taken))}, which method=policy has itself."
+            )
+        usual = int | float if type(value) is int else type(value)
+        own.append((key, hints.get(key, usual), field(default=value)))
+    return make_dataclass("Config", own, bases=(base,), kw_only=True)

@@ -1,0 +1,253 @@
+"""The results of a command as an object: stored results, tables, data frames, a figure."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from moe_lab.config.schema import Config
+from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code, print_error
+from moe_lab.methods import get_method
+from moe_lab.reports.columns import Column, Shown
+from moe_lab.reports.expert import print_expert_metrics
+from moe_lab.reports.scores import CommandTable, ScoreLine
+from moe_lab.results.model import BASE, RunResult
+from moe_lab.runs.attempts import Failure
+from moe_lab.runs.jobs import Job, distinct_runs, with_baselines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from moe_lab.runs.run import Outcome, Run
+
+FOOTNOTES = 8
+"""Most lines of methods below the tables of a command."""
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Results(Shown, Sequence[dict[str, Any]]):
+    """The results of a command's runs, in the order of its grid. Each one is the content of a results.json.
+
+        results = moe_lab.run(["-m", "method=base,roe", "task=toy_choice", "limit=50"])
+        results                      # the scores, as a table in a notebook
+        results.frame()              # the same as a data frame, with every column
+        results.examples()           # one row per example: prompt, answer, target, score
+        results.plot()               # differences to the base model with 95% intervals
+        results[0]["results"]        # lm-eval's own dictionary
+
+    `runs` has the run of each, with its `config`, `run_id` and `folder`, where its files are; `missing` the folders of
+    runs without a result (of `report`); `tables` with `experiment=` a data frame for each table, by name: the
+    coordinates of its cells, columns as those of `frame`, and `published`, the paper's number.
+    """
+
+    jobs: Sequence[Job] = ()
+    outcomes: Sequence[Outcome] = ()
+    """The results of the jobs' runs, each once."""
+    failures: Sequence[Failure] = ()
+    refused: Sequence[BaseException] = ()
+    """The errors of cells of an experiment that cannot run."""
+    studies: Sequence[Path] = ()
+    """Folders of studies that are shown."""
+    table: CommandTable = field(default_factory=lambda: CommandTable([]))
+    tables: dict[str, DataFrame] = field(default_factory=dict)
+    """The tables of experiments, by name."""
+    files: Sequence[Path] = ()
+    """What is printed last."""
+    alone: bool = False
+    """Whether there is one run at most, whose failure is told without its name."""
+    code: int | None = None
+    """Of a process of torchrun that followed process 0: its exit code."""
+
+    @property
+    def exit_code(self) -> int:
+        """130 or 143 if interrupted, else 1 if a run failed, else 3 if one was held; of a single run its own."""
+        if self.code is not None:
+            return self.code
+        errors = [*self.refused, *(failure.error for failure in self.failures)]
+        stops = [error for error in errors if isinstance(error, KeyboardInterrupt)]
+        failed = [error for error in errors if not isinstance(error, RunHeldError)]
+        if first := errors if self.alone else stops:
+            return exit_code(first[0])
+        return 1 if failed else RunHeldError.exit_code if errors else 0
+
+    @property
+    def configs(self) -> dict[str, Config]:
+        """The configurations of the runs and of those that they are compared with, by run id."""
+        runs = with_baselines([outcome.run for outcome in self.outcomes])
+        return {run.run_id: run.config for run in runs}
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        found = [dict(outcome.results.content) for outcome in self.outcomes]
+        return found[index]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [outcome.run for outcome in self.outcomes]
+
+    @property
+    def missing(self) -> list[str]:
+        return [run.folder.name for run in distinct_runs(self.jobs) if not run.done]
+
+    def frame(self, *, all_settings: bool = False) -> DataFrame:
+        """The score table: one row per run, task and run that it is compared with.
+
+        The runs that others are compared with (the base model, calibration) have rows of their own, before these.
+        Means over seeds follow; their `seed` is missing, and `seeds` is the number of seeds.
+
+        Args:
+            all_settings: a column for every setting of the command, not only for those that differ between its runs.
+
+        Columns, missing where they do not apply:
+
+        - `model`, `method`, the settings by their keys (`method.n`, `limit`), `task`, `metric` (lm-eval's
+          `metric,filter`), `seed`, `seeds`, `examples` (the number of examples), `run` (the folder in `outputs/runs`,
+          of a mean the file in `outputs/summaries`), `notes` (`PARTIAL`, `untuned`, ...).
+        - `value` with its 95% interval over examples `low`, `high`, lm-eval's standard error `stderr`; of a mean over
+          seeds `std` and the interval over seeds `seed_low`, `seed_high`. Rates are fractions.
+        - `difference` to the run `compared_with` on the same examples, with its 95% interval `difference_low`,
+          `difference_high` over `difference_over` ("documents", or "seeds and documents"); `to_right`, `to_wrong`:
+          examples that only this run, or only the other one, has right.
+        - `p` of `test` ("McNemar", "permutation", "seeds" of a mean, or "average" of tasks), and `p_holm`, corrected
+          for the `family` comparisons of the same `question`, as the terminal prints it. A run of one of several
+          seeds has no `p_holm`: the test is that of the mean.
+        - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
+          `metrics=` measured, as loggers name it. Both are of single runs.
+        """
+        from moe_lab.reports.frames import score_frame
+
+        asked = [run.config for run in self.runs]
+        return score_frame(self.table, self.configs, asked, all_settings)
+
+    def examples(self) -> DataFrame:
+        """One row per example of every run, base runs included, by the filter of the task's headline metric.
+
+        Columns: `model`, `method`, the settings that differ, `seed`, `task`, `document` (the number of the example in
+        the task), `prompt` (as lm-eval asks it, with few-shot examples and chat template), `answer` (the generated
+        text; of choices the chosen one, missing where the metric's choice is not known), `target`, `score` (the value
+        of `metric`) and `run`.
+
+        Raises DamagedError for a sample log that cannot be read.
+        """
+        from moe_lab.reports.frames import example_frame, settings_by_run
+
+        asked = [run.config for run in self.runs]
+        runs = self.table.runs
+        return example_frame(runs, settings_by_run(runs, self.configs, asked))
+
+    def plot(self) -> Figure:
+        """A forest plot: each run's difference with its 95% interval, the largest first, one panel per task.
+
+        Points are filled where the difference is significant: its p, corrected by Holm and written next to it, is
+        below 0.05. Of several seeds the mean is shown. The figure is one of matplotlib; a notebook shows it.
+
+        Raises ConfigError where no run is compared with another one.
+        """
+        from moe_lab.reports.figures.primitives import differences_figure
+
+        several = len({run.model for run in self.table.runs}) > 1
+        lines = [
+            ScoreLine(line.score, _label(line, several))
+            for line in self.table.shown
+            if line.score.tested_interval is not None
+        ]
+        if not lines:
+            raise ConfigError(
+                "There is no difference to plot: no run is compared with another. Run a method other than base, "
+                "without baseline=false."
+            )
+        return _shown_by_notebooks(differences_figure(lines))
+
+    def _columns(self) -> tuple[list[Column], list[str]]:
+        from moe_lab.reports.terminal import notes
+
+        runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
+        return self.table.columns(), [runs, *notes(self.table)] if self.outcomes else ["no results"]
+
+    def print(self) -> None:
+        """Print tables and paths, and the failures on stderr."""
+        from moe_lab.reports.terminal import print_failed, print_studies
+
+        print_studies(self.studies)
+        known = {outcome.run.run_id for outcome in self.outcomes}
+        without = [failure for failure in self.failures if failure.run_id not in known]
+        if without and not self.alone and not self.tables:  # a run with a result has an upload that failed
+            print_failed(_failed(without))
+        if self.outcomes:
+            print_results(self.outcomes, self.table)
+        for file in self.files:
+            print(file)
+        for failure in self.failures:
+            if not self.alone:
+                print(f"{failure.name}:", file=sys.stderr)
+            if isinstance(failure.error, KeyboardInterrupt):
+                print(CONTINUES, file=sys.stderr)
+            else:
+                print_error(failure.error)
+
+
+def _label(line: ScoreLine, several_models: bool) -> str:
+    """The run and, if it is not base, the run that it is compared with."""
+    score = line.score
+    named = [score.model] * several_models + [score.method, line.label.replace("method.", "")]
+    label = ", ".join(filter(None, named))
+    return label if score.other == BASE else f"{label}, minus {score.other.replace('_', ' ')}"
+
+
+def _shown_by_notebooks(figure: Figure) -> Figure:
+    """A figure that was not made by pyplot has no picture in a notebook without this method."""
+
+    def png() -> bytes:
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=150)
+        return picture.getvalue()
+
+    figure._repr_png_ = png  # type: ignore[attr-defined]
+    return figure
+
+
+def _failed(failures: Sequence[Failure]) -> dict[str, tuple[str, str]]:
+    """The state and the reason of each cell without a result."""
+    words = ((RunHeldError, "held"), (KeyboardInterrupt, "interrupted"), (BaseException, "failed"))
+    return {
+        one.name: (
+            next(word for kind, word in words if isinstance(one.error, kind)),
+            str(one.error).partition("\n")[0],
+        )
+        for one in failures
+    }
+
+
+def with_compared(outcomes: Sequence[Outcome]) -> list[RunResult]:
+    """The results in their order, each once and after the results that it is compared with."""
+    own = {outcome.run.run_id: outcome.results for outcome in outcomes}
+    runs = with_baselines([outcome.run for outcome in outcomes])
+    results = [own[run.run_id] if run.run_id in own else run.stored() for run in runs]
+    return [result for result in results if result is not None]
+
+
+def measured(outcomes: Sequence[Outcome]) -> list[RunResult]:
+    """The results that the table of `metrics=` shows."""
+    return with_compared([one for one in outcomes if one.run.config.metrics != "none"])
+
+
+def print_results(outcomes: Sequence[Outcome], table: CommandTable) -> None:
+    """Print the tables of results and of metrics, each run after those that it is compared with."""
+    from moe_lab.reports.terminal import print_scores
+
+    lines = sorted({line for run in table.runs for line in get_method(run.method).footnotes(run["moe_lab"])})
+    if len(lines) > FOOTNOTES:
+        lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."]
+    print_scores(table, lines)
+    print_expert_metrics(measured(outcomes), table.family)

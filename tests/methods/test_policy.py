@@ -1,0 +1,184 @@
+"""`method=policy`: a function of a file is a method, against full passes in float64 that are changed by hand.
+
+Broken by: keys that do not reach the function, a decision that does not reach the experts, a missing expert that has a
+weight, a run id without the file's content or with its path, noise of RoE that comes after the function, a study whose
+first trial is taken for the base model, a function that no worker can import.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moe_lab
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+from tests.support import rounding
+from tests.support.command import run_command
+from tests.support.models import small_model
+from tests.support.opened_methods import answered, opened
+from tests.support.roe_reference import in_float64
+from tests.support.routed_by_hand import (
+    FACTS,
+    FAMILIES,
+    PAIRS,
+    base_answers,
+    both_answers,
+    check_answers,
+    routed_pass,
+)
+
+IDEAS = '''
+def drop_weakest(router, routing, scale=0.0, layers=9):
+    """The weakest expert with a share of its weight, in the first layers."""
+    if router.layer >= layers:
+        return None
+    weights_TK = routing.weights_TK.clone()
+    weights_TK[:, -1] *= scale
+    return routing._replace(weights_TK=weights_TK)
+
+
+def strongest(router, routing):
+    return routing._replace(weights_TK=routing.weights_TK[:, :1], index_TK=routing.index_TK[:, :1])
+
+
+def without_default(router, routing, scale):
+    return None
+
+
+def with_a_list(router, routing, layers=[1]):
+    return None
+
+
+def with_a_taken_name(router, routing, roe=1):
+    return None
+'''
+
+
+@pytest.fixture
+def ideas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a file of functions."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ideas.py").write_text(IDEAS, encoding="utf-8")
+    return tmp_path / "ideas.py"
+
+
+def policy(function: str, file: str = "ideas.py", **keys: Any) -> Any:
+    keys |= {"name": "policy", "policy": f"{file}:{function}"}
+    method: Any = get_method("policy")
+    return method(method.config_class(keys)(**keys))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_function_decides(ideas, family, tokenizer):
+    model = small_model(family)
+    double = in_float64(model)
+
+    def by_hand(layer, module, output):
+        logits, weights, index = output
+        weights = weights.clone()
+        if layer < 3:
+            weights[:, -1] *= 0.25
+        return logits, weights, index
+
+    def log_probs(ids: list[int]) -> Any:
+        return routed_pass(double, ids, by_hand).log_softmax(-1)
+
+    with opened(policy("drop_weakest", scale=0.25, layers=3), model, tokenizer) as lm:
+        check_answers(lm, log_probs, model.config.eos_token_id)
+    with opened(policy("drop_weakest", scale=1.0), model, tokenizer) as lm:
+        assert both_answers(lm) == base_answers(model, tokenizer), "bit for bit"
+
+
+def test_missing_experts_have_no_weight(ideas, tokenizer):
+    """Alone, and after the noise of RoE."""
+    for roe in (None, {"n": 3, "temperature": 0.5}):
+        found = []
+        for function in ("strongest", "drop_weakest"):  # of two experts
+            with opened(policy(function, roe=roe), small_model("olmoe"), tokenizer) as lm:
+                found.append(both_answers(lm))
+        assert found[0] == found[1] != base_answers(small_model("olmoe"), tokenizer)
+
+
+def test_the_noise_comes_first(ideas, tokenizer):
+    model = small_model("olmoe")
+    noisy = policy("drop_weakest", roe={"n": 3, "temperature": 0.5})
+    with opened(noisy, model, tokenizer, seed=5) as lm:
+        found = answered(lm, "loglikelihood", PAIRS)
+    roe = moe_lab.RoE(model, tokenizer, n=3, temperature=0.5, seed=5)
+    with moe_lab.override(model, noisy.function):
+        expected = [roe.loglikelihood(*pair) for pair in PAIRS]
+    assert [score for score, _ in found] == rounding.approx(expected, tokens=4)
+
+
+def test_the_content_of_the_file_is_in_the_identity(ideas):
+    own = policy("drop_weakest").identity(FACTS)
+    ideas.rename("renamed.py")
+    assert policy("drop_weakest", file="renamed.py").identity(FACTS) == own
+    assert policy("drop_weakest", file="renamed.py", scale=0.5).identity(FACTS) != own
+    assert policy("strongest", file="renamed.py").identity(FACTS) != own
+    Path("renamed.py").write_text(IDEAS + "\nMORE = 1\n", encoding="utf-8")
+    assert policy("drop_weakest", file="renamed.py").identity(FACTS) != own
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method.policy=null", "needs a file and a function"),
+        ("method.policy=none.py:drop_weakest", "no file none.py"),
+        ("method.policy=ideas.py:drop_weak", "Did you mean 'drop_weakest'"),
+        ("method.policy=ideas.py:without_default", "missing a required argument: 'scale'"),
+        ("method.policy=ideas.py:with_a_list", "must be a number, a text, true or false"),
+        ("method.policy=ideas.py:with_a_taken_name", "the name none of name, policy, profile, roe"),
+        ("method.scal=1", "Did you mean 'method.scale'"),
+        ("method.scale=much", "expected a number"),
+        ("method.roe={temprature: 1}", "Did you mean 'method.roe.temperature'"),
+        ("tuning=grid", "method.space={scale: [0.5, 1.0]}"),
+    ],
+)
+def test_a_wrong_function_or_key_is_one_message(ideas, capsys, override, message):
+    ended = run_command(
+        capsys, "method=policy", "method.policy=ideas.py:drop_weakest", override, "task=toy_choice"
+    )
+    assert ended.code == 2 and message in ended.err and "Traceback" not in ended.err
+
+
+def test_a_file_that_cannot_be_imported_is_one_message(ideas):
+    ideas.write_text("import no_such_module", encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match="ideas.py cannot be imported: ModuleNotFoundError: No module named"
+    ):
+        policy("drop_weakest")
+
+
+@pytest.mark.slow
+def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
+    """The command, a grid, Python and RoE share runs; studies begin with the function's defaults."""
+    monkeypatch.syspath_prepend(ideas.parent)
+    task = ["task=toy_choice", "limit=12", "output_dir=out"]
+    own = ["method=policy", "method.policy=ideas.py:drop_weakest"]
+    ended = run_command(capsys, "-m", *own, "method.scale=0,0.5", *task)
+    assert "method.scale=0.5 " in ended.out and "difference" in ended.out, ended.out
+    function = importlib.import_module("ideas").drop_weakest
+    results = moe_lab.run(policy=function, task="toy_choice", limit=12, output_dir="out", quiet=True)
+    assert len(list(Path("out/runs").glob("*policy*"))) == 2, "the first cell of the grid"
+    assert list(results.frame()["method"]) == ["base", "policy"]
+    assert run_command(capsys, *own, "method.roe.n=2", *task).code == 0
+    assert len(list(Path("out/runs").glob("*policy*"))) == 3
+    search = ["method.space={scale: [0.5, 2]}", "tuning.metric=perplexity", "tuning.num_samples=8"]
+    for tuning in ("grid", "tpe"):
+        trials = ["tuning.n_trials=3"] if tuning == "tpe" else []
+        ended = run_command(capsys, *own, *search, *trials, f"tuning={tuning}", *task)
+        assert ended.code == 0 and "calibrated" not in ended.out, ended.err
+
+
+@pytest.mark.parametrize("function", [lambda router, routing: None, 3, len])
+def test_python_takes_functions_that_workers_can_import(function):
+    with pytest.raises(ConfigError, match="worker processes import the function from its file"):
+        moe_lab.run(policy=function, task="toy_choice")
+
+
+def test_keys_of_python_are_overrides():
+    with pytest.raises(ConfigError, match="limit=x: expected an integer"):
+        moe_lab.run(method="base", task="toy_choice", limit="x", gen_kwargs={"max_gen_toks": 3}, offline=True)

@@ -9,6 +9,8 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What runs need, and what tests, checks and pages need besides.
+CORE := $(VENV)/core
 STAMP := $(VENV)/installed
 
 # What `make run` runs: overrides of the command (see --help).
@@ -38,13 +40,17 @@ help: ## Show this list
 
 install: $(STAMP) ## Make .venv with the tested versions
 
-$(STAMP): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(STAMP): $(CORE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-run: $(STAMP) ## Base model, calibration and RoE where RoE has an effect (RUN_ARGS='...' for another run)
+run: $(CORE) ## Base model, calibration and RoE where RoE has an effect (RUN_ARGS='...' for another run)
 	$(BIN)/python -m moe_lab $(RUN_ARGS)
 
 test: checks ## Checks, and the fast tests: three families, no processes, at most 2 seconds each

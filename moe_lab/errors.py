@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ class ConfigError(MoeLabError):
     """The request is wrong: unknown option or key, impossible value, missing data or file."""
 
     exit_code = 2
+
+
+def need_package(module: str, extra: str, key: str) -> None:
+    """Raise ConfigError where a module is not installed, which an extra of this package brings and `key` needs."""
+    if find_spec(module) is None:
+        raise ConfigError(f"{key} needs a package that is not installed: pip install 'moe-lab[{extra}]'.")
 
 
 class ModelError(ConfigError):

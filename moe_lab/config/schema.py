@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from moe_lab.config.validators import above_zero, at_least, one_of
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, need_package
 
 MOST_WORKERS = 1000
 SEEDS_WITH_TUNING = 5
@@ -52,6 +52,8 @@ class ModelConfig:
     """Keys of method=pretrain: the model is trained on first use, one for each seed (`moe_lab/runs/jobs.py`)."""
 
     def __post_init__(self) -> None:
+        if self.peft:
+            need_package("peft", "peft", f"model.peft={self.peft}")
         at_least("model.experts_per_token", self.experts_per_token, 1)
         at_least("model.max_gen_toks", self.max_gen_toks, 1)
         if self.max_gen_toks is not None and self.think_end_token is None:
@@ -167,6 +169,10 @@ class LoggerConfig:
     tags: list[str] = field(default_factory=list)
     mode: Literal["online", "offline", "disabled"] | None = None
     """Null: WANDB_MODE, else online with an API key, else offline."""
+
+    def __post_init__(self) -> None:
+        if self.name == "wandb":
+            need_package("wandb", "wandb", "logger=wandb")
 
 
 @dataclass(kw_only=True)

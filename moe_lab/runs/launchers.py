@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
-from moe_lab.errors import TERMINATED, ConfigError, RunHeldError, reading
+from moe_lab.errors import TERMINATED, ConfigError, RunHeldError, need_package, reading
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod
 from moe_lab.models.distributed import num_processes
@@ -307,11 +306,8 @@ def _spread(configs: Sequence[Config]) -> list[str]:
 def check_launcher(configs: Sequence[Config]) -> None:
     """Raise ConfigError for a command that workers cannot share, and for a launcher whose package is not installed."""
     launcher, mode = configs[0].launcher.name, configs[0].mode
-    if launcher in ("ray", "submitit") and find_spec(launcher) is None:
-        raise ConfigError(
-            f"launcher={launcher} needs the package {launcher}, which is not installed.\n"
-            f"In the checkout of moe_lab: pip install -e '.[{launcher}]'"
-        )
+    if launcher in ("ray", "submitit"):
+        need_package(launcher, launcher, f"launcher={launcher}")
     for config in configs if mode == "run" else ():
         if issubclass(get_method(config.method.name), ModelMaker):
             raise ConfigError(

@@ -306,11 +306,18 @@ def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
     assert not list((shared / "workers").iterdir()), "no worker failed"
 
 
-@pytest.mark.parametrize("launcher", ["ray", "submitit"])
-def test_a_launcher_without_its_package_is_refused(launcher, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(launchers, "find_spec", lambda name: None)
-    ended = run_command(capsys, f"launcher={launcher}", f"output_dir={tmp_path}")
-    assert ended.code == 2 and f"pip install -e '.[{launcher}]'" in ended.err
+@pytest.mark.parametrize(
+    ("extra", "override"),
+    [
+        *(("ray", "launcher=ray"), ("submitit", "launcher=submitit"), ("wandb", "logger=wandb")),
+        *(("peft", "model.peft=adapter"), ("peft", "method=soft-prompt"), ("peft", "method=prefix-tuning")),
+    ],
+)
+def test_what_needs_a_package_is_refused_without_it(extra, override, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: None)
+    ended = run_command(capsys, override, f"output_dir={tmp_path}")
+    assert ended.code == 2 and f"{override} needs a package" in ended.err
+    assert f"pip install 'moe-lab[{extra}]'" in ended.err
     assert list(tmp_path.iterdir()) == []
 
 

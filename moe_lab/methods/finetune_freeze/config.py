@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
 from moe_lab.config.validators import above_zero, at_least, coerce, did_you_mean, one_of
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.data_files import TOY_SIZES
 from moe_lab.methods.method import Method, refuse
 from moe_lab.models.distributed import num_processes
@@ -135,6 +135,8 @@ class Lora:
 
     def __post_init__(self) -> None:
         at_least("method.lora.r", self.r, 1)
+        if self.r is not None:
+            need_package("peft", "peft", "method.lora")
         at_least("method.lora.lora_alpha", self.lora_alpha, 1)
         at_least("method.lora.lora_dropout", self.lora_dropout, 0)
         defaults = Lora.__dataclass_fields__

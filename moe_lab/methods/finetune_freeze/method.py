@@ -9,12 +9,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.errors import ConfigError, ModelError, ResultsError
+from moe_lab.errors import ConfigError, ModelError, ResultsError, need_package
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
@@ -143,11 +142,8 @@ class FinetuneFreeze(TrainingMethod):
         )
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        if self.config.optimizer == EIGHT_BIT and find_spec("torchao") is None:
-            raise ConfigError(
-                f"method.optimizer={EIGHT_BIT} needs the package torchao, which is not installed.\n"
-                "In the checkout of moe_lab: pip install -e '.[torchao]'"
-            )
+        if self.config.optimizer == EIGHT_BIT:
+            need_package("torchao", "torchao", f"method.optimizer={EIGHT_BIT}")
         return super().resolve_model(config, facts, free)
 
     def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:

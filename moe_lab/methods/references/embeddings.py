@@ -11,7 +11,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from moe_lab.config.progress import Progress
 from moe_lab.engine.pass_size import pass_budget
-from moe_lab.errors import ConfigError, reading
+from moe_lab.errors import ConfigError, need_package, reading
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.hub import is_offline
 from moe_lab.models.identity import digest_of, folder_content
@@ -77,11 +76,7 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
         if not path.is_file():
             raise ConfigError(f"method.embeddings={how}: there is no such file. {DEFAULT}")
         return {"embeddings": digest_of(path)}
-    if find_spec("sentence_transformers") is None:
-        raise ConfigError(
-            f"method.embeddings={how} is a sentence-transformers model, and that package is not installed.\n"
-            f"In the checkout of moe_lab: pip install -e '.[embeddings]'. {DEFAULT}"
-        )
+    need_package("sentence_transformers", "embeddings", f"method.embeddings={how}")
     if not path.is_dir():
         return {"embeddings": str(how)}
     modules = path / "modules.json"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import above_zero, at_least
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError, ModelError, need_package
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method, check_first_gpu
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
@@ -46,6 +46,7 @@ class VirtualTokensConfig(Method.Config):
     reference_size: int | None = None
 
     def __post_init__(self) -> None:
+        need_package("peft", "peft", f"method={self.name}")
         for key in ("virtual_tokens", "epochs", "batch_size", "reference_size"):
             at_least(f"method.{key}", getattr(self, key), 1)
         if self.virtual_tokens > MOST_VIRTUAL_TOKENS:

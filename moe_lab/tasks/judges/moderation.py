@@ -1,4 +1,4 @@
-"""OpenAI's moderation endpoint as judge, by the official client (pip install -e '.[openai]').
+"""OpenAI's moderation endpoint as judge, by the official client (pip install 'moe-lab[openai]').
 
 The client reads OPENAI_API_KEY and OPENAI_BASE_URL. It repeats a request after status 408, 409, 429, 5xx and lost
 connections, after the time in Retry-After, else with increasing pauses.
@@ -11,11 +11,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
-from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.errors import ConfigError, MoeLabError, need_package
 from moe_lab.tasks.judges import Exchange, Judge, JudgeAll, OnVerdict, Verdict
 
 DEFAULT = "omni-moderation-latest"
@@ -45,10 +44,8 @@ class Moderation(Judge):
         return self.config.task.moderation_model or DEFAULT
 
     def check(self) -> None:
+        need_package("openai", "openai", "task.judges=openai")
         needs = {
-            "OpenAI's client, which is not installed.\nIn the checkout of moe_lab: pip install -e '.[openai]'": (
-                find_spec("openai") is None
-            ),
             "a key in the environment variable OPENAI_API_KEY.": not os.environ.get("OPENAI_API_KEY"),
             "the network, which offline=true forbids.": self.config.offline,
         }

@@ -225,9 +225,9 @@ def test_nothing_is_uploaded_that_is_not_asked_to_be():
 
 
 def test_what_saves_memory_is_refused_where_it_does_not_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: name != "torchao" or None)
     ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit", "baseline=false")
-    assert ended.code == 2 and "needs the package torchao" in ended.err
+    assert ended.code == 2 and "pip install 'moe-lab[torchao]'" in ended.err
     monkeypatch.setattr(module, "num_processes", lambda: 2)
     ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit")
     assert ended.code == 2 and "trains in one process" in ended.err

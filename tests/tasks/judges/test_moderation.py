@@ -139,8 +139,8 @@ def test_what_is_missing_is_told_before_anything_runs(monkeypatch):
         judge().check()
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     judge().check()
-    monkeypatch.setattr(moderation, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[openai\]'"):
+    monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'moe-lab\[openai\]'"):
         judge().check()
     monkeypatch.undo()
     monkeypatch.setenv("OPENAI_API_KEY", KEY)

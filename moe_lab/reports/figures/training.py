@@ -7,7 +7,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.primitives import bars, curve, curves, panel_per, panels, panels_by
+from moe_lab.reports.figures.primitives import bars, curve, curves, panels, panels_by
 from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, Drawing, step_axis
 from moe_lab.reports.papers.cells import CellTable, averages
 from moe_lab.reports.papers.experiment import MEASURE
@@ -136,8 +136,9 @@ def _draw(frame: DataFrame, title: str) -> Figure:
     steps = frame.groupby(["panel", "line", "step"], sort=False)
     settings = list(frame["panel"].unique())
 
-    def draw(axis: Axes, shown: tuple[str, str]) -> None:
-        column, setting = shown
+    figure, axes = panels(2 * len(settings), columns=len(settings), height=2.3, sharex=True, sharey="row")
+    figure.suptitle(title)
+    for axis, (column, setting) in zip(axes, product(SHOWN, settings), strict=True):
         means = steps[column].agg(value="mean", low="min", high="max").reset_index()
         curves(axis, means[means["panel"] == setting], "step", band="", ms=2)
         values = late[column].astype(float)
@@ -145,9 +146,10 @@ def _draw(frame: DataFrame, title: str) -> Figure:
         margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
         axis.set(title=f"{setting}\n{SHOWN[column]}", xlabel="optimizer step", ylabel="nats per token")
         axis.set_ylim(values.min() - margin, values.max() + margin)
-
-    panels = list(product(SHOWN, settings))
-    return panel_per(panels, title, draw, columns=len(settings), height=2.3, sharex=True, sharey="row")
+        axis.label_outer()
+    for axis in axes[: len(settings)]:
+        axis.legend()  # each setting has lines of its own
+    return figure
 
 
 # The loss curve of a training, of its log.jsonl: figures/loss.png and .csv

@@ -32,6 +32,10 @@ def test_a_script_ends_and_says_what_to_look_at(script, tmp_path, monkeypatch, c
 
 def shown_by(cell: str, names: dict[str, Any]) -> Any:
     """Run a cell as a notebook does: what its last expression gives is shown."""
+    if cell.startswith("%%writefile "):
+        file, _, content = cell.removeprefix("%%writefile ").partition("\n")
+        Path(file).write_text(content, encoding="utf-8")
+        return None
     tree = ast.parse(cell)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "cell", "exec"), names)
@@ -57,7 +61,21 @@ def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch,
     assert not results.frame()["p_holm"].lt(0.05).any(), "the text says that none is significant"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", ["routing_idea", "hub_model"])
+def test_a_notebook_ends_in_a_plot_of_its_runs(notebook, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    cells = json.loads((EXAMPLES / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    names = dict[str, Any]()
+    shown = [shown_by("".join(cell["source"]), names) for cell in code]
+    assert capfd.readouterr() == ("", "")
+    assert any(hasattr(one, "_repr_png_") for one in shown) and not shown[-1]["value"].isna().any()
+
+
 def test_the_first_hour_lists_every_script():
     page = (EXAMPLES.parent / "docs" / "index.md").read_text(encoding="utf-8")
-    assert f"`examples/{NOTEBOOK.name}`" in page
+    assert all(f"`examples/{file.name}`" in page for file in EXAMPLES.glob("*.ipynb"))
     assert SCRIPTS and not [script.name for script in SCRIPTS if f"`examples/{script.name}`" not in page]

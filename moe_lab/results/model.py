@@ -276,8 +276,9 @@ class RunResult(LmEvalResults):
 
     def paired(self, task: str, metric: str, other: str = BASE) -> Paired:
         """The difference to another run; without a number where the runs are not compared."""
-        found = self.paired_with_base if other == BASE else self.others[other].paired
-        return Paired.from_json(found.get(task, {}).get(metric, {}))
+        found = self.others.get(other)
+        pairs = self.paired_with_base if other == BASE else found.paired if found else {}
+        return Paired.from_json(pairs.get(task, {}).get(metric, {}))
 
     def _other(self, name: str) -> OtherRun | None:
         return self.baseline if name == BASE else self.others.get(name)

@@ -47,6 +47,11 @@ def results_of(scores, tasks, **more):
     return result_with(scores, task=asked, samples={task: [0, 3] for task in tasks}, more=more)
 
 
+def test_a_run_that_another_is_not_compared_with_has_no_difference_to_it():
+    [score] = scores_of(results_of({"a": {"acc,none": 0.5}}, ["a"]), other="calibration")
+    assert (score.value, score.other, score.baseline, score.difference) == (0.5, "calibration", None, None)
+
+
 def test_the_headline_is_the_tasks_own_metric_else_the_first():
     scores = {"alias": "t", "acc_norm,none": 0.2, "acc_norm_stderr,none": 0.1, "acc,none": 0.3}
     assert headline(scores, "acc,none") == "acc,none"

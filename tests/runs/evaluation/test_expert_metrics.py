@@ -176,13 +176,8 @@ def test_what_has_no_expert_metrics_is_refused_before_weights_load(typed, named,
     assert not (tmp_path / "out").exists()
 
 
-TRAINED = [
-    "method=finetune-freeze",
-    "task=toy_choice",
-    "limit=4",
-    "method.max_steps=2",
-    "method.dataset_size=8",
-]
+TRAINED = ["method=finetune-freeze", "task=toy_choice", "limit=4"]
+TRAINED += ["method.max_steps=2", "method.dataset_size=8"]
 TRAINED += ["method.compare_with_full=false", "method.validation_size=2"]
 
 

@@ -72,12 +72,12 @@ def to_config(cell: Cell) -> Config:
     keys = {override.partition("=")[0].lstrip("+") for override in cell.overrides}
     typed: dict[str, Any] = {}
     for group, schema in GROUP_CONFIGS.items():
-        section = _section(values, group)
+        section = values[group]
         name = cell.choices[group] if section.get("name") is None else section["name"]
         if group == "model" and section.get("path") and "model.path" in keys and "model.name" not in keys:
             name = PurePath(str(section["path"])).name
         typed[group] = build(schema, {**section, "name": name}, prefix=f"{group}.", texts=True)
-    method = _section(values, "method")
+    method = values["method"]
     method_class = get_method(str(method.get("name")))
     config = config_class(str(method.get("name")), method)
     typed["method"] = build(config, method, prefix="method.", owners=methods_with, texts=True)
@@ -102,10 +102,3 @@ def _check_texts(values: dict[str, Any], prefix: str = "") -> None:
             raise ConfigError(f"{prefix}{key}= has no value. Give one, or leave {prefix}{key} out.")
         if isinstance(value, dict) and key in (*GROUP_CONFIGS, "method"):
             _check_texts(value, f"{key}.")
-
-
-def _section(values: dict[str, Any], group: str) -> dict[str, Any]:
-    section = values[group]
-    if not isinstance(section, dict):
-        raise ConfigError(f"{group}={section}: choose an option of conf/{group}/ (see --help).")
-    return section

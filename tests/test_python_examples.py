@@ -125,11 +125,14 @@ def test_the_public_names():
 
 
 def test_every_public_name_has_an_example_and_a_docstring():
-    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    page, table = (
+        (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("python.md", "reference.md")
+    )
     for name in moe_lab.__all__:
         assert re.search(rf"\b{name}\(", "".join(examples_of("docs/python.md"))), name
         assert f"`{name}`" in page, name
         assert len(getattr(moe_lab, name).__doc__) > 100, name
+        assert f"| `{name}` | {' '.join(getattr(moe_lab, name).__doc__.split())[:16]}" in table, name
     assert set(moe_lab.__all__) <= set(dir(moe_lab))
     with pytest.raises(AttributeError, match="no attribute 'Roe'"):
         _ = moe_lab.Roe

@@ -16,10 +16,26 @@ from moe_lab.engine.hf import Request
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.policy_method import PolicyMethod, Settings
-from moe_lab.methods.profile import read_profile
+from moe_lab.methods.profile import Profile, read_profile
 from tests.support.opened_methods import opened
-from tests.support.profiles import PROFILE
 from tests.support.runs import facts
+
+PROFILE = Profile(
+    model="tiny",
+    task="toy_math",
+    study="tiny-toy_math-perplexity-0123",
+    tuning="tpe",
+    metric="perplexity",
+    n=8,
+    trials=50,
+    trial=31,
+    score=1.25,
+    untuned_score=1.5,
+    split="validation",
+    samples={"toy_math": [1, 5]},
+    documents=["00ff00ff00ff00ff", "1234567890123456"],
+    temperature=[0.0, 0.1234567890123, 0.0, 0.4],
+)
 
 
 def calibration(**keys):

@@ -77,17 +77,8 @@ def exit_code(function: Callable[..., Any], *args: Any) -> int | None:
     """How a process ends that is forked from this one and calls the function; minus the signal that kills it."""
     process = multiprocessing.get_context("fork").Process(target=function, args=args)
     process.start()
-    process.join(600)
+    process.join(120)
     return process.exitcode
-
-
-def run_cases(file: str) -> None:
-    """Run a file of this folder's tests in a process of its own, with the stand-in for a GPU.
-
-    With another device autograd starts threads, after which a process cannot fork, as other tests do.
-    """
-    options = ["-q", "-p", "no:cacheprovider", str(Path(__file__).with_name(file))]
-    assert exit_code(lambda: sys.exit(pytest.main(options))) == 0
 
 
 def fork_command(cwd: Path, *argv: str) -> BaseProcess:

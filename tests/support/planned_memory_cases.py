@@ -52,7 +52,7 @@ class Case:
         cache, prefill = rng.choice(["clean", "standard", "none"]), rng.choice(["noisy", "clean"])
         self.shape = Ensemble(n, cache=cache if n > 1 else "clean", prefill=prefill)
         vocabulary = int(LARGEST_VOCABULARY ** rng.uniform(0.5, 1))
-        self.config = deepcopy(make_model(rng.choice(FAMILIES), vocab_size=512).config)
+        self.config = deepcopy(make_model(rng.choice(FAMILIES), vocab_size=512, num_hidden_layers=3).config)
         self.config.vocab_size, self.config.eos_token_id = vocabulary, None
 
         longest, count = rng.choice([20, 100, 200]), rng.choice([1, 3, 6])

@@ -1,16 +1,18 @@
 """Short pre-trainings of small designs on random rows."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.pretrain.method import Pretrain
-from moe_lab.methods.pretrain.training import Training
+from moe_lab.methods.pretrain.training import Training, train
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables
 from tests.support.models import make_tokenizer
@@ -78,3 +80,12 @@ def training_of(
         held_out=rows(method.validation_rows, method.sequence_length, seed=1),
         dtype=dtype,
     )
+
+
+def pretrain_in_turn(trainings: dict[Path, dict[str, Any]]) -> None:
+    """What each of two processes does: train each design and write down what this process's model holds."""
+    dist.init_process_group("gloo")
+    for folder, settings in trainings.items():
+        weights = train(training_of(folder, **settings)).model.state_dict()
+        torch.save(weights, folder / f"rank{os.environ['RANK']}.pt")
+    dist.destroy_process_group()

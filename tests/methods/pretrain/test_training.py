@@ -27,8 +27,7 @@ from moe_lab.methods.pretrain.training import leak, learning_rate, parameters_of
 from moe_lab.methods.trained import last_checkpoint
 from tests.support.models import make_model
 from tests.support.once import made_once
-from tests.support.pretraining_ranks import pretrain_in_turn
-from tests.support.pretrainings import design, rows, training_of
+from tests.support.pretrainings import design, pretrain_in_turn, rows, training_of
 from tests.support.ranks import fork_ranks
 from tests.support.routed_designs import made
 from tests.support.tiers import first_fast

@@ -134,6 +134,7 @@ def test_the_plan_is_that_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
     assert "To run: 3" in plan._repr_html_() and len(plan) == 3
 
 
+@pytest.mark.slow
 def test_an_experiment_is_planned(tmp_path):
     plan = moe_lab.plan(["experiment=roe/figure3", "scale=tiny", f"output_dir={tmp_path}"])
     assert {"roe", "base"} <= set(plan.frame()["method"]) and not any(tmp_path.iterdir())

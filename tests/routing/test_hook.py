@@ -172,6 +172,7 @@ def test_a_policy_of_ones_own_decides_last_inside_roe(olmoe, tokenizer, cache):
     assert abs(score - roe.loglikelihood("what is", " a cat")) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_policy_of_ones_own_decides_last_inside_c3po_and_metrics(olmoe, tokenizer):
     keys = {"k": 2, "layers": "last2", "steps": 2, "core_experts": 4, "learning_rate": [0.5, 0.5]}
     other = dropping(olmoe)

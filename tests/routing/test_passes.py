@@ -33,7 +33,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=first_fast(reversed(KINDS), 2))
+@pytest.fixture(params=first_fast(reversed(KINDS)))
 def kind(request):
     return request.param
 

@@ -33,6 +33,7 @@ def test_each_method_answers_once_and_the_plan_has_its_hours(tmp_path, capsys):
     assert not list(tmp_path.glob("pilots/runs/*/report*")) and speed == measured_speed(tmp_path, *LABEL)
 
 
+@pytest.mark.slow
 def test_the_documents_of_a_pilot_are_divided_among_tasks(tmp_path, capsys):
     command = "mode=plan pilot=4 method=base model=tiny task=lm_eval task.name=[toy_choice,toy_math]".split()
     ended = run_command(capsys, *command, f"output_dir={tmp_path}")

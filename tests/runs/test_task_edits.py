@@ -351,6 +351,7 @@ def test_an_edit_is_another_run(run_id, name):
     assert run_id(name) != run_id(None)
 
 
+@pytest.mark.slow
 def test_no_two_edits_are_one_run(run_id):
     assert len(EDITS) >= 50 and len({run_id(name) for name in EDITS}) == len(EDITS)
 

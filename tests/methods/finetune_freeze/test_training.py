@@ -412,6 +412,7 @@ def test_patience():
     assert control.should_training_stop, "what others stopped stays so"
 
 
+@pytest.mark.slow
 def test_it_stops_early_with_the_best_epochs_weights(tmp_path):
     model, best = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     told = train(model, tmp_path / "stopped", **RISING)["validation"]

@@ -111,6 +111,7 @@ def test_retained_experts_are_counted_by_the_routers_rank(tmp_path):
     assert len((tmp_path / "f.csv").read_text().splitlines()) == 1 + 4
 
 
+@pytest.mark.slow
 def test_the_question_shown_is_the_first_that_became_right(tmp_path):
     for answers, shown in ((["AB", "BAB", "BA", "BA"], "Question: 2?"), (["AA", "AB", "BB"], "Question: 0?")):
         png, _ = draw_sample([run_of(tmp_path / answers[0], answers)]).save(tmp_path, "f")

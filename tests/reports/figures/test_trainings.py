@@ -95,6 +95,7 @@ def test_nothing_measured_draws_nothing(tmp_path):
 AXES = {"rows": ["method.label"], "columns": ["method.regularizers", "method.shared_experts", "measure"]}
 
 
+@pytest.mark.slow
 def test_a_panel_has_a_line_for_each_granularity(tmp_path):
     for seed in (0, 1):
         lines = [

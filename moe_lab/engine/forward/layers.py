@@ -77,6 +77,7 @@ class PerToken:
         self.change = change
         self.names = (*_PER_TOKEN, "attention_mask") if masks else _PER_TOKEN
         self._changed: list[tuple[Tensor, Tensor]] = []
+        """Each input of a layer so far, and what became of it."""
 
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The changed inputs of a layer. Hidden states stay.
@@ -88,11 +89,12 @@ class PerToken:
                 raise RoutingError(
                     f"Decoder layers that take `{name}` cannot take routing samples; use method=base."
                 )
-        return inputs | {name: self._of(inputs[name]) for name in self.names if name in inputs}
+        return inputs | {name: self._changed_input(inputs[name]) for name in self.names if name in inputs}
 
-    def _of(self, value: Any) -> Any:
+    def _changed_input(self, value: Any) -> Any:
+        """A tensor is changed once for all layers that get the same object, a tuple part by part, others never."""
         if isinstance(value, tuple):
-            return tuple(self._of(part) for part in value)
+            return tuple(self._changed_input(part) for part in value)
         if not isinstance(value, Tensor):
             return value
         for known, changed in self._changed:

@@ -207,8 +207,8 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     sample = [text for index in range(GROUPS) for text in documents(seed=-1, index=index, count=500)]
-    named = [" ".join(["", *answers()])] * 200
-    bpe.train_from_iterator(sample + named, trainer)
+    frequent = [" ".join(["", *answers()])] * 200  # so that every answer is one token
+    bpe.train_from_iterator(sample + frequent, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=END)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

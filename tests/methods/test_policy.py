@@ -6,6 +6,7 @@ first trial is taken for the base model, a function that no worker can import.
 """
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,17 @@ def test_a_wrong_function_or_key_is_one_message(ideas, capsys, override, message
         capsys, "method=policy", "method.policy=ideas.py:drop_weakest", override, "task=toy_choice"
     )
     assert ended.code == 2 and message in ended.err and "Traceback" not in ended.err
+
+
+def test_the_keys_of_a_function_apply_to_its_cells_of_an_experiment(ideas, capsys):
+    scale = {"grid": {"task": ["toy_choice"], "method": ["base", ["policy", "method.policy=ideas.py:drop_weakest"]]}}
+    Path("experiments").mkdir()
+    Path("experiments/mine.yaml").write_text(
+        json.dumps({"title": "", "source": "", "scales": {"tiny": scale}, "rows": ["method"], "columns": ["task"]})
+    )
+    command = ["--config-dir", ".", "experiment=mine", "mode=plan"]
+    assert "To run: 2," in run_command(capsys, *command, "method.scale=0.3").out
+    assert "Did you mean 'scale'" in run_command(capsys, *command, "method.scal=0.3").err
 
 
 def test_a_file_that_cannot_be_imported_is_one_message(ideas):

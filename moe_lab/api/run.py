@@ -48,7 +48,7 @@ def run(
 
 def _text(value: Any) -> str:
     """A value as Hydra reads it: true, null, [1, 2], {a: 1}."""
-    return value if isinstance(value, str) else re.sub(r'"(\w+)": ', r"\1: ", json.dumps(value))
+    return str(value) if isinstance(value, str | Path) else re.sub(r'"(\w+)": ', r"\1: ", json.dumps(value))
 
 
 def _place_of(policy: Any) -> str:

@@ -138,7 +138,7 @@ def _quote_path(path: str) -> str:
 
 # Hydra proposes `+key` and `++key`, which are refused here.
 ADVICE_TO_FORCE = re.compile(r"use \+|a second \+")
-AMBIGUOUS = re.compile(r"Ambiguous value for argument '([^=]+)=(.*)'")
+AMBIGUOUS = re.compile(r"Ambiguous value for argument '\+*([^=]+)=(.*)'")
 REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 

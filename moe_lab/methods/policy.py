@@ -14,7 +14,6 @@ The function is what `moe_lab.override` takes. Its arguments with defaults are k
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.validators import build, did_you_mean
@@ -54,7 +54,8 @@ class FunctionPolicy(PolicyMethod):
         roe: dict[str, Any] | None = None
         """Keys of method=roe."""
         space: dict[str, list[int | float]] | None = None
-        """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the least and the largest one."""
+        """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the ends of the
+        range, which the function's default widens where it lies outside."""
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -166,9 +167,9 @@ def _module(path: Path, content: bytes) -> Any:
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == path:
         return main  # a script that runs itself: importing it would run it again
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(f"{path.stem}-{hashlib.sha256(content).hexdigest()[:8]}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where the dataclasses of a file look for their annotations
     try:
         exec(compile(content, path, "exec"), vars(module))
     except Exception as error:
@@ -185,14 +186,13 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 def _config_class(function: Callable[..., Any]) -> type[Method.Config]:
     """`FunctionPolicy.Config` with the function's keys."""
     base = FunctionPolicy.Config
-    hints, taken = inspect.get_annotations(function, eval_str=True), {each.name for each in fields(base)}
-    own = []
+    taken, own = {each.name for each in fields(base)}, []
     for key, value in defaults_of(function).items():
         if key in taken or not isinstance(value, bool | int | float | str):
             raise ConfigError(
                 f"{function.__name__}({key}={value!r}): the default must be a number, a text, true or false, and the "
                 f"name none of {', '.join(sorted(taken))}, which method=policy has itself."
             )
-        usual = int | float if type(value) is int else type(value)
-        own.append((key, hints.get(key, usual), field(default=value)))
+        kind = int | float if type(value) is int else type(value)
+        own.append((key, kind, field(default=value)))
     return make_dataclass("Config", own, bases=(base,), kw_only=True)

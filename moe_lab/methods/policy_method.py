@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Settings = dict[str, float]
 """Values of the keys of a method that are tuned."""
-NOT_SETTINGS = ("name", "profile", "space")
+NOT_SETTINGS = ("name", "profile", "space", "policy", "roe")
 """Keys that are not in a profile."""
 
 
@@ -161,4 +161,4 @@ def _settled(config: Any, profile: Profile) -> Any:
                 f"method.{key}={getattr(config, key)} contradicts method.profile={config.profile}, which has {value}. "
                 "Leave one of them out."
             )
-    return build(type(config), settings | {"name": config.name, "profile": config.profile}, "method.")
+    return build(type(config), vars(config) | settings, "method.")

@@ -6,6 +6,7 @@ first trial is taken for the base model, a function that no worker can import.
 """
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import moe_lab
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.results.identity import run_id
 from tests.support import rounding
 from tests.support.command import run_command
 from tests.support.models import small_model
@@ -30,6 +32,20 @@ from tests.support.routed_by_hand import (
 )
 
 IDEAS = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moe_lab.routing.hook import Router, Routing
+
+
+@dataclass
+class Known:
+    experts: int = 2
+
+
 def drop_weakest(router, routing, scale=0.0, layers=9):
     """The weakest expert with a share of its weight, in the first layers."""
     if router.layer >= layers:
@@ -39,8 +55,8 @@ def drop_weakest(router, routing, scale=0.0, layers=9):
     return routing._replace(weights_TK=weights_TK)
 
 
-def strongest(router, routing):
-    return routing._replace(weights_TK=routing.weights_TK[:, :1], index_TK=routing.index_TK[:, :1])
+def strongest(router: Router, routing: Routing, k: float = 1) -> Routing:
+    return routing._replace(weights_TK=routing.weights_TK[:, :k], index_TK=routing.index_TK[:, :k])
 
 
 def without_default(router, routing, scale):
@@ -117,7 +133,8 @@ def test_the_content_of_the_file_is_in_the_identity(ideas):
     ideas.rename("renamed.py")
     assert policy("drop_weakest", file="renamed.py").identity(FACTS) == own
     assert policy("drop_weakest", file="renamed.py", scale=0.5).identity(FACTS) != own
-    assert policy("strongest", file="renamed.py").identity(FACTS) != own
+    strongest = policy("strongest", file="renamed.py").identity(FACTS)
+    assert run_id(strongest) == run_id(policy("strongest", file="renamed.py", k=1).identity(FACTS)) != run_id(own)
     Path("renamed.py").write_text(IDEAS + "\nMORE = 1\n", encoding="utf-8")
     assert policy("drop_weakest", file="renamed.py").identity(FACTS) != own
 
@@ -133,6 +150,7 @@ def test_the_content_of_the_file_is_in_the_identity(ideas):
         ("method.policy=ideas.py:with_a_taken_name", "the name none of name, policy, profile, roe"),
         ("method.scal=1", "Did you mean 'method.scale'"),
         ("method.scale=much", "expected a number"),
+        ("method.scale=0,1", "Error: method.scale=0,1: a key takes one value. A grid: -m method.scale=0,1."),
         ("method.roe={temprature: 1}", "Did you mean 'method.roe.temperature'"),
         ("tuning=grid", "method.space={scale: [0.5, 1.0]}"),
     ],
@@ -142,6 +160,17 @@ def test_a_wrong_function_or_key_is_one_message(ideas, capsys, override, message
         capsys, "method=policy", "method.policy=ideas.py:drop_weakest", override, "task=toy_choice"
     )
     assert ended.code == 2 and message in ended.err and "Traceback" not in ended.err
+
+
+def test_the_keys_of_a_function_apply_to_its_cells_of_an_experiment(ideas, capsys):
+    scale = {"grid": {"task": ["toy_choice"], "method": ["base", ["policy", "method.policy=ideas.py:drop_weakest"]]}}
+    Path("experiments").mkdir()
+    Path("experiments/mine.yaml").write_text(
+        json.dumps({"title": "", "source": "", "scales": {"tiny": scale}, "rows": ["method"], "columns": ["task"]})
+    )
+    command = ["--config-dir", ".", "experiment=mine", "mode=plan"]
+    assert "To run: 2," in run_command(capsys, *command, "method.scale=0.3").out
+    assert "Did you mean 'scale'" in run_command(capsys, *command, "method.scal=0.3").err
 
 
 def test_a_file_that_cannot_be_imported_is_one_message(ideas):
@@ -161,7 +190,7 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     ended = run_command(capsys, "-m", *own, "method.scale=0,0.5", *task)
     assert "method.scale=0.5 " in ended.out and "difference" in ended.out, ended.out
     function = importlib.import_module("ideas").drop_weakest
-    results = moe_lab.run(policy=function, task="toy_choice", limit=12, output_dir="out", quiet=True)
+    results = moe_lab.run(policy=function, task="toy_choice", limit=12, output_dir=Path("out"), quiet=True)
     assert len(list(Path("out/runs").glob("*policy*"))) == 2, "the first cell of the grid"
     assert list(results.frame()["method"]) == ["base", "policy"]
     assert run_command(capsys, *own, "method.roe.n=2", *task).code == 0
@@ -169,8 +198,11 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     search = ["method.space={scale: [0.5, 2]}", "tuning.metric=perplexity", "tuning.num_samples=8"]
     for tuning in ("grid", "tpe"):
         trials = ["tuning.n_trials=3"] if tuning == "tpe" else []
-        ended = run_command(capsys, *own, *search, *trials, f"tuning={tuning}", *task)
-        assert ended.code == 0 and "calibrated" not in ended.out, ended.err
+        for function in ("ideas.py:drop_weakest", f"{ideas}:drop_weakest"):  # one study, whose profile has no path
+            file = f"method.policy={function}"
+            ended = run_command(capsys, *own, file, *search, *trials, f"tuning={tuning}", *task)
+            assert ended.code == 0 and "calibrated" not in ended.out, ended.err
+    assert len(list(Path("out/studies").iterdir())) == 2
 
 
 @pytest.mark.parametrize("function", [lambda router, routing: None, 3, len])

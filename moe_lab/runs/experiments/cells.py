@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, MoeLabError
-from moe_lab.methods import methods_with
+from moe_lab.methods import config_class, methods_with
 from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
@@ -102,11 +102,13 @@ def _composed(overrides: tuple[str, ...], config_dirs: tuple[str, ...]) -> Cell:
 
 
 def _method(experiment: Experiment, overrides: list[str], base: Cell) -> dict[str, Any]:
-    """The keys of a cell's method with their defaults."""
-    choices = [override for override in [*overrides, *_typed(base)] if _key(override) == "method"]
+    """The keys of a cell's method; its name is a value."""
+    given = [*overrides, *_typed(base), *base.method_keys]
+    chosen = ("method", "method.policy") if "method=policy" in given else ("method",)
+    choices = [override for override in given if _key(override) in chosen]
     with _naming(experiment, overrides):
         method: dict[str, Any] = _composed(tuple(choices), tuple(base.config_dirs)).values["method"]
-    return method
+    return {key.name: None for key in fields(config_class(method["name"], method))} | method
 
 
 @contextmanager

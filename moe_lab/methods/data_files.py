@@ -63,13 +63,10 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
         folders = sorted({match["folder"] or "./" for match in matches})
         parts = int(matches[0]["parts"] or len(matches)) if matches else 0
         if len(folders) != 1 or len(matches) != parts:
-            if not matches:
-                has = "no file of a train split (train.jsonl, data/train-00000-of-00001.parquet)"
-            elif len(folders) > 1:
-                has = f"several train splits, in {', '.join(folders)}"
-            else:
-                has = f"a train split of {parts} files, of which {len(matches)} are here"
-            raise TaskError(f"The data set {id} has {has}. Give a file of your own: {key}=<file>.jsonl")
+            raise TaskError(
+                f"The data set {id} needs one complete train split (train.jsonl, data/train-00000-of-00001.parquet), "
+                f"and has {len(matches)} files in {', '.join(folders) or 'none'}. Give your own: {key}=<file>.jsonl"
+            )
         names = [match[0] for match in matches]
         fetch(id, "dataset", commit, tuple(map(escape, names)), only)
     except MoeLabError:

@@ -186,7 +186,6 @@ COMMANDS = {
     "pretrain method.dataset={tmp}/empty.txt": "has no text",
     "pretrain dtype=float16": "float16 overflows",
     "pretrain model.experts_per_token=4": "Use method.experts_per_token",
-    "pretrain seed=4294967296": "seeds below 2^32",
     "pretrain device=cuda:1": "cuda",
     "finetune-freeze method.schedule=none-routers": "Did you mean 'none-router'",
     "finetune-freeze method.phases=[{frozen:[router],until:0.4}]": "end at 0.4",

@@ -234,11 +234,10 @@ def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
 
 def _conversation(row: Any, place: str) -> Conversation:
     row = row if isinstance(row, dict) else {}
-    if isinstance(turns := row.get("conversations"), list) and not isinstance(row.get("messages"), list):
-        if not all(isinstance(text, str) for text in turns):
-            raise TaskError(f"{place}: `conversations` must be a list of texts.")
-        return [{"role": ROLES[1 + number % 2], "content": text} for number, text in enumerate(turns)]
-    if not isinstance(messages := row.get("messages"), list):
+    messages, turns = row.get("messages"), row.get("conversations")
+    if isinstance(turns, list) and not isinstance(messages, list):
+        messages = [{"role": ROLES[1 + number % 2], "content": text} for number, text in enumerate(turns)]
+    if not isinstance(messages, list):
         raise TaskError(
             f"{place}: not a conversation. A row needs `messages`, a list of roles and contents, or `conversations`, "
             "a list of the texts of user and assistant in turn."

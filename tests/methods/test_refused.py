@@ -58,7 +58,6 @@ SETTINGS = {
         ({"activate": 11}, "method.activate=11.*from 0 to 10"),
         ({"deactivate": 21}, "method.deactivate=21.*from 0 to 20"),
         ({"dataset_size": 0}, "method.dataset_size=0"),
-        ({"positive": "a", "negative": "a"}, "method.positive=a and method.negative=a"),
     ],
     "c3po": [
         *(
@@ -147,6 +146,7 @@ COMMANDS = {
     "steer task=toy_safety method.negative=nothing:wrong": "method.negative=nothing:wrong",
     "steer task=toy_safety method.positive=nothing": "method.positive=nothing is unknown",
     "steer method.negative=toy_math:wrong": "toy_math has no choices",
+    "steer method.negative=toy_safe": "method.positive=toy_safe and method.negative=toy_safe have the same texts",
     "c2r method.partners=2": "from 3 to 15",
     "c2r method.partners=16": "method.partners=16",
     "c2r method.profile=/nowhere": "metrics=expert",
@@ -159,8 +159,7 @@ COMMANDS = {
     "icl method.embeddings=nosuch.safetensors": "no such file",
     "icl task=toy_math task.answer=text": "multiple-choice",
     "prefix-tuning method.virtual_tokens=0": "at least 1",
-    "prefix-tuning method.virtual_tokens=2000": "at most 1024",
-    "prefix-tuning max_length=20": "leaves no room",
+    "prefix-tuning method.virtual_tokens=2000 max_length=100": "leaves no room",
     "prefix-tuning method.learning_rate=0": "above 0",
     "prefix-tuning method.epochs=0": "at least 1",
     "prefix-tuning device=cuda:1": "cuda",

@@ -86,7 +86,10 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
     state = TrainerState()
     if checkpoint is not None:
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    if not (was_done := is_done(training, state)):
+    was_done = state.global_step >= recipe.steps(len(training.rows))
+    if recipe.early_stop_patience is not None:
+        was_done |= stopped(losses_of(state.log_history), recipe.early_stop_patience)
+    if not was_done:
         state = run_on_all_ranks(partial(train_on_rank, training, model))
         gc.collect()  # the Trainer, with its model, is in reference cycles
     kept = state.best_global_step or state.global_step
@@ -170,15 +173,6 @@ def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
     if lora is None:
         return loaded
     return replace(loaded, model=with_lora(loaded.model, lora, config, loaded.facts.commit))
-
-
-def is_done(training: Training, state: TrainerState) -> bool:
-    """Whether the training ends in this state, or stopped early."""
-    recipe = training.recipe
-    if state.global_step >= recipe.steps(len(training.rows)):
-        return True
-    patience = recipe.early_stop_patience
-    return patience is not None and stopped(losses_of(state.log_history), patience)
 
 
 def train(

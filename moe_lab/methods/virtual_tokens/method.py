@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 
-MOST_VIRTUAL_TOKENS = 1024
 RECIPE = ("name", "virtual_tokens", "learning_rate", "epochs", "batch_size")
 """Keys that determine an adapter. The others choose the questions of its training."""
 RECORDED = ("questions", "steps", "parameters", "loss_of_last_epoch", "reference")
@@ -49,10 +48,6 @@ class VirtualTokensConfig(Method.Config):
         need_package("peft", "peft", f"method={self.name}")
         for key in ("virtual_tokens", "epochs", "batch_size", "reference_size"):
             at_least(f"method.{key}", getattr(self, key), 1)
-        if self.virtual_tokens > MOST_VIRTUAL_TOKENS:
-            raise ConfigError(
-                f"method.virtual_tokens={self.virtual_tokens}: must be at most {MOST_VIRTUAL_TOKENS}."
-            )
         above_zero("method.learning_rate", self.learning_rate)
 
 

@@ -63,16 +63,11 @@ class VirtualTokens(Method):
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
         from moe_lab.methods.references.reference_set import questions_content
-
-        check_first_gpu(config)
-        documents = check_choice_questions(config, self.config)
-        self._check_model(config, facts)
-        return questions_content(config, documents, facts)
-
-    def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.virtual_tokens.training import refusal
         from moe_lab.models.source import load_config
 
+        check_first_gpu(config)
+        documents = check_choice_questions(config, self.config)
         tokens, room = self.config.virtual_tokens, config.max_length or facts.max_length
         if tokens >= room:
             raise ConfigError(
@@ -88,6 +83,7 @@ class VirtualTokens(Method):
                 f"method={self.config.name} does not run on {facts.path or facts.name} (model type {facts.family}): "
                 f"{reason}."
             )
+        return questions_content(config, documents, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
         """Every answer with its prompt, without the virtual tokens, for which longer prompts are cut."""

@@ -154,6 +154,7 @@ COMMANDS = {
     "c2r method.dataset_size=0": "dataset_size",
     "icl method.k=0": "at least 1",
     "icl method.reference_size=0": "at least 1",
+    "icl method.reference_size=4 method.k=5": "method.k=5 neighbours are needed, and toy_choice:near have 4",
     "icl method.reference=nosuchtask": "nosuchtask",
     "icl method.reference=toy_math": "multiple-choice",
     "icl method.embeddings=nosuch.safetensors": "no such file",

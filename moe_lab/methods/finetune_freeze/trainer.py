@@ -158,10 +158,11 @@ class FreezeTrainer(MoeTrainer):
         decayed = set(self.get_decay_parameter_names(self.model))
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         groups = self.freezing.groups
-        others = [*groups["experts"], *groups["shared_experts"], *groups["other"]]
+        order = {key: number for number, key in enumerate(names)}
+        others = sorted([*groups["shared_experts"], *groups["other"]], key=lambda own: order[id(own)])
         settings = []
         self.schedule = []
-        for router, members in ((False, others), (True, groups["router"])):
+        for router, members in ((False, [*groups["experts"], *others]), (True, groups["router"])):
             rate = self.router_rate if router else self.rate
             for decay in (True, False):
                 own = [parameter for parameter in members if (names[id(parameter)] in decayed) == decay]

@@ -60,14 +60,13 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
         here = [path.relative_to(folder).as_posix() for path in files]
         there = here if only else HfApi().list_repo_files(id, repo_type="dataset", revision=commit)
         matches = [match for name in sorted(there) if (match := TRAIN.fullmatch(name))]
-        folders = sorted({match["folder"] or "./" for match in matches})
+        names = [match[0] for match in matches]
         parts = int(matches[0]["parts"] or len(matches)) if matches else 0
-        if len(folders) != 1 or len(matches) != parts:
+        if len({match["folder"] for match in matches}) != 1 or len(matches) != parts:
             raise TaskError(
                 f"The data set {id} needs one complete train split (train.jsonl, data/train-00000-of-00001.parquet), "
-                f"and has {len(matches)} files in {', '.join(folders) or 'none'}. Give your own: {key}=<file>.jsonl"
+                f"and has {', '.join(names[:5]) or 'none'}. Give a file of your own: {key}=<file>.jsonl"
             )
-        names = [match[0] for match in matches]
         fetch(id, "dataset", commit, tuple(map(escape, names)), only)
     except MoeLabError:
         raise

@@ -104,8 +104,10 @@ def training_routing(model: nn.Module, noise: RoutingNoise | None) -> Iterator[T
             yield routing
         return
     routers = [module for module in model.modules() if isinstance(module, DesignRouter)]
-    keep = lambda module, args, output: routing.keep(Routing(*output))  # noqa: E731 - a hook that returns nothing
-    handles = [router.register_forward_hook(keep) for router in routers]
+    handles = [
+        router.register_forward_hook(lambda module, args, output: routing.keep(Routing(*output)))
+        for router in routers
+    ]
     try:
         yield routing
     finally:

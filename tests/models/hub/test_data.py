@@ -134,7 +134,7 @@ def test_what_cannot_be_had_is_told(client, hub):
     for name, says in (
         ("lima", "GAIR/lima is gated.*HF_TOKEN"),
         ("me/missing", "me/missing is not on the hub"),
-        ("me/none", "me/none needs one complete train split .*, and has 0 files in none"),
+        ("me/none", "me/none needs one complete train split .*, and has none"),
     ):
         with pytest.raises(TaskError, match=says):
             read(name)
@@ -173,10 +173,16 @@ def test_minipile_is_read_at_a_commit_in_the_order_of_its_parts(client, hub):
 @pytest.mark.parametrize(
     "names, told",
     [
-        (("a-v1/train.jsonl", "b/train-00000-of-00001.parquet"), "has 2 files in a-v1/, b/"),
-        (("train.jsonl", "data/train.jsonl"), "has 2 files in ./, data/"),
-        (("data/train-00000-of-00002.parquet",), "has 1 files in data/"),
-        (("train.jsonl", "train/0.jsonl", "old/train/0.jsonl"), "has 3 files in ./, old/"),
+        (
+            ("a-v1/train.jsonl", "b/train-00000-of-00001.parquet"),
+            "has a-v1/train.jsonl, b/train-00000-of-00001.parquet",
+        ),
+        (("train.jsonl", "data/train.jsonl"), "has data/train.jsonl, train.jsonl"),
+        (("data/train-00000-of-00002.parquet",), "has data/train-00000-of-00002.parquet."),
+        (
+            ("train.jsonl", "train/0.jsonl", "old/train/0.jsonl"),
+            "has old/train/0.jsonl, train.jsonl, train/0.jsonl",
+        ),
     ],
 )
 def test_what_is_no_single_whole_split_is_refused(names, told, client, hub):

@@ -9,8 +9,8 @@ L = MoE layers, E = experts.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,25 +61,16 @@ class C2R(PolicyMethod):
         """T, the number of partners of each expert."""
         return facts.experts // 2 if self.config.partners is None else self.config.partners
 
-    def check(self, facts: ModelFacts) -> None:
-        check_partners(self.partners(facts), facts)
-
     def resolved(self, facts: ModelFacts) -> dict[str, Any]:
         return {"partners": self.partners(facts)}
 
-    @cached_property
-    def _given(self) -> tuple[Tensor, bool]:
-        """The pair counts of `profile`, and whether they were counted on test documents."""
-        return read_pairs(self.config.profile)
-
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The profile, or the data that it is recorded on. Raises ConfigError if it does not fit the model."""
+        """The profile, or the data that it is recorded on. Raises ConfigError if the model cannot be constrained."""
         check_one_process(config)
-        check_groups(config, facts)
+        check_constraint(config, self.partners(facts), facts)
         if self.config.profile is None:
             return {"data": self._conversations(config).digest, "length": LENGTH}
-        check_profile(self.config.profile, self._given[0], facts)
-        return {"profile": digest_of(self._given[0])}
+        return {"profile": digest_of(read_pairs(self.config.profile)[0])}
 
     def _conversations(self, config: RunConfig) -> Data:
         return read_data(config, self.config.dataset, self.config.dataset_size)
@@ -87,16 +78,11 @@ class C2R(PolicyMethod):
     def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
         from moe_lab.routing.policies import PartnersOnly, partners_of
 
-        if self.config.profile is None:
-            place, pairs = load_or_record(config, self._conversations(config), model)
-        else:
-            place, pairs = Path(self.config.profile), self._given[0]
-        policy = PartnersOnly(partners_of(pairs, self.partners(model.facts)))
-        return policy, {"profile": place.name, "profile_sha256": digest_of(pairs)}
+        pairs_LEE, profile = load_or_record(config, lambda: self._conversations(config), model)
+        return PartnersOnly(partners_of(pairs_LEE, self.partners(model.facts))), profile
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
-        on_test = self.config.profile is not None and self._given[1]
-        return {"partners": self.partners(facts), "test_profile": on_test}
+        return {"partners": self.partners(facts)}
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
@@ -127,8 +113,13 @@ def digest_of(pairs_LEE: Tensor) -> str:
     return hashlib.sha256(pairs_LEE.contiguous().numpy().tobytes()).hexdigest()
 
 
-def load_or_record(config: RunConfig, data: Data, model: LoadedModel) -> tuple[Path, Tensor]:
-    """(folder, pairs [L, E, E]) of a profile of the model's own routing on conversations, recorded once."""
+def load_or_record(
+    config: RunConfig, data: Callable[[], Data], model: LoadedModel
+) -> tuple[Tensor, dict[str, Any]]:
+    """(pairs [L, E, E], what results say about the profile) of `method.profile`.
+
+    By default of a profile of the model's own routing on conversations, recorded once.
+    """
     from safetensors.numpy import save
 
     from moe_lab.methods.tokenized import Rows
@@ -136,45 +127,46 @@ def load_or_record(config: RunConfig, data: Data, model: LoadedModel) -> tuple[P
     from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
 
     def record(folder: Path) -> dict[str, Any]:
-        rows, routes = Rows(conversation_rows(config, data.train, model.facts)), Routes()
+        rows, routes = Rows(conversation_rows(config, data().train, model.facts)), Routes()
         right_tokens(model.model, rows, routes)
         counts = count_rows(routes, rows)
         pairs_LEE = counts.pairs_GPLEE.sum(axis=(0, 1), dtype="int64")
         write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
         return {"conversations": len(rows), "tokens": counts.tokens_P[0]}
 
-    own = {"numerics": NUMERICS, "data": data.digest, "length": LENGTH}
-    folder, _ = stored_profile(config, own | model_content(config, model.facts), record)
-    return folder, read_pairs(folder / COUNTS)[0]
+    if config.method.profile is None:
+        own = {"numerics": NUMERICS, "data": data().digest, "length": LENGTH}
+        place, _ = stored_profile(config, own | model_content(config, model.facts), record)
+        pairs_LEE, on_test = read_pairs(place / COUNTS)[0], False
+    else:
+        place = Path(config.method.profile)
+        pairs_LEE, on_test = read_pairs(place)
+    said = {"profile": place.name, "profile_sha256": digest_of(pairs_LEE), "test_profile": on_test}
+    return pairs_LEE, said
 
 
-def check_partners(count: int, facts: ModelFacts) -> None:
-    """Raise ConfigError for a number of partners that the model's experts cannot have."""
+def check_constraint(config: RunConfig, count: int, facts: ModelFacts) -> None:
+    """Raise ConfigError for `count` partners or a `method.profile` that the model's experts cannot have.
+
+    Routers that choose within groups of experts are refused, because partners may be in other groups.
+    """
+    from moe_lab.models.source import load_config
+
     least, most = facts.top_k - 1, facts.experts - 1
     if not least <= count <= most:
         raise ConfigError(
             f"method.partners={count}: this model takes {facts.top_k} of {facts.experts} experts. Give a number from "
             f"{least} to {most}."
         )
-
-
-def check_groups(config: RunConfig, facts: ModelFacts) -> None:
-    """Raise ConfigError for routers that choose within groups of experts, because partners may be in other groups."""
-    from moe_lab.models.source import load_config
-
     architecture = load_config(config.model, offline=config.offline).get_text_config()
     if (getattr(architecture, "n_group", None) or 1) > 1:
         raise ConfigError(
             f"method={config.method.name}: this model ({facts.family}) chooses experts within groups, which cannot be "
             "limited to partners. Use a model that chooses among all experts."
         )
-
-
-def check_profile(path: str, pairs_LEE: Tensor, facts: ModelFacts) -> None:
-    """Raise ConfigError for the counts of another model."""
-    shape = (facts.moe_layers, facts.experts, facts.experts)
-    if tuple(pairs_LEE.shape) != shape:
+    path, shape = config.method.profile, (facts.moe_layers, facts.experts, facts.experts)
+    if path is not None and (given := tuple(read_pairs(path)[0].shape)) != shape:
         raise ConfigError(
-            f"method.profile={path} has counts of shape {tuple(pairs_LEE.shape)}, and this model has {shape} (layers, "
-            "experts, experts). Give a profile of this model."
+            f"method.profile={path} has counts of shape {given}, and this model has {shape} (layers, experts, "
+            "experts). Give a profile of this model."
         )

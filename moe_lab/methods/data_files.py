@@ -60,17 +60,13 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
         here = [path.relative_to(folder).as_posix() for path in files]
         there = here if only else HfApi().list_repo_files(id, repo_type="dataset", revision=commit)
         matches = [match for name in sorted(there) if (match := TRAIN.fullmatch(name))]
-        folders = sorted({match["folder"] or "./" for match in matches})
-        parts = int(matches[0]["parts"] or len(matches)) if matches else 0
-        if len(folders) != 1 or len(matches) != parts:
-            if not matches:
-                has = "no file of a train split (train.jsonl, data/train-00000-of-00001.parquet)"
-            elif len(folders) > 1:
-                has = f"several train splits, in {', '.join(folders)}"
-            else:
-                has = f"a train split of {parts} files, of which {len(matches)} are here"
-            raise TaskError(f"The data set {id} has {has}. Give a file of your own: {key}=<file>.jsonl")
         names = [match[0] for match in matches]
+        parts = int(matches[0]["parts"] or len(matches)) if matches else 0
+        if len({match["folder"] for match in matches}) != 1 or len(matches) != parts:
+            raise TaskError(
+                f"The data set {id} needs one complete train split (train.jsonl, data/train-00000-of-00001.parquet), "
+                f"and has {', '.join(names[:5]) or 'none'}. Give a file of your own: {key}=<file>.jsonl"
+            )
         fetch(id, "dataset", commit, tuple(map(escape, names)), only)
     except MoeLabError:
         raise
@@ -237,11 +233,10 @@ def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
 
 def _conversation(row: Any, place: str) -> Conversation:
     row = row if isinstance(row, dict) else {}
-    if isinstance(turns := row.get("conversations"), list) and not isinstance(row.get("messages"), list):
-        if not all(isinstance(text, str) for text in turns):
-            raise TaskError(f"{place}: `conversations` must be a list of texts.")
-        return [{"role": ROLES[1 + number % 2], "content": text} for number, text in enumerate(turns)]
-    if not isinstance(messages := row.get("messages"), list):
+    messages, turns = row.get("messages"), row.get("conversations")
+    if isinstance(turns, list) and not isinstance(messages, list):
+        messages = [{"role": ROLES[1 + number % 2], "content": text} for number, text in enumerate(turns)]
+    if not isinstance(messages, list):
         raise TaskError(
             f"{place}: not a conversation. A row needs `messages`, a list of roles and contents, or `conversations`, "
             "a list of the texts of user and assistant in turn."

@@ -61,16 +61,8 @@ class Profile:
     @property
     def block(self) -> dict[str, object]:
         """The `tuning` block of results.json."""
-        names = (
-            *("study", "model", "tuning", "metric", "n", "noise"),
-            *("settings", "trials", "trial", "score", "untuned_score"),
-            *("logit_scale", "calibrated_score", "calibrated_scale"),
-            *("at_bound", "split", "samples", "answers"),
-        )
-        block = {name: getattr(self, name) for name in names}
-        if self.settings is None:
-            del block["settings"]
-        return block
+        left_out = {"task", "documents", "temperature", *(["settings"] if self.settings is None else [])}
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def text(self) -> str:
         """The YAML file's content: what was found first, the documents last."""

@@ -82,11 +82,6 @@ class Steer(PolicyMethod):
             at_least("method.dataset_size", self.dataset_size, 1)
             at_least("method.activate", self.activate, 0)
             at_least("method.deactivate", self.deactivate, 0)
-            if self.positive == self.negative:
-                raise ConfigError(
-                    f"method.positive={self.positive} and method.negative={self.negative} are the same texts, in which "
-                    "no rate differs. Give two sets."
-                )
 
     def check(self, facts: ModelFacts) -> None:
         own, L = self.config, facts.moe_layers

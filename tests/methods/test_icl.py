@@ -160,12 +160,6 @@ def test_planned_tokens_are_an_upper_bound(keys, tmp_path, capsys):
     assert read <= whole <= planned if not keys[3:] else read <= planned
 
 
-def test_fewer_correct_references_than_demonstrations_are_told(tmp_path, capsys):
-    ended = command(capsys, tmp_path, "task=toy_choice", "limit=2", "method.reference_size=4", "method.k=5")
-    assert ended.code == 2
-    assert "method.k=5" in ended.err and "method.reference_size" in ended.err
-
-
 def test_a_prompt_for_every_choice_is_refused(tmp_path, capsys, loads):
     row = {"sentence": "The cup is _ blue.", "option1": "red", "option2": "green", "answer": "1"}
     write_jsonl(tmp_path / "winogrande" / "validation.jsonl", [row])

@@ -153,7 +153,7 @@ def test_the_digest_is_of_both_parts():
         ('{"messages": [{"role": "bot", "content": "a"}]}', "needs a role"),
         ('{"messages": [{"role": "user", "content": null}]}', "needs a role"),
         ('{"messages": ["a"]}', "needs a role"),
-        ('{"conversations": [1, 2]}', "list of texts"),
+        ('{"conversations": [1, 2]}', "needs a role"),
     ],
 )
 def test_what_is_no_conversation_is_named_with_its_line(line, told, tmp_path):

@@ -139,27 +139,11 @@ class Lora:
             need_package("peft", "peft", "method.lora")
         at_least("method.lora.lora_alpha", self.lora_alpha, 1)
         at_least("method.lora.lora_dropout", self.lora_dropout, 0)
-        defaults = Lora.__dataclass_fields__
-        given = [
-            key
-            for key, value in asdict(self).items()
-            if value != (list(ATTENTION) if key == "target_modules" else defaults[key].default)
-        ]
-        refuse(
-            {
-                f"method.lora.lora_dropout={self.lora_dropout}: must be below 1.": not self.lora_dropout < 1,
-                **{
-                    f"method.lora.{key}={getattr(self, key)} has no effect without a rank. Give method.lora.r=, too.": (
-                        self.r is None
-                    )
-                    for key in given
-                },
-                "method.lora.target_modules and method.lora.target_parameters are both empty: nothing is trained. "
-                "Give one of them.": not self.target_modules and not self.target_parameters,
-                f"method.lora.lora_dropout={self.lora_dropout}: peft has no dropout for target_parameters. Leave one "
-                "of them out.": self.target_parameters and self.lora_dropout,
-            }
-        )
+        for key, value in asdict(self).items() if self.r is None else ():
+            if value not in (Lora.__dataclass_fields__[key].default, list(ATTENTION)):
+                raise ConfigError(
+                    f"method.lora.{key}={value} has no effect without a rank. Give method.lora.r=, too."
+                )
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from torch import nn
 
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
-from moe_lab.errors import ConfigError, ModelError, first_line, reading
+from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.finetune_freeze.config import Lora
 from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
 from moe_lab.models.distributed import sharded
@@ -43,7 +43,7 @@ def check_lora(config: Config, lora: Lora) -> None:
 def empty_to_train(config: Config, lora: Lora | None, dtype: str = "float32") -> Any:
     """The model of a run without weights, with its adapter unless `lora` is None.
 
-    Raises ConfigError for targets that it cannot have.
+    Raises ConfigError for targets that it cannot have, and for what peft refuses.
     """
     model = empty_model(load_config(config.model, offline=config.offline)).to(getattr(torch, dtype))
     if lora is None:
@@ -55,7 +55,7 @@ def empty_to_train(config: Config, lora: Lora | None, dtype: str = "float32") ->
             endings = sorted({name.rpartition(".")[2] for name in names})
             raise ConfigError(f"method.lora: the model has no {target}.{did_you_mean(target, endings)}")
     modules, head = dict(model.named_modules()), model.get_output_embeddings()
-    with reading("method.lora", says="names targets that peft cannot adapt"):
+    with reading("method.lora", says="is refused by peft"):
         adapted = _adapted(model, lora, low_cpu_mem_usage=True)
     parents = (each.rpartition(".")[0] for each in adapted.base_model.targeted_parameter_names)
     for name in [*adapted.base_model.targeted_module_names, *parents]:
@@ -78,10 +78,7 @@ def _adapted(model: Any, lora: Lora, **options: Any) -> Any:
 
 
 def with_lora(model: Any, lora: Lora, config: Config, commit: str | None) -> Any:
-    """The run's model with an adapter drawn from the seed: a PeftModel whose adapter alone is trained, in float32.
-
-    Raises ModelError if the model does not run with it.
-    """
+    """The run's model with an adapter drawn from the seed: a PeftModel whose adapter alone is trained, in float32."""
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         adapted = _adapted(model, lora)
@@ -89,16 +86,4 @@ def with_lora(model: Any, lora: Lora, config: Config, commit: str | None) -> Any
     path = model_source(config.model)
     settings.base_model_name_or_path = str(Path(path).resolve()) if Path(path).is_dir() else path
     settings.revision = commit
-    ids = torch.zeros(1, 2, dtype=torch.long, device=adapted.device)
-    try:
-        logits = adapted(input_ids=ids).logits
-        reason = None if logits.requires_grad else "its output does not depend on them"
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # the model's code may read any attribute that peft's wrapper lacks
-        reason = first_line(error)
-    if reason:
-        raise ModelError(
-            f"method.lora: this model does not run with peft's adapters there: {reason}. Leave these targets out."
-        )
     return adapted

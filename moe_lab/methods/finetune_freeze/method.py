@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.errors import ConfigError, ModelError, ResultsError, need_package
 from moe_lab.methods.base import base_lm
+from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_pairs
 from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
-from moe_lab.methods.finetune_freeze.constraint import check_constraint, constraint_in, profile_identity
 from moe_lab.methods.method import Context, TrainingMethod, refuse, share
-from moe_lab.methods.recorded_profiles import model_content
+from moe_lab.methods.recorded_profiles import LENGTH, model_content
 from moe_lab.methods.trained import Trained
+from moe_lab.metrics.stored import COUNTS
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.hub import Upload
 from moe_lab.tasks.loading import once
@@ -47,6 +48,9 @@ class FinetuneFreeze(TrainingMethod):
     `router_aux_loss_coef` weighs transformers' load-balancing loss: E times the sum over experts of f P, with f and P
     over the tokens of all MoE layers together. MoE-Bench's equation 2 has no factor E and is for one layer. If all L
     layers are balanced alike and their losses are added, the coefficient c here is alpha = c E / L there.
+
+    With `partners` the model is trained and evaluated under C2R's constraint. Its profile is that of the untrained
+    model, and is stored with the trained one (`counts.safetensors`).
     """
 
     numerics = 2
@@ -83,7 +87,15 @@ class FinetuneFreeze(TrainingMethod):
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The conversations. Raises TaskError if they cannot be used, ConfigError if the model cannot be trained."""
         self._check_model(config, facts)
-        return {"data": self._training_data(config, facts).data.digest, **profile_identity(self.config)}
+        return {"data": self._training_data(config, facts).data.digest, **self._profile_identity()}
+
+    def _profile_identity(self) -> dict[str, Any]:
+        """All that determines C2R's profile except the model and the conversations; empty without a constraint."""
+        if self.config.partners is None:
+            return {}
+        if self.config.profile is None:
+            return {"profile": {"numerics": NUMERICS, "length": LENGTH}}
+        return {"profile": digest_of(read_pairs(self.config.profile)[0])}
 
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
         from moe_lab.methods.tokenized import prepare
@@ -101,6 +113,7 @@ class FinetuneFreeze(TrainingMethod):
         from moe_lab.models.source import load_config
 
         own, of_type = self.config, f"models of type {facts.family} have"
+        constrained = own.partners is not None
         architecture = load_config(config.model, offline=config.offline)
         self.check_training(config, facts)
         if quantization_of(architecture):
@@ -112,8 +125,6 @@ class FinetuneFreeze(TrainingMethod):
             raise ConfigError("DeepSpeed needs GPUs. On a CPU use torchrun, or conf/accelerate/fsdp.yaml.")
         if own.lora.r is not None:
             check_lora(config, own.lora)
-        if own.partners is not None:
-            check_constraint(config, facts)
         model = once(f"empty model {config.model} {config.offline}", lambda: empty_model(architecture))
         groups = parameter_groups(model)
         refuse(
@@ -122,8 +133,14 @@ class FinetuneFreeze(TrainingMethod):
                 "experts, or conf/accelerate/fsdp.yaml, which splits the model, too, and supports all schedules.": (
                     deepspeed and len(own.recipe().phases) > 1
                 ),
-                f"method.routing_noise needs routers of single tokens: {facts.fixed_routing}. Leave it out.": (
-                    own.routing_noise and facts.fixed_routing
+                **{
+                    f"method.{key} needs routers of single tokens: {facts.fixed_routing}. Leave it out.": (
+                        given and facts.fixed_routing
+                    )
+                    for key, given in (("routing_noise", own.routing_noise), ("partners", constrained))
+                },
+                f"method.partners={own.partners} trains in one process: start the command without torchrun.": (
+                    constrained and num_processes() > 1
                 ),
                 f"method.activation_checkpointing=true: {of_type} no checkpointing in transformers. Leave it out.": (
                     own.activation_checkpointing and not model.supports_gradient_checkpointing
@@ -140,6 +157,8 @@ class FinetuneFreeze(TrainingMethod):
                 ),
             }
         )
+        if constrained:
+            check_constraint(config, own.partners, facts)
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
         if self.config.optimizer == EIGHT_BIT:
@@ -158,7 +177,7 @@ class FinetuneFreeze(TrainingMethod):
             "numerics": self.version,
             "recipe": recipe.identity(),
             "data": self._training_data(config, facts).data.digest,
-            **profile_identity(self.config),
+            **self._profile_identity(),
             "seed": config.seed,
             **model_content(config, facts),
         }
@@ -207,17 +226,17 @@ class FinetuneFreeze(TrainingMethod):
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
         from moe_lab.methods.policy_lm import with_policy
         from moe_lab.methods.trained import record_of
+        from moe_lab.routing.policies import PartnersOnly, partners_of
 
         folder, record = record_of(context.config)
-        count = self.config.partners
-        with (
-            nullcontext(base_lm(model, context.config))
-            if count is None
-            else with_policy(model, constraint_in(folder, count), context.config)
-        ) as lm:
-            lm.session_info = {"model": folder.name, "training": {key: record[key] for key in RECORDED}}
-            if count is not None:
-                lm.session_info["constraint"] = {key: record[key] for key in OF_PROFILE}
+        info = {"model": folder.name, "training": {key: record[key] for key in RECORDED}}
+        own: AbstractContextManager[EngineLM] = nullcontext(base_lm(model, context.config))
+        if self.config.partners is not None:
+            policy = PartnersOnly(partners_of(read_pairs(folder / COUNTS)[0], self.config.partners))
+            own = with_policy(model, policy, context.config)
+            info["constraint"] = {key: record[key] for key in OF_PROFILE}
+        with own as lm:
+            lm.session_info = info
             yield lm
 
     def report(

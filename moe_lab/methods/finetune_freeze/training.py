@@ -24,13 +24,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
 from torch import Tensor
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from moe_lab.config.schema import Config
+from moe_lab.methods.c2r import load_or_record
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
-from moe_lab.methods.finetune_freeze.constraint import constraint_in, write_profile
 from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
@@ -38,14 +39,16 @@ from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
 from moe_lab.methods.trainer import LOSS, RoutingNoise, fit, load_checkpoint, own_checkpoint
 from moe_lab.methods.training_memory import phase_memory
+from moe_lab.metrics.stored import COUNTS
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.load import LoadedModel, load_model
 from moe_lab.models.source import load_config
+from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import versions
 from moe_lab.routing.hook import find_routers, routed, why_fixed
-from moe_lab.routing.policies import PartnersOnly
+from moe_lab.routing.policies import PartnersOnly, partners_of
 
 LOGGING_STEPS = 10
 
@@ -83,7 +86,10 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
     state = TrainerState()
     if checkpoint is not None:
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    if not (was_done := is_done(training, state)):
+    was_done = state.global_step >= recipe.steps(len(training.rows))
+    if recipe.early_stop_patience is not None:
+        was_done |= stopped(losses_of(state.log_history), recipe.early_stop_patience)
+    if not was_done:
         state = run_on_all_ranks(partial(train_on_rank, training, model))
         gc.collect()  # the Trainer, with its model, is in reference cycles
     kept = state.best_global_step or state.global_step
@@ -169,15 +175,6 @@ def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
     return replace(loaded, model=with_lora(loaded.model, lora, config, loaded.facts.commit))
 
 
-def is_done(training: Training, state: TrainerState) -> bool:
-    """Whether the training ends in this state, or stopped early."""
-    recipe = training.recipe
-    if state.global_step >= recipe.steps(len(training.rows)):
-        return True
-    patience = recipe.early_stop_patience
-    return patience is not None and stopped(losses_of(state.log_history), patience)
-
-
 def train(
     folder: Path, config: Config, recipe: Recipe, prepared: Prepared, facts: ModelFacts
 ) -> dict[str, Any]:
@@ -212,10 +209,12 @@ def train(
         dtype=facts.dtype,
     )
     start = time.perf_counter()
-    loaded, profile = load_to_train(training) if num_processes() == 1 else None, {}
-    if recipe.partners is not None and loaded is not None:  # `check_constraint` refuses several processes
-        profile = write_profile(folder, config, prepared.data, loaded)
-        training = replace(training, allowed_LEE=constraint_in(folder, recipe.partners).allowed_LEE)
+    loaded = load_to_train(training) if num_processes() == 1 else None
+    profile: dict[str, Any] = {}
+    if recipe.partners is not None and loaded is not None:  # with several processes it is refused
+        pairs_LEE, profile = load_or_record(config, lambda: prepared.data, loaded)
+        write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
+        training = replace(training, allowed_LEE=partners_of(pairs_LEE, recipe.partners))
     model, course = finetune(training, loaded and loaded.model)
     save_model(model, tokenizer, folder / recipe.made, facts.dtype)
     return {

@@ -6,15 +6,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from moe_lab.config.validators import above_zero, at_least
 from moe_lab.methods.method import Method, refuse
-
-if TYPE_CHECKING:
-    from moe_lab.models.facts import ModelFacts
-
 
 AT_LEAST = {
     **dict.fromkeys(("experts", "experts_per_token", "hidden_size", "layers", "heads", "active_size"), 1),
@@ -248,10 +244,3 @@ def architecture(design: PretrainConfig, tokenizer: Any) -> Any:
 def _is_plain(design: PretrainConfig) -> bool:
     shared = design.shared_experts and design.backbone == "olmoe"
     return design.router == "token" and not design.bias_rate and not shared
-
-
-def with_design(facts: ModelFacts, config: Any) -> ModelFacts:
-    """The facts of a model with this configuration."""
-    from moe_lab.models.facts import routing_facts
-
-    return replace(facts, **routing_facts(config))

@@ -101,15 +101,10 @@ def _rows(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 def tokenizer_of(config: Config, corpus: Corpus) -> Any:
-    """The tokenizer. Raises ModelError for a slow one and for one without an end-of-sequence token."""
+    """The tokenizer. Raises ModelError for one without an end-of-sequence token."""
     if config.method.tokenizer == "train":
         return _train(corpus, config.method.vocab_size)
     tokenizer = load_tokenizer(config.model, offline=config.offline)
-    if not tokenizer.is_fast:
-        raise ModelError(
-            f"The tokenizer of model={config.model.name} is not one of the tokenizers library. Use another one, or "
-            "method.tokenizer=train."
-        )
     if tokenizer.eos_token_id is None:
         raise ModelError(
             f"The tokenizer of model={config.model.name} has no token for the end of a document (eos_token). Use "

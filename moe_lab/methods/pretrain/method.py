@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, TrainingMethod, refuse
-from moe_lab.methods.pretrain.config import PretrainConfig, architecture, with_design
+from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.identity import decisive_versions
 from moe_lab.results.measured import Difference, HeldOut, bounds_text
@@ -53,7 +53,9 @@ class Pretrain(TrainingMethod):
 
     def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
         """The facts of the design, with the name of `model=`."""
-        return with_design(facts, self.architecture(config))
+        from moe_lab.models.facts import routing_facts
+
+        return replace(facts, **routing_facts(self.architecture(config)))
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
         return architecture(self.config, self._data(config)[1])
@@ -71,7 +73,6 @@ class Pretrain(TrainingMethod):
         passes, processes = self.config.gradient_accumulation, num_processes()
         refuse(
             {
-                f"seed={config.seed}: numpy takes seeds below 2^32. Use a smaller one.": config.seed >= 2**32,
                 "model.experts_per_token has no effect on a design. Use method.experts_per_token, or evaluate the "
                 "trained model with method=base.": config.model.experts_per_token is not None,
                 "model.peft: method=pretrain begins with random weights. Leave it out.": (

@@ -83,14 +83,11 @@ class TrainingRouting:
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         noisy = self.noise(router, routing) if self.noise else None
-        self._keep(noisy or routing)
+        self.keep(noisy or routing)
         return noisy
 
-    def observe(self, module: nn.Module, args: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
-        """A forward hook that records the decisions of a router without changing them."""
-        self._keep(Routing(*output))
-
-    def _keep(self, decided: Routing) -> None:
+    def keep(self, decided: Routing) -> None:
+        """Record the decisions of a layer, if the pass is recorded."""
         if self._keeps:
             self.layers.append(decided)
 
@@ -107,7 +104,10 @@ def training_routing(model: nn.Module, noise: RoutingNoise | None) -> Iterator[T
             yield routing
         return
     routers = [module for module in model.modules() if isinstance(module, DesignRouter)]
-    handles = [router.register_forward_hook(routing.observe) for router in routers]
+    handles = [
+        router.register_forward_hook(lambda module, args, output: routing.keep(Routing(*output)))
+        for router in routers
+    ]
     try:
         yield routing
     finally:

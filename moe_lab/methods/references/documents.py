@@ -183,15 +183,9 @@ def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str
         try:
             loaded = load_tasks(alone, splits=splits)
         except TaskError as error:
-            if source.own:
-                raise ConfigError(
-                    f"{error}\nC3PO's references are questions that the model answers correctly; Table 7 of the paper "
-                    f"has none for {name}.\n"
-                    "Give their task: method.reference=<lm-eval task>, or <lm-eval task>:<split>."
-                ) from error
             raise ConfigError(
                 f"The references of task={config.task.name} come from {name}. {error}\n"
-                "Use others with method.reference=<lm-eval task>."
+                "Use others: method.reference=<lm-eval task>, or <lm-eval task>:<split>."
             ) from error
         for task_name, task in loaded["tasks"].items():
             key = f"{task_name}:{task.config.test_split}"

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 
-MOST_VIRTUAL_TOKENS = 1024
 RECIPE = ("name", "virtual_tokens", "learning_rate", "epochs", "batch_size")
 """Keys that determine an adapter. The others choose the questions of its training."""
 RECORDED = ("questions", "steps", "parameters", "loss_of_last_epoch", "reference")
@@ -49,10 +48,6 @@ class VirtualTokensConfig(Method.Config):
         need_package("peft", "peft", f"method={self.name}")
         for key in ("virtual_tokens", "epochs", "batch_size", "reference_size"):
             at_least(f"method.{key}", getattr(self, key), 1)
-        if self.virtual_tokens > MOST_VIRTUAL_TOKENS:
-            raise ConfigError(
-                f"method.virtual_tokens={self.virtual_tokens}: must be at most {MOST_VIRTUAL_TOKENS}."
-            )
         above_zero("method.learning_rate", self.learning_rate)
 
 
@@ -68,16 +63,11 @@ class VirtualTokens(Method):
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
         from moe_lab.methods.references.reference_set import questions_content
-
-        check_first_gpu(config)
-        documents = check_choice_questions(config, self.config)
-        self._check_model(config, facts)
-        return questions_content(config, documents, facts)
-
-    def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.virtual_tokens.training import refusal
         from moe_lab.models.source import load_config
 
+        check_first_gpu(config)
+        documents = check_choice_questions(config, self.config)
         tokens, room = self.config.virtual_tokens, config.max_length or facts.max_length
         if tokens >= room:
             raise ConfigError(
@@ -93,6 +83,7 @@ class VirtualTokens(Method):
                 f"method={self.config.name} does not run on {facts.path or facts.name} (model type {facts.family}): "
                 f"{reason}."
             )
+        return questions_content(config, documents, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
         """Every answer with its prompt, without the virtual tokens, for which longer prompts are cut."""

@@ -127,12 +127,9 @@ def config(tmp_path, **keys):
 
 
 def test_partners_that_there_are_not_are_refused_before_weights_load(tmp_path, loads):
-    for partners in (2, 16):
-        with pytest.raises(ConfigError, match=rf"method.partners={partners}: .* from 3 to 15"):
-            prepare(config(tmp_path, partners=partners))
-    save_file({"pairs": torch.ones(2, 16, 16)}, tmp_path / "other.safetensors")
-    with pytest.raises(ConfigError, match=r"method.profile=(.|\n)*profile of this model"):
-        prepare(config(tmp_path, partners=4, profile=str(tmp_path / "other.safetensors")))
+    """By the checks of method=c2r."""
+    with pytest.raises(ConfigError, match=r"method.partners=2: .* from 3 to 15"):
+        prepare(config(tmp_path, partners=2))
     assert not loads
 
 

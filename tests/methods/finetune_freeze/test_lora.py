@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError
 from moe_lab.methods import trainer as shared
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Lora
 from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
@@ -182,9 +182,6 @@ def test_a_model_in_bfloat16_has_a_float32_adapter(folder, tmp_path):
     [
         ({"lora_alpha": 16}, r"lora_alpha=16 has no effect without a rank"),
         ({"r": 0}, r"method\.lora\.r=0: must be"),
-        ({"r": 2, "lora_dropout": 1.0}, "must be below 1"),
-        ({"r": 2, "target_modules": []}, "nothing is trained"),
-        ({"r": 2, "lora_dropout": 0.1, "target_parameters": EXPERTS}, "peft has no dropout for"),
     ],
 )
 def test_impossible_keys(keys, message):
@@ -197,8 +194,11 @@ def test_impossible_keys(keys, message):
     [
         ({"target_modules": ["q_proj", "qproj"]}, r"the model has no qproj. Did you mean '.*q_proj'"),
         ({"target_parameters": ["experts.w1"]}, "the model has no experts.w1"),
-        ({"target_modules": "q_proj"}, "names targets that peft cannot adapt"),
-        ({"target_modules": ["experts"]}, "names targets that peft cannot adapt: Target module OlmoeExperts"),
+        ({"target_modules": "q_proj"}, "method.lora is refused by peft"),
+        ({"target_modules": ["experts"]}, "is refused by peft: .*Target module OlmoeExperts"),
+        ({"target_modules": []}, "is refused by peft: .*No `target_modules` passed"),
+        ({"lora_dropout": 1.5}, "is refused by peft: .*dropout probability"),
+        ({"lora_dropout": 0.1, "target_parameters": EXPERTS}, "is refused by peft: .*lora_dropout"),
         ({"target_modules": ["lm_head"]}, "lm_head is an embedding or the output head"),
         ({"target_modules": ["embed_tokens"]}, "embed_tokens is an embedding"),
         ({"target_parameters": ["embed_tokens.weight"]}, "embed_tokens is an embedding"),
@@ -209,23 +209,6 @@ def test_targets_that_the_model_or_peft_does_not_have(keys, message, folder):
     config = Config(model=ModelConfig(path=str(folder)), method=FinetuneConfig(lora=lora))
     with pytest.raises(ConfigError, match=message):
         empty_to_train(config, lora)
-
-
-@pytest.mark.parametrize(
-    "family, targets",
-    [
-        ("dbrx", {"target_parameters": ["mlp.v1"]}),
-        ("ernie4_5_moe", {"target_parameters": ["moe_statics.e_score_correction_bias"]}),
-        ("phimoe", {"target_modules": ["router"]}),
-    ],
-)
-def test_code_that_does_not_work_on_pefts_wrappers_is_refused_before_a_step(family, targets, tmp_path):
-    """The router of Phi-3.5-MoE is a linear module that returns more than logits."""
-    small_model(family).save_pretrained(tmp_path)
-    config = Config(model=ModelConfig(path=str(tmp_path)))
-    lora = Lora(r=2, **{"target_modules": [], **targets})
-    with pytest.raises(ModelError, match="does not run with peft's adapters there: "):
-        with_lora(deepcopy(small_model(family)), lora, config, None)
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,19 @@ transformers has, a model that plain transformers cannot load, or that computes 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from moe_lab.methods.pretrain.config import architecture, with_design
+from moe_lab.methods.pretrain.config import architecture
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.pretrain.training import parameters_of
 from moe_lab.methods.trained import save_model
 from moe_lab.models.designs.units import unit_tables
+from moe_lab.models.facts import routing_facts
 from tests.support.models import make_tokenizer
 from tests.support.pretrainings import GRANULARITIES, design
 from tests.support.runs import facts
@@ -177,7 +179,7 @@ def test_the_plainest_class_that_has_the_design_is_taken(keys, model_type):
     assert (config.eos_token_id, config.vocab_size) == (256, 257)
     assert config.max_position_embeddings == 2048 and not config.tie_word_embeddings
     if model_type != "llama":
-        told = with_design(facts(), config)
+        told = replace(facts(), **routing_facts(config))
         one = design(**SIZES | keys)
         assert (told.family, told.experts, told.top_k) == (model_type, one.experts, one.experts_per_token)
         assert told.moe_layers == 3 - (one.backbone == "deepseek") and told.max_length == 2048

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, ByT5Tokenizer
+from transformers import AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ModelError, TaskError
@@ -200,11 +200,6 @@ def test_one_without_an_end_token_is_refused_with_what_to_do(tmp_path):
         match="model=mine has no token for the end of a document.*another one, or method.tokenizer=train",
     ):
         given(plain, tmp_path)
-
-
-def test_a_slow_one_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(ModelError, match="model=mine is not one of the tokenizers library.*tokenizer=train"):
-        given(ByT5Tokenizer(), tmp_path)
 
 
 END_ID = 256

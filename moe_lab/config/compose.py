@@ -183,7 +183,7 @@ def _cells(argv: list[str]) -> list[Cell]:
         try:
             cell = (_composed if first else _cell)(source, args.overrides)
         except HydraException:
-            if app.get_mode(source.name, args.overrides) != RunMode.MULTIRUN:
+            if app.get_mode(source.name, with_function_keys(args.overrides)) != RunMode.MULTIRUN:
                 raise
         else:
             return [cell]
@@ -197,14 +197,15 @@ def _cells(argv: list[str]) -> list[Cell]:
 
 def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
     """Do what a flag of Hydra's asks for that only prints. Returns whether there was one."""
+    overrides = with_function_keys(args.overrides)
     if args.hydra_help:
         app.hydra_help(config_name=name, args_parser=parser, args=args)
     elif args.cfg:
-        app.show_cfg(name, args.overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
+        app.show_cfg(name, overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
     elif args.shell_completion:
-        app.shell_completion(name, args.overrides)
+        app.shell_completion(name, overrides)
     elif args.info:
-        app.show_info(args.info, name, args.overrides)
+        app.show_info(args.info, name, overrides)
     return bool(args.hydra_help or args.cfg or args.shell_completion or args.info)
 
 

@@ -168,7 +168,7 @@ def explain(error: BaseException, owners: Owners) -> str:
         return f"{error.override!r} is no key=value: mode=report and mode=compare a=X b=Y, for example. See --help."
     if isinstance(error, OverrideParseException):
         lines = [
-            f"{error.override}: {lines[0]}",
+            f"{as_typed(str(error.override))}: {lines[0]}",
             "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'.",
         ]
     return "\n".join([*lines[:5], "See --help for what can be composed, and how."])

@@ -167,13 +167,17 @@ def _module(path: Path, content: bytes) -> Any:
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == path:
         return main  # a script that runs itself: importing it would run it again
-    module = ModuleType(f"{path.stem}-{hashlib.sha256(content).hexdigest()[:8]}")
+    module = ModuleType(str(path))
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # where the dataclasses of a file look for their annotations
+    if str(path) in sys.modules:
+        raise ConfigError('it runs a command: write that below `if __name__ == "__main__":`')
+    sys.modules[str(path)] = module  # where dataclasses look for their annotations
     try:
         exec(compile(content, path, "exec"), vars(module))
     except Exception as error:
         raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        del sys.modules[str(path)]
     return module
 
 

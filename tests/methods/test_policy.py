@@ -134,7 +134,11 @@ def test_the_content_of_the_file_is_in_the_identity(ideas):
     assert policy("drop_weakest", file="renamed.py").identity(FACTS) == own
     assert policy("drop_weakest", file="renamed.py", scale=0.5).identity(FACTS) != own
     strongest = policy("strongest", file="renamed.py").identity(FACTS)
-    assert run_id(strongest) == run_id(policy("strongest", file="renamed.py", k=1).identity(FACTS)) != run_id(own)
+    assert (
+        run_id(strongest)
+        == run_id(policy("strongest", file="renamed.py", k=1).identity(FACTS))
+        != run_id(own)
+    )
     Path("renamed.py").write_text(IDEAS + "\nMORE = 1\n", encoding="utf-8")
     assert policy("drop_weakest", file="renamed.py").identity(FACTS) != own
 
@@ -150,6 +154,7 @@ def test_the_content_of_the_file_is_in_the_identity(ideas):
         ("method.policy=ideas.py:with_a_taken_name", "the name none of name, policy, profile, roe"),
         ("method.scal=1", "Did you mean 'method.scale'"),
         ("method.scale=much", "expected a number"),
+        ("method.scale=[0", "Error: method.scale=[0: no viable"),
         ("method.scale=0,1", "Error: method.scale=0,1: a key takes one value. A grid: -m method.scale=0,1."),
         ("method.roe={temprature: 1}", "Did you mean 'method.roe.temperature'"),
         ("tuning=grid", "method.space={scale: [0.5, 1.0]}"),
@@ -162,11 +167,24 @@ def test_a_wrong_function_or_key_is_one_message(ideas, capsys, override, message
     assert ended.code == 2 and message in ended.err and "Traceback" not in ended.err
 
 
+def test_hydra_prints_a_configuration_with_the_keys_of_a_function(ideas, capsys):
+    own = ["method=policy", "method.policy=ideas.py:drop_weakest", "method.scale=0.3"]
+    assert "scale: 0.3" in run_command(capsys, *own, "--cfg", "job").out
+    assert "Unknown model" in run_command(capsys, *own, "model=none").err
+
+
 def test_the_keys_of_a_function_apply_to_its_cells_of_an_experiment(ideas, capsys):
-    scale = {"grid": {"task": ["toy_choice"], "method": ["base", ["policy", "method.policy=ideas.py:drop_weakest"]]}}
+    scale = {
+        "grid": {
+            "task": ["toy_choice"],
+            "method": ["base", ["policy", "method.policy=ideas.py:drop_weakest"]],
+        }
+    }
     Path("experiments").mkdir()
     Path("experiments/mine.yaml").write_text(
-        json.dumps({"title": "", "source": "", "scales": {"tiny": scale}, "rows": ["method"], "columns": ["task"]})
+        json.dumps(
+            {"title": "", "source": "", "scales": {"tiny": scale}, "rows": ["method"], "columns": ["task"]}
+        )
     )
     command = ["--config-dir", ".", "experiment=mine", "mode=plan"]
     assert "To run: 2," in run_command(capsys, *command, "method.scale=0.3").out
@@ -174,11 +192,14 @@ def test_the_keys_of_a_function_apply_to_its_cells_of_an_experiment(ideas, capsy
 
 
 def test_a_file_that_cannot_be_imported_is_one_message(ideas):
-    ideas.write_text("import no_such_module", encoding="utf-8")
-    with pytest.raises(
-        ConfigError, match="ideas.py cannot be imported: ModuleNotFoundError: No module named"
+    command = 'import moe_lab; moe_lab.run(["method=policy", "method.policy=ideas.py:f", "task=toy_choice"])'
+    for content, message in (
+        ("import no_such_module", "ModuleNotFoundError: No module named"),
+        (command, "ConfigError: it runs a command: write that below"),
     ):
-        policy("drop_weakest")
+        ideas.write_text(content, encoding="utf-8")
+        with pytest.raises(ConfigError, match=f"^[^ ]*ideas.py cannot be imported: {message}"):
+            policy("f")
 
 
 @pytest.mark.slow
@@ -198,7 +219,10 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     search = ["method.space={scale: [0.5, 2]}", "tuning.metric=perplexity", "tuning.num_samples=8"]
     for tuning in ("grid", "tpe"):
         trials = ["tuning.n_trials=3"] if tuning == "tpe" else []
-        for function in ("ideas.py:drop_weakest", f"{ideas}:drop_weakest"):  # one study, whose profile has no path
+        for function in (
+            "ideas.py:drop_weakest",
+            f"{ideas}:drop_weakest",
+        ):  # one study, whose profile has no path
             file = f"method.policy={function}"
             ended = run_command(capsys, *own, file, *search, *trials, f"tuning={tuning}", *task)
             assert ended.code == 0 and "calibrated" not in ended.out, ended.err

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.child import Ended
-from benchmarks.faults.damage import DAMAGES
-from benchmarks.faults.kinds import Kind, difference, results_in
+from benchmarks.faults.kinds import Kind, results_in
 from benchmarks.faults.lines import _problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,23 +49,12 @@ def test_a_damaged_result_that_is_not_needed_has_to_be_told(tmp_path):
     assert kind.problems(ended(output=f"{path} is damaged: Expecting value. It is not used."), folder) == []
 
 
-def test_differences_are_named():
-    assert difference({"a": {"b": 1}}, {"a": {"b": 2}}) == "/a/b: 1 and 2"
-    assert difference({"a": 1}, {}) == ": only one has a"
-
-
 def test_endings_of_lines():
     assert _problem("2", "Error: no", None) is None and _problem("accepted", "", None) is None
     assert _problem("1", "Error: no", None)
     assert _problem("2", "Traceback (most recent call last):", None)
     assert _problem("accepted", "", "method.n") and _problem("2", "Error: no", "method.n")
     assert _problem("2", "Unknown key 'method.m'. Did you mean 'method.n'?", "method.n") is None
-
-
-def test_damages_change_a_file():
-    from random import Random
-
-    assert all(damage(b'{"a": 1}', Random(0)) != b'{"a": 1}' for damage in DAMAGES.values())
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ first trial is taken for the base model, a function that no worker can import.
 """
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +58,9 @@ def strongest(router: Router, routing: Routing, k: float = 1) -> Routing:
     return routing._replace(weights_TK=routing.weights_TK[:, :k], index_TK=routing.index_TK[:, :k])
 
 
-def without_default(router, routing, scale):
-    return None
-
-
-def with_a_list(router, routing, layers=[1]):
-    return None
-
-
-def with_a_taken_name(router, routing, roe=1):
-    return None
+def without_default(router, routing, scale): pass
+def with_a_list(router, routing, layers=[1]): pass
+def with_a_taken_name(router, routing, roe=1): pass
 '''
 
 
@@ -133,12 +125,8 @@ def test_the_content_of_the_file_is_in_the_identity(ideas):
     ideas.rename("renamed.py")
     assert policy("drop_weakest", file="renamed.py").identity(FACTS) == own
     assert policy("drop_weakest", file="renamed.py", scale=0.5).identity(FACTS) != own
-    strongest = policy("strongest", file="renamed.py").identity(FACTS)
-    assert (
-        run_id(strongest)
-        == run_id(policy("strongest", file="renamed.py", k=1).identity(FACTS))
-        != run_id(own)
-    )
+    strongest = [policy("strongest", file="renamed.py", **keys).identity(FACTS) for keys in ({}, {"k": 1})]
+    assert run_id(strongest[0]) == run_id(strongest[1]) != run_id(own)
     Path("renamed.py").write_text(IDEAS + "\nMORE = 1\n", encoding="utf-8")
     assert policy("drop_weakest", file="renamed.py").identity(FACTS) != own
 
@@ -161,9 +149,7 @@ def test_the_content_of_the_file_is_in_the_identity(ideas):
     ],
 )
 def test_a_wrong_function_or_key_is_one_message(ideas, capsys, override, message):
-    ended = run_command(
-        capsys, "method=policy", "method.policy=ideas.py:drop_weakest", override, "task=toy_choice"
-    )
+    ended = run_command(capsys, "method=policy", "method.policy=ideas.py:drop_weakest", override)
     assert ended.code == 2 and message in ended.err and "Traceback" not in ended.err
 
 
@@ -174,18 +160,10 @@ def test_hydra_prints_a_configuration_with_the_keys_of_a_function(ideas, capsys)
 
 
 def test_the_keys_of_a_function_apply_to_its_cells_of_an_experiment(ideas, capsys):
-    scale = {
-        "grid": {
-            "task": ["toy_choice"],
-            "method": ["base", ["policy", "method.policy=ideas.py:drop_weakest"]],
-        }
-    }
     Path("experiments").mkdir()
-    Path("experiments/mine.yaml").write_text(
-        json.dumps(
-            {"title": "", "source": "", "scales": {"tiny": scale}, "rows": ["method"], "columns": ["task"]}
-        )
-    )
+    cells = "{task: [toy_choice], method: [base, [policy, 'method.policy=ideas.py:drop_weakest']]}"
+    text = f"{{title: '', source: '', scales: {{tiny: {{grid: {cells}}}}}, rows: [method], columns: [task]}}"
+    Path("experiments/mine.yaml").write_text(text)
     command = ["--config-dir", ".", "experiment=mine", "mode=plan"]
     assert "To run: 2," in run_command(capsys, *command, "method.scale=0.3").out
     assert "Did you mean 'scale'" in run_command(capsys, *command, "method.scal=0.3").err
@@ -219,12 +197,9 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     search = ["method.space={scale: [0.5, 2]}", "tuning.metric=perplexity", "tuning.num_samples=8"]
     for tuning in ("grid", "tpe"):
         trials = ["tuning.n_trials=3"] if tuning == "tpe" else []
-        for function in (
-            "ideas.py:drop_weakest",
-            f"{ideas}:drop_weakest",
-        ):  # one study, whose profile has no path
-            file = f"method.policy={function}"
-            ended = run_command(capsys, *own, file, *search, *trials, f"tuning={tuning}", *task)
+        for file in ("ideas.py", ideas):  # one study, whose profile has no path
+            place = f"method.policy={file}:drop_weakest"
+            ended = run_command(capsys, *own, place, *search, *trials, f"tuning={tuning}", *task)
             assert ended.code == 0 and "calibrated" not in ended.out, ended.err
     assert len(list(Path("out/studies").iterdir())) == 2
 

@@ -68,9 +68,8 @@ def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
             "routing._replace(index_TK=..., weights_TK=...)."
         )
     changed = Routing(*changed)
-    changed = changed._replace(
-        weights_TK=changed.weights_TK.to(routing.weights_TK.dtype)
-    )  # which may overflow
+    # weights of a wider dtype may overflow
+    changed = changed._replace(weights_TK=changed.weights_TK.to(routing.weights_TK.dtype))
     logits_TE, weights_TK, index_TK = changed
     experts, (T, K), problem = routing.logits_TE.shape[-1], routing.index_TK.shape, None
     if index_TK.shape != weights_TK.shape or index_TK.shape[:-1] != (T,) or not 1 <= index_TK.shape[-1] <= K:

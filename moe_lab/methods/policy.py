@@ -90,7 +90,8 @@ class FunctionPolicy(PolicyMethod):
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The function's defaults, then every combination of `space`."""
-        space, defaults = self.config.space, defaults_of(self.function)
+        space = self.config.space
+        defaults = {k: v for k, v in defaults_of(self.function).items() if type(v) in (int, float)}
         if not space:
             raise ConfigError(
                 f"tuning= needs the values to try: method.space={{{next(iter(defaults), 'key')}: [0.5, 1.0]}}."
@@ -98,7 +99,8 @@ class FunctionPolicy(PolicyMethod):
         for key in space:
             if key not in defaults:
                 raise ConfigError(
-                    f"method.space.{key}: {self.config.policy} has no such key.{did_you_mean(key, list(defaults))}"
+                    f"method.space.{key}: {self.config.policy} has no such key with a number."
+                    f"{did_you_mean(key, list(defaults))}"
                 )
         first = {key: defaults[key] for key in space}
         others = [dict(zip(space, values, strict=True)) for values in product(*space.values())]

@@ -67,7 +67,10 @@ def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
             f"The policy returned a {type(changed).__name__} for {router.name}: it must return None for no change, or "
             "routing._replace(index_TK=..., weights_TK=...)."
         )
-    logits_TE, weights_TK, index_TK = changed = Routing(*changed)
+    changed = Routing(*changed)
+    # weights of a wider dtype may overflow
+    changed = changed._replace(weights_TK=changed.weights_TK.to(routing.weights_TK.dtype))
+    logits_TE, weights_TK, index_TK = changed
     experts, (T, K), problem = routing.logits_TE.shape[-1], routing.index_TK.shape, None
     if index_TK.shape != weights_TK.shape or index_TK.shape[:-1] != (T,) or not 1 <= index_TK.shape[-1] <= K:
         shapes = f"{tuple(weights_TK.shape)} and {tuple(index_TK.shape)}"
@@ -84,4 +87,4 @@ def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
         problem = "weights_TK are NaN or infinite"
     if problem:
         raise RoutingError(f"The policy's decision for {router.name} is none: {problem}.")
-    return widened(router, changed._replace(weights_TK=weights_TK.to(routing.weights_TK.dtype)), K)
+    return widened(router, changed, K)

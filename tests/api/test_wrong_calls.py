@@ -58,7 +58,7 @@ def deciding(m, change):
 WRONG = {
     # RoE
     "surrogate pair": lambda m, t: roe(m, t).generate("\ud800"),
-    "infinite": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK / 0)),
+    "infinite": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK.double() * 1e300)),
     "weights_TK are NaN": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK * torch.nan)),
     "must have the shape": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK[:, :1])),
     "must be int64": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK.int())),

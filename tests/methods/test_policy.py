@@ -153,6 +153,12 @@ def test_a_wrong_function_or_key_is_one_message(ideas, capsys, override, message
     assert ended.code == 2 and message in ended.err and "Traceback" not in ended.err
 
 
+def test_only_numbers_are_tuned(ideas):
+    ideas.write_text("def f(router, routing, mode='x'): ...", encoding="utf-8")
+    with pytest.raises(ConfigError, match="method.space.mode: ideas.py:f has no such key with a number"):
+        policy("f", space={"mode": [1, 2]}).grid(FACTS)
+
+
 def test_hydra_prints_a_configuration_with_the_keys_of_a_function(ideas, capsys):
     own = ["method=policy", "method.policy=ideas.py:drop_weakest", "method.scale=0.3"]
     assert "scale: 0.3" in run_command(capsys, *own, "--cfg", "job").out

@@ -42,15 +42,21 @@ def shown_by(cell: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if last else None
 
 
-@pytest.mark.slow
-def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch, capfd):
-    """In less than two minutes of one core. It is stored without outputs."""
-    monkeypatch.chdir(tmp_path)
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+def run_notebook(file: Path) -> tuple[dict[str, Any], list[Any]]:
+    """The names of a notebook, and what its cells show. It is stored without outputs."""
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
-    begun, names = time.process_time(), dict[str, Any]()
-    shown = [shown_by("".join(cell["source"]), names) for cell in code]
+    names = dict[str, Any]()
+    return names, [shown_by("".join(cell["source"]), names) for cell in code]
+
+
+@pytest.mark.slow
+def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch, capfd):
+    """In less than two minutes of one core."""
+    monkeypatch.chdir(tmp_path)
+    begun = time.process_time()
+    names, shown = run_notebook(NOTEBOOK)
     assert time.process_time() - begun < 120
     assert capfd.readouterr() == ("", ""), "nothing is printed around the shown objects"
     pictures = [one._repr_png_() for one in shown if hasattr(one, "_repr_png_")]
@@ -66,11 +72,7 @@ def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch,
 def test_a_notebook_ends_in_a_plot_of_its_runs(notebook, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    cells = json.loads((EXAMPLES / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
-    names = dict[str, Any]()
-    shown = [shown_by("".join(cell["source"]), names) for cell in code]
+    _, shown = run_notebook(EXAMPLES / f"{notebook}.ipynb")
     assert capfd.readouterr() == ("", "")
     assert any(hasattr(one, "_repr_png_") for one in shown) and not shown[-1]["value"].isna().any()
 

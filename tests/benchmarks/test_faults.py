@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.faults.child import Ended
 from benchmarks.faults.kinds import Kind, results_in
-from benchmarks.faults.lines import _problem
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = {"results": {"t": {"acc,none": 0.5}}, "date": 1.0, "moe_lab": {"cost": {"wall_seconds": 2.0}}}
@@ -47,14 +46,6 @@ def test_a_damaged_result_that_is_not_needed_has_to_be_told(tmp_path):
     path.write_text("[")
     assert kind.problems(ended(), folder)
     assert kind.problems(ended(output=f"{path} is damaged: Expecting value. It is not used."), folder) == []
-
-
-def test_endings_of_lines():
-    assert _problem("2", "Error: no", None) is None and _problem("accepted", "", None) is None
-    assert _problem("1", "Error: no", None)
-    assert _problem("2", "Traceback (most recent call last):", None)
-    assert _problem("accepted", "", "method.n") and _problem("2", "Error: no", "method.n")
-    assert _problem("2", "Unknown key 'method.m'. Did you mean 'method.n'?", "method.n") is None
 
 
 @pytest.mark.slow

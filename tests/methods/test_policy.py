@@ -201,11 +201,10 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     assert run_command(capsys, *own, "method.roe.n=2", *task).code == 0
     assert len(list(Path("out/runs").glob("*policy*"))) == 3
     search = ["method.space={scale: [0.5, 2]}", "tuning.metric=perplexity", "tuning.num_samples=8"]
-    for tuning in ("grid", "tpe"):
-        trials = ["tuning.n_trials=3"] if tuning == "tpe" else []
+    for tuning in (["tuning=grid"], ["tuning=tpe", "tuning.n_trials=3"]):
         for file in ("ideas.py", ideas):  # one study, whose profile has no path
             place = f"method.policy={file}:drop_weakest"
-            ended = run_command(capsys, *own, place, *search, *trials, f"tuning={tuning}", *task)
+            ended = run_command(capsys, *own, place, *search, *tuning, *task)
             assert ended.code == 0 and "calibrated" not in ended.out, ended.err
     assert len(list(Path("out/studies").iterdir())) == 2
 

@@ -306,13 +306,11 @@ def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
     assert not list((shared / "workers").iterdir()), "no worker failed"
 
 
-@pytest.mark.parametrize(
-    ("extra", "override"),
-    [
-        *(("ray", "launcher=ray"), ("submitit", "launcher=submitit"), ("wandb", "logger=wandb")),
-        *(("peft", "model.peft=adapter"), ("peft", "method=soft-prompt"), ("peft", "method=prefix-tuning")),
-    ],
-)
+NEEDS = {"ray": ["launcher=ray"], "submitit": ["launcher=submitit"], "wandb": ["logger=wandb"]}
+NEEDS |= {"peft": ["model.peft=adapter", "method=soft-prompt", "method=prefix-tuning"]}
+
+
+@pytest.mark.parametrize(("extra", "override"), [(key, one) for key, own in NEEDS.items() for one in own])
 def test_what_needs_a_package_is_refused_without_it(extra, override, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: None)
     ended = run_command(capsys, override, f"output_dir={tmp_path}")

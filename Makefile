@@ -85,11 +85,10 @@ $(VLLM)/installed: integrations/vllm/requirements-cpu.txt integrations/vllm/pypr
 test-vllm: $(VLLM)/installed ## RoE inside vLLM on a CPU, in an environment of its own (about 5 minutes)
 	$(VLLM)/bin/python -m pytest integrations/vllm/tests
 
-checks: $(STAMP) ## Lint, format, types, and links of the documentation
+checks: $(STAMP) ## Lint, format and types (make test-all and make docs check the links of the documentation)
 	$(BIN)/python -m ruff check $(CHECKED)
 	$(BIN)/python -m ruff format --check $(CHECKED)
 	$(BIN)/python -m mypy
-	$(MKDOCS)
 
 format: $(STAMP) ## Format the code and fix what the linter can fix
 	$(BIN)/python -m ruff check --fix $(CHECKED)

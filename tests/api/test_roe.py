@@ -34,7 +34,7 @@ def model_and_reference(family):
     return model, roe_reference.in_float64(model)
 
 
-@pytest.fixture(params=first_fast(FAMILIES, 2))
+@pytest.fixture(params=first_fast(FAMILIES))
 def family(request):
     return request.param
 

@@ -38,7 +38,7 @@ SATURATED = {"phimoe"}
 """Weights are 1 for all experts that others are far above or below, and have no gradient then."""
 
 
-@pytest.fixture(params=first_fast(FAMILIES, 2))
+@pytest.fixture(params=first_fast(FAMILIES))
 def model(request):
     return small_model(request.param)
 

@@ -111,7 +111,7 @@ CASES = pytest.mark.parametrize(
                 marks=[*name.marks, *history.marks],
             )
             for name in [*by_family(KV_CACHE), *first_fast(list(MODELS)[len(KV_CACHE) :])]
-            for history in first_fast(HISTORIES, len(HISTORIES) if "olmoe" in name.values else 2)
+            for history in first_fast(HISTORIES, len(HISTORIES) if "olmoe" in name.values else 1)
         ),
         # the weights of the chosen experts do not depend on where keys and values come from
         pytest.param("olmoe", HISTORIES[0], True, id="olmoe-perturbed-weights"),

@@ -30,7 +30,7 @@ SMALL = [1e-3, 1e-3]
 SPANS = [TokenSpan(), TokenSpan("first", 1), TokenSpan("middle", 1), TokenSpan("last", 3)]
 
 
-@pytest.fixture(params=first_fast(FAMILIES, 2))
+@pytest.fixture(params=first_fast(FAMILIES))
 def family(request):
     return request.param
 

@@ -70,7 +70,7 @@ def assert_same(own, other):
     assert torch.equal(own.generate(IDS, **new), other.generate(IDS, **new))
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("backbone", first_fast(BACKBONES))
 @pytest.mark.parametrize("router", CAUSAL)
 def test_a_later_token_changes_no_bit_of_earlier_logits(router, backbone):
     """With `batched_mm` each token has a product of its own, so other tokens do not change how its sums are rounded."""
@@ -85,7 +85,7 @@ def test_a_later_token_changes_no_bit_of_earlier_logits(router, backbone):
         assert not torch.equal(after[0, place:], before[0, place:])
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("backbone", first_fast(BACKBONES))
 @pytest.mark.parametrize("router", CAUSAL)
 def test_reading_in_parts_over_a_cache_is_reading_at_once(router, backbone):
     """Parts end inside units. A later token of the same part, or a later part, changes no bit of earlier logits."""

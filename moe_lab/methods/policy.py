@@ -2,9 +2,9 @@
 
     # my_idea.py
     def drop_weakest(router, routing, scale=0.0):
-        weights_TK = routing.weights_TK.clone()
-        weights_TK[:, -1] *= scale
-        return routing._replace(weights_TK=weights_TK)
+        weakest_T1 = routing.weights_TK.argmin(-1, keepdim=True)
+        scaled_T1 = scale * routing.weights_TK.gather(-1, weakest_T1)
+        return routing._replace(weights_TK=routing.weights_TK.scatter(-1, weakest_T1, scaled_T1))
 
     python -m moe_lab method=policy method.policy=my_idea.py:drop_weakest method.scale=0.5 task=arc_easy
 

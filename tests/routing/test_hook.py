@@ -4,8 +4,6 @@ Broken by: a policy that single passes of the engine skip, one of the caller's o
 that is left out by intent and reported as bypassed.
 """
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -13,12 +11,13 @@ from torch import nn
 import moe_lab
 from moe_lab import C3PO, RoE, expert_metrics, override, record, replay
 from moe_lab.errors import ModelError, RoutingError
-from moe_lab.routing import GumbelTopK, Routing, find_routers, routed, supported
+from moe_lab.routing import GumbelTopK, Routing, routed, supported
 from moe_lab.routing.families import FAMILIES
 from moe_lab.routing.hook import is_left_out, leaving_out
 from tests.support import roe_reference, rounding
 from tests.support.families import VOCAB
 from tests.support.models import left_padded, make_model, small_model
+from tests.support.routed_by_hand import dropping, without_weakest
 from tests.support.slow_routing import noisy_tokens
 
 IDS = torch.arange(2 * 9).reshape(2, 9) * 7 % VOCAB
@@ -131,23 +130,9 @@ PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " a
 TEXTS = ["what is a cat and why", "hello"]
 
 
-def without_weakest(weights_TK):
-    return weights_TK.scatter(-1, weights_TK.argmin(dim=-1, keepdim=True), 0)
-
-
 def drop(router, routing):
     """A policy of one's own: drop the weakest of the experts that were decided on."""
     return routing._replace(weights_TK=without_weakest(routing.weights_TK))
-
-
-def dropping(model):
-    """A copy whose blocks drop the weakest expert themselves."""
-    changed = copy.deepcopy(model)
-    for router in find_routers(changed):
-        router.block.experts.register_forward_pre_hook(
-            lambda module, args: (*args[:2], without_weakest(args[2]), *args[3:])
-        )
-    return changed
 
 
 @pytest.mark.parametrize("cache", ["clean", "standard"])

@@ -1,5 +1,6 @@
 """Methods that change routing, against full forward passes in float64 with experts that are chosen by hand."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -89,3 +90,17 @@ def both_answers(lm: Any) -> list[Any]:
 def base_answers(model: Any, tokenizer: Any) -> list[Any]:
     """`both_answers` of the base model."""
     return both_answers(EngineLM(model, tokenizer, progress=False))
+
+
+def without_weakest(weights_TK):
+    return weights_TK.scatter(-1, weights_TK.argmin(dim=-1, keepdim=True), 0)
+
+
+def dropping(model):
+    """A copy whose blocks drop the weakest expert themselves."""
+    changed = copy.deepcopy(model)
+    for router in find_routers(changed):
+        router.block.experts.register_forward_pre_hook(
+            lambda module, args: (*args[:2], without_weakest(args[2]), *args[3:])
+        )
+    return changed

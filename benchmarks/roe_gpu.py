@@ -4,7 +4,8 @@
 
 Batches of 1 and 8 sequences behind prompts of 512 tokens, n = 1, 8, 32, 64 at temperature 0 (all rows choose the same
 experts) and 0.3 (they do not), in all layers but the first two and the last two (L=2), against `generate` of
-transformers: time per step, peak memory, energy. Without a CUDA device it says so and does nothing.
+transformers: time per step, peak memory, energy. With --compiled, also against its static cache with a compiled step.
+Without a CUDA device it says so and does nothing.
 """
 
 from __future__ import annotations
@@ -107,9 +108,11 @@ class OnToken:
         pass
 
 
-def by_transformers(model: Any, prompts: list[list[int]], steps: int) -> Callable[[Callable[[], None]], None]:
+def by_transformers(
+    model: Any, prompts: list[list[int]], steps: int, **options: Any
+) -> Callable[[Callable[[], None]], None]:
     ids = torch.tensor(prompts, device=model.device)
-    options = dict(max_new_tokens=steps, do_sample=False, eos_token_id=None)
+    options |= dict(max_new_tokens=steps, do_sample=False, eos_token_id=None)
 
     def run(on_step: Callable[[], None]) -> None:
         model.generate(ids, attention_mask=torch.ones_like(ids), streamer=OnToken(on_step), **options)
@@ -141,7 +144,13 @@ def by_roe(
 
 
 def compare(
-    model: Any, device: torch.device, batches: list[int], rows: list[int], past: int, steps: int
+    model: Any,
+    device: torch.device,
+    batches: list[int],
+    rows: list[int],
+    past: int,
+    steps: int,
+    compiled: bool = False,
 ) -> None:
     print("| batch | | ms per step | times generate | peak GiB | times n=1 | joules per token |")
     print("|---:|---|---:|---:|---:|---:|---:|")
@@ -149,6 +158,9 @@ def compare(
         prompts = random_prompts(model.config.vocab_size, batch, past)
         plain = measure(device, batch, by_transformers(model, prompts, steps))
         print_row(batch, "generate", plain, plain, None)
+        if compiled:
+            static = by_transformers(model, prompts, steps, cache_implementation="static")
+            print_row(batch, "generate, static and compiled", measure(device, batch, static), plain, None)
         first = None
         for n in rows:
             for temperature in (0.0, 0.3) if n > 1 else (0.0,):
@@ -178,6 +190,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--past", type=int, default=512, help="tokens of the prompts")
     parser.add_argument("--steps", type=int, default=64, help="new tokens")
+    parser.add_argument("--compiled", action="store_true", help="transformers' compiled step, too")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("No CUDA device is here: nothing was measured. This benchmark needs one with 20 GiB of memory.")
@@ -185,7 +198,7 @@ def main() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {options.steps} new tokens\n")
     model = random_model(OLMOE_1B_7B, device)
-    compare(model, device, options.batch, options.n, options.past, options.steps)
+    compare(model, device, options.batch, options.n, options.past, options.steps, options.compiled)
 
 
 if __name__ == "__main__":

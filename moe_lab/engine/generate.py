@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.engine.forward.batch import Group, Tokens, TokenTree, collate, group_by_prefix, in_runs
+from moe_lab.engine.forward.decode_step import DecodeStep
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import KVCache, Store
 from moe_lab.engine.pass_size import CACHE_SHARE, cache_memory, sequence_bytes
@@ -93,6 +94,7 @@ class _Batch:
         self._set_active(list(range(len(states))))
         self.cache, self.real_BT, self.scores_AV = prefill(states)
         self._padded = not bool(self.real_BT.all())
+        self._in_place: DecodeStep | None = None
 
     def _set_active(self, active: list[int]) -> None:
         """The unfinished sequences. Their tensors stay the same until one of them ends."""
@@ -139,6 +141,10 @@ class _Batch:
         return self._step()
 
     def _drop_finished(self) -> None:
+        if self._in_place:
+            more = self._in_place.length - self.real_BT.shape[1]
+            self.real_BT = torch.nn.functional.pad(self.real_BT, (0, more), value=True)
+            self._in_place = None
         self.cache.select(self._active_A, len(self.states))
         self.real_BT = self.real_BT[self._active_A]
         self._padded = not bool(self.real_BT.all())
@@ -147,10 +153,19 @@ class _Batch:
 
     def _step(self) -> Tensor:
         device = self.forward.device
+        newest = [state.generated[-1] for state in self.states]
+        positions = [state.position for state in self.states]
+        if self.forward.in_place:
+            if self._in_place is None:
+                self._in_place = DecodeStep(
+                    self.forward, self.cache, self.real_BT, self._key_B, self._sample_B
+                )
+            unfinished = [b in self.active for b in range(len(self.states))]
+            return self._in_place(newest, positions, unfinished)[self._active_A]
         self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
         tokens = Tokens(
-            ids_BS=torch.tensor([[s.generated[-1]] for s in self.states], device=device),
-            position_BS=torch.tensor([[s.position] for s in self.states], device=device),
+            ids_BS=torch.tensor(newest, device=device)[:, None],
+            position_BS=torch.tensor(positions, device=device)[:, None],
             visible_BSK=None if len(self.states) == 1 and not self._padded else self.real_BT[:, None],
             logit_positions_M=self._active_A,
             noise_key_B=self._key_B,

@@ -27,6 +27,7 @@ from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Scores, ScoringRequest
 from moe_lab.errors import ConfigError
+from moe_lab.models.facts import leave_out_cudnn_attention
 from moe_lab.routing.hook import opened, require_routers
 from moe_lab.routing.noise import document_key
 
@@ -75,6 +76,7 @@ class EngineLM(CountedHF):
         progress: bool = True,
         make_engine: Callable[[Any], Engine] | None = None,
     ):
+        leave_out_cudnn_attention()
         self.ensemble = ensemble or Ensemble()
         if self.ensemble.n > 1:
             require_routers(model)

@@ -96,7 +96,7 @@ class SelfContrast(PolicyMethod):
         contrast = Contrast(own.beta, own.alpha)
         if own.beta == 0:
             return Ensemble(contrast=contrast)
-        routing = OtherExperts(weak_experts(own.weak, own.rank, seed))
+        routing = OtherExperts(weak_experts(own.weak, own.rank, seed), repeatable=True)
         return Ensemble(n=2, routing=routing, cache=own.cache, contrast=contrast)
 
 
@@ -118,7 +118,7 @@ def weak_experts(weak: str, rank: int, seed: int) -> Choose:
         from moe_lab.routing.noise import gumbel_for_tokens
 
         keys = (tokens.document, tokens.repeat, tokens.row, tokens.position)
-        layer = torch.tensor([router.layer], device=tokens.index.device)
+        layer = torch.full((1,), router.layer, device=tokens.index.device)
         [noise_NE] = gumbel_for_tokens(seed, *keys, layer, own.logits_TE.shape[-1])
         return noise_NE.argmax(dim=-1, keepdim=True).to(own.logits_TE.device)
 

@@ -159,6 +159,15 @@ def resolve_device(device: str) -> torch.device:
     raise ConfigError(f"device={device}: torch {torch.__version__} sees no {missing} here. Use device=cpu.")
 
 
+def leave_out_cudnn_attention() -> None:
+    """From now on attention of this process does not use cuDNN, which makes a plan for every new shape.
+
+    Every prompt and every step has another length. On an H200 a plan took 37 ms and a step 21 ms; 128 requests with
+    prompts of 50 to 900 tokens took 4.2 s instead of 0.7 s.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def resolve_dtype(dtype: str, device: torch.device, config: Any) -> str:
     """`auto`: float32 on the CPU, elsewhere the dtype of the checkpoint. Raises ConfigError if it does not name one."""
     if dtype != "auto":

@@ -29,7 +29,14 @@ from moe_lab.models.checks import (
 )
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
-from moe_lab.models.facts import ModelFacts, loading_options, model_facts, quantization_of, resolve_device
+from moe_lab.models.facts import (
+    ModelFacts,
+    leave_out_cudnn_attention,
+    loading_options,
+    model_facts,
+    quantization_of,
+    resolve_device,
+)
 from moe_lab.models.source import NO_CODE, adapter_folder, load_config, model_folder, model_source
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.models.transformers_internals import attention_of, can_set_experts, reading_once
@@ -58,6 +65,7 @@ def load_model(
     Args:
         shard: whether each process of a training gets a part of every weight (FSDP).
     """
+    leave_out_cudnn_attention()
     place, source = resolve_device(device), model_source(model)
     facts = model_facts(model, dtype=dtype, device=device, offline=offline)
     config = load_config(model, offline=offline)

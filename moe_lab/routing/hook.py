@@ -253,7 +253,10 @@ class _Watch:
         if self.sums:
             layers, sums = tuple(self.sums), list(self.sums.values())
             nan = torch.stack([one.to(sums[0].device) for one in sums]).isnan()
-            self.nan[layers] = self.nan[layers] | nan if layers in self.nan else nan
+            if layers not in self.nan:
+                with torch.inference_mode(False):  # so that passes of either mode may change it
+                    self.nan[layers] = torch.zeros(len(layers), dtype=torch.bool, device=nan.device)
+            self.nan[layers].logical_or_(nan)  # in place, so that a graph of the device can repeat it
             self.sums.clear()
 
     def check_nan(self) -> None:

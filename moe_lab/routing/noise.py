@@ -161,6 +161,8 @@ class NoisyTokens:
     repeat: Tensor
     row: Tensor
     position: Tensor
+    counted: Tensor | None = None
+    """bool [N]: the tokens whose decisions count; None: all."""
     known: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What a policy has computed of everything but the positions, by policy and layers."""
 
@@ -177,32 +179,45 @@ class DecisionCounter:
 
     def __init__(self) -> None:
         self._pairs: dict[tuple[torch.device, int], list[tuple[Tensor, Tensor]]] = {}
-        self._kept: dict[torch.device, Tensor | int] = {}
-        self.all = 0
+        self._sums: dict[torch.device, Tensor] = {}
+        """int64 [2]: changed decisions, and all of those that were counted on the device."""
+        self._all = 0
 
     @property
     def counts(self) -> tuple[int, int]:
         """(changed decisions, all decisions) that are compared so far."""
-        return self.all - sum(int(count) for count in self._kept.values()), self.all
+        sums = [each.tolist() for each in self._sums.values()]
+        return sum(changed for changed, _ in sums), self._all + sum(every for _, every in sums)
 
     def add(self, index_NK: Tensor, before_TK: Tensor) -> None:
         """Keep the decisions for N of T tokens, and those before them, until `compare`."""
         self._pairs.setdefault((index_NK.device, index_NK.shape[-1]), []).append((index_NK, before_TK))
 
-    def compare(self, at_N: Tensor | None = None) -> None:
-        """Count the decisions that were added for the tokens `at_N`; None: for all tokens."""
+    def compare(self, tokens: NoisyTokens | None = None) -> None:
+        """Count the decisions that were added for these tokens; None: for all tokens of the pass."""
         for pairs in self._pairs.values():
             index_LNK, before_LNK = (torch.stack(each) for each in zip(*pairs, strict=True))
-            if at_N is not None:
-                before_LNK = before_LNK[:, at_N.to(before_LNK.device)]
+            if tokens is not None:
+                before_LNK = before_LNK[:, tokens.index.to(before_LNK.device)]
             kept_LNK = (index_LNK[..., None] == before_LNK[..., None, :]).any(dim=-1)
-            self.count(kept_LNK.all(dim=-1))
+            self.count(kept_LNK.all(dim=-1), tokens and tokens.counted)
         self._pairs.clear()
 
-    def count(self, kept: Tensor) -> None:
-        """Count decisions, of which some are the same as before: bool."""
-        self._kept[kept.device] = self._kept.get(kept.device, 0) + kept.sum()
-        self.all += kept.numel()
+    def count(self, kept: Tensor, counted: Tensor | None = None) -> None:
+        """Count decisions, of which some are the same as before: bool. `counted` says which; None: all.
+
+        The sums stay in place, so that a graph of the device can add to them.
+        """
+        if kept.device not in self._sums:
+            with torch.inference_mode(False):  # so that passes of either mode may add to it
+                self._sums[kept.device] = torch.zeros(2, dtype=torch.int64, device=kept.device)
+        changed_and_all = self._sums[kept.device]
+        if counted is None:
+            changed_and_all[0] += (~kept).sum()
+            self._all += kept.numel()
+        else:
+            counted = counted.to(kept.device).expand_as(kept)
+            changed_and_all += torch.stack([counted & ~kept, counted]).flatten(1).sum(dim=-1)
 
 
 class GumbelTopK:
@@ -217,6 +232,8 @@ class GumbelTopK:
 
     Raises RoutingError in a pass before the first `expect`. `moe_lab.RoE` runs a model with this policy.
     """
+
+    repeatable = True
 
     def __init__(
         self,
@@ -235,6 +252,8 @@ class GumbelTopK:
         self._tokens: NoisyTokens | None = None
         self._noise: dict[int, Tensor] = {}
         """float32 [N, E] of some layers, by layer: noise times temperature."""
+        self._constants: dict[Any, list[Tensor]] = {}
+        """Numbers, temperatures and experts of some layers, by device, number of experts and layers."""
         self._counter = DecisionCounter()
 
     def expect(self, tokens: NoisyTokens | None) -> None:
@@ -257,7 +276,7 @@ class GumbelTopK:
         return self._counter.counts
 
     def _compare(self) -> None:
-        self._counter.compare(self._tokens.index if self._tokens is not None else None)
+        self._counter.compare(self._tokens)
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         if not self._expected:
@@ -289,17 +308,17 @@ class GumbelTopK:
             size = NOISE_BYTES * max(1, len(t.index)) * n_experts
             at = self._noisy_layers.index(layer)
             layers = self._noisy_layers[at : at + max(1, AT_ONCE_BYTES // size)]
-            key = (self, *layers)
-            if key not in t.known:
+            key, constant = (self, *layers), (t.index.device, n_experts, *layers)
+            if constant not in self._constants:
                 temperatures = [self.temperatures[one] for one in layers]
-                layer_L, temperature_L, expert_E = (
+                self._constants[constant] = [
                     torch.tensor(each, device=t.index.device)
                     for each in (layers, temperatures, range(n_experts))
-                )
-                hash_LN = _hash(self.seed, t.document, t.repeat, t.row, layer_L, self.antithetic)
-                t.known[key] = hash_LN, temperature_L[:, None, None], expert_E
-            hash_LN, temperature_L11, expert_E = t.known[key]
-            noise_LNE = _noise_at(hash_LN, t.position, expert_E, t.row if self.antithetic else None)
-            self._noise = dict(zip(layers, noise_LNE * temperature_L11, strict=True))
+                ]
+            layer_L, temperature_L, expert_E = self._constants[constant]
+            if key not in t.known:
+                t.known[key] = _hash(self.seed, t.document, t.repeat, t.row, layer_L, self.antithetic)
+            noise_LNE = _noise_at(t.known[key], t.position, expert_E, t.row if self.antithetic else None)
+            self._noise = dict(zip(layers, noise_LNE * temperature_L[:, None, None], strict=True))
             self._compare()
         return self._noise[layer]

@@ -241,7 +241,11 @@ def _forced(scores_TE: Tensor, sign_E: Tensor) -> Tensor:
 
 
 class SampleRouting(Protocol):
-    """A policy that routes the samples of an ensemble, all but the first sample of each token."""
+    """A policy that routes the samples of an ensemble, all but the first sample of each token.
+
+    A policy with `repeatable = True` says that it asks for no value of the device and keeps no count on the host, so
+    that a GPU may repeat a step of decoding without calling it (`engine/forward/decode_step.py`).
+    """
 
     def expect(self, tokens: NoisyTokens | None) -> None:
         """Set the samples of the next forward pass, which are called its noisy tokens; None: no token."""
@@ -273,8 +277,8 @@ class OtherExperts:
     noiseless = False
     decisions = (0, 0)
 
-    def __init__(self, choose: Choose):
-        self.choose = choose
+    def __init__(self, choose: Choose, repeatable: bool = False):
+        self.choose, self.repeatable = choose, repeatable
         self._expected = False
         self._tokens: NoisyTokens | None = None
 

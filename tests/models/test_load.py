@@ -68,6 +68,12 @@ def test_load(tiny_olmoe_dir, dtype):
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("hello")) == "hello"
 
 
+def test_attention_leaves_out_cudnn(tiny_olmoe_dir):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_folder(tiny_olmoe_dir)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_experts_per_token_reaches_the_routers(tiny_olmoe_dir):
     loaded = load_folder(tiny_olmoe_dir, experts_per_token=5)
     assert loaded.facts.top_k == 5

@@ -37,6 +37,7 @@ _INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.defaul
 _NEW = {_aten._to_copy.default, _aten.copy_.default}
 """Operations that may have tensors of both devices."""
 _reads: Counter[str] | None = None
+_with_uploads = False
 
 
 class _Memory:
@@ -204,7 +205,13 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     target = kwargs.get("device")
     leaving = target is not None and torch.device(target).type == "cpu"
     into_cpu = op is _aten.copy_.default and not isinstance(args[0], AccelTensor)
-    if leaving or into_cpu or op in _READS or _has_mask(op, args):
+    if (
+        leaving
+        or into_cpu
+        or op in _READS
+        or _has_mask(op, args)
+        or (_with_uploads and _uploads(op, tensors))
+    ):
         _count()
     if op is _aten.histc.default:  # of integers it exists on GPUs alone
         found = op(arguments[0].float(), *arguments[1:], **options).to(arguments[0].dtype)
@@ -235,6 +242,12 @@ def _has_mask(op: Any, args: Any) -> bool:
     return op in _INDEXED and any(index is not None and index.dtype is torch.bool for index in args[1])
 
 
+def _uploads(op: Any, tensors: list[Tensor]) -> bool:
+    """Whether values of the CPU are copied to the device; a number without dimensions is, in operations like `where`."""
+    elsewhere = [leaf for leaf in tensors if not isinstance(leaf, AccelTensor)]
+    return bool(elsewhere) and (op in _NEW or len(elsewhere) < len(tensors))
+
+
 def _on_cpu(given: Any, tensors: list[Tensor]) -> Any:
     """`given` with the CPU's tensors. All its tensors are added to `tensors`."""
     if isinstance(given, Tensor):
@@ -262,14 +275,17 @@ def _count() -> None:
 
 
 @contextmanager
-def host_reads() -> Iterator[Counter[str]]:
-    """Inside the context, the counter has the reads of the device by the host, by the line that asks for them."""
-    global _reads
-    before, _reads = _reads, Counter()
+def host_reads(uploads: bool = False) -> Iterator[Counter[str]]:
+    """Inside the context, the counter has the reads of the device by the host, by the line that asks for them.
+
+    With `uploads` it has the copies of values to the device, too: a graph of a GPU can record neither.
+    """
+    global _reads, _with_uploads
+    before, _reads, _with_uploads = _reads, Counter(), uploads
     try:
         yield _reads
     finally:
-        _reads = before
+        _reads, _with_uploads = before, False
 
 
 _library = torch.library.Library(

@@ -1,5 +1,5 @@
-"""Every method on a device that is not the CPU (`tests/support/accelerator.py` has a stand-in): with the CPU's scores,
-and with few reads by the host. `tests/runs/test_accelerator.py` runs this file in a process of its own.
+"""Every method on a GPU, or where there is none on a stand-in (`tests/support/accelerator.py`): with the CPU's scores, and
+on the stand-in with few reads by the host. `tests/runs/test_accelerator.py` runs this file in a process of its own.
 
 Broken by a tensor that is left on the CPU, by numpy on one of the device, by a value that the host asks for in each
 layer, token or question.
@@ -17,7 +17,9 @@ import pytest
 import torch
 
 import moe_lab
+from moe_lab.engine.forward.decode_step import DecodeStep
 from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.histories import LATE
 from moe_lab.engine.sampling import Decoding
 from moe_lab.engine.scoring import Budget
@@ -26,10 +28,17 @@ from moe_lab.methods.c3po.descent import NeighbourLoss
 from moe_lab.models.facts import resolve_device
 from moe_lab.routing import GumbelTopK, find_routers
 from moe_lab.routing.families import family_of_type
-from tests.support.accelerator import DEVICE, host_reads
+from tests.support.decoding import ENSEMBLES, ensembles, generated
 from tests.support.ensembles import answers_of, prompts_for
 from tests.support.models import make_model, small_model
 
+if GPU := torch.cuda.is_available():
+    DEVICE = torch.device("cuda", 0)
+else:
+    from tests.support.accelerator import DEVICE, host_reads
+
+pytestmark = pytest.mark.slow  # libraries of GPUs start compilers
+of_the_stand_in = pytest.mark.skipif(GPU, reason="there is a GPU")
 SCORED, TEXT = "task=toy_choice", "task=toy_text task.metric=bits_per_byte,none"
 GENERATED = "task=toy_math gen_kwargs=max_gen_toks=6"
 ROE = "method=roe method.n=3 method.temperature=1"
@@ -110,6 +119,7 @@ def test_answers_are_those_of_the_cpu(command, model, folders):
         assert close(found[name], expected[name]), name
 
 
+@of_the_stand_in
 def test_a_step_of_c3po_reads_the_device_twice(model, tmp_path, monkeypatch):
     """Whether the routers' logits are NaN, and the losses with their gradients."""
     steps: list[Counter[str]] = []
@@ -130,6 +140,7 @@ ROUTED_ALIKE = {family_of_type(name).rule.text: name for name in sorted(LATE - {
 """One family of each routing rule. JetMoE's own code reads sizes of experts."""
 
 
+@of_the_stand_in
 @pytest.mark.parametrize("family", ROUTED_ALIKE.values())
 def test_a_step_of_generation_reads_the_device_once(family, monkeypatch):
     """The chosen tokens. Broken by a shape that depends on values, and by a check that is read at once."""
@@ -149,6 +160,52 @@ def test_a_step_of_generation_reads_the_device_once(family, monkeypatch):
     assert [after - before for before, after in pairwise(steps[1:])] == [1] * 4, reads
 
 
+@of_the_stand_in
+@pytest.mark.parametrize("name", ENSEMBLES)
+@pytest.mark.parametrize("family", sorted({*ROUTED_ALIKE.values()} - {"phimoe"}))
+def test_a_step_in_place_neither_reads_nor_uploads(family, name, monkeypatch):
+    """PhiMoE's own code reads the largest position."""
+    model = deepcopy(small_model(family)).to(DEVICE)
+    model.set_experts_implementation("grouped_mm")
+    counts = []
+
+    def record(step):
+        with host_reads(uploads=True) as found:
+            step._run()
+        counts.append(dict(found))
+
+    monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: True)
+    monkeypatch.setattr(DecodeStep, "_record", record)
+    generated(model, ensembles(model)[name])
+    assert counts and not any(counts), counts
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+@pytest.mark.parametrize("name", ENSEMBLES)
+@pytest.mark.parametrize("family", sorted(LATE - {"jetmoe"} | {"dbrx", "llama4_text"}))
+def test_recorded_steps_are_those_of_the_host(family, name, monkeypatch):
+    """Steps of DBRX, which asks for the sizes of its experts, and of PhiMoE, which asks for positions, cannot be recorded."""
+    model, forwards = deepcopy(small_model(family)).to(DEVICE), set()
+    recordable = family not in ("dbrx", "phimoe")
+    if family != "dbrx":
+        model.set_experts_implementation("batched_mm")
+    record = DecodeStep._record
+
+    def recorded(step):
+        record(step)
+        forwards.add(step.forward)
+
+    monkeypatch.setattr(DecodeStep, "_record", recorded)
+    found = generated(model, ensembles(model)[name])
+    assert {forward.records for forward in forwards} == {recordable}
+    monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: False)
+    expected = generated(model, ensembles(model)[name])
+    assert found[0] == expected[0] and found[2:] == expected[2:]
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@of_the_stand_in
 @pytest.mark.parametrize("device", ["mps", "xpu:1", "npu", "meta", "gpu"])
 def test_a_device_that_is_not_here_is_refused(device):
     with pytest.raises(ConfigError, match=f"device={device}: torch"):
@@ -156,6 +213,7 @@ def test_a_device_that_is_not_here_is_refused(device):
     assert resolve_device(str(DEVICE)) == DEVICE, "what torch has is taken"
 
 
+@of_the_stand_in
 @pytest.mark.parametrize(
     "mixed",
     [
@@ -169,6 +227,7 @@ def test_the_stand_in_refuses_what_a_gpu_refuses(mixed):
         mixed(torch.ones(2, 2, device=DEVICE), torch.ones(2, 2))
 
 
+@of_the_stand_in
 def test_the_stand_in_counts_what_the_host_waits_for():
     values = torch.arange(4.0).to(DEVICE)
     with host_reads() as reads:

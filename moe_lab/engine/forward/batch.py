@@ -128,6 +128,8 @@ class Tokens:
     """Returns int64 [B, S]: `prefix_names` of each token, 0 for padding. For observers."""
     count: int
     """Tokens, padding excluded."""
+    slot: Tensor | None = None
+    """int64 [1]: the slot of one new token of each sequence in a fixed cache, all of whose slots `visible_BSK` has."""
     noise: bool = True
     """False: a prefix, which all routing samples read without noise; it has no logit positions."""
 

@@ -87,6 +87,8 @@ class EnsembleForward:
         self.tokens_in = 0
         """Tokens put through the model so far, routing samples included, padding excluded."""
         self.observer: Observer | None = None
+        self.in_place = self.records = False
+        """Whether steps of decoding keep their tensors in place, and whether a GPU records them (`DecodeStep`)."""
         self._head_at = torch.zeros(0, dtype=torch.long)
         self._windows = WindowHooks(model)
         self._samples: CleanHistory | OwnHistory | None = None
@@ -95,6 +97,7 @@ class EnsembleForward:
 
     def __enter__(self) -> EnsembleForward:
         self._stack = ExitStack()
+        self.in_place = self.records = self._may_be_recorded()
         head = self.model.get_output_embeddings()
         self._stack.callback(head.register_forward_pre_hook(self._select).remove)
         self._windows.install(self._stack)
@@ -107,6 +110,21 @@ class EnsembleForward:
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
+
+    def _may_be_recorded(self) -> bool:
+        """Whether a GPU can repeat steps of decoding: the host does the same at each, and it starts nothing else.
+
+        Hooks of others, observers and policies that ask for values may do something else at each step.
+        """
+        routing = self.ensemble.routing
+        hooked = (module._forward_hooks or module._forward_pre_hooks for module in self.model.modules())
+        return (
+            self.device.type == "cuda"
+            and self.ensemble.cache != "none"
+            and (routing is None or getattr(routing, "repeatable", False))
+            and self.observer is None
+            and not any(hooked)
+        )
 
     @property
     def extra_slots(self) -> int:
@@ -132,6 +150,13 @@ class EnsembleForward:
         cached = cache.length
         if self.observer:
             self.observer.expect(tokens)
+        logits_MnV, noisy = self.run(tokens, cache)
+        cache.keep(cached + tokens.ids_BS.shape[1])
+        self.tokens_in += tokens.count + noisy
+        return logits_MnV
+
+    def run(self, tokens: Tokens, cache: KVCache) -> tuple[Tensor, int]:
+        """(logits, number of noisy samples) of a pass that the host does not count."""
         places = self._samples.expect(tokens, cache) if self._samples else None
         if self.ensemble.routing:
             self.ensemble.routing.expect(places.noisy if places else None)
@@ -149,10 +174,9 @@ class EnsembleForward:
             past_key_values=cache,
             use_cache=True,
         ).logits
-        cache.keep(cached + tokens.ids_BS.shape[1])
-        self.tokens_in += tokens.count + (len(places.noisy.index) if places else 0)
         count = len(tokens.logit_positions_M)
-        return logits[0, : count * self.ensemble.n].view(count, self.ensemble.n, logits.shape[-1])
+        logits_MnV = logits[0, : count * self.ensemble.n].view(count, self.ensemble.n, logits.shape[-1])
+        return logits_MnV, len(places.noisy.index) if places else 0
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         """The output head's input, [B, R, hidden] -> [1, M n, hidden]."""

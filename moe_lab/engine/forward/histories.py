@@ -10,7 +10,7 @@ n = routing samples of each.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,10 @@ class Fork:
 
     def copies(self, tensor: Tensor) -> Tensor:
         """[B or 1, S, ...] of the clean tokens -> [B, R, ...] of the slots; a single sequence serves all."""
-        of_sequences = tensor.expand(len(self.source_BR), *tensor.shape[1:])
+        B, R = self.source_BR.shape
+        of_sequences = tensor.expand(B, *tensor.shape[1:])
+        if tensor.shape[1] == 1:
+            return of_sequences.expand(B, R, *tensor.shape[2:])
         return of_sequences[self.sequence_B1.to(tensor.device), self.source_BR.to(tensor.device)]
 
     def visible(self, visible_BSK: Tensor) -> Tensor:
@@ -87,6 +90,13 @@ class Fork:
         visible_BRK = self.copies(visible_BSK)
         new_BRS = visible_BRK[..., -S:] & self.others_BRS
         return torch.cat([visible_BRK[..., :-S], new_BRS, self.itself_BRN], dim=-1)
+
+    def visible_in_place(self, visible_B1K: Tensor, slot: Tensor) -> Tensor:
+        """bool [B, R, K]: `visible` for one new token of each sequence at `slot` of a fixed cache, then its samples."""
+        R, K = self.source_BR.shape[1], visible_B1K.shape[-1]
+        from_slot_K = torch.arange(K, device=slot.device) - slot
+        itself_RK = from_slot_K == torch.arange(R, device=slot.device)[:, None]
+        return (visible_B1K & (from_slot_K != 0)) | itself_RK
 
 
 def fork_samples(tokens: Tokens, n: int) -> Fork:
@@ -161,11 +171,18 @@ class CleanHistory:
         if self._fork is None or self._fork.positions_M is not tokens.logit_positions_M:
             self._fork = fork_samples(tokens, self.n)
         fork = self._fork
-        self._masks = LayerMasks(fork.visible(tokens.visible(cache.length)), self.dtype)
+        visible_BSK = tokens.visible(cache.length)
+        noisy = fork.noisy.at(tokens.position_BS.flatten()[fork.clean])
+        if tokens.slot is None:
+            visible_BRK = fork.visible(visible_BSK)
+        else:
+            visible_BRK = fork.visible_in_place(visible_BSK, tokens.slot)
+            noisy = replace(noisy, counted=tokens.real_BS.flatten()[fork.clean])
+        self._masks = LayerMasks(visible_BRK, self.dtype)
         # with one new token no clean token attends to another new one, so attention need not know the samples
         self._late = self.forks_late and tokens.ids_BS.shape[1] == 1
         self._per_token = PerToken(fork.copies)
-        return SamplePlaces(fork.logits_at, fork.noisy.at(tokens.position_BS.flatten()[fork.clean]))
+        return SamplePlaces(fork.logits_at, noisy)
 
     def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         if self._fork is None or (self._late and layer is self.first):
@@ -173,13 +190,13 @@ class CleanHistory:
         inputs = self._per_token(layer_inputs(layer, args, kwargs))
         inputs["attention_mask"] = self._masks.of(self.windows[layer])
         if layer is self.first:
-            inputs["hidden_states"] = self._fork.copies(inputs["hidden_states"])
+            inputs["hidden_states"] = self._fork.copies(inputs["hidden_states"]).contiguous()
         return (), inputs
 
     def _before_block(self, block: nn.Module, args: tuple) -> tuple | None:
         if self._fork is None or not self._late:
             return None
-        return (self._fork.copies(args[0]), *args[1:])
+        return (self._fork.copies(args[0]).contiguous(), *args[1:])
 
 
 class OwnHistory:
@@ -221,7 +238,9 @@ class OwnHistory:
         sample_n = torch.arange(self.n, device=tokens.ids_BS.device)
         place_BnS = torch.arange(B * self.n * S, device=sample_n.device).view(B, self.n, S)
         place_BmS = place_BnS[:, 1:]
-        index = place_BmS[tokens.real_BS.to(place_BmS.device)[:, None].expand_as(place_BmS)]
+        real_BmS = tokens.real_BS.to(place_BmS.device)[:, None].expand_as(place_BmS)
+        # steps in place keep the shape of all sequences, and count the decisions of the unfinished ones
+        index = place_BmS[real_BmS] if tokens.slot is None else place_BmS.flatten()
 
         def spread(values: Tensor) -> Tensor:
             return values.expand_as(place_BnS).reshape(-1)[index]
@@ -232,6 +251,7 @@ class OwnHistory:
             repeat=spread(tokens.sample_index_B[:, None, None]),
             row=spread(sample_n[:, None]),
             position=spread(tokens.position_BS[:, None]),
+            counted=None if tokens.slot is None else real_BmS.flatten(),
         )
 
     def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:

@@ -34,6 +34,8 @@ class KVLayer(CacheLayerMixin):
         super().__init__()
         self.capacity = capacity
         self.length = 0
+        self.slots: dict[int, Tensor] | None = None
+        """Of a fixed cache (`KVCache.fix`): int64 [S], where S new tokens go, by S."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -48,7 +50,12 @@ class KVLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, S, D]. Returns views of all T + S slots."""
+        """Append [B, H, S, D]. Returns views of all T + S slots; of a fixed cache all slots."""
+        if self.slots is not None:
+            at_S = self.slots[key_states.shape[-2]]
+            self.keys.index_copy_(2, at_S, key_states)
+            self.values.index_copy_(2, at_S, value_states)
+            return self.keys, self.values
         end = self.length + key_states.shape[-2]
         if not self.is_initialized:
             self.capacity = max(self.capacity, end)
@@ -138,6 +145,20 @@ class KVCache(Cache):
         """Drop all slots from `length` on, in every layer."""
         for layer in self.layers:
             layer.length = min(layer.length, length)
+
+    @torch.inference_mode()
+    def fix(self, length: int, slots: dict[int, Tensor]) -> None:
+        """From now on new tokens go to slots that tensors give, and attention gets all slots: no shape changes.
+
+        Slots from `length` on are zero, since a masked NaN would still spread through attention.
+
+        Args:
+            slots: int64 [S] for each number S of new tokens.
+        """
+        for layer in self.layers:
+            layer.length, layer.slots = length, slots
+            for buffer in (layer.keys, layer.values):
+                buffer[:, :, length:] = 0
 
     def expanded(self, batch: int, capacity: int) -> KVCache:
         """A copy of this cache for each of `batch` sequences, with room for `capacity` slots."""

@@ -1,0 +1,112 @@
+"""A step of decoding over tensors that stay in place, which a GPU repeats without the host (a CUDA graph).
+
+A small step is bound by the host, which starts more than a thousand operations one by one. Here no shape and no address
+changes between two steps of a batch, so that all operations of a step are recorded once and started together.
+
+B = sequences of a batch, the finished ones included, K = slots of the cache, n = routing samples, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moe_lab.engine.forward.batch import Tokens
+from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.errors import first_line
+
+logger = logging.getLogger("moe_lab")
+FIRST_STEPS = 3
+"""Steps before the graph is recorded, which takes as long as some ten of them. Many answers have a token or two."""
+
+
+class DecodeStep:
+    """The steps of one batch. Finished sequences keep their places; their results mean nothing and are not counted.
+
+    Args:
+        cache: of all tokens but the newest of each sequence, with room for all steps. It is used by these steps alone.
+        real_BT: bool, the cached slots that hold a token.
+        noise_key_B, sample_index_B: of `Tokens`.
+    """
+
+    def __init__(
+        self,
+        forward: EnsembleForward,
+        cache: KVCache,
+        real_BT: Tensor,
+        noise_key_B: Tensor,
+        sample_index_B: Tensor,
+    ):
+        (B, T), K, device = real_BT.shape, cache.layers[-1].keys.shape[2], forward.device
+        self.forward, self.cache = forward, cache
+        self.noise_key_B, self.sample_index_B = noise_key_B, sample_index_B
+        self.length = T
+        """Slots in use."""
+        self.input_4B = torch.zeros(4, B, dtype=torch.int64, device=device)
+        """Of the next step: tokens, positions, whether each sequence is unfinished, and the slot."""
+        sizes = (B, K, 1 + forward.extra_slots)
+        self.row_B, self.slot_K, self.sample_R = (torch.arange(size).to(device) for size in sizes)
+        self.real_BK = torch.nn.functional.pad(real_BT, (0, K - T), value=True)
+        self.steps = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.slots: dict[int, Tensor] = {}
+        cache.fix(T, self.slots)
+
+    @torch.inference_mode()
+    def __call__(self, tokens: list[int], positions: list[int], unfinished: list[bool]) -> Tensor:
+        """float32 [B, V]: `Ensemble.next_scores` after these tokens, one of each sequence, until the next call."""
+        rows = [tokens, positions, unfinished, [self.length] * len(tokens)]
+        self.input_4B.copy_(torch.tensor(rows, dtype=torch.int64), non_blocking=True)
+        self.length += 1
+        self.steps += 1
+        self.forward.tokens_in += sum(unfinished) * self.forward.ensemble.n
+        if self.forward.records and self.steps == FIRST_STEPS:
+            self._record()
+        if self.graph is None:
+            return self._run()
+        self.graph.replay()
+        return self.scores_BV
+
+    def _record(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.scores_BV = self._run()
+        except torch.OutOfMemoryError:
+            raise
+        except (
+            RuntimeError
+        ) as error:  # a step that waits for the device, or a library that cannot be recorded
+            self.forward.records = False
+            logger.warning(
+                "Decoding is slower than it could be: a step of %s in %s cannot be recorded as a CUDA graph (%s).",
+                *(type(self.forward.model).__name__, self.forward.model.dtype, first_line(error)),
+            )
+        else:
+            self.graph = graph
+
+    def _run(self) -> Tensor:
+        slot = self.input_4B[3, :1]
+        self.slots.update({1: slot, len(self.sample_R): slot + self.sample_R})
+        visible_BK = self.real_BK & (self.slot_K <= slot)
+        tokens = Tokens(
+            ids_BS=self.input_4B[0][:, None],
+            position_BS=self.input_4B[1][:, None],
+            visible_BSK=visible_BK[:, None],
+            logit_positions_M=self.row_B,
+            noise_key_B=self.noise_key_B,
+            sample_index_B=self.sample_index_B,
+            most_logits=1,
+            real_BS=self.input_4B[2][:, None].bool(),
+            names_BS=lambda: np.zeros((len(self.row_B), 1), dtype=np.int64),
+            count=0,
+            slot=slot,
+        )
+        logits_MnV, _ = self.forward.run(tokens, self.cache)
+        if self.forward.ensemble.routing:
+            self.forward.ensemble.routing.expect(None)  # counts the decisions of this step
+        return self.forward.ensemble.next_scores(logits_MnV)

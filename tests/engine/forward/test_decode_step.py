@@ -1,0 +1,79 @@
+"""Steps of decoding that keep their tensors in place, and their recording, for which a trace stands here.
+
+Broken by a shape or a value that the first steps fix, by a finished sequence that counts, by slots beyond the end, and by
+a recording that misses what others do at each step.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from moe_lab.engine.forward.decode_step import DecodeStep
+from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.forward import EnsembleForward, Observer
+from moe_lab.methods.scmoe import weak_experts
+from moe_lab.routing import GumbelTopK, routed
+from moe_lab.routing.policies import OtherExperts
+from tests.support.decoding import ENSEMBLES, ensembles, generated
+from tests.support.models import small_model
+
+SLOW = [
+    pytest.param(family, marks=pytest.mark.slow)
+    for family in ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
+]
+
+
+def trace(step):
+    """What a GPU does: the operations of a step, repeated without any code of the host."""
+    counter = getattr(step.forward.ensemble.routing, "_counter", SimpleNamespace(_sums={}))
+    before = {device: sums.clone() for device, sums in counter._sums.items()}
+    traced = make_fx(lambda: step._run())()
+    for device, sums in before.items():  # a recording computes nothing, and a trace does
+        counter._sums[device].copy_(sums)
+    step.scores_BV = traced()
+    for device, sums in before.items():
+        counter._sums[device].copy_(sums)
+    step.graph = SimpleNamespace(replay=lambda: step.scores_BV.copy_(traced()))
+    recorded.append(step)
+
+
+recorded = []
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+@pytest.mark.parametrize("family", ["olmoe", *SLOW])
+def test_steps_in_place_and_recorded_are_those_of_the_host(family, name, monkeypatch):
+    model = small_model(family)
+    expected = generated(model, ensembles(model)[name])
+    monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: True)
+    monkeypatch.setattr(DecodeStep, "_record", trace)
+    recorded.clear()
+    found = generated(model, ensembles(model)[name])
+    assert found[0] == expected[0] and found[2:] == expected[2:]
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    again = [11] if "standard" in name else [4, 7, 11]
+    assert [step.steps for step in recorded] == again, "a batch is recorded again after half have ended"
+
+
+def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
+    model = small_model("olmoe")
+    forward = EnsembleForward(model, Ensemble())
+    forward.device = torch.device("cuda")
+    assert forward._may_be_recorded()
+    assert not EnsembleForward(model, Ensemble())._may_be_recorded(), "a CPU"
+    with routed(model, lambda router, routing: None):
+        assert not forward._may_be_recorded()
+    forward.observer = Observer()
+    assert not forward._may_be_recorded()
+    for ensemble in (
+        Ensemble(2, OtherExperts(weak_experts("rank", 2, 0))),
+        Ensemble(2, GumbelTopK([0.5, 0.5], 0), cache="none"),
+    ):
+        forward = EnsembleForward(model, ensemble)
+        forward.device = torch.device("cuda")
+        assert not forward._may_be_recorded(), (
+            "a policy that does not say it, a history that is read at each step"
+        )

@@ -91,8 +91,8 @@ def to_config(cell: Cell) -> Config:
         rest["gen_kwargs"] = {key.strip(): yaml.safe_load(item) for key, _, item in pairs}
     # the launcher changes no number, and nothing that is stored
     overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
-    whole = {**rest, **typed, "overrides": overrides, "interpolated": cell.interpolated}
-    return build(Config, whole, prefix="", texts=True)
+    record = {"overrides": overrides, "config_dirs": cell.config_dirs, "interpolated": cell.interpolated}
+    return build(Config, {**rest, **typed, **record}, prefix="", texts=True)
 
 
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:

@@ -25,6 +25,7 @@ PAIRED = {"n": 2, "difference": 0.5, "ci95": [-0.2, 0.9], "p_mcnemar": 1.0, "to_
 CHANGES = {
     "paired": {"t": {"exact_match,none": PAIRED}},
     "untuned": True,
+    "config_dirs": ["own"],
     "roe": {"n": 8, "temperatures": [0.0, 0.1], "changed_fraction": 0.25},
 }
 
@@ -55,7 +56,7 @@ def test_hostile_answers_are_data(page):
     assert len(root.xpath("//script")) == 2 and not root.xpath("//*[@onerror]") and not root.xpath("//img")
     data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
     assert [each["own"] for each in data] == [HOSTILE, "x"] and data[0]["kind"] == "wrong to right"
-    assert foreign_urls(page) == []
+    assert foreign_urls(page) == [] and "python -m moe_lab --config-dir own method=" in root.text_content()
 
 
 def test_headings_are_in_order_and_tables_have_captions(page):

@@ -51,6 +51,18 @@ def test_the_verdict_stands_first(page):
     assert texts(root.xpath("//h2"))[0] == "Verdict"
 
 
+def test_price_and_bound_are_below_the_verdict(tmp_path):
+    changes = CHANGES | {"cost": {"tokens_in": 400}, "tuning": {"model": "tiny", "at_bound": ["logit_scale"]}}
+    root = tree(
+        write_runs_page(pair_of_runs(tmp_path, [("1", 0.0)], [("x", 1.0)], **changes), tmp_path / "page")
+    )
+    assert (
+        "roe reads 4 times the tokens of the base model and has a tuned logit scale at the bound of its search."
+        in texts(root.xpath("//header/p"))
+    )
+    assert not root.xpath("//p[contains(., 'McNemar')][not(ancestor::details)]")
+
+
 def test_hostile_answers_are_data(page):
     root = tree(page)
     assert len(root.xpath("//script")) == 2 and not root.xpath("//*[@onerror]") and not root.xpath("//img")
@@ -110,7 +122,7 @@ def test_all_metrics_are_shown_where_a_task_has_several(tmp_path):
     assert found["roe on t", "bleu,strict"] == ("3.0", "")
 
 
-@pytest.mark.parametrize(("temperatures", "heights"), [((0.0, 0.1, 0.2), [0, 35, 70]), ((0.0, 0.0), [0, 0])])
+@pytest.mark.parametrize(("temperatures", "heights"), [((0.0, 0.1, 0.2), [0, 35, 70]), ((0.0, 0.1, 0.1), [])])
 def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, heights, tmp_path):
     roe = {"n": 8, "temperatures": list(temperatures), "cache": "clean", "changed_fraction": 0.25}
     base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], roe=roe)
@@ -118,6 +130,7 @@ def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, 
     assert found.temperatures == temperatures and profiles_of([found]) == {temperatures: ["roe"]}
     root = tree(write_runs_page([base, own], tmp_path / "page.html"))
     assert [float(bar.get("height")) for bar in root.xpath("//*[@class='bar']")] == heights
+    assert ("Temperature 0.1 in 2 of 3 MoE layers." in root.text_content()) == (not heights), "one number"
     assert found.facts == {"n": 8, "cache": "clean", "changed_fraction": 0.25}
     assert found.layers == [] and found.pictures == [] and routing_of(base, "base") is None
 

@@ -69,6 +69,7 @@ INSTEAD = {
     "torch_dtype": "Use dtype=bfloat16.",
     "trust_remote_code": "Code from the hub is never run. Use a model whose type transformers has.",
     "use_cache": _STORED,
+    "write_out": "Nothing to set: samples_<task>.jsonl has every prompt.",
     "wandb_args": "Use logger=wandb logger.project=<name> (docs/wandb.md).",
 }
 """By flag, key or last part of a key."""

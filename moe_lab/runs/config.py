@@ -89,6 +89,11 @@ def to_config(cell: Cell) -> Config:
         if any(not equals for _, equals, _ in pairs):
             raise ConfigError(f"gen_kwargs={given}: write gen_kwargs=key=value,key=value.")
         rest["gen_kwargs"] = {key.strip(): yaml.safe_load(item) for key, _, item in pairs}
+        if len(rest["gen_kwargs"]) < len(pairs):
+            key = pairs[0][0].strip()
+            raise ConfigError(
+                f"gen_kwargs={given} gives a setting twice. A grid: -m 'gen_kwargs={{{key}: 0}},{{{key}: 1}}'."
+            )
     # the launcher changes no number, and nothing that is stored
     overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
     record = {"overrides": overrides, "config_dirs": cell.config_dirs, "interpolated": cell.interpolated}

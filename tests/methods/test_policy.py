@@ -136,9 +136,9 @@ def test_the_content_of_the_file_is_in_the_identity(ideas):
 
 
 def test_a_decision_is_returned_and_not_written(ideas, tokenizer):
-    with opened(policy("writes"), small_model("olmoe"), tokenizer) as lm:
-        with pytest.raises(RoutingError, match="wrote into the decision for model.layers.0.mlp.gate"):
-            answered(lm, "loglikelihood", PAIRS)
+    told = pytest.raises(RoutingError, match="wrote into the decision for model.layers.0.mlp.gate")
+    with told, opened(policy("writes"), small_model("olmoe"), tokenizer) as lm:
+        answered(lm, "loglikelihood", PAIRS)
 
 
 def test_what_was_tuned_is_noted(ideas):

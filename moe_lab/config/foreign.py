@@ -58,6 +58,7 @@ INSTEAD = {
     "output_path": "Use output_dir=<folder>.",
     "parallelize": "Use model.device_map=auto.",
     "peft": _ADAPTER,
+    "policy": "Use method=policy method.policy=<file>.py:<function>.",
     "pretrained": "Use model.path=<hub id or folder>.",
     "fewshot": _SHOTS,
     "n_shot": _SHOTS,

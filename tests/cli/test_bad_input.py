@@ -115,6 +115,8 @@ WRONG = {
     "a callback": (["+hydra.callbacks.log.x=1"], "Hydra only composes here"),
     "a grid of no run": (["-m", "method.n=glob(*)"], "method.n=glob(*) has 0 runs"),
     "a grid that nobody runs": (["-m", "seed=range(0,100000)"], "seed=range(0,100000) has 100,000 runs"),
+    "a folder as a model": (["model=my_model"], "A hub id or a folder: model.path=my_model"),
+    "a function as a method": (["method=a.py:f"], "A function of a file: method=policy method.policy=a.py:f"),
     "null as a task": (["task=null"], "task=null is no option of task"),
     "two equal signs": (["seed=1=2"], "seed=1=2: mismatched input"),
     "a key of a method with dashes": (["--method.n=2"], "Use method.n=<value>"),

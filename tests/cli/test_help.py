@@ -41,6 +41,7 @@ def test_what_names_no_option_is_the_overview(capsys):
     [
         ("roe", ["method=roe\n", "  n: 32"]),
         ("roe/figure3", ["RoE, Figure 3"]),
+        ("tuning", ["tuning=\n", "  tpe "]),
         ("limit", ["limit=null\n  Documents per task"]),
         ("method.n", ["method.n=32\n  routing samples", "(method=roe)"]),
         ("epochs", ["method.epochs=", "method=finetune-freeze"]),

@@ -45,7 +45,6 @@ def test_what_names_no_option_is_the_overview(capsys):
         ("limit", ["limit=null\n  Documents per task"]),
         ("method.n", ["method.n=32\n  routing samples", "(method=roe)"]),
         ("epochs", ["method.epochs=", "method=finetune-freeze"]),
-        ("mode=compare", ["mode=compare: ", "paired tests"]),
         ("compare", ["mode=compare: ", "paired tests"]),
         ("keys", ["limit=null", "model.path", "tuning.n_trials"]),
         ("flags", ["--config-dir FOLDER", "Exit codes: 0 done"]),

@@ -53,13 +53,10 @@ def test_the_verdict_stands_first(page):
 
 def test_price_and_bound_are_below_the_verdict(tmp_path):
     changes = CHANGES | {"cost": {"tokens_in": 400}, "tuning": {"model": "tiny", "at_bound": ["logit_scale"]}}
-    root = tree(
-        write_runs_page(pair_of_runs(tmp_path, [("1", 0.0)], [("x", 1.0)], **changes), tmp_path / "page")
-    )
-    assert (
-        "roe reads 4 times the tokens of the base model and has a tuned logit scale at the bound of its search."
-        in texts(root.xpath("//header/p"))
-    )
+    runs = pair_of_runs(tmp_path, [("1", 0.0)], [("x", 1.0)], **changes)
+    root = tree(write_runs_page(runs, tmp_path / "page"))
+    price = "roe reads 4 times the tokens of the base model and has a tuned logit scale at the bound of its search."
+    assert price in texts(root.xpath("//header/p"))
     assert not root.xpath("//p[contains(., 'McNemar')][not(ancestor::details)]")
 
 
@@ -133,10 +130,6 @@ def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, 
     assert ("Temperature 0.1 in 2 of 3 MoE layers." in root.text_content()) == (not heights), "one number"
     assert found.facts == {"n": 8, "cache": "clean", "changed_fraction": 0.25}
     assert found.layers == [] and found.pictures == [] and routing_of(base, "base") is None
-
-
-def test_figures_of_the_run_stand_in_it(tmp_path):
-    base, _ = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)])
     (base.folder / "figures").mkdir()
     (base.folder / "figures" / "selections.png").write_bytes(b"png")
     assert routing_of(base, "base").pictures == [("selections", "data:image/png;base64,cG5n")]

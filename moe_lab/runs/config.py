@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +27,8 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
     try:
         return compose(argv)
     except REQUEST_ERRORS as error:
-        raise ConfigError(explain(error, methods_with)) from error
+        whole = os.environ.get("HYDRA_FULL_ERROR") == "1"  # else Python, too, shows the message alone
+        raise ConfigError(explain(error, methods_with)) from (error if whole else None)
 
 
 def to_configs(cells: list[Cell]) -> list[Config]:

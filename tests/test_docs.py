@@ -86,12 +86,9 @@ def test_the_site_is_searched_from_disk(site):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_are_there(page):
-    missing = [name for name in named_files(page.read_text(encoding="utf-8")) if not (ROOT / name).exists()]
-    links = re.findall(r"\]\(((?!https?:)[^)#]+)", page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(rf"`((?:{FOLDERS})/[\w./-]+\.\w+)`", text)
+    missing = [name for name in named if not (ROOT / name).exists()]
+    links = re.findall(r"\]\(((?!https?:)[^)#]+)", text)
     missing += [link for link in links if not (page.parent / link).exists()]
     assert not missing
-
-
-def named_files(text: str) -> list[str]:
-    """Paths of files in backticks that begin with a folder of the repository."""
-    return re.findall(rf"`((?:{FOLDERS})/[\w./-]+\.\w+)`", text)

@@ -15,8 +15,10 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
+from moe_lab import __version__
 from moe_lab.config.catalog import resource_folder
 from tests.support.sources import PACKAGE, ROOT, files_in, nodes_of
 
@@ -31,6 +33,14 @@ def wheel(tmp_path_factory) -> Path:
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (file,) = folder.glob("*.whl")
     return file
+
+
+def test_the_release_is_one():
+    """The package, CITATION.cff and the newest section of the changelog have one version and date."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    newest = re.search(r"^## \[(\d\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert newest and (cited["version"], str(cited["date-released"])) == newest.groups()
+    assert cited["version"] == __version__
 
 
 def test_in_a_checkout_conf_lies_beside_the_package():

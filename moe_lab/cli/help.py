@@ -132,6 +132,8 @@ def _word(word: str, config_dirs: list[Path]) -> list[str]:
         return [_mode(word)]
     if word in topics:
         return [topics[word]()]
+    if word in GROUPS:
+        return [_group(word, config_dirs)]
     files = {group: _files(group, config_dirs) for group in (*GROUPS, "experiment")}
     named = [_explained(group, word, config_dirs) for group, options in files.items() if word in options]
     keys = {key: f"{key}={default}\n  {comment}" for key, default, comment in top_level_keys()}

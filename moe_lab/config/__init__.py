@@ -1,3 +1,3 @@
 """The typed configuration: schema, parsing, composing with Hydra, and its errors."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

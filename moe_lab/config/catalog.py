@@ -68,6 +68,10 @@ def unknown_option(group: str, option: str, options: Sequence[str]) -> str:
     lines = [f"Unknown {group} {option!r}.{did_you_mean(option, options)}", f"Choices: {', '.join(options)}."]
     if group == "task":
         lines.append(f"Any task of lm-eval or of task.include_path=: task=lm_eval task.name={option}")
+    elif group == "model":
+        lines.append(f"A hub id or a folder: model.path={option}")
+    elif group == "method" and ".py" in option:
+        lines.append(f"A function of a file: method=policy method.policy={option}")
     return "\n".join(lines)
 
 

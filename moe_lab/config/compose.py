@@ -112,7 +112,8 @@ def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
     """
     refuse(overrides)
     with _LOCK:
-        return _cell(_source(dirs=tuple(config_dirs)), list(map(quote, overrides)))
+        cell = _cell(_source(dirs=tuple(config_dirs)), list(map(quote, overrides)))
+    return replace(cell, config_dirs=config_dirs)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ INSTEAD = {
     "output_path": "Use output_dir=<folder>.",
     "parallelize": "Use model.device_map=auto.",
     "peft": _ADAPTER,
+    "policy": "Use method=policy method.policy=<file>.py:<function>.",
     "pretrained": "Use model.path=<hub id or folder>.",
     "fewshot": _SHOTS,
     "n_shot": _SHOTS,
@@ -69,6 +70,7 @@ INSTEAD = {
     "torch_dtype": "Use dtype=bfloat16.",
     "trust_remote_code": "Code from the hub is never run. Use a model whose type transformers has.",
     "use_cache": _STORED,
+    "write_out": "Nothing to set: samples_<task>.jsonl has every prompt.",
     "wandb_args": "Use logger=wandb logger.project=<name> (docs/wandb.md).",
 }
 """By flag, key or last part of a key."""

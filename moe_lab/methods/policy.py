@@ -75,6 +75,13 @@ class FunctionPolicy(PolicyMethod):
     def tuned_on(self) -> frozenset[str]:
         return super().tuned_on | (self.roe.tuned_on if self.roe else frozenset())
 
+    @property
+    def tuning_block(self) -> dict[str, Any]:
+        """RoE's, unless a study chose the function's keys. A function without keys has nothing to tune."""
+        if self.profile or not self.roe:
+            return super().tuning_block if self.profile or self.own else {}
+        return self.roe.tuning_block
+
     def check(self, facts: ModelFacts) -> None:
         if self.roe:
             self.roe.check(facts)

@@ -26,7 +26,8 @@ class Provenance:
     @classmethod
     def of(cls, run: RunResult) -> Provenance:
         documents = {task: ranges(numbers) for task, numbers in run.samples.items()}
-        return cls(run.run_id, command(run.overrides), run.seed, dict(run.versions), documents)
+        typed = command(run.overrides, run.config_dirs)
+        return cls(run.run_id, typed, run.seed, dict(run.versions), documents)
 
 
 def command(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> str:

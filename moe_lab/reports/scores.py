@@ -28,7 +28,7 @@ from moe_lab.results.scores import (
     shown_scores,
 )
 
-NAMED_ELSEWHERE = ("model=", "method=", "task=", "seed=", "seeds=")
+NAMED_ELSEWHERE = ("model=", "method=", "task=", "task.metric=", "seed=", "seeds=")
 PROFILE = re.compile(r"=.*/([^/]+)/best\.yaml$")
 
 
@@ -97,22 +97,20 @@ class CommandTable:
             line for line in self.lines if line.score.run_id not in seeds and PART not in line.score.marks
         ]
 
+    def times_base(self, line: ScoreLine) -> float | None:
+        """The tokens of a line's run, relative to those of its base model; None where one number is missing."""
+        own, base = line.cost("tokens_in"), line.results[0].other_id() or line.results[0].run_id
+        of_base = next((run.cost.get("tokens_in") for run in self.runs if run.run_id == base), None)
+        return own / of_base if own is not None and of_base else None
+
     def columns(self, lines: Sequence[ScoreLine] | None = None) -> list[Column]:
         """The columns of `lines`, by default of those that are `shown`, with the cost of their runs."""
         lines = self.shown if lines is None else lines
-        tokens = {run.run_id: run.cost.get("tokens_in") for run in self.runs}
-        costs: dict[str, list[float | None]] = {"time": [], "tokens": [], "× base": []}
-        for line in lines:
-            once = line.score.other == BASE
-            of_base = tokens.get(line.results[0].other_id() or line.results[0].run_id)
-            own = line.cost("tokens_in") if once else None
-            costs["time"].append(line.cost("wall_seconds") if once else None)
-            costs["tokens"].append(own)
-            costs["× base"].append(own / of_base if own is not None and of_base else None)
+        costly = [line if line.score.other == BASE else None for line in lines]  # each run once
         cost = [
-            numbers("time", costs["time"], seconds, spare=5),
-            numbers("tokens", costs["tokens"], count, spare=6),
-            numbers("× base", costs["× base"], fixed, spare=1),
+            numbers("time", [line and line.cost("wall_seconds") for line in costly], seconds, spare=5),
+            numbers("tokens", [line and line.cost("tokens_in") for line in costly], count, spare=6),
+            numbers("× base", [line and self.times_base(line) for line in costly], fixed, spare=1),
         ]
         *scores, notes = score_columns(lines)
         return [*scores, *cost, notes]

@@ -147,6 +147,7 @@ class RunResult(LmEvalResults):
     seed: int | None = _block("seed", default=None)
     """That of the method, else that of the training on first use that made the model, else None."""
     overrides: list[str] = _block("overrides", default=[])
+    config_dirs: list[str] = _block("config_dirs", default=[])
     model: Name = _block("model", "name")
     commit: str | None = _block("model", "commit", default=None)
     """Of a hub model."""

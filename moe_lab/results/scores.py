@@ -239,7 +239,8 @@ def _worse_than_calibrated(result: RunResult) -> bool:
 
 
 def _tuned_elsewhere(result: RunResult) -> bool:
-    tuned, config = result.tuning, result.method_config
+    tuned = result.tuning
+    config = {key.removeprefix("roe."): value for key, value in result.method_config.items()}
     settings = {"n": None, "noise": "gumbel"}
     ensemble = "n" in config  # a method without routing samples takes the logit scale alone
     other = ensemble and any(tuned.get(key, it) != config.get(key, it) for key, it in settings.items())

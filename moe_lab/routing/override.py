@@ -32,8 +32,8 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
     Args:
         policy: called as `policy(router, routing)` at every routing decision, for all T tokens of a pass at once,
             padding included. `routing` has `logits_TE`, `weights_TK` and `index_TK` (int64); the policy returns such a
-            triple with other weights or indices, of K experts or fewer, or None for no change. `router` has the number
-            of its MoE `layer`.
+            triple with other weights or indices, of K experts or fewer, or None for no change. The triple that it gets
+            is a copy. `router` has the number of its MoE `layer`.
 
     The policy has the final decision, also inside: RoE, C3PO and masked experts of `expert_metrics` decide first, and
     `routing` is what they decided, for all samples of a pass. A weight of 0 drops an expert. Of two `override` contexts
@@ -48,8 +48,18 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
     def checked(router: Router, routing: Routing) -> Routing | None:
         nonlocal calls
         calls += 1
-        changed = policy(router, routing)
-        return None if changed is None else _checked(changed, routing, router)
+        with torch.inference_mode(False):  # copies that count how often they were written to
+            given = Routing(*(tensor.clone() for tensor in routing))
+        versions = [tensor._version for tensor in given]
+        changed = policy(router, given)
+        if changed is not None:
+            return _checked(changed, routing, router)
+        if versions != [tensor._version for tensor in given]:
+            raise RoutingError(
+                f"The policy wrote into the decision for {router.name} and returned None, which means no change: it "
+                "must return routing._replace(index_TK=..., weights_TK=...)."
+            )
+        return None
 
     with routed(model, checked, final=True) as routers:
         yield routers

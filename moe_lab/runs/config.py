@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +27,8 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
     try:
         return compose(argv)
     except REQUEST_ERRORS as error:
-        raise ConfigError(explain(error, methods_with)) from error
+        whole = os.environ.get("HYDRA_FULL_ERROR") == "1"  # else Python, too, shows the message alone
+        raise ConfigError(explain(error, methods_with)) from (error if whole else None)
 
 
 def to_configs(cells: list[Cell]) -> list[Config]:
@@ -89,10 +91,15 @@ def to_config(cell: Cell) -> Config:
         if any(not equals for _, equals, _ in pairs):
             raise ConfigError(f"gen_kwargs={given}: write gen_kwargs=key=value,key=value.")
         rest["gen_kwargs"] = {key.strip(): yaml.safe_load(item) for key, _, item in pairs}
+        if len(rest["gen_kwargs"]) < len(pairs):
+            key = pairs[0][0].strip()
+            raise ConfigError(
+                f"gen_kwargs={given} gives a setting twice. A grid: -m 'gen_kwargs={{{key}: 0}},{{{key}: 1}}'."
+            )
     # the launcher changes no number, and nothing that is stored
     overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
-    whole = {**rest, **typed, "overrides": overrides, "interpolated": cell.interpolated}
-    return build(Config, whole, prefix="", texts=True)
+    record = {"overrides": overrides, "config_dirs": cell.config_dirs, "interpolated": cell.interpolated}
+    return build(Config, {**rest, **typed, **record}, prefix="", texts=True)
 
 
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:

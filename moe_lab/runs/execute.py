@@ -160,7 +160,10 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
         print(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}", file=sys.stderr)
     logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
     if len(log):
-        print(f"{run.folder.name}: continuing with {len(log):,} stored answers", file=sys.stderr)
+        print(
+            f"{run.folder.name}: continuing with {len(log):,} stored answer{'s' * (len(log) > 1)}",
+            file=sys.stderr,
+        )
     template = template_block(run.config)
     if template and template["chat_template"]["plain"]:
         print("The tokenizer has no chat template; a plain one is used.", file=sys.stderr)

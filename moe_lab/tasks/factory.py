@@ -84,6 +84,11 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
         raise TaskError(
             f"task.include_path={include_path} is no folder. Name the folder that holds the task YAMLs."
         )
+    for file in (Path(name) for name in names if name.endswith(".yaml")):
+        raise TaskError(
+            f"task.name={file} is a file. Give its folder, and the name that is in it after `task:`:\n"
+            f"task.include_path={file.parent} task.name={file.stem}"
+        )
     manager = TaskManager(include_path=include_path, include_defaults=False)
     files = _task_files() | {name: name for name in manager.all_subtasks}
     own_groups = {*manager.all_groups, *manager.all_tags}

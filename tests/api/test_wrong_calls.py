@@ -4,6 +4,7 @@ Broken by: a bare traceback of torch or transformers, a wrong value that is acce
 """
 
 from pathlib import Path
+from traceback import format_exception
 
 import numpy as np
 import pytest
@@ -199,4 +200,5 @@ def test_a_wrong_call_is_one_message(olmoe, tokenizer, says):
     with pytest.raises(MoeLabError, match=says) as caught:
         WRONG[says](olmoe, tokenizer)
     assert len(str(caught.value).splitlines()) <= 3
+    assert "hydra/_internal" not in "".join(format_exception(caught.value))
     assert hooks_of(olmoe) == before

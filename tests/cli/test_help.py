@@ -41,10 +41,10 @@ def test_what_names_no_option_is_the_overview(capsys):
     [
         ("roe", ["method=roe\n", "  n: 32"]),
         ("roe/figure3", ["RoE, Figure 3"]),
+        ("tuning", ["tuning=\n", "  tpe "]),
         ("limit", ["limit=null\n  Documents per task"]),
         ("method.n", ["method.n=32\n  routing samples", "(method=roe)"]),
         ("epochs", ["method.epochs=", "method=finetune-freeze"]),
-        ("mode=compare", ["mode=compare: ", "paired tests"]),
         ("compare", ["mode=compare: ", "paired tests"]),
         ("keys", ["limit=null", "model.path", "tuning.n_trials"]),
         ("flags", ["--config-dir FOLDER", "Exit codes: 0 done"]),

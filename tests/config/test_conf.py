@@ -11,7 +11,7 @@ import yaml
 
 from moe_lab.cli.help import GROUPS
 from moe_lab.config.catalog import about, option_files, resource_folder
-from moe_lab.config.compose import Cell, compose, compose_cell
+from moe_lab.config.compose import compose, compose_cell
 from moe_lab.config.overrides import quote
 from moe_lab.config.schema import KEYS, Config
 from moe_lab.config.validators import coerce
@@ -122,8 +122,8 @@ def test_a_config_dir_adds_options_and_experiments_see_it(tmp_path):
     (tmp_path / "model" / "mine.yaml").write_text("# mine\nname: mine\npath: my/model\n")
     (cell,) = compose(["--config-dir", str(tmp_path), "model=mine"])
     assert to_config(cell).model.path == "my/model"
-    again = compose_cell(["model=mine"], cell.config_dirs)
-    assert isinstance(again, Cell) and to_config(again).model.path == "my/model"
+    again = to_config(compose_cell(["model=mine"], cell.config_dirs))
+    assert (again.model.path, again.config_dirs) == ("my/model", [str(tmp_path)])
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_short_flags_and_own_keys_stay_together():
     for sentence in (
         "--model vllm: ",
         "parallelize: Use model.device_map=auto.",
-        "write_out: no counterpart here.",
+        "write_out: Nothing to set: samples_<task>.jsonl has every prompt.",
     ):
         assert sentence in notes
 

@@ -7,12 +7,13 @@ first trial is taken for the base model, a function that no worker can import.
 
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import moe_lab
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.methods import get_method
 from moe_lab.results.identity import run_id
 from tests.support import rounding
@@ -61,6 +62,7 @@ def strongest(router: Router, routing: Routing, k: float = 1) -> Routing:
 
 
 def without_default(router, routing, scale): pass
+def writes(router, routing): routing.weights_TK[:, 1:] = 0
 def with_a_list(router, routing, layers=[1]): pass
 def with_a_taken_name(router, routing, roe=1): pass
 '''
@@ -131,6 +133,21 @@ def test_the_content_of_the_file_is_in_the_identity(ideas):
     assert run_id(strongest[0]) == run_id(strongest[1]) != run_id(own)
     Path("renamed.py").write_text(IDEAS + "\nMORE = 1\n", encoding="utf-8")
     assert policy("drop_weakest", file="renamed.py").identity(FACTS) != own
+
+
+def test_a_decision_is_returned_and_not_written(ideas, tokenizer):
+    told = pytest.raises(RoutingError, match="wrote into the decision for model.layers.0.mlp.gate")
+    with told, opened(policy("writes"), small_model("olmoe"), tokenizer) as lm:
+        answered(lm, "loglikelihood", PAIRS)
+
+
+def test_what_was_tuned_is_noted(ideas):
+    """Of RoE under a function, what RoE's profile says; a function without keys has nothing to tune."""
+    assert policy("writes").tuning_block == {} and policy("drop_weakest").tuning_block == {"untuned": True}
+    noisy = policy("drop_weakest", roe={"n": 2})
+    assert noisy.tuning_block == {"untuned": True}
+    noisy.roe.profile = SimpleNamespace(block={"study": "s"})
+    assert noisy.tuning_block == {"tuning": {"study": "s"}}
 
 
 @pytest.mark.parametrize(

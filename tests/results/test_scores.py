@@ -124,6 +124,7 @@ TUNED = {
         (TUNED | {"tuning": {"model": "olmoe", "n": 8}}, ("other-profile",)),
         (TUNED | {"tuning": {"model": "tiny", "n": 8, "noise": "gumbel"}}, ()),
         (TUNED | {"method": {"name": "roe", "config": {"n": 8, "noise": "antithetic"}}}, ("other-profile",)),
+        (TUNED | {"method": {"name": "policy", "config": {"roe": {"n": 4}}}}, ("other-profile",)),
     ],
 )
 def test_marks_say_what_a_reader_must_know(changes, marks):

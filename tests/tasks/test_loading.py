@@ -172,6 +172,8 @@ def test_own_tasks_by_include_path(own, tmp_path):
         own((OWN + ACCURACY).replace("mine", "yours"))
     with pytest.raises(TaskError, match="is no folder"):
         load_task(None, "x", include_path=str(tmp_path / "absent"))
+    with pytest.raises(TaskError, match="task.include_path=own task.name=any"):
+        load_task(None, "own/any.yaml")
 
 
 @pytest.mark.slow

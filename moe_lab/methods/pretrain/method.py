@@ -138,19 +138,23 @@ class Pretrain(TrainingMethod):
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
         from moe_lab.methods.training_memory import peak_bytes, with_shapes
         from moe_lab.models.designs.configuration import UNITS
+        from moe_lab.tasks.loading import once
 
         own = self.config
         design = replace(own, router="token") if own.router in UNITS else own  # experts alike, without tables
-        model = with_shapes(empty_model(architecture(design, self._data(config)[1])).float())
-        planned = peak_bytes(
-            model,
-            optimizer="adamw_torch_fused",
-            on_gpu=False,  # the fused step makes no copies
-            rows=own.batch_size,
-            length=own.sequence_length,
-            bf16=facts.dtype == "bfloat16",
-            accumulates=own.gradient_accumulation > num_processes(),
-        )
+        built = architecture(design, self._data(config)[1])
+        passes = {
+            "rows": own.batch_size,
+            "length": own.sequence_length,
+            "bf16": facts.dtype == "bfloat16",
+            "accumulates": own.gradient_accumulation > num_processes(),
+        }
+
+        def peak() -> int:
+            model = with_shapes(empty_model(built).float())
+            return peak_bytes(model, optimizer="adamw_torch_fused", on_gpu=False, **passes)  # no copies
+
+        planned = once(f"pre-training memory {built.to_json_string()} {passes}", peak)  # of all seeds
         tokens = own.batch_size * own.sequence_length
         regularizers = 0 if own.backbone == "dense" else tokens * own.experts * own.layers * REGULARIZER_BYTES
         return planned + regularizers

@@ -114,7 +114,7 @@ def _run(folder: Path) -> Entry | None:
             seed=run.seed,
             n=run.num_documents,
             state=DONE,
-            command=command(run.overrides),
+            command=command(run.overrides, run.config_dirs),
         )
     config = read_mapping(folder / "config.yaml")
     if config is None:
@@ -129,7 +129,7 @@ def _run(folder: Path) -> Entry | None:
         settings=_settings(config["method"], overrides),
         seed=config.get("seed"),
         state=_state(folder),
-        command=command(overrides),
+        command=command(overrides, config.get("config_dirs", [])),
     )
 
 

@@ -18,7 +18,7 @@ from moe_lab.reports.pages.page import fact, latex_of, pictures_in, text_uri, wr
 from moe_lab.reports.pages.plots import ForestPanel, forest, plot
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.provenance import Provenance
-from moe_lab.reports.scores import CommandTable, ScoreLine, by_outcome, conclusion, has_verdict
+from moe_lab.reports.scores import CommandTable, ScoreLine, by_outcome, conclusion, has_verdict, sentence
 from moe_lab.results.measured import number
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score_table import explained_marks
@@ -145,6 +145,8 @@ def _trials(folder: Path) -> list[Column]:
 
 # The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance
 
+FEW = 4
+"""At most so many comparisons are said in sentences at the top of the page."""
 COSTS = {"wall_seconds": ("seconds without loading", 1.0), "peak_memory_bytes": ("peak memory, GiB", 2.0**30)}
 """The costs that scores are drawn against: the key in `cost`, the label of the axis, and the divisor."""
 
@@ -164,6 +166,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
     examples = examples_of(runs, names)
     routing = [each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))]
     rows = [line.score.columns() | {"settings": line.label} for line in table.lines]
+    few = 1 < len(compared) <= FEW
     return write_page(
         path,
         "runs.html.j2",
@@ -171,7 +174,8 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         models=list(dict.fromkeys(run.model for run in runs)),
         conclusion=conclusion(compared),
         outcome=compared[0].score.verdict if len(compared) == 1 else "",
-        verdicts=by_outcome(compared),
+        leads=[*(map(sentence, compared) if few else ()), *prices(table)],
+        verdicts={} if len(compared) <= FEW else by_outcome(compared),
         count=len(compared),
         forest=_forest(table.lines, several_models=len({run.model for run in runs}) > 1),
         scores=columns,
@@ -189,10 +193,28 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         profiles=profiles_of(routing),
         origins=origins_of(runs),
         costs=cost_columns(runs, names),
-        plots=_plots(table.lines, runs),
+        plots=[_plots(table.lines, runs, key) for key in COSTS],
         runs=[Provenance.of(run) for run in runs],
         notes=explained_marks(mark for line in table.lines for mark in line.score.marks),
     )
+
+
+def prices(table: CommandTable) -> list[str]:
+    """For each method: the tokens that it reads, relative to the base model, and what was tuned to a bound."""
+    found = []
+    for method in dict.fromkeys(run.method for run in table.runs):
+        lines = [line for line in table.shown if line.score.method == method and line.score.other == BASE]
+        times = [f"{each:.3g}" for each in sorted(filter(None, map(table.times_base, lines)))]
+        bounds = [run.tuning.get("at_bound", []) for run in table.runs if run.method == method]
+        parts = []
+        if times and times != ["1"] * len(times):
+            parts.append(
+                f"reads {' to '.join(dict.fromkeys((times[0], times[-1])))} times the tokens of the base model"
+            )
+        if named := list(dict.fromkeys(name.replace("_", " ") for one in bounds for name in one)):
+            parts.append(f"has a tuned {' and '.join(named)} at the bound of its search")
+        found += [f"{method} {' and '.join(parts)}."] * bool(parts)
+    return found
 
 
 def metrics_of(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column]:
@@ -269,25 +291,24 @@ def _title(runs: Sequence[RunResult]) -> str:
     return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
 
 
-def _plots(lines: Sequence[ScoreLine], runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Each score of a task against each cost, if two runs or more have both. Points have the numbers of their runs."""
+def _plots(lines: Sequence[ScoreLine], runs: Sequence[RunResult], key: str) -> list[dict[str, Any]]:
+    """Each score of a task against a cost, if two runs or more have both. Points have the numbers of their runs."""
     places = {run.run_id: str(place) for place, run in enumerate(runs, start=1)}
     single = [line for line in lines if line.score.run_id in places and line.score.other == BASE]
-    plots = []
+    plots, (axis, unit) = [], COSTS[key]
     for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in single):
-        for key, (axis, unit) in COSTS.items():
-            points = [
-                {
-                    "label": places[score.run_id],
-                    "cost": cost / unit,
-                    "score": score.value,
-                    "interval": score.interval or (score.value, score.value),
-                }
-                for line in single
-                for score, cost in [(line.score, line.cost(key))]
-                if (score.task, score.metric) == (task, metric)
-                if score.value is not None and cost is not None
-            ]
-            if len(points) > 1:
-                plots.append(plot(f"{task}: {metric} against {axis}", axis, metric, points))
+        points = [
+            {
+                "label": places[score.run_id],
+                "cost": cost / unit,
+                "score": score.value,
+                "interval": score.interval or (score.value, score.value),
+            }
+            for line in single
+            for score, cost in [(line.score, line.cost(key))]
+            if (score.task, score.metric) == (task, metric)
+            if score.value is not None and cost is not None
+        ]
+        if len(points) > 1:
+            plots.append(plot(f"{task}: {metric} against {axis}", axis, metric, points))
     return plots

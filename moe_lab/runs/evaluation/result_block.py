@@ -201,6 +201,7 @@ def moe_lab_block(
         },
         "seed": config.seed if run.method.random else trained.get("seed"),
         "overrides": list(config.overrides),
+        **({"config_dirs": config.config_dirs} if config.config_dirs else {}),
         "versions": versions(),
         "statistics": VERSION,
         "rounding": measured,

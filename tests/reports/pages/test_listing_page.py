@@ -97,7 +97,8 @@ LINES = [generated_line(0, ("1", 1.0)), generated_line(1, ("2", 0.0))]
 
 def roe(output: Path, run_id: str, n: int, *typed: str):
     config = {"name": "roe", "n": n, "cache": "clean"}
-    return stored_run(output, run_id, LINES, config=config, overrides=["method=roe", f"method.n={n}", *typed])
+    changes = {"overrides": ["method=roe", f"method.n={n}", *typed], "config_dirs": ["own"]}
+    return stored_run(output, run_id, LINES, config=config, **changes)
 
 
 def write(path, content):
@@ -111,7 +112,8 @@ def started(output, name, **status):
     method = {"name": "c3po", "k": 3}
     write(
         folder / "config.yaml",
-        {"model": {"name": "tiny"}, "method": method, "task": {"name": ["t", "u"]}, "seed": 1},
+        {"model": {"name": "tiny"}, "method": method, "task": {"name": ["t", "u"]}, "seed": 1}
+        | {"config_dirs": ["own"]},
     )
     write(folder / "overrides.yaml", ["method=c3po", "task=t,u"])
     if status:
@@ -130,7 +132,7 @@ def test_runs_differ_by_the_settings_that_are_shown(tmp_path):
     first = found["0"]
     assert (first.kind, first.model, first.method, first.task, first.n) == ("run", "tiny", "roe", "t", 2)
     assert (first.score, first.metric, first.state) == (0.5, "exact_match,none", "done")
-    assert first.command == "python -m moe_lab method=roe method.n=4 limit=2"
+    assert first.command == "python -m moe_lab --config-dir own method=roe method.n=4 limit=2"
 
 
 def test_what_has_no_result_says_why(tmp_path):
@@ -147,6 +149,7 @@ def test_what_has_no_result_says_why(tmp_path):
     }
     one = found["runs/killed"]
     assert (one.task, one.seed, one.n, one.changed) == ("t, u", 1, None, "2026-01-02 03:04")
+    assert one.command == "python -m moe_lab --config-dir own method=c3po task=t,u"
 
 
 def test_studies_and_trainings_are_listed(tmp_path):

@@ -25,6 +25,7 @@ PAIRED = {"n": 2, "difference": 0.5, "ci95": [-0.2, 0.9], "p_mcnemar": 1.0, "to_
 CHANGES = {
     "paired": {"t": {"exact_match,none": PAIRED}},
     "untuned": True,
+    "config_dirs": ["own"],
     "roe": {"n": 8, "temperatures": [0.0, 0.1], "changed_fraction": 0.25},
 }
 
@@ -50,12 +51,21 @@ def test_the_verdict_stands_first(page):
     assert texts(root.xpath("//h2"))[0] == "Verdict"
 
 
+def test_price_and_bound_are_below_the_verdict(tmp_path):
+    changes = CHANGES | {"cost": {"tokens_in": 400}, "tuning": {"model": "tiny", "at_bound": ["logit_scale"]}}
+    runs = pair_of_runs(tmp_path, [("1", 0.0)], [("x", 1.0)], **changes)
+    root = tree(write_runs_page(runs, tmp_path / "page"))
+    price = "roe reads 4 times the tokens of the base model and has a tuned logit scale at the bound of its search."
+    assert price in texts(root.xpath("//header/p"))
+    assert not root.xpath("//p[contains(., 'McNemar')][not(ancestor::details)]")
+
+
 def test_hostile_answers_are_data(page):
     root = tree(page)
     assert len(root.xpath("//script")) == 2 and not root.xpath("//*[@onerror]") and not root.xpath("//img")
     data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
     assert [each["own"] for each in data] == [HOSTILE, "x"] and data[0]["kind"] == "wrong to right"
-    assert foreign_urls(page) == []
+    assert foreign_urls(page) == [] and "python -m moe_lab --config-dir own method=" in root.text_content()
 
 
 def test_headings_are_in_order_and_tables_have_captions(page):
@@ -109,7 +119,7 @@ def test_all_metrics_are_shown_where_a_task_has_several(tmp_path):
     assert found["roe on t", "bleu,strict"] == ("3.0", "")
 
 
-@pytest.mark.parametrize(("temperatures", "heights"), [((0.0, 0.1, 0.2), [0, 35, 70]), ((0.0, 0.0), [0, 0])])
+@pytest.mark.parametrize(("temperatures", "heights"), [((0.0, 0.1, 0.2), [0, 35, 70]), ((0.0, 0.1, 0.1), [])])
 def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, heights, tmp_path):
     roe = {"n": 8, "temperatures": list(temperatures), "cache": "clean", "changed_fraction": 0.25}
     base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], roe=roe)
@@ -117,12 +127,9 @@ def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, 
     assert found.temperatures == temperatures and profiles_of([found]) == {temperatures: ["roe"]}
     root = tree(write_runs_page([base, own], tmp_path / "page.html"))
     assert [float(bar.get("height")) for bar in root.xpath("//*[@class='bar']")] == heights
+    assert ("Temperature 0.1 in 2 of 3 MoE layers." in root.text_content()) == (not heights), "one number"
     assert found.facts == {"n": 8, "cache": "clean", "changed_fraction": 0.25}
     assert found.layers == [] and found.pictures == [] and routing_of(base, "base") is None
-
-
-def test_figures_of_the_run_stand_in_it(tmp_path):
-    base, _ = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)])
     (base.folder / "figures").mkdir()
     (base.folder / "figures" / "selections.png").write_bytes(b"png")
     assert routing_of(base, "base").pictures == [("selections", "data:image/png;base64,cG5n")]

@@ -62,7 +62,7 @@ class KVEngine(Engine):
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Raises ValueError where the ensemble's first noisy layer is before that of the cached activations."""
-        two_phase = self.two_phase if ensemble.n > 1 and ensemble.cache == "clean" else None
+        two_phase = self._two_phase_of(ensemble)
         if two_phase and ensemble.first_noisy < two_phase.first_noisy:
             raise ValueError(
                 f"first_noisy={ensemble.first_noisy}, but cached activations begin at MoE layer "
@@ -73,10 +73,13 @@ class KVEngine(Engine):
         forward.tokens_in = self.forward.tokens_in
         self.forward = forward
 
+    def _two_phase_of(self, ensemble: Ensemble) -> TwoPhaseScorer | None:
+        return self.two_phase if ensemble.n > 1 and ensemble.cache == "clean" else None
+
     def score(self, requests: list[ScoringRequest], on_scores: OnScores) -> None:
         ensemble = self.forward.ensemble
-        if self.two_phase and ensemble.cache == "clean":
-            self.two_phase.score(ensemble, requests, self.budget, on_scores)
+        if two_phase := self._two_phase_of(ensemble):
+            two_phase.score(ensemble, requests, self.budget, on_scores)
         else:
             with self.forward as forward:
                 score(forward, requests, self.budget, on_scores)

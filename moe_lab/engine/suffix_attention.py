@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from moe_lab.engine.forward.kv_cache import KVLayer
 from moe_lab.models.transformers_internals import replaced_attention
@@ -89,7 +88,6 @@ def _attend(
 
 
 AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 class _Attention(torch.autograd.Function):

@@ -173,7 +173,7 @@ class TwoPhaseScorer:
     ) -> None:
         """The second phase."""
         unscaled = ensemble.sweep is None and ensemble.logit_scale == 1
-        if ensemble.n == 1 or (self.store and ensemble.noiseless and unscaled):  # the base model's scores
+        if self.store and ensemble.noiseless and unscaled:  # the base model's scores
             for i, cached in activations.items():
                 tree = TokenTree(requests[i].context, requests[i].continuations)
                 on_scores(i, TokenScores([tree], [cached.scores]).summed()[0])

@@ -184,15 +184,10 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
 
     Documents that are also test documents of the run are left out.
     """
-    from moe_lab.models.tokenizer import Framing, load_tokenizer
-
     task_name, _, kind = name.rpartition(":")
     zero_shot = replace(config, num_fewshot=0, limit=None, samples=None, predict_only=False)
     tested = load_tasks(config)["tasks"].values()
     evaluated = frozenset[str]().union(*(one for task in tested for one in document_hashes(task)))
-    framing = Framing(
-        lambda: load_tokenizer(config.model, offline=config.offline), config.apply_chat_template
-    )
     pairs: list[Pair] = []
     try:
         own = replace(zero_shot, task=named_task(config, task_name)[0])
@@ -206,7 +201,7 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
             )
         hashes = document_hashes(task)
         free = [number for number, own in enumerate(hashes) if not own & evaluated][:size]
-        for instances in build_requests(zero_shot, task, framing, free) if free else []:
+        for instances in build_requests(zero_shot, task, samples=free) if free else []:
             document = instances[0].doc
             gold = gold_choice(task, document)
             choices = enumerate(instances[: len(task.doc_to_choice(document))])

@@ -28,12 +28,16 @@ def reseed(config: Config, tasks: TaskDict) -> None:
 
 
 def build_requests(
-    config: Config, task: Any, lm: Any, samples: list[int] | None = None
+    config: Config, task: Any, lm: Any = None, *, samples: list[int] | None = None
 ) -> list[list[Instance]]:
     """lm-eval's requests of a task, document by document; `samples` are sorted document numbers, None means all.
 
-    `lm` has `apply_chat_template` and `tokenizer_name`, which are read if the run has a chat template.
+    `lm` has `apply_chat_template` and `tokenizer_name`, which are read if the run has a chat template. None: those of
+    the run's tokenizer.
     """
+    from moe_lab.models.tokenizer import Framing, prompt_tokenizer
+
+    lm = lm or Framing(lambda: prompt_tokenizer(config), config.apply_chat_template)
     reseed(config, {"tasks": {task.task_name: task}, "groups": {}, "group_map": {}})
     chat = bool(config.apply_chat_template)
     task.build_all_requests(
@@ -168,7 +172,7 @@ def _asked(task: Any, numbers: list[int], config: Config, design: Any) -> Asked:
     framing = Framing(lambda: prompt_tokenizer(config), config.apply_chat_template)
     encoder = encoder_of(design, framing.tokenizer, config.max_length, config.model.add_bos_token)
     asked = Asked()
-    for instances in build_requests(config, task, framing, numbers):
+    for instances in build_requests(config, task, framing, samples=numbers):
         for instance in instances:
             asked.read(encoder, instance.request_type, instance.args, instance.repeats or 1)
     return asked

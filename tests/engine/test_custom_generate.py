@@ -40,9 +40,10 @@ def test_sampled_tokens_have_the_probabilities_of_the_model(olmoe, tokenizer):
 
 
 def test_what_is_not_supported_is_refused(olmoe, tokenizer):
-    attentions = {"output_attentions": True, "return_dict_in_generate": True}
-    for options in ({"num_beams": 2}, {"prompt_lookup_num_tokens": 2}, {"guidance_scale": 2.0}, attentions):
-        with pytest.raises(ValueError, match=next(iter(options))):
+    refused = {"num_beams": 2, "prompt_lookup_num_tokens": 2, "guidance_scale": 2, "output_attentions": True}
+    for key, value in (refused | {"output_scores": True}).items():
+        options = {key: value, "return_dict_in_generate": key in refused}
+        with pytest.raises(ValueError, match=key):
             olmoe.generate(torch.tensor([[1, 2]]), custom_generate=RoE(olmoe, tokenizer, n=2), **options)
 
 
@@ -95,18 +96,17 @@ def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, toke
     assert abs(whole - plain) > 1e-2, "the ensemble is not the base model"
 
 
-def test_scores_that_would_be_dropped_are_refused(olmoe, tokenizer):
-    with pytest.raises(ValueError, match="output_scores=True has no effect without return_dict_in_generate"):
-        RoE(olmoe, tokenizer, n=2).generate("hello", output_scores=True, max_new_tokens=2)
-
-
 def test_padding_on_the_right_and_other_models_are_refused(olmoe, tokenizer):
     roe = RoE(olmoe, tokenizer, n=2)
     ids, mask = torch.tensor([[1, 2, 256], [3, 4, 5]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
     with pytest.raises(ValueError, match="on the left"):
         olmoe.generate(ids, attention_mask=mask, custom_generate=roe, max_new_tokens=2)
+    free = make_model("olmoe", eos_token_id=None, pad_token_id=None)
     with pytest.raises(ValueError, match="another model"):
-        make_model("olmoe", seed=1).generate(ids, custom_generate=roe, max_new_tokens=2)
+        free.generate(ids, custom_generate=roe, max_new_tokens=2)
+    asked = {"custom_generate": RoE(free, tokenizer, n=2), "max_new_tokens": 2}
+    with pytest.raises(ValueError, match="different lengths need pad_token_id"):
+        free.generate(ids, stopping_criteria=[lambda ids, *_, **__: ids[:, 0] == 1], **asked)
     cache = olmoe(ids[:, :1]).past_key_values
     with pytest.raises(ValueError, match="past_key_values"):
         olmoe.generate(ids, past_key_values=cache, custom_generate=roe, max_new_tokens=2)

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -198,6 +199,8 @@ def test_another_number_of_experts_per_token_is_had_or_refused(model_type):
 def test_more_experts_than_the_open_groups_have_are_refused():
     with pytest.raises(ConfigError, match="1 to 4 experts of the 8"):
         set_experts_per_token(copy.deepcopy(small_config("deepseek_v3")), 5)
+    layers = SimpleNamespace(moe_topk=[1, 2, 1])
+    assert family_of_type("hunyuan_v1_moe").experts_per_token(layers) == 2
 
 
 @families

@@ -109,10 +109,11 @@ def test_costs_add_up_over_sessions_and_peaks_do_not(path):
         log = ResponseLog(path, HEADER)
         log.spend({"load_seconds": 1.5}, {"device": "cpu"})
         log.answer(f"{peak}", "x", {"tokens_in": 10, "peak_memory_bytes": peak})
+        log.keep_session_info({"peak": peak})
         log.close()
     log = ResponseLog(path, HEADER)
     assert log.cost == {"load_seconds": 4.5, "tokens_in": 30, "peak_memory_bytes": 9}
-    assert log.environment == {"device": "cpu"}
+    assert log.environment == {"device": "cpu"} and log.session_info == {"peak": 7}
 
 
 def test_a_full_disk_is_an_error_and_keeps_what_was_answered(path, monkeypatch):

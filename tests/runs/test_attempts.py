@@ -131,26 +131,22 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs
     assert runs.executed[-1] == HELD and ended.err.count(HELD) == 1, "it is announced once"
 
 
-def test_workers_leave_what_is_timed_to_their_command(runs, monkeypatch):
-    jobs = [Job(run.config, runs=[run], timed=timed) for run, timed in made_runs(runs)]
+def test_workers_leave_what_is_timed_to_their_command(capsys, runs, monkeypatch):
+    configs = [Config(method=get_method("roe").Config(name="roe"), seed=seed) for seed in (0, 1)]
+    jobs = [Job(one, runs=[runs.prepare(one)], timed=one.seed == 1) for one in configs]
     with monkeypatch.context() as patch:
         patch.setenv(attempts.STARTER, "")
         attempts.run_all(jobs, ModelPool())
     assert runs.executed == ["tiny-roe-toy_math-0"]
     outcomes, failures = attempts.run_all(jobs, ModelPool())
     assert len(outcomes) == 2 and not failures and runs.executed[1:] == ["tiny-roe-toy_math-1"]
-
-
-def made_runs(runs: FakeRuns) -> list[tuple[Any, bool]]:
-    config = Config(method=get_method("roe").Config(name="roe"))
-    return [(runs.prepare(replace(config, seed=seed)), timed) for seed, timed in ((0, False), (1, True))]
+    assert "[2/2] tiny-roe-toy_math-1" in capsys.readouterr().err
 
 
 def test_the_time_left_counts_what_this_command_makes(capsys, runs, monkeypatch):
     clock = iter(range(0, 1000, 10))
-    own = SimpleNamespace(
-        monotonic=lambda: next(clock), sleep=time.sleep
-    )  # other threads read the real clock
+    # other threads read the real clock
+    own = SimpleNamespace(monotonic=lambda: next(clock), sleep=time.sleep)
     monkeypatch.setattr(attempts, "time", own)
     runs.done.update({"tiny-roe-toy_math-0", HELD})
     err = run_command(capsys, "-m", "seed=0,1,2,3,4").err

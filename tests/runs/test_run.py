@@ -15,6 +15,7 @@ import yaml
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.engine import lm
+from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.model import RunResult
@@ -26,6 +27,7 @@ from moe_lab.runs.jobs import jobs_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
 from moe_lab.tasks.task_functions import answer_number
+from tests.support.models import make_model, make_tokenizer
 from tests.support.runs import config, small_data
 
 METRIC = "acc_norm,none"
@@ -58,8 +60,6 @@ def numbers(results: RunResult | dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """The answers that a model computed, in this process and its children, read from a file."""
-    from moe_lab.engine.lm import EngineLM
-
     file = tmp_path / "calls"
     file.touch()
     answer = EngineLM.answer
@@ -210,9 +210,10 @@ def test_a_log_of_samples_that_lacks_lines_is_made_again_without_a_model(roe, ca
 
 
 def test_base_is_its_own_run(roe):
-    baseline = prepare(roe).baseline
-    base = prepare(replace(roe, method=baseline.config.method))  # type: ignore[union-attr]
-    assert base.baseline is None and base.run_id == baseline.run_id  # type: ignore[union-attr]
+    baseline: Any = prepare(replace(roe, seed=3, seeds=2, rerun=True)).baseline
+    base = prepare(replace(roe, method=baseline.config.method))
+    assert base.baseline is None and base.run_id == baseline.run_id
+    assert replace(base.config, seeds=1, baseline=False, overrides=["method=base"]) == baseline.config
 
 
 @pytest.mark.slow
@@ -241,7 +242,6 @@ four meet the baseline, the others the run. "before 28" leaves its last answer b
 
 def _killed(one: Config, kill: str, file: Path) -> None:
     """In a child: execute, and end by SIGKILL at the given moment."""
-    from moe_lab.engine.lm import EngineLM
     from moe_lab.runs import execute as evaluation
 
     def die() -> None:
@@ -295,8 +295,6 @@ def test_kill_9_at_any_moment_and_the_same_command(roe, tmp_path, calls):
 
 
 def _execute(one: Config, ready: Any, go: Any) -> None:
-    from moe_lab.engine.lm import EngineLM
-
     answer = EngineLM.answer
 
     def slow(self: EngineLM, *args: Any) -> None:
@@ -448,8 +446,6 @@ def test_what_is_refused_before_weights_load(roe, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_dense_model_runs_with_base_only(roe, tmp_path):
-    from tests.support.models import make_model, make_tokenizer
-
     folder = tmp_path / "llama"
     make_model("llama").save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)

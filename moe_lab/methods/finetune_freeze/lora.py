@@ -70,10 +70,9 @@ def _adapted(model: Any, lora: Lora, **options: Any) -> Any:
     """A PeftModel with a new adapter."""
     from peft import LoraConfig, TaskType, get_peft_model
 
-    settings = {key: value for key, value in asdict(lora).items() if key != "r"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = LoraConfig(task_type=TaskType.CAUSAL_LM, r=lora.r or 0, **settings)
+        config = LoraConfig(task_type=TaskType.CAUSAL_LM, **asdict(lora))
         return get_peft_model(model, config, **options)
 
 

@@ -33,7 +33,6 @@ from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.references.documents import ReferenceDocuments
 from moe_lab.models.load import LoadedModel
-from moe_lab.models.tokenizer import Framing, load_tokenizer
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import versions
 from moe_lab.tasks.documents import gold_choice
@@ -81,13 +80,10 @@ def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Q
     Raises ConfigError for tasks that put their choices into the prompt.
     """
     zero_shot = replace(config, num_fewshot=0)
-    framing = Framing(
-        lambda: load_tokenizer(config.model, offline=config.offline), config.apply_chat_template
-    )
     questions: list[Question] = []
     for key, task in documents.tasks.items():
         numbers = documents.samples[key]
-        requests = build_requests(zero_shot, task, framing, numbers) if numbers else []
+        requests = build_requests(zero_shot, task, samples=numbers) if numbers else []
         for number, instances in zip(numbers, requests, strict=True):
             if task.get_config("output_type") == "multiple_choice":
                 asked, right, graded = _choices(key, task, instances)

@@ -177,8 +177,8 @@ def entropies(counts: Counts) -> dict[str, Any]:
 
     found = {"all": of([0, 1])}
     for number, phase in enumerate(PHASES):
-        own, others = counts.tokens_P[number], sum(counts.tokens_P) - counts.tokens_P[number]
-        found[phase] = of([number]) if own and others else found["all"] if own else {}
+        others = sum(counts.tokens_P) - counts.tokens_P[number]
+        found[phase] = of([number]) if others else found["all"]
     return {metric: {phase: one.get(metric) for phase, one in found.items()} for metric in counted_metrics()}
 
 

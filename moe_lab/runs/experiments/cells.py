@@ -264,11 +264,10 @@ def _whole_cell(
     one: PreparedCell, place: dict[str, str], outcomes: Mapping[str, Outcome], failures: Sequence[Failure]
 ) -> TableCell:
     """The cell with all its results, or with the reason why there are none."""
-    runs = one.job.runs if one.job is not None else []
-    ids = [run.run_id for run in runs]
+    ids = [run.run_id for run in one.job.runs] if one.job is not None else []
     studies = [study.folder for study in one.job.studies] if one.job is not None else []
-    names = [one.job.name] if one.job is not None and not runs else []
-    failed = (f.error for f in failures if f.run_id in ids or (f.run_id is None and f.name in names))
+    own = None if one.job is None else one.job.name
+    failed = (f.error for f in failures if (f.name == own if f.run_id is None else f.run_id in ids))
     error = one.error or next(failed, None)
     done = [outcomes[run_id] for run_id in ids if run_id in outcomes]
     return TableCell(

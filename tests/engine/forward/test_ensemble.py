@@ -6,6 +6,7 @@ that is not plausible and decoded, or that is plausible and not, -inf as the sco
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,25 +50,25 @@ def test_the_averaged_distribution_is_scaled(logits_MnV, n, clean, aggregate, sc
     assert ensemble.greedy(logits_MnV).equal(expected.argmax(dim=-1))
 
 
-def scored(model, tokenizer, ensemble: Ensemble) -> list[float]:
-    lm = EngineLM(model, tokenizer, ensemble=ensemble, progress=False)
+def scored(model, tokenizer, ensemble: Ensemble, reuse: bool = False) -> list[float]:
+    lm = EngineLM(model, tokenizer, ensemble=ensemble, progress=False, reuse=reuse)
     return [value for value, _ in answered(lm, "loglikelihood", TEXTS)]
 
 
 @pytest.mark.parametrize("cache", ["clean", "standard"])
-@pytest.mark.parametrize("n", [1, 4])
-def test_a_sweep_has_the_sums_that_scoring_gives_at_each_scale(olmoe, tokenizer, n, cache):
-    routing = GumbelTopK([0.0, 0.5, 0.5, 0.0], seed=1) if n > 1 else None
+@pytest.mark.parametrize(("n", "noise", "reuse"), [(1, 0.0, True), (4, 0.5, False), (4, 0.0, True)])
+def test_a_sweep_has_the_sums_that_scoring_gives_at_each_scale(olmoe, tokenizer, n, noise, reuse, cache):
+    routing = GumbelTopK([0.0, noise, noise, 0.0], seed=1) if n > 1 else None
     ensemble = Ensemble(n=n, routing=routing, first_noisy=1, cache=cache)
     sweep = ScaleSweep()
-    swept = scored(olmoe, tokenizer, Ensemble(**{**vars(ensemble), "sweep": sweep}))
+    swept = scored(olmoe, tokenizer, replace(ensemble, sweep=sweep), reuse)
     assert swept == pytest.approx(scored(olmoe, tokenizer, ensemble), abs=1e-4)
     lm = EngineLM(olmoe, tokenizer, progress=False)
     assert sweep.tokens == sum(lm.count_tokens("loglikelihood", Request(pair)) for pair in TEXTS)
     totals = {}
     for place in (0, 50, 100, 140):
         scale = float(SCALES[place])
-        totals[place] = sum(scored(olmoe, tokenizer, Ensemble(**{**vars(ensemble), "logit_scale": scale})))
+        totals[place] = sum(scored(olmoe, tokenizer, replace(ensemble, logit_scale=scale), reuse))
         assert float(sweep.totals_S[place]) == pytest.approx(totals[place], abs=1e-3)
     scale, loss = sweep.best()
     assert -loss * sweep.tokens >= max(totals.values()) - 1e-3

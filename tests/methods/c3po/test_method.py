@@ -146,7 +146,7 @@ def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(output
 
 @pytest.mark.slow
 def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkeypatch):
-    """The same neighbours, and answers, as with a pass of its own for the embedding, which other tokens would need."""
+    """The same neighbours, and answers, as with a pass of its own for the embedding, which one prompt of other tokens would need."""
     keys = "task=toy_choice limit=6 method.learning_rate=[0.1,0.1] method.steps=3 baseline=false".split()
     command(capsys, outputs, *keys)
     passes = []
@@ -159,7 +159,7 @@ def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkey
     monkeypatch.setattr(embeddings, "hidden_states", counted)
     _, once = result(command(capsys, outputs, *keys, "rerun=true"))
     assert passes == []
-    monkeypatch.setattr(optimizing, "text_ids", lambda texts, model: [[] for _ in texts])
+    monkeypatch.setattr(optimizing, "text_ids", lambda *of: [[], *embeddings.text_ids(*of)[1:]])
     _, twice = result(command(capsys, outputs, *keys, "rerun=true"))
     assert passes == [6]
     assert all(near(once, twice))

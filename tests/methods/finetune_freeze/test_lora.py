@@ -4,6 +4,7 @@ Broken by: a weight of the model that moves, a rank or a scale that does not rea
 silence, a resume that ends in another adapter, an adapter that peft and transformers read as another model.
 """
 
+import os
 from copy import deepcopy
 from pathlib import Path
 
@@ -165,9 +166,10 @@ def test_the_memory_is_that_of_the_weights_and_of_the_adapters_training(folder, 
 
 
 def test_a_model_in_bfloat16_has_a_float32_adapter(folder, tmp_path):
-    config = Config(model=ModelConfig(path=str(folder)))
+    config = Config(model=ModelConfig(path=os.path.relpath(folder)))
     lora = Lora(r=4, target_parameters=["experts.down_proj"])
     model = with_lora(deepcopy(small_model("olmoe")).bfloat16(), lora, config, None)
+    assert model.peft_config["default"].base_model_name_or_path == str(folder.resolve())
     train(model, tmp_path, lora=lora, dtype="bfloat16", count=4)
     assert {own.dtype for own in adapter_of(model).values()} == {torch.float32}
     save_model(model, make_tokenizer(), tmp_path / "adapter", "float32")

@@ -124,21 +124,21 @@ def test_a_set_is_built_once(config, asked):
     assert again.embedding_RX.equal(first.embedding_RX)
 
 
-@pytest.mark.parametrize("change", ["model", "prompt", "size", "sample_seed", "data"])
+@pytest.mark.parametrize("change", ["model", "prompt", "chat", "sample_seed", "data"])
 def test_what_determines_a_set_makes_another_one(config, models, change, tmp_path):
     first, _ = build(config, reference_size=10)
     changes = {
         "model": {"model": ModelConfig(name="small", path=str(models[1]))},
         "prompt": {"task": replace(config.task, answer="text")},
+        "chat": {"task": replace(config.task, chat_template=True), "apply_chat_template": True},
         "sample_seed": {"sample_seed": 3},
     }
     if change == "data":
         changed = [row | {"question_stem": row["question_stem"] + "?"} for row in rows(QUESTIONS)]
         write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", changed)
-    other, _ = build(
-        replace(config, **changes.get(change, {})), reference_size=11 if change == "size" else 10
-    )
+    other, _ = build(replace(config, **changes.get(change, {})), reference_size=10)
     assert other.folder != first.folder
+    assert other.texts[0].startswith("User: ") is (change == "chat")
 
 
 def test_a_stored_set_leaves_nothing_to_read(config):

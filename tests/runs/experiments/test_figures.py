@@ -25,6 +25,7 @@ from moe_lab.runs.experiments import equivalent, runner
 from tests.support.command import run_command
 from tests.support.stored_results import results_of
 from tests.support.stored_studies import write_study
+from tests.support.stored_traces import write_traced_run
 
 
 def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
@@ -38,13 +39,13 @@ def test_every_kind_of_figure_can_be_drawn():
         assert callable(getattr(import_module(f"moe_lab.reports.figures.{module}"), f"draw_{kind}"))
 
 
-@pytest.mark.parametrize("name", ["figure7", "figure10"])
+@pytest.mark.parametrize("name", ["roe/figure7", "roe/figure10", "c3po/figure6"])
 def test_an_experiment_leaves_a_picture_beside_its_table(name, tmp_path):
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
-    experiment = find_experiments(f"roe/{name}")[0]
-    folder = tmp_path / "tables"
-    paths = runner.make_figure(experiment, "tiny", [cell_of(study)], ModelPool(), folder, NO_COMPARISONS)
-    stem = f"roe-{name}-tiny-{experiment.figure}"
+    cell = replace(cell_of(study), results=[write_traced_run(tmp_path / "b", ["BA"])])
+    experiment, folder = find_experiments(name)[0], tmp_path / "tables"
+    paths = runner.make_figure(experiment, "tiny", [cell], ModelPool(), folder, NO_COMPARISONS)
+    stem = f"{name.replace('/', '-')}-tiny-{experiment.figure}"
     assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
     assert runner.make_figure(experiment, "tiny", [cell_of()], ModelPool(), tmp_path, NO_COMPARISONS) == []
 
@@ -121,9 +122,10 @@ def test_a_logger_gets_numbers_and_pictures_only(monkeypatch, capsys, tmp_path):
             logged.append(path)
 
     monkeypatch.setattr(loggers, "open_logger", lambda config, **names: nullcontext(Seen()))
-    ended = run_command(capsys, "experiment=roe/table1", f"output_dir={tmp_path}")
-    assert ended.code == 0 and "roe-table1-tiny.md" in ended.out
-    assert [path.name for path in logged] == ["roe-table1-tiny.csv"]
+    for mode in ("run", "report"):  # it needs no runs
+        ended = run_command(capsys, "experiment=roe/table1", f"mode={mode}", f"output_dir={tmp_path}")
+        assert ended.code == 0 and "roe-table1-tiny.md" in ended.out
+    assert [path.name for path in logged] == ["roe-table1-tiny.csv"] * 2
 
 
 # Equation 1.1 of the scaling law

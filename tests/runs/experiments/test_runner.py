@@ -7,6 +7,9 @@ import csv
 import re
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,7 +27,6 @@ from moe_lab.reports.papers.experiment import Scale, find_experiments, load_expe
 from moe_lab.reports.papers.files import file_stem, typed_settings
 from moe_lab.runs.config import to_config
 from moe_lab.runs.experiments import cells
-from moe_lab.runs.experiments import cells as places
 from moe_lab.runs.jobs import Job
 from tests.support.command import FakeRuns, install, run_command
 from tests.support.pages import tree
@@ -137,14 +139,17 @@ def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, 
 
     def job_after(study, config):
         after.append((study, config.method.n))
-        return Job(config, runs=[runs.prepare(config)])
+        unfinished = SimpleNamespace(folder=Path("s"), profile=lambda: None)
+        return Job(config, [unfinished]) if config.method.n == 8 else Job(config, runs=[runs.prepare(config)])
 
     monkeypatch.setattr(cells, "job_after", job_after)
-    assert run_command(capsys, "experiment=table_p").code == 0
+    monkeypatch.setattr(Job, "tune", Mock(side_effect=ResultsError("no trial is finished")))
+    assert run_command(capsys, "experiment=table_p").code == 1
     assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
     assert after == [("study", 4), ("study", 8)]
     text = (tables / "paper-table_p-tiny.md").read_text()
     assert "| n=4 temperature=0 |" in text and "| n=8 temperature=profile |" in text, "no unset key"
+    assert ", 8, profile, -: no trial is finished" in text
     assert "published" not in text, "the paper has no number for any cell"
 
 
@@ -328,12 +333,6 @@ def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, write, tables, caps
     assert len(page.xpath("//tr[@data-state='not run']")) == 2 + 2, "the page names every cell of both tables"
 
 
-def test_a_table_that_needs_no_runs_is_written_in_a_report(capsys, tmp_path):
-    output = f"output_dir={tmp_path}"
-    assert run_command(capsys, "experiment=moe_bench/table1", "mode=report", output).code == 0
-    assert (tmp_path / "tables" / "moe_bench-table1-tiny.md").exists()
-
-
 def test_the_users_overrides_come_last(seen, capsys):
     run_command(capsys, "experiment=table_t", "limit=3", "mode=plan")
     assert {config.limit for config in seen} == {3}
@@ -435,7 +434,7 @@ def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
 def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkeypatch):
     scores = {"acc,none": {"ci95_documents": [0.2, 0.8], "difference_ci95_documents": [-0.25, 0.75]}}
     told = {"scores": dict.fromkeys(("toy_math", "toy_choice"), scores)}
-    monkeypatch.setattr(places, "summary", lambda outcomes: told)
+    monkeypatch.setattr(cells, "summary", lambda outcomes: told)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
 
     def execute(run, models, **options):
@@ -511,8 +510,7 @@ def test_cells_that_a_setting_makes_equal_are_one(runs, capsys):
     assert run_command(capsys, "experiment=table_t", "scale=small", "mode=plan").code == 0
     assert len(runs.prepared) == 2
     runs.prepared.clear()
-    ended = run_command(capsys, "experiment=table_t", "scale=small", "method.n=2", "mode=plan")
-    assert ended.code == 0
+    assert run_command(capsys, "experiment=table_t", "scale=small", "method.n=2", "mode=plan").code == 0
     assert len(runs.prepared) == 1
 
 

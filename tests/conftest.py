@@ -4,6 +4,7 @@ import gc
 import logging
 import multiprocessing.process
 import os
+import sqlite3.dbapi2
 import subprocess
 import tempfile
 import threading
@@ -29,6 +30,17 @@ os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
 os.fsync = lambda file: None  # no power is cut; waiting for the disk takes a tenth of a short command's time
+_connect = sqlite3.dbapi2.connect
+
+
+def connect_without_waiting(*args, **keys) -> sqlite3.Connection:
+    """As with fsync: SQLite waits for the disk after each of an Optuna study's many commits."""
+    connection = _connect(*args, **keys)
+    connection.execute("PRAGMA synchronous=OFF")
+    return connection
+
+
+sqlite3.dbapi2.connect = connect_without_waiting
 os.environ.pop("COLUMNS", None)  # tables are as wide as in a pipe
 gc.set_threshold(10_000)  # as moe_lab/__main__.py does: imports make many objects that stay
 
@@ -45,7 +57,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def what_stays_is_not_collected() -> None:
     """Each training ends with two collections of garbage, which would go through all that earlier modules left."""
     gc.freeze()

@@ -1,7 +1,6 @@
 """The attack runs, sees what is wrong, and finds nothing wrong. Broken by: a check that no violation fails."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,14 +51,9 @@ def test_a_damaged_result_that_is_not_needed_has_to_be_told(tmp_path):
 def test_a_short_attack_finds_nothing(monkeypatch, capfd):
     counts = "--kills 2 --damaged 5 --lines 12 --kinds roe judged"
     monkeypatch.setattr("sys.argv", ["faults", *counts.split()])
-    code = exit_code(attack)  # it sets variables of the environment
+    assert exit_code(main) == 0  # in a process of its own: it sets variables of the environment
     printed = capfd.readouterr()
-    assert code == 0, printed
     rows = [line.split(" | ") for line in printed.out.splitlines() if line.startswith("| ")][1:]
     parts = ["undisturbed", "kills", "damaged", "lines"]
     assert [row[0].strip("| ") for row in rows] == parts
-    assert all(row[2] == "0" for row in rows)
-
-
-def attack() -> None:
-    sys.exit(main())
+    assert all(row[2] == "0" for row in rows), printed

@@ -23,9 +23,13 @@ from moe_lab.runs.config import to_config
 
 CONF = resource_folder("conf")
 FILES = sorted([*CONF.rglob("*.yaml"), *resource_folder("experiments").rglob("*.yaml")])
-OPTIONS = list(zip_longest(*([f"{group}={name}" for name in option_files(group, [CONF])] for group in GROUPS)))
+OPTIONS = [
+    " ".join(filter(None, options))
+    for options in zip_longest(
+        *([f"{group}={name}" for name in option_files(group, [CONF])] for group in GROUPS)
+    )
+]
 """Options of different groups, composed together: Hydra takes as long for six as for one."""
-NEEDED = {"task=lm_eval": "task.name=piqa", "method=policy": f"method.policy={__file__}:test_every_option_composes"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
@@ -45,14 +49,14 @@ def test_options_are_short(file):
     assert len(text.splitlines()) <= max(40, 2 * keys + 1)  # a comment and a line for each key
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(filter(None, options)))
+@pytest.mark.parametrize("options", OPTIONS)
 def test_every_option_composes(options, monkeypatch):
-    options = list(filter(None, options))
-    monkeypatch.setattr(composing, "_composed_before", False)
-    [cell] = compose([*options, *(NEEDED[one] for one in options if one in NEEDED)])
+    monkeypatch.setattr(composing, "_composed_before", False)  # Hydra composes the whole
+    needed = {"lm_eval": "task.name=piqa", "policy": f"method.policy={__file__}:test_every_option_composes"}
+    chosen = [option.split("=") for option in options.split()]
+    [cell] = compose([*options.split(), *(needed[name] for _, name in chosen if name in needed)])
     config = to_config(cell)
-    for group, name in (one.split("=") for one in options):
-        assert getattr(config, group).name == name or group == "task"
+    assert all(getattr(config, group).name == name or group == "task" for group, name in chosen)
 
 
 @pytest.mark.parametrize("name", option_files("method", [CONF]))

@@ -14,6 +14,7 @@ from moe_lab.engine.planned import Asked
 from moe_lab.models.memory import free_memory, weight_bytes
 from tests.support.models import make_model, small_config
 
+
 def peak(ensemble: Ensemble, prompt: int, new: int) -> tuple[int, torch.nn.Module]:
     model = meta_model(make_model("olmoe").config, torch.float32)
     asked = Asked(generated={"": {"": (tuple(range(prompt)), (new,))}})

@@ -142,18 +142,14 @@ def test_a_checkpoint_of_a_training_runs_no_code(tiny_olmoe_dir, tmp_path, mark)
     assert not mark.exists()
 
 
-COMMANDS = {
-    "run": "method=base",
-    "plan": "method=base mode=plan",
-    "trained": "method=finetune-freeze method.max_steps=1",
-}
+COMMANDS = ("method=base", "method=base mode=plan", "method=finetune-freeze method.max_steps=1")
 COMMON = "task=toy_choice limit=1 device=cpu offline=true"
 
 
-@pytest.mark.parametrize("way", COMMANDS)
-def test_the_command_says_so(capsys, folder, mark, tmp_path, way):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_says_so(capsys, folder, mark, tmp_path, command):
     ended = run_command(
-        capsys, *f"{COMMANDS[way]} {COMMON} model.path={folder} output_dir={tmp_path / 'out'}".split()
+        capsys, *f"{command} {COMMON} model.path={folder} output_dir={tmp_path / 'out'}".split()
     )
     assert not mark.exists()
     assert "Traceback" not in ended.err
@@ -165,7 +161,9 @@ def test_lm_evals_command_says_so(capsys, folder, mark, monkeypatch):
     toy = REPOSITORY / "moe_lab" / "tasks" / "toy"
     asked = f"--model moe_lab --model_args pretrained={folder} --tasks toy_choice --include_path {toy}"
     monkeypatch.setattr(sys, "argv", ["moe-lab-eval", *asked.split()])
-    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, False, None))  # lm-eval's take 10 s
+    monkeypatch.setattr(
+        TaskManager.__init__, "__defaults__", (None, None, False, None)
+    )  # lm-eval's take 10 s
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and "needs code of its own" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,10 @@ class Logged:
 
     def __init__(self, folder: Path):
         self.folder = folder
-
-    @cached_property
-    def summary(self) -> Any:
-        return json.loads(self._inspect("--summary", "--json"))
-
-    @cached_property
-    def records(self) -> list[Any]:
-        return [json.loads(line) for line in self._inspect("--json").splitlines()]
-
-    @property
-    def history(self) -> list[Any]:
-        return [record["history"]["item"] for record in self.records if record["type"] == "history"]
-
-    @property
-    def run(self) -> Any:
-        return [record["run"] for record in self.records if record["type"] == "run"][-1]
+        self.summary = json.loads(self._inspect("--summary", "--json"))
+        self.records = [json.loads(line) for line in self._inspect("--json").splitlines()]
+        self.history = [r["history"]["item"] for r in self.records if r["type"] == "history"]
+        self.run = [record["run"] for record in self.records if record["type"] == "run"][-1]
 
     def _inspect(self, *flags: str) -> str:
         from wandb.util import get_core_path

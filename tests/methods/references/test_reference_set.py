@@ -4,7 +4,6 @@ is built twice, a set of another model or prompt that is used.
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,36 +47,30 @@ def models(tmp_path_factory, tokenizer):
     return folders
 
 
-def config_in(folder: Path, model: Path) -> Config:
-    """A configuration with its local data in a folder."""
-    write_jsonl(folder / "data" / "arc_easy" / "test.jsonl", choices(3))
-    write_jsonl(folder / "data" / "openbookqa" / "train.jsonl", rows(QUESTIONS))
+@pytest.fixture
+def config(tmp_path, models, monkeypatch) -> Config:
+    write_jsonl(tmp_path / "data" / "arc_easy" / "test.jsonl", choices(3))
+    write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", rows(QUESTIONS))
+    monkeypatch.setattr(reference_files, "PORTION", 8)
     return Config(
-        model=ModelConfig(name="small", path=str(model)),
+        model=ModelConfig(name="small", path=str(models[0])),
         task=TaskConfig(name="arc_easy", answer="letters"),
-        data_dir=str(folder / "data"),
-        output_dir=str(folder / "out"),
+        data_dir=str(tmp_path / "data"),
+        output_dir=str(tmp_path / "out"),
         offline=True,
         device="cpu",
     )
 
 
 @pytest.fixture
-def config(tmp_path, models) -> Config:
-    return config_in(tmp_path, models[0])
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory, models) -> Path:
-    """An output folder with the set of `config`."""
-    found, _ = build(config_in(tmp_path_factory.mktemp("built"), models[0]))
-    return found.folder.parents[1]
-
-
-@pytest.fixture
-def stored(config, built) -> Config:
-    """`config` whose set is built."""
-    shutil.copytree(built, config.output_dir)
+def stored(config, models) -> Config:
+    """`config` whose set is built, once for all tests."""
+    built = models[0].parent / "built"
+    if built.exists():
+        shutil.copytree(built, config.output_dir)
+    else:
+        build(config)
+        shutil.copytree(config.output_dir, built)
     return config
 
 
@@ -90,7 +83,6 @@ def build(config: Config, **changes: Any):
 @pytest.fixture
 def asked(monkeypatch) -> list[int]:
     """Questions of each portion that the model is asked."""
-    monkeypatch.setattr(reference_files, "PORTION", 8)
     seen: list[int] = []
     original = reference_files.answered
 

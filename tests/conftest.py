@@ -4,6 +4,7 @@ import gc
 import logging
 import multiprocessing.process
 import os
+import sqlite3.dbapi2
 import subprocess
 import tempfile
 import threading
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 import tqdm
 
-from moe_lab.reports.figures import style
 from tests.support.models import FAMILIES, make_model, make_tokenizer
 from tests.support.tiers import by_family
 
@@ -29,6 +29,17 @@ os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
 os.fsync = lambda file: None  # no power is cut; waiting for the disk takes a tenth of a short command's time
+connect = sqlite3.dbapi2.connect
+
+
+def connected(*args, **keys) -> sqlite3.Connection:
+    """As with fsync: an Optuna study has many commits."""
+    connection = connect(*args, **keys)
+    connection.execute("PRAGMA synchronous=OFF")
+    return connection
+
+
+sqlite3.dbapi2.connect = connected
 os.environ.pop("COLUMNS", None)  # tables are as wide as in a pipe
 gc.set_threshold(10_000)  # as moe_lab/__main__.py does: imports make many objects that stay
 
@@ -45,7 +56,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def what_stays_is_not_collected() -> None:
     """Each training ends with two collections of garbage, which would go through all that earlier modules left."""
     gc.freeze()
@@ -71,6 +82,8 @@ def small_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
     Drawing them twice for their layout and twice more as SVG took a quarter of a short training's time.
     """
+    from moe_lab.reports.figures import style  # not by the process that only waits for the others
+
     if "reports" not in request.path.parts or "loggers" in request.path.name:
         monkeypatch.setattr(style, "fit", lambda figure: figure.set_layout_engine("none"))
         monkeypatch.setattr(style, "svg_of", lambda figure: "<svg></svg>")

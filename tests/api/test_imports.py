@@ -16,12 +16,14 @@ HEAVY = {
 }
 """Packages that take 50 milliseconds or more."""
 NEEDED = {
-    "": set(),
     "; dir(moe_lab)": set(),
     "; moe_lab.compare": {"numpy"},
     "; moe_lab.plan": {"hydra", "omegaconf", "numpy"},
-    "; moe_lab.record; moe_lab.replay": {"torch", "transformers", "numpy"},
-    "; moe_lab.override; moe_lab.freeze; moe_lab.expert_metrics": {"torch", "transformers", "numpy"},
+    "; from moe_lab import expert_metrics, freeze, override, record, replay": {
+        "torch",
+        "transformers",
+        "numpy",
+    },
     "; moe_lab.tiny": {"torch", "transformers", "numpy", "PIL"},
 }
 """What each statement after `import moe_lab` may import."""

@@ -1,9 +1,8 @@
 """lm-eval evaluates a model under a method as the command does, and the model stays untouched."""
 
 import json
-import subprocess
-import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,6 @@ from tests.support.command import run_command
 from tests.support.models import make_model, small_model
 
 TASKS = Path(moe_lab.__file__).parent / "tasks" / "toy"
-OWN_TASKS_ALONE = """from lm_eval.tasks import TaskManager
-TaskManager.__init__.__defaults__ = (None, None, False, None)  # lm-eval's own tasks take 10 s to read
-"""
 SCORED = [("hello", " world"), ("what is", " a cat")]
 
 
@@ -117,20 +113,27 @@ def test_lm_eval_knows_the_name():
     assert get_model("moe_lab").__name__ == "PretrainedLM"
 
 
+@pytest.fixture
+def own_tasks_alone(monkeypatch):
+    """lm-eval's command does not read its own tasks, which takes 10 s."""
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, False, None))
+
+
 @pytest.mark.slow
-def test_the_command_of_lm_eval_knows_the_name(tmp_path):
+def test_the_command_of_lm_eval_knows_the_name(tmp_path, own_tasks_alone, monkeypatch, capsys):
     """The function that pyproject.toml installs as `moe-lab-eval`."""
     root = TASKS.parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, function = project["scripts"]["moe-lab-eval"].partition(":")
+    assert getattr(import_module(module), function) is main
     asked = "--model moe_lab --model_args pretrained=tiny,method=roe,n=2 --tasks toy_choice --limit 2 --log_samples"
-    arguments = [*asked.split(), "--include_path", str(TASKS), "--output_path", str(tmp_path)]
-    code = f"{OWN_TASKS_ALONE}import sys; from {module} import {function}; sys.argv[0] = 'moe-lab-eval'; {function}()"
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, cwd=root
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "toy_choice" in ended.stdout and "|acc" in ended.stdout.replace(" ", "")
+    asked += f" --include_path {TASKS} --output_path {tmp_path}"
+    monkeypatch.setattr("sys.argv", ["moe-lab-eval", *asked.split()])
+    main()
+    printed = capsys.readouterr().out
+    assert "toy_choice" in printed and "|acc" in printed.replace(" ", "")
     [file] = tmp_path.glob("*/samples_toy_choice_*.jsonl")
     model, tokenizer = moe_lab.tiny()
     roe = moe_lab.RoE(model, tokenizer, n=2)
@@ -143,10 +146,7 @@ def test_the_command_of_lm_eval_knows_the_name(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_command_without_a_model_is_one_message(monkeypatch, capsys):
-    from lm_eval.tasks import TaskManager
-
-    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, False, None))
+def test_a_command_without_a_model_is_one_message(own_tasks_alone, monkeypatch, capsys):
     asked = f"moe-lab-eval --model moe_lab --tasks toy_choice --include_path {TASKS}"
     monkeypatch.setattr("sys.argv", asked.split())
     with pytest.raises(SystemExit) as ended:

@@ -1,16 +1,15 @@
 """The attack runs, sees what is wrong, and finds nothing wrong. Broken by: a check that no violation fails."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.faults.__main__ import main
 from benchmarks.faults.child import Ended
 from benchmarks.faults.kinds import Kind, results_in
+from tests.support.command import exit_code
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = {"results": {"t": {"acc,none": 0.5}}, "date": 1.0, "moe_lab": {"cost": {"wall_seconds": 2.0}}}
 
 
@@ -49,12 +48,12 @@ def test_a_damaged_result_that_is_not_needed_has_to_be_told(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_short_attack_finds_nothing():
-    counts = "--kills 2 --damaged 5 --lines 12 --kinds roe judged".split()
-    command = [sys.executable, "-m", "benchmarks.faults", *counts]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    rows = [line.split(" | ") for line in run.stdout.splitlines() if line.startswith("| ")][1:]
+def test_a_short_attack_finds_nothing(monkeypatch, capfd):
+    counts = "--kills 2 --damaged 5 --lines 12 --kinds roe judged"
+    monkeypatch.setattr("sys.argv", ["faults", *counts.split()])
+    assert exit_code(main) == 0  # in a process of its own: it sets variables of the environment
+    printed = capfd.readouterr()
+    rows = [line.split(" | ") for line in printed.out.splitlines() if line.startswith("| ")][1:]
     parts = ["undisturbed", "kills", "damaged", "lines"]
     assert [row[0].strip("| ") for row in rows] == parts
-    assert all(row[2] == "0" for row in rows)
+    assert all(row[2] == "0" for row in rows), printed

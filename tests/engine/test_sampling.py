@@ -60,10 +60,9 @@ NO_EFFECT = {
     "speculation_type": "dflash",
     "target_lookbehind": 2,
     "transformers_version": "5.0.0",
-    "use_cache": False,
     "_from_model_config": False,
 }
-"""Nothing changes greedy text by them, in transformers either."""
+"""Greedy text does not depend on them, in transformers either: they are given together."""
 WORKS = {
     "bad_words_ids": [[61], [42]],
     "begin_suppress_tokens": list(range(40, 200)),
@@ -85,6 +84,7 @@ WORKS = {
     "repetition_penalty": 3.0,
     "sequence_bias": {(61,): 9.0, (62,): -9.0},
     "suppress_tokens": list(range(150)),
+    "use_cache": False,
 }
 """Greedy text is that of transformers."""
 SAMPLES = {
@@ -117,33 +117,34 @@ def test_every_field_is_known():
     assert sorted(known) == sorted(set(known)) == sorted(GenerationConfig().to_dict())
 
 
-def three_ways(roe, model, field, value, options):
-    """The answers by a keyword, by a GenerationConfig and by the model's own."""
-    yield roe.generate(PROMPTS, **options, **{field: value})
-    yield roe.generate(PROMPTS, generation_config=GenerationConfig(**options, **{field: value}))
+def three_ways(roe, model, fields, options):
+    """The answers by keywords, by a GenerationConfig and by the model's own."""
+    yield roe.generate(PROMPTS, **options, **fields)
+    yield roe.generate(PROMPTS, generation_config=GenerationConfig(**options, **fields))
     own = model.generation_config
     try:
         model.generation_config = copy.deepcopy(own)
-        changed = GenerationConfig(**SAMPLED | {field: value})
-        for name in {field} | ({"do_sample"} if field == "num_return_sequences" else set()):
+        changed = GenerationConfig(**SAMPLED | fields)
+        for name in {*fields} | ({"do_sample"} if "num_return_sequences" in fields else set()):
             setattr(model.generation_config, name, getattr(changed, name))
         yield roe.generate(PROMPTS, **options)
     finally:
         model.generation_config = own
 
 
-@pytest.mark.parametrize(("field", "value"), [*WORKS.items(), *NO_EFFECT.items()])
-def test_text_is_that_of_transformers(model, tokenizer, field, value):
-    options = {} if field == "max_length" else {"max_new_tokens": 8 if field in WORKS else 4}
+@pytest.mark.parametrize(
+    "fields", [*({name: WORKS[name]} for name in WORKS), NO_EFFECT], ids=lambda fields: next(iter(fields))
+)
+def test_text_is_that_of_transformers(model, tokenizer, fields):
+    options = {} if {"max_length", "max_new_tokens"} & {*fields} else {"max_new_tokens": 8}
     inputs = left_padded(tokenizer, PROMPTS)
-    options.pop(field, None)
-    plain = model.generate(**inputs, do_sample=False, **options, **{field: value})
+    plain = model.generate(**inputs, do_sample=False, **options, **fields)
     width = inputs["input_ids"].shape[1]
     expected = tokenizer.batch_decode(plain[:, width:], skip_special_tokens=True)
     roe = RoE(model, tokenizer, n=1)
-    found = list(three_ways(roe, model, field, value, options))
+    found = list(three_ways(roe, model, fields, options))
     assert found == [expected] * 3
-    ids = model.generate(**inputs, custom_generate=roe, do_sample=False, **options, **{field: value})
+    ids = model.generate(**inputs, custom_generate=roe, do_sample=False, **options, **fields)
     assert torch.equal(ids, plain)
 
 
@@ -157,7 +158,7 @@ def samples(model, tokenizer):
 @pytest.mark.parametrize(("field", "value"), SAMPLES.items())
 def test_a_sample_is_the_same_by_keyword_and_by_configuration(model, samples, field, value):
     (roe, plain), options = samples, {"max_new_tokens": 4} | (SAMPLED if field != "do_sample" else {})
-    found = list(three_ways(roe, model, field, value, options))
+    found = list(three_ways(roe, model, {field: value}, options))
     assert found[0] == found[1] == found[2] != plain[field != "do_sample"]
 
 
@@ -166,7 +167,7 @@ def test_stop_strings_use_the_tokenizer_of_roe(model, tokenizer):
     options = {"max_new_tokens": 12, "eos_token_id": 256, "do_sample": True}
     whole = roe.generate("hello", **options)
     stop = next(character for character in whole[2:] if character.isascii())
-    for found in three_ways(roe, model, STOPS, [stop], options):
+    for found in three_ways(roe, model, {STOPS: [stop]}, options):
         assert found[0] == whole[: whole.index(stop) + 1]
 
 

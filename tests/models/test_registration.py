@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
+import moe_lab.models.designs  # noqa: F401 - registers them
 from tests.support.deepseek.checkpoint import SMALL, write_checkpoint
 from tests.support.designs import design
 
@@ -63,6 +64,14 @@ PRINTS = [
         "import sys\nbefore = list(sys.meta_path)\nimport moe_lab\n"
         "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)), sys.meta_path == before)",
         "[] True",
+    ),
+    (  # no logger needs no W&B, and figures import matplotlib to draw
+        "from moe_lab.config.schema import Config\nfrom moe_lab.reports.loggers import open_logger\n"
+        "with open_logger(Config(), kind='run', name='x', group=None) as logger:\n"
+        "    logger.log_trial(0, 1.0, [], '')\n"
+        "import moe_lab.reports.figures.studies, moe_lab.reports.figures.curves\n"
+        "print({'wandb', 'matplotlib'} & set(sys.modules))",
+        "set()",
     ),
     (  # tokenizers and configurations of others import no modeling code
         "import moe_lab.models.designs\nfrom transformers import AutoConfig, AutoTokenizer, OlmoeConfig\n"

@@ -22,6 +22,12 @@ from tests.support.command import run_forked
 from tests.support.wandb_log import Logged
 
 
+@pytest.fixture(autouse=True, scope="module")
+def wandb_is_imported() -> None:
+    """Once for all forked commands."""
+    import wandb  # noqa: F401
+
+
 @pytest.mark.slow
 def test_a_tuned_command_is_logged_offline(tmp_path):
     """One study with its trials, heatmap and table, a run per seed, and the table, in one group. They are logged once."""

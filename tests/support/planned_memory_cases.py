@@ -1,6 +1,6 @@
 """The planned peak of random settings, against the bytes that the stand-in for a GPU counts while the same runs.
 
-`tests/engine/test_dry_run.py` runs this file in a process of its own. Broken by storages that a plan does not see, by
+`tests/runs/test_accelerator.py` runs this file in a process of its own. Broken by storages that a plan does not see, by
 batches or steps that take more than those that are planned, by activations that the engine keeps longer than the plan.
 """
 

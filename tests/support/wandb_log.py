@@ -3,15 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 class Logged:
-    """One offline run, read with `wandb leet inspect`."""
+    """One offline run, read with what `wandb leet inspect` runs, without the second that its own imports take."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -21,8 +18,12 @@ class Logged:
         self.run = [record["run"] for record in self.records if record["type"] == "run"][-1]
 
     def _inspect(self, *flags: str) -> str:
-        command = [sys.executable, "-m", "wandb", "leet", "inspect", *flags, str(self.folder)]
-        environment = os.environ | {"WANDB_ERROR_REPORTING": "false", "HOME": str(self.folder)}
+        from wandb.util import get_core_path
+
+        [file] = self.folder.glob("*.wandb")
+        command = [get_core_path(), "leet", "inspect", "--no-observability", *flags]
+        command += ["--run-file", str(file), str(self.folder.parent)]
+        environment = os.environ | {"HOME": str(self.folder)}
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
     def table(self, key: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 is built twice, a set of another model or prompt that is used.
 """
 
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,18 @@ def config(tmp_path, models, monkeypatch) -> Config:
         offline=True,
         device="cpu",
     )
+
+
+@pytest.fixture
+def stored(config, models) -> Config:
+    """`config` whose set is built, once for all tests."""
+    built = models[0].parent / "built"
+    if built.exists():
+        shutil.copytree(built, config.output_dir)
+    else:
+        build(config)
+        shutil.copytree(config.output_dir, built)
+    return config
 
 
 def build(config: Config, **changes: Any):
@@ -141,17 +154,17 @@ def test_what_determines_a_set_makes_another_one(config, models, change, tmp_pat
     assert other.texts[0].startswith("User: ") is (change == "chat")
 
 
-def test_a_stored_set_leaves_nothing_to_read(config):
-    found, loaded = build(config)
-    assert references_left(config, SETTINGS, loaded.facts) == {}
+def test_a_stored_set_leaves_nothing_to_read(stored):
+    found, loaded = build(stored)
+    assert references_left(stored, SETTINGS, loaded.facts) == {}
     smaller = SimpleNamespace(**vars(SETTINGS) | {"reference_size": 11})
-    [(name, tokens)] = references_left(config, smaller, loaded.facts).items()
+    [(name, tokens)] = references_left(stored, smaller, loaded.facts).items()
     assert name != found.folder.name and tokens > 0
 
 
-def test_a_set_with_tokens_that_a_model_lacks_is_refused(config):
+def test_a_set_with_tokens_that_a_model_lacks_is_refused(stored):
     """Its prompts have small token ids, too."""
-    found, loaded = build(config)
+    found, loaded = build(stored)
     check_own(found.folder, "last1", loaded, Budget(64))
     loaded.model.resize_token_embeddings(max(found.prompts[0]))
     assert min(found.prompts[0]) < max(found.prompts[0])
@@ -161,8 +174,8 @@ def test_a_set_with_tokens_that_a_model_lacks_is_refused(config):
 
 @pytest.mark.parametrize("damage", ["half a file", "a line less", "no file"])
 @pytest.mark.parametrize("file", ["references.jsonl", "pathways.safetensors", "embeddings-*"])
-def test_a_damaged_set_is_one_error(config, file, damage):
-    found, _ = build(config)
+def test_a_damaged_set_is_one_error(stored, file, damage):
+    found, _ = build(stored)
     [path] = found.folder.glob(file)
     content = path.read_bytes()
     path.write_bytes(
@@ -171,37 +184,37 @@ def test_a_damaged_set_is_one_error(config, file, damage):
     if damage == "no file":
         path.unlink()
     if damage == "no file" and file == "embeddings-*":
-        assert build(config)[0].embedding_RX.equal(found.embedding_RX), "they are computed again"
+        assert build(stored)[0].embedding_RX.equal(found.embedding_RX), "they are computed again"
         return
     with pytest.raises(ConfigError, match=r"small-openbookqa(.|\n)*Remove") as refused:
-        build(config)
+        build(stored)
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_embeddings_are_kept_of_each_kind(config, monkeypatch, tmp_path):
-    found, _ = build(config)
+def test_embeddings_are_kept_of_each_kind(stored, monkeypatch, tmp_path):
+    found, _ = build(stored)
     file = tmp_path / "vectors.safetensors"
     write_vectors(found.texts, lambda texts: torch.eye(len(texts)), file)
-    other, _ = build(config, embeddings=str(file))
+    other, _ = build(stored, embeddings=str(file))
     assert other.embedding_RX.equal(torch.eye(len(found)))
     monkeypatch.setattr(references, "hidden_states", None)  # computing them again would fail
-    again, _ = build(config)
+    again, _ = build(stored)
     assert again.embedding_RX.equal(found.embedding_RX) and again.mean_X.equal(found.mean_X)
 
 
-def test_too_few_references(config, tmp_path):
-    found, _ = build(config)
+def test_too_few_references(stored, tmp_path):
+    found, _ = build(stored)
     with pytest.raises(
         ConfigError, match=rf"answered {len(found)} of 30 .* correctly, and method.k=31 neighbours"
     ):
-        build(config, k=31)
-    assert len(build(config, k=31, epsilon=0.5)[0]) == len(found), "a ball needs no k"
+        build(stored, k=31)
+    assert len(build(stored, k=31, epsilon=0.5)[0]) == len(found), "a ball needs no k"
     wrong = [row for row in rows(QUESTIONS) if f"{row['question_stem']}\n" not in "".join(found.texts)]
     write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", wrong)
     with pytest.raises(
         ConfigError, match=r"answered 0 of \d+ reference questions of openbookqa:train correctly"
     ):
-        build(config, epsilon=0.5)
+        build(stored, epsilon=0.5)
 
 
 def test_a_prompt_for_every_choice_is_refused(config, tmp_path):

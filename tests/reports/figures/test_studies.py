@@ -1,11 +1,6 @@
 """Figures of studies. Broken by a study that is drawn twice, a skipped layer shown as 0, a pruned trial that counts as a
 value, and the default learning rate of the routers at zero."""
 
-import subprocess
-import sys
-
-import pytest
-
 from moe_lab.reports.figures import write_study_figures
 from moe_lab.reports.figures.curves import draw_lines, line_rows
 from moe_lab.reports.figures.studies import draw_heatmap, read_study, studies_of
@@ -34,15 +29,6 @@ def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profi
     assert [path.name for path in write_study_figures(done)] == ["history.png", "history.csv"]
     cells = [TableCell(coordinates={}, run_id="r", studies=own) for own in ([done], [done], [begun], [])]
     assert [study.folder for study in studies_of(cells)] == [done], "each is drawn once"
-
-
-@pytest.mark.slow
-def test_matplotlib_is_imported_only_to_draw():
-    code = (
-        "import sys, moe_lab.reports.figures.studies, moe_lab.reports.figures.curves;"
-        "sys.exit('matplotlib' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_heatmap_tells_skipped_layers_from_those_tuned_to_zero(tmp_path):

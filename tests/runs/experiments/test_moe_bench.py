@@ -7,6 +7,7 @@ independent tasks.
 
 import math
 from dataclasses import asdict
+from functools import cache
 
 import pytest
 import yaml
@@ -70,8 +71,11 @@ def cells_of(name: str, scale: str) -> tuple[Experiment, list[PreparedCell]]:
     return found, [prepared(overrides) for overrides in found.scale(scale).overrides()]
 
 
+parsed = cache(yaml.safe_load)  # the same values are in many cells
+
+
 def prepared(overrides: list[str]) -> PreparedCell:
-    keys = {key: yaml.safe_load(value) for key, _, value in (text.partition("=") for text in overrides)}
+    keys = {key: parsed(value) for key, _, value in (text.partition("=") for text in overrides)}
     own = {key.removeprefix("method."): value for key, value in keys.items() if key.startswith("method.")}
     model = ModelConfig(name=keys["model"])
     config = Config(model=model, method=Pretrain.Config(**own), metrics=keys.get("metrics", "none"))

@@ -86,7 +86,7 @@ class Hub:
         server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         server.daemon_threads = True
         self.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True)
         thread.start()
         try:
             yield self
@@ -104,6 +104,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(Uploads, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two packets: the second would wait 40 ms
     hub: Hub
 
     def log_message(self, format: str, *args: Any) -> None:

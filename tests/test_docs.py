@@ -19,7 +19,7 @@ import moe_lab
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
-FOLDERS = "moe_lab|tests|conf|experiments|examples|benchmarks|docs"
+NAMED = r"`((?:moe_lab|tests|conf|experiments|examples|benchmarks|docs)/[\w./-]+\.\w+)`"
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,7 @@ def test_the_site_is_searched_from_disk(site):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_are_there(page):
     text = page.read_text(encoding="utf-8")
-    named = re.findall(rf"`((?:{FOLDERS})/[\w./-]+\.\w+)`", text)
-    missing = [name for name in named if not (ROOT / name).exists()]
+    missing = [one for one in re.findall(NAMED, text) if not (ROOT / one).exists()]
     links = re.findall(r"\]\(((?!https?:)[^)#]+)", text)
     missing += [link for link in links if not (page.parent / link).exists()]
     assert not missing

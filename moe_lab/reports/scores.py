@@ -29,7 +29,7 @@ from moe_lab.results.scores import (
 )
 
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "task.metric=", "seed=", "seeds=")
-PROFILE = re.compile(r"=.*/([^/]+)/best\.yaml$")
+PROFILE = re.compile(r"(?<=[=:])[^=:{},]*/([^/]+)/best\.yaml")
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) ->
     labels = []
     for typed, own, seed in zip(overrides, not_shared(overrides, methods), seeds, strict=True):
         shown = [text for text in typed if text in own or (several and text.startswith("method."))]
-        shown = [PROFILE.sub(r"=\1", text) for text in shown if not text.startswith(NAMED_ELSEWHERE)]
+        shown = [PROFILE.sub(r"\1", text) for text in shown if not text.startswith(NAMED_ELSEWHERE)]
         labels.append(" ".join(shown if seed is None or not any(seeds) else [*shown, f"seed={seed}"]))
     return labels
 

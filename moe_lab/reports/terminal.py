@@ -26,6 +26,9 @@ TWO_FORMS = (
     "task.answer: letters asks for the letter of the right choice, text scores the text of each choice, as lm-eval "
     "does. With task.answer=text or letters for all runs, their scores can be compared."
 )
+NOT_COMPARED = (
+    "Not compared with one another; for runs with the same prompts: mode=compare a=<folder> b=<folder>."
+)
 ONE_STUDY = (
     "1 study: all seeds have its temperatures, so the spread is that of the evaluation's routing noise alone; "
     "tuning.seeds= repeats the study, too."
@@ -46,7 +49,11 @@ def print_scores(table: CommandTable, footnotes: Sequence[str] = ()) -> None:
 def notes(table: CommandTable) -> list[str]:
     """The verdict, the correction of its p, the meanings of the notes that occur, and what else a reader must know."""
     compared = [line for line in table.shown if has_verdict(line.score)]
-    lines = [conclusion(compared)] if compared else []
+    lines = []
+    if compared:
+        lines.append(conclusion(compared))
+    elif len({(line.score.task, line.score.metric) for line in table.shown}) < len(table.shown):
+        lines.append(NOT_COMPARED)
     if table.family.note:
         lines.append(
             f"p is corrected by Holm for the comparisons of the same question ({table.family.note})."

@@ -31,8 +31,8 @@ def cells(table: CommandTable) -> dict[str, list[str]]:
 
 
 def test_settings_tell_the_runs_of_a_grid_apart():
-    typed = [["method=roe", "method.temperature=s/s-1/best.yaml"], ["method=roe", "method.n=8"]]
-    assert settings(typed, [0, 0]) == ["method.temperature=s-1", "method.n=8"]
+    typed = [["method.temperature=s/s-1/best.yaml"], ["method.roe={n:8,temperature:/s/s-2/best.yaml}"]]
+    assert settings(typed, [0, 0]) == ["method.temperature=s-1", "method.roe={n:8,temperature:s-2}"]
     assert settings([["limit=5"], ["limit=5"]], [0, 1]) == ["seed=0", "seed=1"]
     assert settings([["limit=5"]], [0]) == [""]
 

@@ -11,6 +11,7 @@ from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.expert import ExpertLine, expert_columns, expert_lines
 from moe_lab.reports.scores import CommandTable
 from moe_lab.reports.terminal import (
+    NOT_COMPARED,
     SHOWN_CHANGES,
     TWO_FORMS,
     changed_lines,
@@ -59,6 +60,7 @@ def test_titles_say_where_lower_is_better(capsys):
     for title, runs in titles.items():
         print_scores(CommandTable(runs))
         assert capsys.readouterr().out.startswith(title)
+    assert notes(CommandTable([loss, loss])) == [NOT_COMPARED] and notes(CommandTable([loss, accuracy])) == []
 
 
 def test_the_parts_of_a_group_are_left_to_the_page_and_two_forms_of_answers_are_said():

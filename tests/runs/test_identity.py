@@ -45,6 +45,7 @@ RUNTIME_CHANGES: dict[str, Any] = {
     "experiment": "x",
     "scale": "paper",
     "overrides": ["a=b"],
+    "config_dirs": ["own"],
     "interpolated": {"data_dir": "${oc.env:DATA}"},
     "logger": LoggerConfig(name="wandb", project="other", tags=["x"]),
     "launcher": LauncherConfig(name="local", workers=2),
@@ -57,10 +58,10 @@ def test_runtime_fields_do_not_change_the_id(roe, tmp_path):
     assert {*RUNTIME_CHANGES, "output_dir", "metrics", "pilot", "a", "b"} == RUNTIME
     for name, value in RUNTIME_CHANGES.items():
         assert run_id(replace(roe, **{name: value})) == first, name
-    assert run_id(replace(roe, mode="compare", a="x", b="y")) == first
-    assert run_id(replace(roe, output_dir=str(tmp_path / "other"))) == first
-    assert run_id(replace(roe, model=replace(roe.model, name="label"))) == first
-    assert run_id(replace(roe, model=replace(roe.model, experts_implementation="eager"))) == first
+    assert run_id(replace(roe, mode="compare", a="x", b="y", output_dir=str(tmp_path / "other"))) == first
+    assert (
+        run_id(replace(roe, model=replace(roe.model, name="label", experts_implementation="eager"))) == first
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ const widths = new ResizeObserver((seen) => {
     if (target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight) {
       target.tabIndex = 0;
       target.setAttribute("role", "region");
-      target.setAttribute("aria-label", nameOf(target));
+      target.setAttribute("aria-label", `${nameOf(target)} (scrolled)`);
     } else for (const name of ["tabindex", "role", "aria-label"]) target.removeAttribute(name);
   }
 });

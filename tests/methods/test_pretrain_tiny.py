@@ -49,9 +49,7 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.mark.slow
-def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(
-    architecture, tmp_path, monkeypatch, capsys
-):
+def test_a_resumed_training_gives_the_same_weights(architecture, tmp_path, monkeypatch, capsys):
     whole, rows_read, read_row = train(architecture, tmp_path / "whole"), [], ToyRows.__getitem__
     with interrupted(5):
         train(architecture, tmp_path / "resumed")
@@ -83,9 +81,7 @@ def test_what_is_written_is_a_plain_model_with_its_record(architecture, tmp_path
 
 
 @pytest.mark.slow
-def test_a_finished_training_is_returned_and_other_recipes_get_other_folders(
-    architecture, tmp_path, monkeypatch
-):
+def test_a_finished_training_is_returned_to_its_recipe_alone(architecture, tmp_path, monkeypatch):
     first = train(architecture, tmp_path)
     others = {train(architecture, tmp_path, steps=7), train(architecture, tmp_path, seed=1)}
     assert len({first, *others}) == 3

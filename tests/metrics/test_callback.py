@@ -37,9 +37,7 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def trainer_of(
-    model: Any, folder: Path, *callbacks: TrainerCallback, epochs: int = 2, **settings: Any
-) -> Trainer:
+def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback, epochs: int = 2, **settings) -> Trainer:
     """A plain Trainer of transformers with dropout on, on rows of one length."""
     ids = torch.randint(1, 60, (2 * STEPS_PER_EPOCH, 8), generator=torch.Generator().manual_seed(1)).tolist()
     arguments = TrainingArguments(
@@ -112,9 +110,8 @@ def test_a_resumed_training_has_the_measurements_of_one_that_was_not(last, tmp_p
     trainer = trainer_of(resumed, tmp_path, measured_in(tmp_path))
     checkpoint = tmp_path / "checkpoints" / f"checkpoint-{last // 2 * 2}"
     if checkpoint.exists():
-        saved = type(resumed).from_pretrained(
-            checkpoint
-        )  # the Trainer of transformers 5.23 loads no fused experts
+        # the Trainer of transformers 5.23 loads no fused experts
+        saved = type(resumed).from_pretrained(checkpoint)
         trainer._load_from_checkpoint = lambda *args: resumed.load_state_dict(saved.state_dict())
     trainer.train(resume_from_checkpoint=str(checkpoint))
     assert same_weights(whole, resumed)

@@ -161,9 +161,8 @@ def test_lm_evals_command_says_so(capsys, folder, mark, monkeypatch):
     toy = REPOSITORY / "moe_lab" / "tasks" / "toy"
     asked = f"--model moe_lab --model_args pretrained={folder} --tasks toy_choice --include_path {toy}"
     monkeypatch.setattr(sys, "argv", ["moe-lab-eval", *asked.split()])
-    monkeypatch.setattr(
-        TaskManager.__init__, "__defaults__", (None, None, False, None)
-    )  # lm-eval's take 10 s
+    # lm-eval's take 10 s
+    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, False, None))
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and "needs code of its own" in capsys.readouterr().err

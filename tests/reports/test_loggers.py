@@ -264,9 +264,8 @@ def test_a_server_that_is_not_reached_means_offline(config, monkeypatch, capsys)
         with open_logger(config, kind="run", name=name, group=None) as logger:
             logger.log_trial(0, 1.0, [0.0], "COMPLETE")
     assert modes == ["online", "offline", "offline"], "the second does not wait for the server again"
-    assert (
-        "logged offline (ConnectionError: no route to host). To upload: wandb sync" in capsys.readouterr().err
-    )
+    told = "logged offline (ConnectionError: no route to host). To upload: wandb sync"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["typed", "environment"])

@@ -232,9 +232,7 @@ def test_a_score_without_comparison_a_part_of_a_group_and_one_of_several_seeds_h
     """A part has no p, as an expert metric has none; but the group's comparison is the one that was asked for."""
     alone = replace(SCORE, p=None, difference_interval=(0.01, 0.07))
     without = (replace(alone, marks=("part",)), replace(SCORE, difference=None), replace(SCORE, p=0.001))
-    assert has_verdict(alone) and not any(map(has_verdict, without)), (
-        "the mean over the seeds is in the family"
-    )
+    assert has_verdict(alone) and not any(map(has_verdict, without)), "but their mean has one"
 
 
 def test_holm_corrects_for_all_comparisons_of_the_command():

@@ -130,9 +130,7 @@ PROFILE = Profile(
         ("arc_easy", {}, ["calibration"]),
     ],
 )
-def test_calibration_is_compared_where_it_can_change_an_answer(
-    task, keys, compared, tiny_olmoe_dir, tmp_path
-):
+def test_calibration_is_compared_where_it_has_an_effect(task, keys, compared, tiny_olmoe_dir, tmp_path):
     """A logit scale changes no greedy answer."""
     (tmp_path / "best.yaml").write_text(PROFILE.text())
     given = {"method_keys": {"profile": str(tmp_path / "best.yaml")}, "num_fewshot": 0, "limit": 2}

@@ -402,9 +402,8 @@ def score(doc, results):
 @pytest.mark.slow
 def test_the_command_shows_the_score_of_the_edited_task(tmp_path, monkeypatch):
     """Stored answers, documents that `datasets` has read, and rows that it has mapped are those before the edit."""
-    monkeypatch.delitem(
-        sys.modules, "helpers", raising=False
-    )  # imported by another test, from another folder
+    # another test may have imported it from another folder
+    monkeypatch.delitem(sys.modules, "helpers", raising=False)
     write(tmp_path, SMALL)
 
     def score(edit: Edit | None = None) -> float:

@@ -65,9 +65,7 @@ def rows(count: int, length: int = 12, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, (count, length), dtype=np.int32)
 
 
-def training_of(
-    folder: Path, count: int = 16, seed: int = 0, dtype: str = "float32", **settings: Any
-) -> Training:
+def training_of(folder: Path, count: int = 16, seed: int = 0, dtype: str = "float32", **settings) -> Training:
     folder.mkdir(parents=True, exist_ok=True)
     method = design(**settings)
     tokenizer = make_tokenizer()

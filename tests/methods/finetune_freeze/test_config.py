@@ -108,9 +108,7 @@ def test_shared_experts_are_frozen_with_the_experts_and_are_part_of_what_determi
     assert plain.identity() != shared.identity()
     assert "freeze_shared_experts" not in shared.identity(), "it is told by the phases"
     other = FinetuneConfig(schedule="router", freeze_shared_experts=True).recipe()
-    assert other == FinetuneConfig(schedule="router").recipe(), (
-        "it makes no difference where no experts are frozen"
-    )
+    assert other == FinetuneConfig(schedule="router").recipe(), "no difference where no experts are frozen"
     listed = [{"frozen": ["shared_experts"], "until": 1.0}]
     assert FinetuneConfig(phases=listed).recipe().label == "S→S"
 
@@ -137,9 +135,7 @@ def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_
     wide = {
         name for name, parameter in model.named_parameters() if parameter.dim() == 3 and ".experts." in name
     }
-    assert wide <= experts | {name for name in wide if "self_attention" in name}, (
-        "JetMoE's attention has some, too"
-    )
+    assert wide <= experts | {name for name in wide if "self_attention" in name}, "JetMoE's attention"
     assert counts(groups)["router"] < counts(groups)["experts"]
     shared = {name for name, _ in model.named_parameters() if "shared" in name}
     assert names["shared_experts"] == shared

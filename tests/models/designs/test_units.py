@@ -118,9 +118,8 @@ def test_special_tokens_are_units_of_their_own(kind):
     tokenizer = make_tokenizer()
     tables = unit_tables(tokenizer, kind)
     assert tables.kind_V.shape == (257,) and tables.begins_CV.shape == (KINDS, 257)
-    assert (
-        tables.kind_V[256] == SPECIAL and tables.begins_CV[:, 256].all() and tables.begins_CV[SPECIAL].all()
-    )
+    assert tables.kind_V[256] == SPECIAL
+    assert tables.begins_CV[:, 256].all() and tables.begins_CV[SPECIAL].all()
     assert (tables.kind_V[:256] != SPECIAL).all()
     text = "some<|end|>thing<|end|><|end|>"
     assert units_of(tokenizer, kind, text) == ["some", "<|end|>", "thing", "<|end|>", "<|end|>"]

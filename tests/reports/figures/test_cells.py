@@ -130,9 +130,7 @@ TABLE = Experiment(**KEYS, rows=["model", "method", "method.n"], columns=["task"
 PAIRED = {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}}}
 
 
-def cell(
-    method: str, tokens: list[int], task: str = "t", n: str = "-", value: float = 0.5, **block
-) -> TableCell:
+def cell(method: str, tokens: list[int], task="t", n="-", value=0.5, **block) -> TableCell:
     """A cell with one run per number of tokens."""
     cost = results_of()["moe_lab"]["cost"]
     costs = [cost | {"tokens_in": count} for count in tokens]

@@ -218,9 +218,8 @@ def test_a_figure_is_the_same_file_each_time_and_text_is_text():
     assert text == drawn_svg()
     words = {element.text for element in ElementTree.fromstring(text).iter() if element.tag.endswith("text")}
     assert {"a <b> & c", "base", "0.00"} <= words
-    assert "http" not in re.sub(r'(xmlns(:\w+)?|rdf:\w+)="[^"]*"|<!DOCTYPE[^>]*>', "", text), (
-        "asks for nothing"
-    )
+    text = re.sub(r'(xmlns(:\w+)?|rdf:\w+)="[^"]*"|<!DOCTYPE[^>]*>', "", text)
+    assert "http" not in text, "asks for nothing"
 
 
 def test_every_colour_has_a_dark_one_or_is_legible_on_both_grounds():

@@ -40,9 +40,7 @@ def test_the_lowest_loss_comes_first_with_paired_differences():
     assert (first.design, second.design) == ("2/8", "16/64"), "both are token choice"
     assert first.loss.difference is None and second.loss.difference == pytest.approx(0.1 + 0.01 * 19.5 / 40)
     assert second.interval is not None and 0.1 < second.interval[0] < second.interval[1] < 0.11
-    assert second.loss.interval is not None and second.loss.interval[0] < first.loss.value, (
-        "not told apart so"
-    )
+    assert second.loss.interval is not None and second.loss.interval[0] < first.loss.value, "they overlap"
     assert second.accuracy is not None and second.accuracy.value == pytest.approx(0.9)
     assert second.chance == pytest.approx(0.375)
     _, _, one, two = ranking_lines(cells)

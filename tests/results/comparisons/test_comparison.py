@@ -121,9 +121,7 @@ def test_the_content_is_plain_json(tmp_path):
 PERPLEXITY = {"t": {"metric_list": [{"metric": "word_perplexity"}]}}
 
 
-def rows_of(
-    tmp_path: Path, mine: list[Any], theirs: list[Any], *more: dict[str, Any]
-) -> tuple[Any, list[str]]:
+def rows_of(tmp_path: Path, mine: list[Any], theirs: list[Any], *more: Any) -> tuple[Any, list[str]]:
     mine_more, theirs_more = more or ({}, {})
     a = evaluation(tmp_path, "a", {"t": mine}, **mine_more)
     b = evaluation(tmp_path, "b", {"t": theirs}, **theirs_more)

@@ -191,9 +191,8 @@ def test_each_trial_of_a_grid_measures_its_own_settings_and_the_best_ones_are_ke
     )
     study = SimpleNamespace(method=own, config=Config(method=own.config), search=search)
     measure = Measurement(study, None, ExitStack())
-    trials = [
-        SimpleNamespace(number=number, report=None) for number in (2, 0, 1)
-    ]  # workers take them in any order
+    # workers take them in any order
+    trials = [SimpleNamespace(number=number, report=None) for number in (2, 0, 1)]
     assert [measure(trial, [], None)[0] for trial in trials] == [0.5, 0.0, 2.0]
     assert own.settings(search.grid[1]) == {"power": 2.0, "fixed": 3}
 

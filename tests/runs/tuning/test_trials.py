@@ -31,9 +31,7 @@ def value(temperatures: list[float]) -> float:
     return sum((t - 0.2) ** 2 for t in temperatures)
 
 
-def run(
-    folder: Path, wanted: Search, most: int | None = None, storage: str | None = None
-) -> list[tuple[int, list[float]]]:
+def run(folder: Path, wanted: Search, most: int | None = None, storage: str | None = None) -> list[tuple]:
     """Compute up to `most` of what is missing."""
     made = []
     with Trials(folder, wanted, seed=3, storage=storage) as trials:

@@ -155,9 +155,8 @@ def test_server_and_model_are_the_judges_identity(monkeypatch):
     assert "secret" not in str(own)
     monkeypatch.delenv("OPENAI_BASE_URL")
     assert judge().identity["server"] == "api.openai.com/v1"
-    assert (
-        judge(moderation_model="omni-moderation-2024-09-26").identity["model"] == "omni-moderation-2024-09-26"
-    )
+    model = "omni-moderation-2024-09-26"
+    assert judge(moderation_model=model).identity["model"] == model
 
 
 @pytest.mark.slow

@@ -17,16 +17,8 @@ from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables
 from tests.support.models import make_tokenizer
 
-GRANULARITIES = (
-    (2, 8, 0),
-    (4, 16, 0),
-    (8, 32, 0),
-    (16, 64, 0),
-    (1, 7, 1),
-    (3, 15, 1),
-    (7, 31, 1),
-    (15, 63, 1),
-)
+GRANULARITIES = ((2, 8, 0), (4, 16, 0), (8, 32, 0), (16, 64, 0))
+GRANULARITIES += ((1, 7, 1), (3, 15, 1), (7, 31, 1), (15, 63, 1))
 """The paper's, in Table 6: (experts of a token, routed experts, shared experts)."""
 SMALL: dict[str, Any] = {
     "hidden_size": 32,

@@ -281,10 +281,8 @@ def test_a_tuned_value_at_the_bound_of_its_search_is_marked(tiny_olmoe_dir, tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Search, "at_bound", lambda self, params, scale: ["temperature"])
     command = f"method=roe method.n=2 model.path={tiny_olmoe_dir} task=toy_text limit=3 seeds=1".split()
-    tuning = (
-        "tuning=uniform tuning.max_temperature=2 tuning.step=1 tuning.num_samples=2 tuning.logit_scale=true"
-    )
-    ended = run_command(capsys, *command, *tuning.split())
+    command += "tuning=uniform tuning.max_temperature=2 tuning.step=1 tuning.num_samples=2".split()
+    ended = run_command(capsys, *command, "tuning.logit_scale=true")
     assert ended.code == 0, ended.err
     [folder] = (tmp_path / "outputs" / "studies").iterdir()
     trials = pandas.read_csv(folder / "trials.csv")

@@ -186,9 +186,8 @@ class Measure:
 def test_each_trial_of_a_grid_measures_its_own_settings_and_the_best_ones_are_kept(monkeypatch):
     monkeypatch.setattr(tune, "objective", Measure)
     own = Powered(Powered.Config())
-    search = Search(
-        tuning="grid", grid=own.grid(None), metric="accuracy", n_trials=3, num_samples=1, moe_layers=1
-    )
+    sizes = {"n_trials": 3, "num_samples": 1, "moe_layers": 1}
+    search = Search(tuning="grid", grid=own.grid(None), metric="accuracy", **sizes)
     study = SimpleNamespace(method=own, config=Config(method=own.config), search=search)
     measure = Measurement(study, None, ExitStack())
     # workers take them in any order
@@ -199,9 +198,8 @@ def test_each_trial_of_a_grid_measures_its_own_settings_and_the_best_ones_are_ke
 
 def powered(metric=None, **keys):
     tuning = SimpleNamespace(name="grid", metric=metric, num_samples=None)
-    config = SimpleNamespace(
-        method=Powered.Config(**keys), task=SimpleNamespace(category="code"), tuning=tuning
-    )
+    task = SimpleNamespace(category="code")
+    config = SimpleNamespace(method=Powered.Config(**keys), task=task, tuning=tuning)
     return resolve_grid(config, facts(), Powered(config.method))
 
 

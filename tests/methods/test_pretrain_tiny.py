@@ -39,9 +39,8 @@ def architecture(tmp_path_factory) -> Path:
 def train(architecture: Path, output: Path, *, seed: int = 0, **recipe: object) -> Path:
     method = PretrainTiny.Config(**{**RECIPE, **recipe})
     model = ModelConfig(name="mini", path=str(architecture))
-    return PretrainTiny(method).train(
-        Config(model=model, method=method, seed=seed, output_dir=str(output), device="cpu")
-    )
+    config = Config(model=model, method=method, seed=seed, output_dir=str(output), device="cpu")
+    return PretrainTiny(method).train(config)
 
 
 def weights(folder: Path) -> bytes:
@@ -93,8 +92,7 @@ def test_a_finished_training_is_returned_to_its_recipe_alone(architecture, tmp_p
 def test_the_schedule_is_a_warm_cosine_with_a_line_to_zero_on_top():
     ours = PretrainTiny.Config(steps=80, warmup_steps=10, decay_steps=100, cooldown_steps=20).rate
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    cosine = get_cosine_schedule_with_warmup(
-        optimizer, num_warmup_steps=10, num_training_steps=100
-    ).lr_lambdas[0]
+    schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=10, num_training_steps=100)
+    [cosine] = schedule.lr_lambdas
     assert [ours(step) for step in range(61)] == [cosine(step) for step in range(61)]
     assert [ours(step) for step in (70, 80)] == [cosine(70) / 2, 0.0]

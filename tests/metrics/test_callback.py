@@ -88,9 +88,8 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
     assert lines[0]["load_balance"]["value"] != lines[-1]["load_balance"]["value"]
     assert (tmp_path / "figures" / "expert_metrics.png").stat().st_size > 1000
     table = (tmp_path / "figures" / "expert_metrics.csv").read_text().splitlines()
-    assert len(table) == 4 and table[0].startswith(
-        "step,epoch,load_balance,collaboration,capacity,capacity_most,specialization"
-    )
+    columns = "step,epoch,load_balance,collaboration,capacity,capacity_most,specialization"
+    assert len(table) == 4 and table[0].startswith(columns)
     told = summary(tmp_path)
     assert told is not None and told["measurements"] == 3
     assert told["last"]["load_balance"] == lines[-1]["load_balance"]["value"]
@@ -115,9 +114,8 @@ def test_a_resumed_training_has_the_measurements_of_one_that_was_not(last, tmp_p
         trainer._load_from_checkpoint = lambda *args: resumed.load_state_dict(saved.state_dict())
     trainer.train(resume_from_checkpoint=str(checkpoint))
     assert same_weights(whole, resumed)
-    assert without_seconds(read_measurements(tmp_path)) == without_seconds(
-        read_measurements(tmp_path / "whole")
-    )
+    found, expected = (without_seconds(read_measurements(tmp_path / one)) for one in ("", "whole"))
+    assert found == expected
 
 
 def line(*values: float | None) -> dict[str, Any]:

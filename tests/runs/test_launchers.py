@@ -33,9 +33,8 @@ GRID = ("-m", "method=roe", "method.n=2", "seed=0,1,2,3", "task=toy_choice", "li
 def started(folder: Path) -> tuple[Forked, list[int], Path]:
     """The command with two workers that have begun, the workers' processes, and the folder of their output."""
     folder.mkdir()
-    command = Forked(
-        folder, (*GRID, "launcher=local", "launcher.workers=2", f"output_dir={folder / 'outputs'}")
-    )
+    keys = ("launcher=local", "launcher.workers=2", f"output_dir={folder / 'outputs'}")
+    command = Forked(folder, (*GRID, *keys))
     workers = wait_until(lambda: len(found := workers_of(command)) == 2 and found)
     [output] = (folder / "outputs" / "workers").iterdir()
     wait_until(lambda: list(folder.glob("outputs/runs/*/.holder")))

@@ -323,9 +323,8 @@ def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
         else:
             replace_text(folder, edit)
         tasks = folder / "renamed" if (folder / "renamed").exists() else folder / "tasks"
-        one = config(
-            tiny_olmoe_dir, folder, folder, task_config=TaskConfig(name="all", include_path=str(tasks))
-        )
+        group = TaskConfig(name="all", include_path=str(tasks))
+        one = config(tiny_olmoe_dir, folder, folder, task_config=group)
         one.data_dir = None
         before = set(sys.modules)
         with pytest.MonkeyPatch.context() as patch:

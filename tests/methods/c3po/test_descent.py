@@ -196,9 +196,8 @@ def test_descent_equals_a_slow_loop_over_whole_passes(family, parameters, update
         moments = [[(0.0, 0.0)] * CORE for _ in own]
         for step in range(1, 4):
             given_LC = torch.tensor(own, dtype=torch.float64, requires_grad=True)
-            loss = brute_loss(
-                setting, probed(start, given_LC, mass_L1, parameters), n, "core", "", LONG_ANSWERS
-            )
+            own_pathways = probed(start, given_LC, mass_L1, parameters)
+            loss = brute_loss(setting, own_pathways, n, "core", "", LONG_ANSWERS)
             torch.testing.assert_close(losses[step - 1, n], loss.to(losses.dtype), atol=2e-6, rtol=1e-5)
             (gradient_LC,) = torch.autograd.grad(loss, [given_LC])
             for i, layer in enumerate(own):

@@ -107,9 +107,8 @@ def test_references_are_what_the_untouched_model_answers_correctly(config):
                 model(torch.tensor([ids + letter])).logits[0].log_softmax(-1)[len(ids) - 1 :]
                 for letter in letters
             ]
-        totals = [
-            sum(s[j, t] for j, t in enumerate(letter)) for s, letter in zip(scores, letters, strict=True)
-        ]
+        answered = zip(scores, letters, strict=True)
+        totals = [sum(s[j, token] for j, token in enumerate(letter)) for s, letter in answered]
         if int(torch.stack(totals).argmax()) != i % 4:
             assert text not in found.texts
             continue

@@ -117,9 +117,8 @@ def test_overhead_is_relative_to_one_row():
 
 def test_on_a_gpu_memory_is_the_devices_peak_and_power_is_energy_over_time():
     gpu = {"device": "cuda:0", "energy_joules": 300.0}
-    rows = overhead_rows(
-        [overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **gpu | {"energy_joules": 720.0})]
-    )
+    more = gpu | {"energy_joules": 720.0}
+    rows = overhead_rows([overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **more)])
     assert [row["watts"] for row in rows] == [300.0, pytest.approx(600.0)]
     assert rows[1]["relative_watts"] == pytest.approx(2.0)
     assert rows[0]["memory_bytes"] == 10**9

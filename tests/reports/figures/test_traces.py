@@ -93,9 +93,8 @@ def test_cost_is_by_core_experts(tmp_path):
     cells = [cell(None, 3e9), base, cell(2, 2e9), missing]
     rows = flops_rows(cell_table(*cells))
     value = cells[0].results[0].scores("t")["acc,none"]
-    assert list(
-        rows[["core_experts", "flops", "plain_flops", "gain"]].fillna(-1).itertuples(index=False, name=None)
-    ) == [(0, 1e9, 1e9, -1), (2, 2e9, 1e9, value - 0.25), (4, 3e9, 1e9, 0)]
+    found = rows[["core_experts", "flops", "plain_flops", "gain"]].fillna(-1).to_numpy().tolist()
+    assert found == [[0, 1e9, 1e9, -1], [2, 2e9, 1e9, value - 0.25], [4, 3e9, 1e9, 0]]
     png, _ = draw_flops(cell_table(*cells)).save(tmp_path, "f", "T")
     assert png.exists()
 

@@ -123,12 +123,10 @@ def cell(row: str, p: float | None, full: float | None = None) -> TableCell:
     def paired(p: float | None) -> dict:
         return {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": p}}}
 
-    compared = (
-        {} if full is None else {"compared": {"full": {"run_id": "f", "results": {}, "paired": paired(full)}}}
-    )
-    return TableCell(
-        coordinates={"row": row}, run_id=row, results=[results_of(run_id=row, paired=paired(p), **compared)]
-    )
+    control = {"full": {"run_id": "f", "results": {}, "paired": paired(full)}}
+    compared = {} if full is None else {"compared": control}
+    results = [results_of(run_id=row, paired=paired(p), **compared)]
+    return TableCell(coordinates={"row": row}, run_id=row, results=results)
 
 
 CELLS = [cell("one", 0.01, full=0.02), cell("two", 0.04), cell("three", None)]

@@ -163,9 +163,8 @@ def test_a_score_that_the_samples_do_not_give_is_not_compared(tmp_path, judged):
     for line in [] if judged else theirs:
         del line["acc"]
         line["metrics"] = []
-    rows, notes = rows_of(
-        tmp_path, mine, theirs, {}, {"scores": {"t": {"acc,none": 0.75 if judged else 0.5}}}
-    )
+    scores = {"t": {"acc,none": 0.75 if judged else 0.5}}
+    rows, notes = rows_of(tmp_path, mine, theirs, {}, {"scores": scores})
     assert not rows and notes[0].startswith("Not compared: acc,none of t, whose score")
 
 
@@ -297,7 +296,6 @@ def test_other_questions_are_refused(tmp_path, what):
     theirs = samples_of(acc=[0.0] * 4)
     for line in theirs[1:3]:
         line[f"{what}_hash"] = "other"
-    with pytest.raises(
-        ConfigError, match=r"(prompts|right answers) of t: 2 of 4 documents. The first is document 1"
-    ):
+    told = r"(prompts|right answers) of t: 2 of 4 documents. The first is document 1"
+    with pytest.raises(ConfigError, match=told):
         pairs_of(tmp_path, samples_of(acc=[0.0] * 4), theirs)

@@ -54,6 +54,8 @@ def test_every_option_composes(options, monkeypatch):
     [cell] = compose([*options.split(), *(needed[name] for _, name in chosen if name in needed)])
     config = to_config(cell)
     assert all(getattr(config, group).name == name or group == "task" for group, name in chosen)
+    own = get_method(config.method.name).Config
+    assert "policy" in options or config.method == own(name=config.method.name), "the defaults in Python"
 
 
 @pytest.mark.parametrize("name", option_files("method", [CONF]))

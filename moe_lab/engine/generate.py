@@ -163,9 +163,10 @@ class _Batch:
             unfinished = [b in self.active for b in range(len(self.states))]
             return self._in_place(newest, positions, unfinished)[self._active_A]
         self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
+        id_B, position_B = torch.tensor([newest, positions], device=device)
         tokens = Tokens(
-            ids_BS=torch.tensor(newest, device=device)[:, None],
-            position_BS=torch.tensor(positions, device=device)[:, None],
+            ids_BS=id_B[:, None],
+            position_BS=position_B[:, None],
             visible_BSK=None if len(self.states) == 1 and not self._padded else self.real_BT[:, None],
             logit_positions_M=self._active_A,
             noise_key_B=self._key_B,

@@ -19,7 +19,7 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.routing import GumbelTopK, document_key, gumbel
 from tests.support.command import run_command
-from tests.support.ensembles import answers_of
+from tests.support.ensembles import answered, answers_of
 from tests.support.models import make_model, small_model
 
 WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
@@ -153,13 +153,14 @@ def test_a_sample_is_the_best_token_behind_the_seeds_noise(olmoe, seed):
     assert len(found) == steps
 
 
-def test_the_lm_samples_with_its_seed(olmoe, tokenizer):
-    request = Request(("abc", {"do_sample": True, "temperature": 1.5, "max_gen_toks": 12, "until": []}))
-    found = {}
-    for seed in (0, 1):
+def test_the_lm_samples_with_its_seed_and_at_the_temperature(olmoe, tokenizer):
+    sampled = {"do_sample": True, "max_gen_toks": 12, "until": []}
+    hot, cold, greedy = ({"temperature": 1.5}, {"temperature": 1e-4}, {"do_sample": False})
+    found = []
+    for seed, options in enumerate((hot, hot, cold, greedy)):
         lm = EngineLM(olmoe, tokenizer, seed=seed, progress=False)
-        lm.answer("generate_until", [request], lambda _, text, seed=seed: found.update({seed: text}))
-    assert found[0] != found[1]
+        found += answered(lm, "generate_until", [("abc", sampled | options)])
+    assert found[0] != found[1] and found[2] == found[3]
 
 
 SHORT, LONG = ("a", " b"), ("a" * 600, " b")

@@ -90,6 +90,7 @@ def roe(**keys):
 
 def test_reading_gives_what_was_written(file):
     assert read_profile(file) == PROFILE
+    assert file.read_text().index("documents:") > file.read_text().index("answers:"), "long lists are last"
 
 
 def test_roe_takes_its_temperatures_documents_and_study(file):

@@ -16,14 +16,7 @@ import torch
 
 from moe_lab.config.compose import compose_cell
 from moe_lab.methods import steer
-from moe_lab.methods.steer import (
-    Steer,
-    Texts,
-    count_selections,
-    profile_content,
-    read_texts,
-    steered_experts,
-)
+from moe_lab.methods.steer import Steer, Texts, count_selections, profile_content, read_texts, steered_experts
 from moe_lab.routing import find_routers, record
 from moe_lab.runs.config import to_config
 from moe_lab.tasks.toy.questions import replies_to_harm, requests

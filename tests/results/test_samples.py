@@ -63,7 +63,7 @@ LINE = '{"doc_id": %d, "filter": "none", "metrics": ["acc"], "acc": 1.0}\n'
         LINE % 0,
         LINE % 0 + "[]\n",
         LINE % 0 + "[" * 100_000 + "\n",
-        LINE % 0 + '{"doc_id": 1}\n',
+        LINE % 0 + LINE % 1 + '{"doc_id": 1}\n',
         LINE % 0 + LINE % 0,
         (LINE % 0 + LINE % 1).replace("none", "other"),
     ],

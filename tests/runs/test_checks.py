@@ -16,7 +16,7 @@ from moe_lab.methods.profile import Profile
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.facts import model_facts
 from moe_lab.runs.evaluation import expert
-from moe_lab.runs.prepare import check_generation, check_router, check_votes, prepare
+from moe_lab.runs.prepare import check_chat_template, check_generation, check_router, check_votes, prepare
 from tests.support.designs import COMMON
 from tests.support.runs import config, small_data
 
@@ -82,6 +82,17 @@ PER_TOKEN = {
     "icl": True,
 }
 """Methods, and whether they read or change the routing of single tokens."""
+
+
+def test_a_chat_template_that_the_tokenizer_lacks_is_refused(monkeypatch):
+    tokenizer = SimpleNamespace(chat_template={"default": "", "rag": ""})
+    monkeypatch.setattr("moe_lab.models.tokenizer.prompt_tokenizer", lambda config: tokenizer)
+    check_chat_template(Config(apply_chat_template="rag"))
+    with pytest.raises(ConfigError, match="apply_chat_template=tools: the tokenizer has default, rag"):
+        check_chat_template(Config(apply_chat_template="tools"))
+    tokenizer.chat_template = "{{ messages }}"
+    with pytest.raises(ConfigError, match="the tokenizer has one without a name"):
+        check_chat_template(Config(apply_chat_template="rag"))
 
 
 def design_facts(folder, router):

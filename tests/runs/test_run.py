@@ -18,6 +18,8 @@ from moe_lab.engine import lm
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
 from moe_lab.models.memory import ModelPool
+from moe_lab.results import identity as versions
+from moe_lab.results.logs import ResponseLog
 from moe_lab.results.model import RunResult
 from moe_lab.results.scores import marks_of
 from moe_lab.runs.attempts import run_all
@@ -332,8 +334,6 @@ def test_two_processes_with_one_run(roe, calls):
 
 @pytest.mark.slow
 def test_a_full_disk_while_running_keeps_what_was_answered(roe, monkeypatch):
-    from moe_lab.results.logs import ResponseLog
-
     write, written = ResponseLog._write, [0]
 
     def full(self: ResponseLog, line: Any) -> None:
@@ -459,8 +459,6 @@ def test_a_dense_model_runs_with_base_only(roe, tmp_path):
 @pytest.mark.slow
 def test_answers_made_with_other_versions_are_kept_aside(roe, monkeypatch, capsys):
     """An interrupted run, then an upgrade: hours of answers are not erased, and not mixed with new ones."""
-    from moe_lab.results import identity as versions
-
     base = prepare(replace(roe, limit=2)).baseline
     assert base is not None
     execute(base, ModelPool())

@@ -163,11 +163,9 @@ def test_one_seed_has_no_summary(roe):
 
 def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Eight answers of the safety task; the n-th evaluation gets the table's n-th row of scores, None for no verdict."""
-    from moe_lab.tasks.judges.toy import ToyJudge
-
     rows = iter(table)
 
-    class Told(ToyJudge):
+    class Told(toy.ToyJudge):
         @contextmanager
         def open(self):
             def judge_all(exchanges, on_verdict):

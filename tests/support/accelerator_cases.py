@@ -26,8 +26,9 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.descent import NeighbourLoss
 from moe_lab.models.facts import resolve_device
-from moe_lab.routing import GumbelTopK, find_routers
+from moe_lab.routing import GumbelTopK, find_routers, routed
 from moe_lab.routing.families import family_of_type
+from moe_lab.routing.policies import PartnersOnly, Steered, partners_of
 from tests.support.decoding import ENSEMBLES, ensembles, generated
 from tests.support.ensembles import answers_of, prompts_for
 from tests.support.models import make_model, small_model
@@ -140,6 +141,21 @@ ROUTED_ALIKE = {family_of_type(name).rule.text: name for name in sorted(LATE - {
 """One family of each routing rule. JetMoE's own code reads sizes of experts."""
 
 
+def waits_of_steps(model: Any, ensemble: Ensemble, monkeypatch: Any, uploads: bool = False) -> list[int]:
+    """How often the host reads the device, or uploads to it, in each of four steps of generation."""
+    extend = Decoding.extend
+    counts: list[int] = []
+
+    def counted(self: Decoding, states: Any, scores_AV: Any) -> None:
+        counts.append(reads.total())
+        extend(self, states, scores_AV)
+
+    monkeypatch.setattr(Decoding, "extend", counted)
+    with host_reads(uploads) as reads:
+        answers_of(model, prompts_for(random.Random(2), 3), Budget(4000), 6, ensemble)
+    return [after - before for before, after in pairwise(counts[1:])]
+
+
 @of_the_stand_in
 @pytest.mark.parametrize("family", ROUTED_ALIKE.values())
 def test_a_step_of_generation_reads_the_device_once(family, monkeypatch):
@@ -147,17 +163,19 @@ def test_a_step_of_generation_reads_the_device_once(family, monkeypatch):
     model = deepcopy(small_model(family)).to(DEVICE)
     model.set_experts_implementation("grouped_mm")
     ensemble = Ensemble(4, GumbelTopK([0.5] * len(find_routers(model)), 0))
-    extend = Decoding.extend
-    steps: list[int] = []
+    assert waits_of_steps(model, ensemble, monkeypatch) == [1] * 4
 
-    def counted(self, states, scores_AV):
-        steps.append(reads.total())
-        extend(self, states, scores_AV)
 
-    monkeypatch.setattr(Decoding, "extend", counted)
-    with host_reads() as reads:
-        answers_of(model, prompts_for(random.Random(2), 3), Budget(4000), 6, ensemble)
-    assert [after - before for before, after in pairwise(steps[1:])] == [1] * 4, reads
+@of_the_stand_in
+def test_policies_upload_their_tables_once(monkeypatch):
+    model = deepcopy(small_model("olmoe")).to(DEVICE)
+    model.set_experts_implementation("grouped_mm")
+    layers = len(find_routers(model))
+    partners = partners_of(torch.rand(layers, 8, 8), 3)
+    for policy in (PartnersOnly(partners), Steered(torch.arange(layers * 8).view(layers, 8) % 3 - 1)):
+        with routed(model, policy):
+            waits = waits_of_steps(model, Ensemble(), monkeypatch, uploads=True)
+        assert waits == [2] * 4, "the chosen tokens are read, and uploaded with their positions"
 
 
 @of_the_stand_in

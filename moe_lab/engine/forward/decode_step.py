@@ -9,6 +9,7 @@ B = sequences of a batch, the finished ones included, K = slots of the cache, n 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -52,7 +53,8 @@ class DecodeStep:
         self.row_B, self.slot_K, self.sample_R = (torch.arange(size).to(device) for size in sizes)
         self.real_BK = torch.nn.functional.pad(real_BT, (0, K - T), value=True)
         self.steps = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.repeat: Callable[[], None] | None = None
+        """Computes `scores_BV` of a recorded step."""
         self.slots: dict[int, Tensor] = {}
         cache.fix(T, self.slots)
 
@@ -66,28 +68,31 @@ class DecodeStep:
         self.forward.tokens_in += sum(unfinished) * self.forward.ensemble.n
         if self.forward.records and self.steps == FIRST_STEPS:
             self._record()
-        if self.graph is None:
+        if self.repeat is None:
             return self._run()
-        self.graph.replay()
+        self.repeat()
         return self.scores_BV
 
     def _record(self) -> None:
-        graph = torch.cuda.CUDAGraph()
+        graph, device = torch.cuda.CUDAGraph(), self.forward.device
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.device(device), torch.cuda.graph(graph):
                 self.scores_BV = self._run()
         except torch.OutOfMemoryError:
             raise
-        except (
-            RuntimeError
-        ) as error:  # a step that waits for the device, or a library that cannot be recorded
+        except RuntimeError as error:  # the step reads a value, or a library of it cannot be recorded
             self.forward.records = False
             logger.warning(
                 "Decoding is slower than it could be: a step of %s in %s cannot be recorded as a CUDA graph (%s).",
                 *(type(self.forward.model).__name__, self.forward.model.dtype, first_line(error)),
             )
-        else:
-            self.graph = graph
+            return
+
+        def repeat() -> None:
+            with torch.cuda.device(device):
+                graph.replay()
+
+        self.repeat = repeat
 
     def _run(self) -> Tensor:
         slot = self.input_4B[3, :1]

@@ -118,8 +118,10 @@ class EnsembleForward:
         """
         routing = self.ensemble.routing
         hooked = (module._forward_hooks or module._forward_pre_hooks for module in self.model.modules())
+        devices = {parameter.device for parameter in self.model.parameters()}
         return (
-            self.device.type == "cuda"
+            devices == {self.device}
+            and self.device.type == "cuda"
             and self.ensemble.cache != "none"
             and (routing is None or getattr(routing, "repeatable", False))
             and self.observer is None

@@ -35,7 +35,7 @@ def trace(step):
     step.scores_BV = traced()
     for device, sums in before.items():
         counter._sums[device].copy_(sums)
-    step.graph = SimpleNamespace(replay=lambda: step.scores_BV.copy_(traced()))
+    step.repeat = lambda: step.scores_BV.copy_(traced())
     recorded.append(step)
 
 
@@ -60,20 +60,25 @@ def test_steps_in_place_and_recorded_are_those_of_the_host(family, name, monkeyp
 
 def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
     model = small_model("olmoe")
-    forward = EnsembleForward(model, Ensemble())
-    forward.device = torch.device("cuda")
+    forward, *others = (
+        EnsembleForward(model, ensemble)
+        for ensemble in (
+            Ensemble(),
+            Ensemble(2, OtherExperts(weak_experts("rank", 2, 0))),
+            Ensemble(2, GumbelTopK([0.5, 0.5], 0), cache="none"),
+        )
+    )
+    assert not forward._may_be_recorded(), "a CPU"
+    places = [torch.device("cuda", 0)]
+    monkeypatch.setattr(model, "parameters", lambda: (SimpleNamespace(device=each) for each in places))
+    for each in (forward, *others):
+        each.device = places[0]
     assert forward._may_be_recorded()
-    assert not EnsembleForward(model, Ensemble())._may_be_recorded(), "a CPU"
+    assert not any(each._may_be_recorded() for each in others), "a policy that does not say it, no cache"
     with routed(model, lambda router, routing: None):
         assert not forward._may_be_recorded()
+    places.append(torch.device("cuda", 1))
+    assert not forward._may_be_recorded(), "several GPUs"
+    places.pop()
     forward.observer = Observer()
     assert not forward._may_be_recorded()
-    for ensemble in (
-        Ensemble(2, OtherExperts(weak_experts("rank", 2, 0))),
-        Ensemble(2, GumbelTopK([0.5, 0.5], 0), cache="none"),
-    ):
-        forward = EnsembleForward(model, ensemble)
-        forward.device = torch.device("cuda")
-        assert not forward._may_be_recorded(), (
-            "a policy that does not say it, a history that is read at each step"
-        )

@@ -110,8 +110,9 @@ def test_without_a_train_split_the_way_out_is_named(data):
 
 
 def test_a_split_can_be_named(data):
-    found = reference_documents(config(data, "arc_easy"), settings(["openbookqa:test", "openbookqa:train"]))
-    assert asked(found) == {"openbookqa:test": 3, "openbookqa:train": 8}
+    several = settings(["arc_easy:test", "openbookqa:test", "openbookqa:train"])
+    found = reference_documents(config(data, "arc_easy"), several)
+    assert asked(found) == {"arc_easy:test": 0, "openbookqa:test": 3, "openbookqa:train": 8}
     with pytest.raises(
         ConfigError, match=r"from openbookqa:dev. Task openbookqa has no dev split in .*/open"
     ):

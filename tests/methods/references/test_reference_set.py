@@ -65,11 +65,10 @@ def config(tmp_path, models, monkeypatch) -> Config:
 def stored(config, models) -> Config:
     """`config` whose set is built, once for all tests."""
     built = models[0].parent / "built"
-    if built.exists():
-        shutil.copytree(built, config.output_dir)
-    else:
+    if not built.exists():
         build(config)
         shutil.copytree(config.output_dir, built)
+    shutil.copytree(built, config.output_dir, dirs_exist_ok=True)
     return config
 
 
@@ -157,7 +156,7 @@ def test_a_stored_set_leaves_nothing_to_read(stored):
     assert references_left(stored, SETTINGS, loaded.facts) == {}
     smaller = SimpleNamespace(**vars(SETTINGS) | {"reference_size": 11})
     [(name, tokens)] = references_left(stored, smaller, loaded.facts).items()
-    assert name != found.folder.name and tokens > 0
+    assert name != found.folder.name and tokens > 11 * min(map(len, found.prompts)), "and the answers"
 
 
 def test_a_set_with_tokens_that_a_model_lacks_is_refused(stored):

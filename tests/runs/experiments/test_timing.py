@@ -17,13 +17,7 @@ from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.lock import acquire
 from moe_lab.runs.experiments import equivalent
-from moe_lab.runs.experiments import equivalent as generation
-from moe_lab.runs.experiments.equivalent import (
-    measure_in_turns,
-    non_embedding_parameters,
-    of_depth,
-    repeated,
-)
+from moe_lab.runs.experiments.equivalent import measure_in_turns, non_embedding_parameters, of_depth, repeated
 
 
 @pytest.fixture
@@ -67,7 +61,7 @@ def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer
 
 def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
     seconds = iter([100.0, 3.0, 1.0, 2.0])
-    monkeypatch.setattr(generation, "_generate_once", lambda lm, count: (next(seconds), 7, 5.0))
+    monkeypatch.setattr(equivalent, "_generate_once", lambda lm, count: (next(seconds), 7, 5.0))
     found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
     assert (found["seconds"], found["fastest"], found["slowest"]) == (2.0, 1.0, 3.0)
     assert (found["memory_bytes"], found["energy_joules"]) == (7, 5.0)
@@ -99,6 +93,8 @@ def test_another_depth_is_the_same_architecture(roe):
     assert non_embedding_parameters(deeper.model) == own + 2 * layer
     everything = sum(p.numel() for p in loaded.model.parameters())
     assert everything - own == 2 * 300 * 48, "embedding and head are left out"
+    heads = [each.model.lm_head.weight for each in (deeper, of_depth(loaded, 6))]
+    assert heads[0].equal(heads[1]), "a seed of its own"
 
 
 @pytest.mark.slow
@@ -123,7 +119,7 @@ def test_each_setting_measures_its_own_model(roe, monkeypatch):
 
 @pytest.mark.slow
 def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(roe, monkeypatch):
-    monkeypatch.setattr(generation, "NEW_TOKENS", 4)
+    monkeypatch.setattr(equivalent, "NEW_TOKENS", 4)
     monkeypatch.setattr(equivalent, "NEW_TOKENS", 4)
     settings: list[int] = []
     once = lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1)  # noqa: E731

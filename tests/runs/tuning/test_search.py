@@ -207,5 +207,5 @@ def test_the_search_of_a_grid_has_the_budget_of_the_task():
     search = powered(fixed=4)
     assert (search.metric, search.num_samples, search.n_trials) == ("accuracy", 50, 3)
     assert powered(metric="perplexity").direction == "minimize"
-    with pytest.raises(ConfigError, match="method.power=0.7: tuning=grid searches it"):
-        powered(power=0.7)
+    with pytest.raises(ConfigError, match="method.power=2.0: tuning=grid searches it"):
+        powered(power=2.0)

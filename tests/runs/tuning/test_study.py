@@ -17,6 +17,7 @@ from moe_lab.models import load
 from moe_lab.runs.jobs import job_of
 from moe_lab.runs.tuning.study import SOURCE, equation, has_bare_answers, prepare_study, with_equation
 from moe_lab.runs.tuning.tune import Perplexity
+from moe_lab.tasks.loading import load_tasks
 from tests.support.runs import choices, sums, tuned, worked_sums, write_jsonl
 
 
@@ -151,7 +152,6 @@ def test_gsm8ks_option_is_what_a_study_on_it_takes():
 def test_no_test_document_is_lost_to_a_study_on_gsm8k(tiny_olmoe_dir, own_data, tmp_path):
     """Broken by: tuning documents of the task itself. GSM8K's test split is not read."""
     from moe_lab.tasks.documents import select_documents
-    from moe_lab.tasks.loading import load_tasks
 
     study = prepare_study(addsub(tiny_olmoe_dir, own_data, tmp_path))
     tasks = load_tasks(study.evaluated)
@@ -225,19 +225,20 @@ def test_the_perplexity_of_equations_is_of_their_rows(tiny_olmoe_dir, own_data, 
     assert scored == [f" {i} + 2 = {i + 2}\n#### {i + 2}" for i in numbers]
 
 
+WORKED = ["1 + 1 = <<1+1=2>>2\n#### 2", "#### 2"] * 3
+
+
 @pytest.mark.parametrize(
     "task, rows, wanted",
     [
         ("addsub", sums(6), True),
-        ("gsm8k", [{"question": "1+1?", "answer": "1 + 1 = <<1+1=2>>2\n#### 2"}] * 6, False),
+        ("gsm8k", [{"question": "1+1?", "answer": each} for each in WORKED], False),
         ("gsm8k", [{"question": "1+1?", "answer": "#### 2"}] * 6, True),
         ("nq_open", [{"question": "Who?", "answer": ["Ann"]}] * 6, False),
         ("arc_easy", choices(6), False),
     ],
 )
 def test_which_tasks_have_bare_answers_behind_steps(task, rows, wanted, tmp_path):
-    from moe_lab.tasks.loading import load_tasks
-
     for split in ("train", "validation", "test"):
         write_jsonl(tmp_path / "data" / task / f"{split}.jsonl", rows)
     places = {"data_dir": str(tmp_path / "data"), "offline": True}
@@ -247,7 +248,5 @@ def test_which_tasks_have_bare_answers_behind_steps(task, rows, wanted, tmp_path
 
 
 def test_the_toy_word_problems_have_worked_answers_of_their_own():
-    from moe_lab.tasks.loading import load_tasks
-
     [task] = load_tasks(Config(method=get_method("roe").Config(), offline=True))["tasks"].values()
     assert not has_bare_answers(task)

@@ -14,14 +14,8 @@ from moe_lab.methods.pretrain_tiny import PretrainTiny
 from moe_lab.methods.trainer import ToyRows
 from tests.support.trainings import interrupted
 
-RECIPE = {
-    "steps": 6,
-    "batch_size": 2,
-    "sequence_length": 32,
-    "warmup_steps": 2,
-    "cooldown_steps": 2,
-    "save_steps": 2,
-}
+RECIPE = {"steps": 6, "warmup_steps": 2, "cooldown_steps": 2, "save_steps": 2}
+RECIPE |= {"batch_size": 2, "sequence_length": 32}
 
 
 @pytest.fixture(scope="module")

@@ -46,13 +46,9 @@ def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
             continue
         number = next(i for i, reference in enumerate(setting.references) if reference is tail)
         prompt, answer = prompts(seed=1, least=span.size)[number], answers[number]
-        logits_TV = whole_logits(
-            setting.model,
-            [*prompt, *answer[:-1]],
-            span.start(len(prompt)),
-            probs,
-            experts if relax == "core" else None,
-        )
+        core = experts if relax == "core" else None
+        read = [*prompt, *answer[:-1]]
+        logits_TV = whole_logits(setting.model, read, span.start(len(prompt)), probs, core)
         losses = []
         for token, logits_V in zip(answer, logits_TV[len(prompt) - 1 :], strict=True):
             target_V = torch.nn.functional.one_hot(torch.tensor(token), len(logits_V))

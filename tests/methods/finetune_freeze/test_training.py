@@ -268,14 +268,8 @@ def test_held_out_numbers_are_without_noise(tmp_path):
     assert told[0] == told[1] and told[0][0] and told[0][1]
 
 
-RESUMED = {
-    "schedule": "none-router",
-    "save_steps": 2,
-    "epochs": 2,
-    "count": 6,
-    "gradient_accumulation": 1,
-    "routing_noise": 1.0,
-}
+RESUMED = {"schedule": "none-router", "save_steps": 2, "epochs": 2, "count": 6}
+RESUMED |= {"gradient_accumulation": 1, "routing_noise": 1.0}
 
 
 @pytest.fixture(scope="module")

@@ -154,19 +154,13 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth():
 
 def test_the_steps_are_adamws_with_clipping_schedule_and_decay(tmp_path):
     """By a plain loop: betas 0.9 and 0.95, clipped at norm 1, no decay of norms; from the seed's own first weights."""
-    settings = {
-        "backbone": "dense",
-        "steps": 4,
-        "warmup_ratio": 0.4,
-        "weight_decay": 0.5,
-        "learning_rate": 0.02,
-    }
+    settings = {"backbone": "dense", "steps": 4, "warmup_ratio": 0.4}
+    settings |= {"weight_decay": 0.5, "learning_rate": 0.02}
     training = training_of(tmp_path, count=5, seed=3, **settings)
     found = train(training).model.state_dict()
     set_seed(3)
-    model = AutoModelForCausalLM.from_config(
-        architecture(training.design, training.tokenizer), dtype=torch.float32
-    ).train()
+    config = architecture(training.design, training.tokenizer)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
     norms = [own for name, own in model.named_parameters() if "norm" in name]
     others = [own for name, own in model.named_parameters() if "norm" not in name]
     groups = [{"params": norms, "weight_decay": 0.0}, {"params": others, "weight_decay": 0.5}]

@@ -117,9 +117,8 @@ def test_a_name_is_a_file_or_a_data_set(tmp_path):
     own.rmdir()
     own.touch()
     assert files(str(own)) == [own]
-    with pytest.raises(
-        TaskError, match="=pile is unknown. Use toy, chats, owner/name .* ends in .jsonl, .* .txt;"
-    ):
+    told = "=pile is unknown. Use toy, chats, owner/name .* ends in .jsonl, .* .txt;"
+    with pytest.raises(TaskError, match=told):
         files("pile")
     with pytest.raises(TaskError, match="=a/b/c is unknown"):
         files("a/b/c")
@@ -144,7 +143,5 @@ def test_subtractions_are_trained_on_and_held_out_by_their_splits():
 
 
 def test_the_first_conversations_are_the_same_for_any_number():
-    assert (
-        read_data(Config(), "toy_subtract", size=30).train
-        == read_data(Config(), "toy_subtract", size=60).train[:30]
-    )
+    few, many = (read_data(Config(), "toy_subtract", size=size).train for size in (30, 60))
+    assert few == many[:30]

@@ -129,7 +129,7 @@ def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family
             assert same_bytes(first[name], last[name]), f"the buffer {name}"
         for step in (2 * phase, 2 * phase + 1):
             expected = parameters - groups.get(frozen, set())
-            assert watch.gradients[step] == watch.held[step] == expected, "nothing of the frozen"
+            assert watch.gradients[step] == watch.held[step] == expected, "none of the frozen"
 
 
 @pytest.mark.parametrize("family", ("deepseek", "qwen2_moe"))

@@ -131,7 +131,8 @@ def test_a_step_moves_each_bias_by_the_load_of_all_its_passes():
     assert model[2].selection_bias.tolist() == [0.25, 0.25, 0.25, -0.25]
     balance.count([decided(1, 0, 2, 3), decided(0)])
     balance.on_step_end(ALONE, None, None)
-    assert model[1].selection_bias.tolist() == [-0.25, 0.75, 0.25, 0.25], "even load, earlier is forgotten"
+    # an even load moves nothing, and earlier steps are forgotten
+    assert model[1].selection_bias.tolist() == [-0.25, 0.75, 0.25, 0.25]
     assert model[2].selection_bias.tolist() == [0.0, 0.5, 0.5, 0.0]
 
 

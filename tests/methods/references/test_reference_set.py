@@ -200,12 +200,14 @@ def test_embeddings_are_kept_of_each_kind(stored, monkeypatch, tmp_path):
 
 def test_too_few_references(stored, tmp_path):
     found, _ = build(stored)
-    with pytest.raises(ConfigError, match=rf"answered {len(found)} of 30 .*, and method.k=31 neighbours"):
+    told = rf"answered {len(found)} of 30 .* correctly, and method.k=31 neighbours"
+    with pytest.raises(ConfigError, match=told):
         build(stored, k=31)
     assert len(build(stored, k=31, epsilon=0.5)[0]) == len(found), "a ball needs no k"
     wrong = [row for row in rows(QUESTIONS) if f"{row['question_stem']}\n" not in "".join(found.texts)]
     write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", wrong)
-    with pytest.raises(ConfigError, match=r"answered 0 of \d+ reference questions of openbookqa:train"):
+    told = r"answered 0 of \d+ reference questions of openbookqa:train correctly"
+    with pytest.raises(ConfigError, match=told):
         build(stored, epsilon=0.5)
 
 

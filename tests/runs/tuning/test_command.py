@@ -231,9 +231,7 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(tiny_olmoe_dir, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task, compared", [("toy_text", True), ("toy_math", False)])
-def test_perplexity_studies_measure_their_control(
-    task, compared, tiny_olmoe_dir, tmp_path, capsys, monkeypatch
-):
+def test_every_study_measures_its_control(task, compared, tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
     """The base model's scale is that of a study of the scale alone, and the values of the trials stay unscaled. Greedy
     answers are not compared: a scale does not change them."""
     monkeypatch.chdir(tmp_path)

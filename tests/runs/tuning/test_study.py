@@ -185,9 +185,7 @@ def test_answers_that_there_are_not_are_refused(task, tuning, message, tiny_olmo
 
 
 @pytest.mark.parametrize("answers", [None, "bare"])
-def test_without_gsm8ks_answers_the_choices_are_named(
-    answers, tiny_olmoe_dir, own_data, tmp_path, monkeypatch
-):
+def test_choices_without_gsm8ks_answers_are_named(answers, tiny_olmoe_dir, own_data, tmp_path, monkeypatch):
     monkeypatch.setattr(load, "load_model", None)
     file = own_data / "gsm8k" / "train.jsonl"
     file.unlink()

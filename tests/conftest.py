@@ -29,11 +29,10 @@ os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
 os.fsync = lambda file: None  # no power is cut; waiting for the disk takes a tenth of a short command's time
-connect = sqlite3.dbapi2.connect
 
 
-def connected(*args, **keys) -> sqlite3.Connection:
-    """As with fsync: an Optuna study has many commits."""
+def connected(*args, connect=sqlite3.dbapi2.connect, **keys) -> sqlite3.Connection:
+    """A connection that does not wait for the disk either: an Optuna study has many commits."""
     connection = connect(*args, **keys)
     connection.execute("PRAGMA synchronous=OFF")
     return connection
@@ -58,7 +57,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def what_stays_is_not_collected() -> None:
-    """Each training ends with two collections of garbage, which would go through all that earlier modules left."""
+    """Each training ends with two collections of garbage, which would go through all that earlier tests left."""
     gc.freeze()
 
 

@@ -15,16 +15,13 @@ HEAVY = {
     *("datasets", "optuna", "peft", "wandb", "sklearn", "PIL"),
 }
 """Packages that take 50 milliseconds or more."""
+MODELS = {"torch", "transformers", "numpy"}
 NEEDED = {
     "; dir(moe_lab)": set(),
     "; moe_lab.compare": {"numpy"},
     "; moe_lab.plan": {"hydra", "omegaconf", "numpy"},
-    "; from moe_lab import expert_metrics, freeze, override, record, replay": {
-        "torch",
-        "transformers",
-        "numpy",
-    },
-    "; moe_lab.tiny": {"torch", "transformers", "numpy", "PIL"},
+    "; from moe_lab import expert_metrics, freeze, override, record, replay": MODELS,
+    "; moe_lab.tiny": {*MODELS, "PIL"},
 }
 """What each statement after `import moe_lab` may import."""
 

@@ -10,7 +10,6 @@ import torch
 
 import moe_lab
 from moe_lab.api.lm import main
-from moe_lab.errors import ConfigError
 from moe_lab.models.source import TINY
 from tests.support import rounding
 from tests.support.adapters import make_adapter
@@ -152,13 +151,3 @@ def test_a_command_without_a_model_is_one_message(own_tasks_alone, monkeypatch, 
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and "Error: moe_lab needs a model" in capsys.readouterr().err
-
-
-def test_a_wrong_method_is_one_message_of_the_command(monkeypatch, capsys):
-    def refused():
-        raise ConfigError("Unknown method 'ro'.")
-
-    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", refused)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and capsys.readouterr().err == "Error: Unknown method 'ro'.\n"

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from moe_lab.cli.help import GROUPS
-from moe_lab.config import compose as composing
 from moe_lab.config.catalog import about, option_files, resource_folder
 from moe_lab.config.compose import compose, compose_cell
 from moe_lab.config.overrides import quote
@@ -48,7 +47,7 @@ def test_a_file_is_short_and_a_comment_stands_above_every_key(file):
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option_composes(options, monkeypatch):
-    monkeypatch.setattr(composing, "_composed_before", False)  # Hydra composes the whole
+    monkeypatch.setattr("moe_lab.config.compose._composed_before", False)  # Hydra composes the whole
     needed = {"lm_eval": "task.name=piqa", "policy": f"method.policy={__file__}:test_every_option_composes"}
     chosen = [option.split("=") for option in options.split()]
     [cell] = compose([*options.split(), *(needed[name] for _, name in chosen if name in needed)])

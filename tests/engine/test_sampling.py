@@ -132,9 +132,7 @@ def three_ways(roe, model, fields, options):
         model.generation_config = own
 
 
-@pytest.mark.parametrize(
-    "fields", [*({name: WORKS[name]} for name in WORKS), NO_EFFECT], ids=lambda fields: next(iter(fields))
-)
+@pytest.mark.parametrize("fields", [*({name: WORKS[name]} for name in WORKS), NO_EFFECT], ids=min)
 def test_text_is_that_of_transformers(model, tokenizer, fields):
     options = {} if {"max_length", "max_new_tokens"} & {*fields} else {"max_new_tokens": 8}
     inputs = left_padded(tokenizer, PROMPTS)

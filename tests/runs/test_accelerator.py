@@ -1,8 +1,7 @@
 """The cases of CASES: every method on a stand-in for a GPU, and the bytes that it counts against those of plans.
 
-Broken by a tensor that is left on the CPU, by values that the host asks for too often, and by a plan of another peak. They
-run in a process of their own: with another device autograd starts threads, after which a process cannot fork, as other
-tests do.
+Broken by a tensor that is left on the CPU, values that the host asks for too often, and a plan of another peak. They run in
+a process of their own: with another device autograd starts threads, after which a process cannot fork, as other tests do.
 """
 
 import subprocess

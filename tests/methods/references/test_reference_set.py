@@ -66,11 +66,10 @@ def config(tmp_path, models, monkeypatch) -> Config:
 def stored(config, models) -> Config:
     """`config` whose set is built, once for all tests."""
     built = models[0].parent / "built"
-    if built.exists():
-        shutil.copytree(built, config.output_dir)
-    else:
+    if not built.exists():
         build(config)
         shutil.copytree(config.output_dir, built)
+    shutil.copytree(built, config.output_dir, dirs_exist_ok=True)
     return config
 
 

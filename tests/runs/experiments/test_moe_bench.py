@@ -25,6 +25,7 @@ SIZES |= {"hellaswag": 10042}
 FIVE = {task: size for task, size in SIZES.items() if task != "hellaswag"}
 """The tasks of fine-tuning."""
 COLUMNS = [*SIZES, "average"]
+parsed = cache(yaml.safe_load)  # many cells have the same values
 FOUR = ("Load Balance", "Capacity least (section 4.1)", "Specialization", "Collaboration")
 
 
@@ -69,9 +70,6 @@ def cells_of(name: str, scale: str) -> tuple[Experiment, list[PreparedCell]]:
     """The cells of a scale as Hydra composes them, which takes a second for three of them."""
     found = load(name)
     return found, [prepared(overrides) for overrides in found.scale(scale).overrides()]
-
-
-parsed = cache(yaml.safe_load)  # the same values are in many cells
 
 
 def prepared(overrides: list[str]) -> PreparedCell:

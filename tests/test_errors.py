@@ -31,9 +31,8 @@ FILES = {
 @pytest.mark.parametrize("keys, name, content", FILES.values(), ids=FILES)
 def test_a_file_that_cannot_be_read_is_one_message_with_its_path(keys, name, content, tmp_path, capsys):
     (tmp_path / name).write_bytes(content)
-    ended = run_command(
-        capsys, *f"{keys}={tmp_path / name} model=tiny limit=2 output_dir={tmp_path}/out".split()
-    )
+    command = f"{keys}={tmp_path / name} model=tiny limit=2 output_dir={tmp_path}/out"
+    ended = run_command(capsys, *command.split())
     assert ended.code == 2 and ended.err.count("Error:") == 1 and "Traceback" not in ended.err
     assert str(tmp_path / name) in ended.err and len(ended.err.splitlines()) <= 4
 
@@ -44,9 +43,8 @@ def test_a_file_that_cannot_be_read_is_one_message_with_its_path(keys, name, con
 def test_an_adapter_that_cannot_be_read_is_one_message(content, tmp_path, capsys):
     (tmp_path / "adapter_config.json").write_bytes(content)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"\x02\x00\x00\x00\x00\x00\x00\x00[]")
-    ended = run_command(
-        capsys, f"model.peft={tmp_path}", "model=tiny", "limit=2", f"output_dir={tmp_path}/out"
-    )
+    place = f"output_dir={tmp_path}/out"
+    ended = run_command(capsys, f"model.peft={tmp_path}", "model=tiny", "limit=2", place)
     assert ended.code == 2 and str(tmp_path) in ended.err and "Traceback" not in ended.err
 
 

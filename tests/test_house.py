@@ -141,9 +141,8 @@ def test_no_folders_import_each_other():
     places: dict[tuple[str, str], str] = {}
     for found in imports():
         ends = folder_of(found.source), folder_of(found.target)
-        if not any(
-            one.startswith(other) for one, other in permutations(ends)
-        ):  # a folder holds its subfolders
+        # a folder holds its subfolders
+        if not any(one.startswith(other) for one, other in permutations(ends)):
             edges.setdefault(ends[0], set()).add(ends[1])
             places[ends] = found.place
     assert_no_circle(edges, places)

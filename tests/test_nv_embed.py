@@ -74,22 +74,11 @@ def write_vectors(script: dict[str, Any], command: list[str], tmp_path: Path, ca
 
 
 def test_every_question_and_reference_has_its_vector(script, data, tmp_path, capsys):
-    grid = [
-        "-m",
-        "method=c3po",
-        "task=arc_easy,arc_challenge",
-        f"data_dir={data}",
-        "limit=4",
-        "num_fewshot=0",
-    ]
-    file = write_vectors(script, grid, tmp_path, capsys)
+    grid = "-m method=c3po task=arc_easy,arc_challenge limit=4 num_fewshot=0".split()
+    file = write_vectors(script, [*grid, f"data_dir={data}"], tmp_path, capsys)
     asked: dict[str, bool] = {}
-    for name, splits in {
-        "arc_easy": (),
-        "arc_challenge": (),
-        "openbookqa": ("train",),
-        "sciq": ("validation",),
-    }.items():
+    read = {"arc_easy": (), "arc_challenge": (), "openbookqa": ("train",), "sciq": ("validation",)}
+    for name, splits in read.items():
         config = Config(task=TaskConfig(name=name, answer="letters"), data_dir=str(data))
         task = load_tasks(config, splits=splits)["tasks"][name]
         asked |= dict.fromkeys(map(task.doc_to_text, task.task_docs), not splits)
@@ -97,9 +86,7 @@ def test_every_question_and_reference_has_its_vector(script, data, tmp_path, cap
     written = {line["text"]: line["query"] for line in lines}
     left_out = asked.keys() - written.keys()
     assert written == {text: query for text, query in asked.items() if text not in left_out}
-    assert len(left_out) == 1 and all("Which colour" in text for text in left_out), (
-        "one of arc_easy, by limit=4"
-    )
+    assert len(left_out) == 1 and all("Which colour" in text for text in left_out), "one of arc_easy"
     texts = list(written)[::-1]
     expected = torch.tensor([vector(text, "Instruct" if written[text] else None) for text in texts])
     assert torch.allclose(embed(texts, file, None), torch.nn.functional.normalize(expected, dim=1), atol=1e-6)

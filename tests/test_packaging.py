@@ -99,9 +99,8 @@ def test_make_help_lists_every_target():
 def test_clean_outputs_keeps_the_folder(tmp_path):
     (tmp_path / "outputs" / "runs" / "x").mkdir(parents=True)
     (tmp_path / "outputs" / ".gitkeep").touch()
-    subprocess.run(
-        ["make", "-f", str(ROOT / "Makefile"), "clean-outputs"], cwd=tmp_path, check=True, capture_output=True
-    )
+    command = ["make", "-f", str(ROOT / "Makefile"), "clean-outputs"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert [file.name for file in (tmp_path / "outputs").iterdir()] == [".gitkeep"]
 
 

@@ -51,17 +51,15 @@ def test_no_case_is_missing():
 def imported() -> list[tuple[str, str]]:
     """(module of moe_lab, name) of every import in the package."""
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in sorted(PACKAGE.glob("*.py"))]
-    statements: list[Any] = [
-        node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-    ]
+    nodes: list[Any] = [node for tree in trees for node in ast.walk(tree)]
+    statements = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     own = [node for node in statements if node.module.split(".")[0] == "moe_lab"]
     return sorted({(node.module, alias.name) for node in own for alias in node.names})
 
 
 def test_imported_names_exist():
-    assert imported() and not [
-        name for module, name in imported() if not hasattr(import_module(module), name)
-    ]
+    names = imported()
+    assert names and not [name for module, name in names if not hasattr(import_module(module), name)]
 
 
 @pytest.mark.slow

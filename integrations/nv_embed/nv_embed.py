@@ -81,15 +81,13 @@ def _compares(config: Any) -> bool:
 
 def _questions(config: Any) -> Iterator[str]:
     """The prompts of the test documents."""
-    from moe_lab.models.tokenizer import Framing, prompt_tokenizer
     from moe_lab.tasks.documents import select_documents
     from moe_lab.tasks.loading import load_tasks
     from moe_lab.tasks.requests import build_requests
 
     tasks = load_tasks(config)
-    framing = Framing(lambda: prompt_tokenizer(config), config.apply_chat_template)
     for name, numbers in select_documents(config, tasks).items():
-        for instances in build_requests(config, tasks["tasks"][name], framing, numbers):
+        for instances in build_requests(config, tasks["tasks"][name], samples=numbers):
             yield from (instance.args[0] for instance in instances)
 
 

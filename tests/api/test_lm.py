@@ -139,9 +139,8 @@ def test_the_command_of_lm_eval_knows_the_name(tmp_path, own_tasks_alone, monkey
     for line in map(json.loads, file.read_text().splitlines()):
         asked = [list(one.values()) for one in line["arguments"].values()]
         scores = [float(one[0][0]) for one in line["resps"]]
-        assert roe.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked]) == pytest.approx(
-            scores, abs=1e-3
-        )
+        found = roe.loglikelihood(*map(list, zip(*asked, strict=True)))
+        assert found == pytest.approx(scores, abs=1e-3)
 
 
 @pytest.mark.slow

@@ -132,10 +132,9 @@ def test_recurrent_models_generate_and_score(tokenizer):
     one = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **greedy)
     assert [new_of(one, inputs)] == [[ids[0, -4:].tolist() for ids in plain]]
     roe = RoE(model, tokenizer, n=2, temperature=0.9)
-    ids = tokenizer.encode("hello")
-    assert roe.loglikelihood("hello", "a") == pytest.approx(
-        float(roe.next_token_logprobs(ids)[tokenizer.encode("a")[0]]), abs=1e-4
-    )
+    ids, [token] = tokenizer.encode("hello"), tokenizer.encode("a")
+    expected = roe.next_token_logprobs(ids)[token].item()
+    assert roe.loglikelihood("hello", "a") == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_model_is_left_as_it_was(olmoe, tokenizer):

@@ -10,17 +10,9 @@ import torch
 
 from benchmarks import roe_gpu
 
-TINY = dict(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=16,
-    num_hidden_layers=5,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    num_experts=4,
-    num_experts_per_tok=2,
-    max_position_embeddings=64,
-)
+TINY = {"hidden_size": 32, "intermediate_size": 16, "vocab_size": 64, "max_position_embeddings": 64}
+TINY |= {"num_hidden_layers": 5, "num_attention_heads": 2, "num_key_value_heads": 2}
+TINY |= {"num_experts": 4, "num_experts_per_tok": 2}
 
 
 def test_every_setting_is_measured(capsys):

@@ -19,10 +19,8 @@ from tests.support.stored_results import results_of
 
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
-BESIDE = {"tasks/loading.py", "runs/plan.py"}
-BESIDE |= {
-    f"config/{name}.py" for name in ("catalog", "foreign", "overrides", "progress", "recorded", "terminal")
-}
+CONFIG = ("catalog", "foreign", "overrides", "progress", "recorded", "terminal")
+BESIDE = {"tasks/loading.py", "runs/plan.py", *(f"config/{name}.py" for name in CONFIG)}
 """The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are, which names
 belong to other tools, how overrides are quoted, what is recorded of interpolations, which bars are hidden, and what the terminal is shown."""
 
@@ -82,9 +80,8 @@ def test_four_files_lead_from_a_stored_run_to_its_row(monkeypatch):
     monkeypatch.setattr(RunResult, "interval", watched)
     print_scores(CommandTable([results_of()]))
     files = list(dict.fromkeys(file.removeprefix(PACKAGE) for file in stack))
-    way = (
-        DOCUMENT.read_text(encoding="utf-8").partition("From a stored run to its row")[2].partition("\n\n")[0]
-    )
+    page = DOCUMENT.read_text(encoding="utf-8")
+    way = page.partition("From a stored run to its row")[2].partition("\n\n")[0]
     assert [*files, "results/model.py"] == re.findall(r"`(\w[\w/]+\.py)`", way)
     assert len(files) < 4
 

@@ -49,9 +49,7 @@ def test_what_is_not_supported_is_refused(olmoe, tokenizer):
 
 def test_a_streamer_takes_one_sequence(olmoe, tokenizer):
     put = []
-    streamer = SimpleNamespace(
-        put=lambda ids: put.extend(ids.flatten().tolist()), end=lambda: put.append("end")
-    )
+    streamer = SimpleNamespace(put=lambda ids: put.extend(ids.flatten()), end=lambda: put.append("end"))
     asked = {"custom_generate": partial(RoE(olmoe, tokenizer, n=2), streamer=streamer), "max_new_tokens": 3}
     [ids] = olmoe.generate(torch.tensor([[1, 2]]), streamer=streamer, **asked)
     assert put == [*ids.tolist(), "end"]

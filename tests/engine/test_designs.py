@@ -69,9 +69,8 @@ def test_generation_is_that_of_whole_passes(router):
     lm = EngineLM(model, tokenizer, batch_size=2)
     prompts = ["How many? Ten. Then", "b c", "x" * 20]
     options = {"until": [], "max_gen_toks": 8}
-    for prompt, text in zip(
-        prompts, answered(lm, "generate_until", [(prompt, options) for prompt in prompts]), strict=True
-    ):
+    texts = answered(lm, "generate_until", [(prompt, options) for prompt in prompts])
+    for prompt, text in zip(prompts, texts, strict=True):
         ids = tokenizer.encode(prompt)
         for _ in range(8):
             with torch.no_grad():

@@ -50,15 +50,12 @@ def test_answers_are_those_of_hf(moe_model, tokenizer, batch_size):
     hf = HFLM(pretrained=moe_model, tokenizer=tokenizer, batch_size=3)
     ours = EngineLM(moe_model, tokenizer, batch_size=batch_size)
     scored = requests_of("loglikelihood", pairs(rng))
-    for (value, greedy), (expected, expected_greedy) in zip(
-        ours.loglikelihood(scored), hf.loglikelihood(scored, disable_tqdm=True), strict=True
-    ):
-        assert value == pytest.approx(expected, abs=1e-4)
-        assert greedy == expected_greedy
+    expected = hf.loglikelihood(scored, disable_tqdm=True)
+    for found, (value, greedy) in zip(ours.loglikelihood(scored), expected, strict=True):
+        assert found == (pytest.approx(value, abs=1e-4), greedy)
     rolled = requests_of("loglikelihood_rolling", [(text(rng, n),) for n in (1, 30, 300)])
-    assert ours.loglikelihood_rolling(rolled) == pytest.approx(
-        hf.loglikelihood_rolling(rolled), rel=1e-6, abs=1e-4
-    )
+    expected = hf.loglikelihood_rolling(rolled)
+    assert ours.loglikelihood_rolling(rolled) == pytest.approx(expected, rel=1e-6, abs=1e-4)
     options = [{"until": ["e", " a"], "max_gen_toks": 12}, {"until": ["zz"], "max_gen_toks": 9}]
     asked = [
         (("say " * 8 if i % 2 else "") + text(rng, rng.randrange(1, 30)), options[i % 3 == 0])
@@ -84,9 +81,8 @@ def test_answers_come_one_by_one_and_are_counted(olmoe, tokenizer):
 
 def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
     lm = EngineLM(olmoe, tokenizer)
-    (instance,) = requests_of(
-        "generate_until", [("abc", {"do_sample": True, "temperature": 1.5, "max_gen_toks": 16})]
-    )
+    options = {"do_sample": True, "temperature": 1.5, "max_gen_toks": 16}
+    (instance,) = requests_of("generate_until", [("abc", options)])
     first, second = lm.generate_until([instance, instance])
     assert first != second  # 16 tokens of 300: they agree with odds far below 1e-9
     assert lm.generate_until([instance, instance]) == [first, second]

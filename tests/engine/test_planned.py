@@ -60,9 +60,9 @@ def test_planned_tokens_are_those_that_are_counted(kind, name):
 def test_lm_evals_own_code_reads_every_answer_with_its_prompt(kind):
     model, tokenizer = make_model("olmoe"), make_tokenizer()
     lm, asked = _lm(model, tokenizer, "base"), Asked()
-    requests = [
-        (*args[:-1], args[-1] | {"until": []}) if kind == "generate_until" else args for args in ASKED[kind]
-    ]
+    requests = ASKED[kind]
+    if kind == "generate_until":
+        requests = [(prompt, options | {"until": []}) for prompt, options in requests]
     for args in requests:
         asked.read(encoder_of(model.config, tokenizer, 128, None), kind, args)
     assert lm.engine is not None
@@ -74,9 +74,8 @@ def test_answers_of_one_prompt_are_read_for_each():
     model, tokenizer = make_model("olmoe"), make_tokenizer()
     sampled = GENERATE | {"do_sample": True, "temperature": 1.0, "until": []}
     lm = _lm(model, tokenizer, "clean")
-    lm.answer(
-        "generate_until", [Request(("Twice:", sampled), repeat) for repeat in range(2)], lambda *_: None
-    )
+    requests = [Request(("Twice:", sampled), repeat) for repeat in range(2)]
+    lm.answer("generate_until", requests, lambda *_: None)
     asked = Asked()
     asked.read(encoder_of(model.config, tokenizer, 128, None), "generate_until", ("Twice:", sampled), 2)
     assert lm.cost["tokens_out"] == asked.answer_tokens == 14 and asked.answers == 2

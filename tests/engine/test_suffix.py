@@ -350,9 +350,7 @@ def test_other_names_are_refused_with_examples(name):
 def test_a_short_prompt_is_named_with_what_fits():
     span = TokenSpan("middle", 3)
     check_length(span, [1, 2, 3], "long enough")
-    with pytest.raises(
-        ConfigError, match=r"(?s)method\.tokens=middle3: the prompt 'Hi' has 2 tokens.*middle2"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)tokens=middle3: the prompt 'Hi' has 2 tokens.*middle2"):
         check_length(span, [1, 2], "Hi")
     with pytest.raises(ValueError, match="2 tokens"):
         span.start(2)

@@ -64,9 +64,8 @@ def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
     replay, read, probs = prepared(model)
 
     def gradients():
-        return torch.autograd.grad(
-            replay.logits(read, Remix(probs)).logsumexp(-1).sum(), list(probs.values())
-        )
+        total = replay.logits(read, Remix(probs)).logsumexp(-1).sum()
+        return torch.autograd.grad(total, list(probs.values()))
 
     calls = []
     usual = suffix_attention._Attention.apply
@@ -75,17 +74,14 @@ def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
     )
     own = gradients()
     assert len(calls) >= 1, "layers after a re-routed token have gradients"
-    monkeypatch.setattr(
-        suffix_attention.SuffixLayer, "update", forgetful(suffix_attention.SuffixLayer.update)
-    )
+    layer = suffix_attention.SuffixLayer
+    monkeypatch.setattr(layer, "update", forgetful(layer.update))
     count = len(calls)
     torchs = gradients()
     assert len(calls) == count
     for one, other in zip(own, torchs, strict=True):
-        scale = other.abs().max().item()
-        torch.testing.assert_close(
-            one, other, atol=scale * (1e-5 if dtype == torch.float32 else 0.05), rtol=0
-        )
+        atol = other.abs().max().item() * (1e-5 if dtype == torch.float32 else 0.05)
+        torch.testing.assert_close(one, other, atol=atol, rtol=0)
 
 
 def test_nothing_of_transformers_is_replaced():

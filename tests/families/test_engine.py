@@ -59,19 +59,17 @@ RECURRENT = ("jamba", "qwen3_next")
 
 def settings_of_families(everywhere, others, families=()):
     """(setting, family): all families with the settings `everywhere`; those of FAST, Mixtral and `families` with `others`."""
+    some = sorted({*FAST, "mixtral", *families})
     pairs = [(setting, family) for setting in everywhere for family in by_family(sorted(ZOO))]
-    pairs += [
-        (setting, family) for setting in others for family in by_family(sorted({*FAST, "mixtral", *families}))
-    ]
+    pairs += [(setting, family) for setting in others for family in by_family(some)]
     return [pytest.param(setting, *family.values, marks=family.marks) for setting, family in pairs]
 
 
 @pytest.mark.parametrize("batch_size, model_type", settings_of_families(["auto"], [1, 2]))
 def test_base_is_the_untouched_model(model_type, batch_size):
     lm = EngineLM(small_model(model_type), TOKENIZER, batch_size=batch_size, progress=False)
-    for (value, greedy), (context, continuation) in zip(
-        answered(lm, "loglikelihood", PAIRS), PAIRS, strict=True
-    ):
+    scored = answered(lm, "loglikelihood", PAIRS)
+    for (value, greedy), (context, continuation) in zip(scored, PAIRS, strict=True):
         ids, target = TOKENIZER.encode(context + continuation), TOKENIZER.encode(continuation)
         log_probs = plain_log_probs(model_type, tuple(ids))[-len(target) - 1 : -1]
         expected = log_probs.gather(1, torch.tensor(target)[:, None]).sum()

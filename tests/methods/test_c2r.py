@@ -92,15 +92,11 @@ def test_a_profile_of_a_run_is_taken_by_its_content(tmp_path, capsys):
     other = load_file(counts)
     other["pairs.prefill"][0, 1, 2] += 1
     save_file(other, tmp_path / "other.safetensors")
-    changed = block_of(
-        command(capsys, tmp_path, f"method.profile={tmp_path / 'other.safetensors'}", "method.partners=4")
-    )
-    assert changed["run_id"] != one["run_id"]
+    ended = command(capsys, tmp_path, f"method.profile={tmp_path}/other.safetensors", "method.partners=4")
+    assert block_of(ended)["run_id"] != one["run_id"]
     pairs = {"pairs": other["pairs.prefill"] + other["pairs.decode"] + 1}
     save_file(pairs, tmp_path / "recorded.safetensors")
-    ended = command(
-        capsys, tmp_path, f"method.profile={tmp_path / 'recorded.safetensors'}", "method.partners=4"
-    )
+    ended = command(capsys, tmp_path, f"method.profile={tmp_path}/recorded.safetensors", "method.partners=4")
     assert block_of(ended)["c2r"]["test_profile"] is False and "test-profile" not in ended.out
 
 

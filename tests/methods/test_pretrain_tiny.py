@@ -14,14 +14,8 @@ from moe_lab.methods.pretrain_tiny import PretrainTiny
 from moe_lab.methods.trainer import ToyRows
 from tests.support.trainings import interrupted
 
-RECIPE = {
-    "steps": 6,
-    "batch_size": 2,
-    "sequence_length": 32,
-    "warmup_steps": 2,
-    "cooldown_steps": 2,
-    "save_steps": 2,
-}
+RECIPE = {"steps": 6, "warmup_steps": 2, "cooldown_steps": 2, "save_steps": 2}
+RECIPE |= {"batch_size": 2, "sequence_length": 32}
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +33,8 @@ def architecture(tmp_path_factory) -> Path:
 def train(architecture: Path, output: Path, *, seed: int = 0, **recipe: object) -> Path:
     method = PretrainTiny.Config(**{**RECIPE, **recipe})
     model = ModelConfig(name="mini", path=str(architecture))
-    return PretrainTiny(method).train(
-        Config(model=model, method=method, seed=seed, output_dir=str(output), device="cpu")
-    )
+    config = Config(model=model, method=method, seed=seed, output_dir=str(output), device="cpu")
+    return PretrainTiny(method).train(config)
 
 
 def weights(folder: Path) -> bytes:
@@ -49,9 +42,7 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.mark.slow
-def test_resumed_training_gives_the_weights_of_an_uninterrupted_one(
-    architecture, tmp_path, monkeypatch, capsys
-):
+def test_a_resumed_training_gives_the_same_weights(architecture, tmp_path, monkeypatch, capsys):
     whole, rows_read, read_row = train(architecture, tmp_path / "whole"), [], ToyRows.__getitem__
     with interrupted(5):
         train(architecture, tmp_path / "resumed")
@@ -83,9 +74,7 @@ def test_what_is_written_is_a_plain_model_with_its_record(architecture, tmp_path
 
 
 @pytest.mark.slow
-def test_a_finished_training_is_returned_and_other_recipes_get_other_folders(
-    architecture, tmp_path, monkeypatch
-):
+def test_a_finished_training_is_returned_to_its_recipe_alone(architecture, tmp_path, monkeypatch):
     first = train(architecture, tmp_path)
     others = {train(architecture, tmp_path, steps=7), train(architecture, tmp_path, seed=1)}
     assert len({first, *others}) == 3
@@ -97,8 +86,7 @@ def test_a_finished_training_is_returned_and_other_recipes_get_other_folders(
 def test_the_schedule_is_a_warm_cosine_with_a_line_to_zero_on_top():
     ours = PretrainTiny.Config(steps=80, warmup_steps=10, decay_steps=100, cooldown_steps=20).rate
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    cosine = get_cosine_schedule_with_warmup(
-        optimizer, num_warmup_steps=10, num_training_steps=100
-    ).lr_lambdas[0]
+    schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=10, num_training_steps=100)
+    [cosine] = schedule.lr_lambdas
     assert [ours(step) for step in range(61)] == [cosine(step) for step in range(61)]
     assert [ours(step) for step in (70, 80)] == [cosine(70) / 2, 0.0]

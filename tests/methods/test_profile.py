@@ -195,9 +195,7 @@ def test_a_profile_of_another_method_is_refused(settings, has, tmp_path):
     (tmp_path / "best.yaml").write_text(replace(TUNED, settings=settings).text())
     with pytest.raises(ConfigError, match=has):
         powered(profile=str(tmp_path / "best.yaml"))
-    with pytest.raises(
-        ConfigError, match=r"method\.profile=nowhere\.yaml is no profile of a study: No such file"
-    ):
+    with pytest.raises(ConfigError, match=r"profile=nowhere\.yaml is no profile of a study: No such file"):
         powered(profile="nowhere.yaml")
 
 

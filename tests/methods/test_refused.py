@@ -133,11 +133,9 @@ SETTINGS = {
     [pytest.param(name, *case, id=f"{name} {case[0]}") for name, cases in SETTINGS.items() for case in cases],
 )
 def test_impossible_settings(name, keys, told):
-    method = get_method(name)
+    method, keys = get_method(name), (SMALL if name == "pretrain" else {}) | keys
     with pytest.raises(ConfigError, match=told):
-        method(method.Config(**(SMALL if name == "pretrain" else {}) | keys)).check(
-            replace(FACTS, moe_layers=5)
-        )
+        method(method.Config(**keys)).check(replace(FACTS, moe_layers=5))
 
 
 COMMANDS = {

@@ -97,9 +97,7 @@ def steered(model64: Any, lm: Any, activate: int, deactivate: int) -> dict[tuple
     return found
 
 
-def choice_and_weights(
-    kind: str, router: Any, logits: Any, signs: dict[int, int]
-) -> tuple[list[int], Any, Any]:
+def choice_and_weights(kind: str, router: Any, logits: Any, signs: dict[int, int]) -> tuple[list, Any, Any]:
     """(experts, weights, steered logits) of one token."""
 
     def forced(values: Any) -> Any:
@@ -239,9 +237,8 @@ def test_a_set_is_counted_once_and_serves_the_other_direction(tmp_path, capsys, 
     assert other["steer"]["forced_in"] != one["steer"]["forced_in"] and one["untuned"]
     free = [f"method.positive={right}", f"method.negative={wrong}", "method.activate=0"]
     none = block_of(run_command(capsys, *keys, *free))
-    assert (
-        none["steer"]["changed_fraction"] == 0 and none["paired"]["toy_choice"]["acc,none"]["difference"] == 0
-    )
+    assert none["steer"]["changed_fraction"] == 0
+    assert none["paired"]["toy_choice"]["acc,none"]["difference"] == 0
 
 
 @pytest.mark.slow

@@ -50,9 +50,8 @@ def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(marked, t
         tiny.chat_template = re.sub("{% (end)?generation %}", "", tiny.chat_template)
     [row] = encode(tiny, [TURNS])
     assert learned(tiny, row) == " In Rome.<|endoftext|> In Oslo, I think.<|endoftext|>"
-    assert tiny.decode(row.ids).startswith(
-        "User: Where does Ann live?\nAssistant: In Rome.<|endoftext|>\nUser:"
-    )
+    beginning = "User: Where does Ann live?\nAssistant: In Rome.<|endoftext|>\nUser:"
+    assert tiny.decode(row.ids).startswith(beginning)
     assert all(label in (NO_LOSS, token) for token, label in zip(row.ids, row.labels, strict=True))
 
 
@@ -60,9 +59,8 @@ def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):
     plain = make_tokenizer()
     assert with_template(plain) and not with_template(tiny)
     [row] = encode(plain, [TURNS])
-    assert plain.decode(row.ids).startswith(
-        "User: Where does Ann live?\nAssistant: In Rome.<|end|>\nUser: And"
-    )
+    beginning = "User: Where does Ann live?\nAssistant: In Rome.<|end|>\nUser: And"
+    assert plain.decode(row.ids).startswith(beginning)
     assert learned(plain, row) == " In Rome.<|end|> In Oslo, I think.<|end|>"
 
 

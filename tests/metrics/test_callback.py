@@ -37,9 +37,7 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def trainer_of(
-    model: Any, folder: Path, *callbacks: TrainerCallback, epochs: int = 2, **settings: Any
-) -> Trainer:
+def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback, epochs: int = 2, **settings) -> Trainer:
     """A plain Trainer of transformers with dropout on, on rows of one length."""
     ids = torch.randint(1, 60, (2 * STEPS_PER_EPOCH, 8), generator=torch.Generator().manual_seed(1)).tolist()
     arguments = TrainingArguments(
@@ -90,9 +88,8 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
     assert lines[0]["load_balance"]["value"] != lines[-1]["load_balance"]["value"]
     assert (tmp_path / "figures" / "expert_metrics.png").stat().st_size > 1000
     table = (tmp_path / "figures" / "expert_metrics.csv").read_text().splitlines()
-    assert len(table) == 4 and table[0].startswith(
-        "step,epoch,load_balance,collaboration,capacity,capacity_most,specialization"
-    )
+    columns = "step,epoch,load_balance,collaboration,capacity,capacity_most,specialization"
+    assert len(table) == 4 and table[0].startswith(columns)
     told = summary(tmp_path)
     assert told is not None and told["measurements"] == 3
     assert told["last"]["load_balance"] == lines[-1]["load_balance"]["value"]
@@ -112,15 +109,13 @@ def test_a_resumed_training_has_the_measurements_of_one_that_was_not(last, tmp_p
     trainer = trainer_of(resumed, tmp_path, measured_in(tmp_path))
     checkpoint = tmp_path / "checkpoints" / f"checkpoint-{last // 2 * 2}"
     if checkpoint.exists():
-        saved = type(resumed).from_pretrained(
-            checkpoint
-        )  # the Trainer of transformers 5.23 loads no fused experts
+        # the Trainer of transformers 5.23 loads no fused experts
+        saved = type(resumed).from_pretrained(checkpoint)
         trainer._load_from_checkpoint = lambda *args: resumed.load_state_dict(saved.state_dict())
     trainer.train(resume_from_checkpoint=str(checkpoint))
     assert same_weights(whole, resumed)
-    assert without_seconds(read_measurements(tmp_path)) == without_seconds(
-        read_measurements(tmp_path / "whole")
-    )
+    found, expected = (without_seconds(read_measurements(tmp_path / one)) for one in ("", "whole"))
+    assert found == expected
 
 
 def line(*values: float | None) -> dict[str, Any]:

@@ -62,9 +62,7 @@ def throw_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METRICS, "redrawn", Redrawn())
 
 
-def test_a_metric_of_the_registry_is_measured_and_shown_for_a_run(
-    throw_away, tiny_olmoe_dir, tmp_path, monkeypatch
-):
+def test_a_registered_metric_is_measured_and_shown(throw_away, tiny_olmoe_dir, tmp_path, monkeypatch):
     data = small_data(tmp_path / "data")
     run = prepare(config(tiny_olmoe_dir, data, tmp_path, limit=2, metrics="expert", baseline=False))
     outcome = execute(run, ModelPool())

@@ -120,9 +120,8 @@ def test_the_four_metrics_are_what_they_say():
     assert found["specialization"]["value"] == pytest.approx(lost / answers)
     low, high = found["specialization"]["ci95"]
     assert low < found["specialization"]["value"] < high
-    assert found["load_balance"]["value"] == pytest.approx(
-        np.mean([layer["value"] for layer in found["load_balance"]["layers"]])
-    )
+    mean = np.mean([layer["value"] for layer in found["load_balance"]["layers"]])
+    assert found["load_balance"]["value"] == pytest.approx(mean)
 
 
 def test_a_data_set_is_read_by_its_length_alone():

@@ -57,9 +57,7 @@ def transposed(name):
         ),
     ],
 )
-def test_a_checkpoint_that_is_not_whole_or_of_another_model_is_refused(
-    change, says, tiny_olmoe_dir, tmp_path
-):
+def test_a_checkpoint_with_other_tensors_is_refused(change, says, tiny_olmoe_dir, tmp_path):
     """Broken by a part that is initialized at random, or a checkpoint of more layers that is evaluated without them."""
     folder = damaged(tiny_olmoe_dir, tmp_path / "model", change)
     with pytest.raises(ModelError, match=says):

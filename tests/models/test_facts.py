@@ -53,9 +53,8 @@ def mxfp4_checkpoint(tmp_path_factory):
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
         quantized = [mxfp4(*expert_IO.t().shape) for expert_IO in tensors.pop(name)]
-        tensors[f"{name}_blocks"], tensors[f"{name}_scales"], read = (
-            torch.stack(part) for part in zip(*quantized, strict=True)
-        )
+        blocks, scales, read = (torch.stack(part) for part in zip(*quantized, strict=True))
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         with torch.no_grad():
             model.get_parameter(name).copy_(read.transpose(1, 2))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -104,9 +103,8 @@ def test_fp8_is_dequantized_and_routed(tmp_path):
     save_file(plain, tmp_path / "model.safetensors", metadata={"format": "pt"})
     expected = load_folder(tmp_path, dtype="float32").model
     save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    quantize(
-        tmp_path, quant_method="fp8", weight_block_size=[FP8_BLOCK, FP8_BLOCK], activation_scheme="dynamic"
-    )
+    block = [FP8_BLOCK, FP8_BLOCK]
+    quantize(tmp_path, quant_method="fp8", weight_block_size=block, activation_scheme="dynamic")
     loaded = load_folder(tmp_path, dtype="float32").model
     with torch.no_grad(), record(loaded) as routes:
         assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
@@ -174,9 +172,7 @@ def test_a_bypassed_router_is_found_by_the_probe():
     model = make_model("mixtral")
     prove_seam(model, torch.device("cpu"), "this model")
     model.model.layers[2].mlp = OwnLogits(model.model.layers[2].mlp)
-    with pytest.raises(
-        ModelError, match=r"this model cannot be routed.*layers\.2\.mlp\.block\.gate was bypassed"
-    ):
+    with pytest.raises(ModelError, match=r"this model cannot .*layers\.2\.mlp\.block\.gate was bypassed"):
         prove_seam(model, torch.device("cpu"), "this model")
 
 

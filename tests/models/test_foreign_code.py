@@ -118,9 +118,8 @@ def test_a_built_in_model_runs_without_its_code(tiny_olmoe_dir, tmp_path, mark):
     shutil.copytree(tiny_olmoe_dir, folder)
     (folder / "foreign.py").write_text(CODE.format(mark=str(mark)))
     change_json(folder / "config.json", auto_map=MODEL_MAP)
-    change_json(
-        folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["foreign.ForeignTokenizer", None]}
-    )
+    own = {"AutoTokenizer": ["foreign.ForeignTokenizer", None]}
+    change_json(folder / "tokenizer_config.json", auto_map=own)
     load_folder(folder)
     assert not mark.exists()
 
@@ -148,9 +147,8 @@ COMMON = "task=toy_choice limit=1 device=cpu offline=true"
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_says_so(capsys, folder, mark, tmp_path, command):
-    ended = run_command(
-        capsys, *f"{command} {COMMON} model.path={folder} output_dir={tmp_path / 'out'}".split()
-    )
+    command += f" {COMMON} model.path={folder} output_dir={tmp_path / 'out'}"
+    ended = run_command(capsys, *command.split())
     assert not mark.exists()
     assert "Traceback" not in ended.err
     assert "needs code of its own" in " ".join((ended.out + ended.err).split())
@@ -161,9 +159,8 @@ def test_lm_evals_command_says_so(capsys, folder, mark, monkeypatch):
     toy = REPOSITORY / "moe_lab" / "tasks" / "toy"
     asked = f"--model moe_lab --model_args pretrained={folder} --tasks toy_choice --include_path {toy}"
     monkeypatch.setattr(sys, "argv", ["moe-lab-eval", *asked.split()])
-    monkeypatch.setattr(
-        TaskManager.__init__, "__defaults__", (None, None, False, None)
-    )  # lm-eval's take 10 s
+    # lm-eval's take 10 s
+    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, False, None))
     with pytest.raises(SystemExit) as ended:
         main()
     said = capsys.readouterr().err

@@ -19,9 +19,8 @@ def test_a_copy_is_the_same_model(tiny_olmoe_dir, tmp_path):
     copy = tmp_path / "another name"
     shutil.copytree(tiny_olmoe_dir, copy)
     (copy / "notes.md").write_text("not part of the model")
-    assert model_identity(str(copy), ModelConfig(name="b")) == model_identity(
-        str(tiny_olmoe_dir), ModelConfig(name="a")
-    )
+    same = model_identity(str(tiny_olmoe_dir), ModelConfig(name="a"))
+    assert model_identity(str(copy), ModelConfig(name="b")) == same
 
 
 @pytest.mark.parametrize(

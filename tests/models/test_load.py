@@ -31,9 +31,8 @@ from tests.support.tiers import by_family
 
 
 def facts_of(path, **keys):
-    return model_facts(
-        ModelConfig(name="x", path=str(path), **keys), dtype="auto", device="cpu", offline=True
-    )
+    model = ModelConfig(name="x", path=str(path), **keys)
+    return model_facts(model, dtype="auto", device="cpu", offline=True)
 
 
 def test_facts_count_moe_layers_only(tmp_path):
@@ -213,9 +212,8 @@ def from_disk(monkeypatch, temporary, tmp_path):
         size = part * weight_bytes(model)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size))
         keys = {} if model_type in ONE_WAY else {"experts_implementation": "eager"}
-        return load_folder(
-            save_model(model, tmp_path / "model"), "float32", "auto", device_map="auto", **keys
-        )
+        folder = save_model(model, tmp_path / "model")
+        return load_folder(folder, "float32", "auto", device_map="auto", **keys)
 
     return load
 
@@ -248,9 +246,8 @@ def test_every_family_is_the_same_from_disk_or_refused(model_type, from_disk):
     loaded = from_disk(model_type, 0.6).model
     assert "disk" in loaded.hf_device_map.values()
     with torch.no_grad():
-        found, expected = (
-            m(torch.arange(12)[None], use_cache=False).logits for m in (loaded, small_model(model_type))
-        )
+        both, ids = (loaded, small_model(model_type)), torch.arange(12)[None]
+        found, expected = (model(ids, use_cache=False).logits for model in both)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

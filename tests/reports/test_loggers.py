@@ -141,9 +141,8 @@ def test_trials_and_the_heatmap_can_be_read_back(logged):
     assert table["columns"] == ["number", "value", "params_layer_1", "state"] and len(table["data"]) == 2
     assert study.summary["summary"]["best/score"] == 2.25
     assert study.run["job_type"] == "study"
-    assert [record["artifact"]["type"] for record in study.records if record["type"] == "artifact"].count(
-        "profile"
-    ) == 1
+    artifacts = [record["artifact"]["type"] for record in study.records if record["type"] == "artifact"]
+    assert artifacts.count("profile") == 1
     images = list((study.folder / "files" / "media" / "images" / "figures").glob("heatmap*.png"))
     assert [image.read_bytes() for image in images] == [PNG]
     assert study.table("tables/heatmap")["data"] == [[0, 0.0], [1, 0.25], [2, 0.0]]
@@ -157,9 +156,8 @@ def test_results_samples_and_configuration_can_be_read_back(logged):
     assert run.table("samples/toy")["data"] == [[3, "none", "Q", "2", "two", "2", 1.0]]
     assert {"mine", "partial", "untuned", "upper-bound"} <= set(run.run["tags"])
     assert run.summary["state"] == "finished"
-    assert run.table("tables/scores") == {"columns": ["seed", "p"], "data": [[1, 0.5], [None, None]]} | {
-        name: value for name, value in run.table("tables/scores").items() if name not in ("columns", "data")
-    }
+    scores = run.table("tables/scores")
+    assert (scores["columns"], scores["data"]) == (["seed", "p"], [[1, 0.5], [None, None]])
     assert logged[0]["study-1"].summary["config"]["study"]["moe_layers"] == 3
 
 
@@ -184,17 +182,8 @@ def test_files_stay_in_the_output_folder_hold_no_key_and_one_line_says_how_to_up
     _, printed, folder = logged
     upload = f"wandb sync {folder}/out/wandb/offline-run-*"
     assert printed.splitlines() == [f"W&B: logged offline. To upload: {upload}"]
-    before = {
-        "study.json",
-        "best.yaml",
-        "trials.csv",
-        "heatmap.csv",
-        "heatmap.png",
-        "samples_toy.jsonl",
-        "out",
-        "run",
-    }
-    assert {path.name for path in folder.iterdir()} == before
+    before = {"study.json", "best.yaml", "trials.csv", "heatmap.csv", "heatmap.png", "samples_toy.jsonl"}
+    assert {path.name for path in folder.iterdir()} == before | {"out", "run"}
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
@@ -264,9 +253,8 @@ def test_a_server_that_is_not_reached_means_offline(config, monkeypatch, capsys)
         with open_logger(config, kind="run", name=name, group=None) as logger:
             logger.log_trial(0, 1.0, [0.0], "COMPLETE")
     assert modes == ["online", "offline", "offline"], "the second does not wait for the server again"
-    assert (
-        "logged offline (ConnectionError: no route to host). To upload: wandb sync" in capsys.readouterr().err
-    )
+    told = "logged offline (ConnectionError: no route to host). To upload: wandb sync"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["typed", "environment"])

@@ -57,12 +57,10 @@ def test_runs_that_ask_in_letters_are_told_from_those_that_ask_by_text():
 
 @pytest.mark.parametrize("p_values", ([0.01], [0.01, 0.04, 0.5]), ids=("one", "several"))
 def test_several_comparisons_are_corrected(p_values):
-    runs = [
-        results_of(
-            run_id=str(n), paired={"t": {"acc,none": {"difference": 0.1, "ci95": [0.0, 0.2], "p_mcnemar": p}}}
-        )
-        for n, p in enumerate(p_values)
-    ]
+    runs = []
+    for n, p in enumerate(p_values):
+        tested = {"difference": 0.1, "ci95": [0.0, 0.2], "p_mcnemar": p}
+        runs.append(results_of(run_id=str(n), paired={"t": {"acc,none": tested}}))
     table = CommandTable([results_of("base"), *runs], family=family_of([SeedGroup([run]) for run in runs]))
     found = {name: own for name, own in cells(table).items() if name.startswith("p")}
     heading = "p (Holm)" if len(p_values) > 1 else "p"
@@ -73,9 +71,8 @@ def test_the_cost_is_that_of_the_run_and_relative_to_its_base():
     cost = {"wall_seconds": 2.0, "tokens_in": 100}
     base = results_of("base", run_id="b", cost=cost)
     roe = results_of(baseline={"run_id": "b"}, cost=cost | {"wall_seconds": 5.0, "tokens_in": 1600})
-    control = {
-        "calibration": {"run_id": "c", "results": {}, "paired": {"t": {"acc,none": {"difference": 0.1}}}}
-    }
+    paired = {"t": {"acc,none": {"difference": 0.1}}}
+    control = {"calibration": {"run_id": "c", "results": {}, "paired": paired}}
     found = cells(CommandTable([base, roe, changed(roe, moe_lab=roe["moe_lab"] | {"compared": control})]))
     assert found["time"] == ["2.0 s", "5.0 s", "5.0 s", ""] and found["tokens"] == [
         "100",
@@ -232,9 +229,7 @@ def test_a_score_without_comparison_a_part_of_a_group_and_one_of_several_seeds_h
     """A part has no p, as an expert metric has none; but the group's comparison is the one that was asked for."""
     alone = replace(SCORE, p=None, difference_interval=(0.01, 0.07))
     without = (replace(alone, marks=("part",)), replace(SCORE, difference=None), replace(SCORE, p=0.001))
-    assert has_verdict(alone) and not any(map(has_verdict, without)), (
-        "the mean over the seeds is in the family"
-    )
+    assert has_verdict(alone) and not any(map(has_verdict, without)), "but their mean has one"
 
 
 def test_holm_corrects_for_all_comparisons_of_the_command():

@@ -94,20 +94,16 @@ def test_studies_have_a_row_each(tmp_path, capsys):
         "score": 1234.5678,
         "temperature": [0.12] * 48,
     }
-    asked = {
-        "task": "arc_challenge",
-        "samples": {"arc_challenge": list(range(1040))},
-        "at_bound": ["layer_3"],
-    }
+    asked = {"task": "arc_challenge", "samples": {"arc_challenge": list(range(1040))}}
+    asked |= {"at_bound": ["layer_3"]}
     for name, more in (("a", {}), ("b", asked)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "best.yaml").write_text(yaml.safe_dump(profile | more))
     print_studies([tmp_path / "a", tmp_path / "b", tmp_path / "none"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("model=olmoe metric=perplexity (train)")
-    first, second = (
-        next(line.split() for line in lines if line.startswith(name)) for name in ("gsm8k", "arc")
-    )
+    [first] = [line.split() for line in lines if line.startswith("gsm8k")]
+    [second] = [line.split() for line in lines if line.startswith("arc")]
     assert first == ["gsm8k", "3", "100", "42", "2.5000", "1235", *["0.12"] * 48]
     assert second[:2] == ["arc_challenge", "1,040"] and second[6] == "layer_3"
     assert str(tmp_path / "a" / "best.yaml") in lines

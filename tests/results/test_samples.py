@@ -48,9 +48,7 @@ def test_values_per_document_and_filter(tmp_path):
     expected = {"acc,none": {3: 1, 5: 0}, "ppl,none": {3: (-2.5, 4), 5: (-1.5, 2)}}
     assert logged_values(lines) == expected
     write_samples(tmp_path, {"t": lines})
-    assert metric_values(read_samples(result_in(tmp_path, [3, 5]))["t"]) == expected, (
-        "tuples come back as tuples"
-    )
+    assert metric_values(read_samples(result_in(tmp_path, [3, 5]))["t"]) == expected, "tuples stay tuples"
 
 
 LINE = '{"doc_id": %d, "filter": "none", "metrics": ["acc"], "acc": 1.0}\n'

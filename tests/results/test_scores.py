@@ -59,9 +59,7 @@ def test_the_headline_is_the_tasks_own_metric_else_the_first():
     assert headline(scores, "f1,none") == "acc_norm,none"
     assert headline({"alias": "t"}, "acc,none") == "-"
     placeholder = {"alias": "t", "bypass,none": 999, "bypass_stderr,none": "N/A"}
-    assert headline(placeholder, None) == headline(placeholder, "bypass,none") == "-", (
-        "predict_only computes none"
-    )
+    assert headline(placeholder, None) == headline(placeholder, "bypass,none") == "-", "predict_only"
 
 
 def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():

@@ -54,9 +54,8 @@ def test_the_randomization_test_is_close_to_all_swaps():
         values, baseline = list(random.normal(shift, 1, 12)), list(random.normal(0, 1, 12))
         p = exact(values, baseline)
         # five standard errors of a share of SWAPS draws: wrong once in a million
-        assert randomization_test(values, baseline) == pytest.approx(
-            p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5 + 1e-3
-        )
+        bound = 5 * (p * (1 - p) / SWAPS) ** 0.5 + 1e-3
+        assert randomization_test(values, baseline) == pytest.approx(p, abs=bound)
 
 
 def test_a_score_that_is_no_mean():
@@ -198,9 +197,8 @@ def test_a_perplexity_is_told_where_nearly_all_documents_agree():
     better = [(-1.49 * count, count) for count in words]
     for aggregate in (weighted_perplexity, bits_per_byte):
         assert paired(better, before, aggregate).p_permutation == 1e-4
-    noise = [
-        (-1.5 * count + change, count) for count, change in zip(words, random.normal(0, 1, 50), strict=True)
-    ]
+    changes = zip(words, random.normal(0, 1, 50), strict=True)
+    noise = [(-1.5 * count + change, count) for count, change in changes]
     assert paired(noise, before, weighted_perplexity).p_permutation > 0.05
 
 

@@ -183,9 +183,8 @@ def continuous(random: np.random.Generator, n: int) -> tuple[float, Interval]:
 def perplexity(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     words, level = random.integers(20, 200, n), random.uniform(1, 3)
     losses = words * random.normal(level, 0.4, n)
-    return math.exp(level), interval(
-        [(-x, int(w)) for x, w in zip(losses, words, strict=True)], weighted_perplexity
-    )
+    scores = [(-x, int(w)) for x, w in zip(losses, words, strict=True)]
+    return math.exp(level), interval(scores, weighted_perplexity)
 
 
 def paired_accuracy(random: np.random.Generator, n: int) -> tuple[float, Interval]:
@@ -228,9 +227,8 @@ def difference_over_seeds(random: np.random.Generator, n: int) -> tuple[float, I
 def mean_of_tasks(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     truths = random.uniform(0.1, 0.9, size=3)
     drawn = [random.binomial(1, truth, n).tolist() for truth in truths]
-    return float(truths.mean()), interval_of_mean_of_tasks(
-        [np.mean(one) for one in drawn], list(map(interval, drawn))
-    )
+    means = [np.mean(one) for one in drawn]
+    return float(truths.mean()), interval_of_mean_of_tasks(means, list(map(interval, drawn)))
 
 
 def seeds(random: np.random.Generator, n: int) -> tuple[float, Interval]:
@@ -269,9 +267,8 @@ def test_intervals_of_shares_cover(experiment, n):
     [continuous, paired_continuous, share_of_tokens, seeds, correlation, perplexity, paired_perplexity],
 )
 def test_intervals_of_other_numbers_cover(experiment, n, fewer_resamples):
-    times = {"perplexity": 100 if n == 100 else 50, "continuous": 400, "correlation": 200}.get(
-        experiment.__name__.removeprefix("paired_"), 1000
-    )
+    slow = {"perplexity": 100 if n == 100 else 50, "continuous": 400, "correlation": 200}
+    times = slow.get(experiment.__name__.removeprefix("paired_"), 1000)
     slack = 3 * math.sqrt(0.95 * 0.05 / times) - 0.02 if times < 1000 else 0.0
     assert 0.93 - slack <= coverage(experiment, times, n) <= 0.97 + slack
 

@@ -41,9 +41,8 @@ def kind(request):
 @pytest.fixture
 def peft(kind):
     torch.manual_seed(0)
-    model = get_peft_model(
-        make_model("olmoe"), LoraConfig(r=2, init_lora_weights=False, **KINDS[kind])
-    ).eval()
+    lora = LoraConfig(r=2, init_lora_weights=False, **KINDS[kind])
+    model = get_peft_model(make_model("olmoe"), lora).eval()
     with torch.no_grad():
         for router in find_routers(model) if kind == "router-copied" else ():
             router.module.weight.normal_(0, 0.3)
@@ -72,9 +71,8 @@ def test_ensembles_are_those_of_the_merged_model(peft, merged, tokenizer):
     found = [C3PO(model, tokenizer, PAIRS, **keys).loglikelihood(*asked) for model in (peft, merged)]
     assert found[0] == rounding.approx(found[1], tokens=6)
     request = [Instance("loglikelihood", {}, ("what is", " a cat"), 0)]
-    found = [
-        moe_lab.lm(model, tokenizer, "roe", n=2).loglikelihood(request)[0][0] for model in (peft, merged)
-    ]
+    lms = [moe_lab.lm(model, tokenizer, "roe", n=2) for model in (peft, merged)]
+    found = [lm.loglikelihood(request)[0][0] for lm in lms]
     assert found[0] == rounding.approx(found[1], tokens=6)
 
 

@@ -27,11 +27,9 @@ def shuffled(router, routing):
 def test_generated_tokens_are_replayed_in_one_pass(family, tokenizer):
     model, inputs = small_model(family), left_padded(tokenizer, PROMPTS)
     steps, options = 4, {"do_sample": False, "eos_token_id": None, "pad_token_id": 256}
-    logits = []
+    options |= {"output_logits": True, "return_dict_in_generate": True}
     with routed(model, shuffled), record(model) as routes:
-        out = model.generate(
-            **inputs, max_new_tokens=steps, output_logits=True, return_dict_in_generate=True, **options
-        )
+        out = model.generate(**inputs, max_new_tokens=steps, **options)
         logits = torch.stack(out.logits, dim=1)
     mask = torch.nn.functional.pad(inputs["attention_mask"], (0, steps), value=1)[:, :-1]
     assert len(routes.positions) == int(mask.sum()) == len(routes.indices[0])

@@ -86,9 +86,7 @@ def test_a_worker_leaves_out_what_others_made_and_failed_at(capsys, runs, attemp
     assert ended.code == 0 and ended.out == "", "its command writes the tables and tells of failures"
 
 
-def test_what_failed_in_a_worker_is_a_row_of_the_table_and_is_tried_by_the_next_command(
-    capsys, runs, attempt, monkeypatch
-):
+def test_what_failed_in_a_worker_is_shown_and_tried_again_later(capsys, runs, attempt, monkeypatch):
     fail(Path("outputs/runs") / HELD, ResultsError("the disk is full"))
     ended = run_command(capsys, *GRID)
     assert ended.code == 1 and f"{HELD}:\nError: the disk is full\n" in ended.err

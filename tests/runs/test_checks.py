@@ -109,9 +109,7 @@ def test_methods_on_routers_that_do_not_decide_for_single_tokens(router, tmp_pat
     for name, per_token in PER_TOKEN.items():
         method = get_method(name)(get_method(name).Config())
         if per_token and router != "token":
-            with pytest.raises(
-                ModelError, match=r"routing of single tokens: its (router|experts)[^!]*method=base"
-            ):
+            with pytest.raises(ModelError, match=r"single tokens: its (router|experts)[^!]*method=base"):
                 check_router(method, facts)
         else:
             check_router(method, facts)
@@ -120,9 +118,7 @@ def test_methods_on_routers_that_do_not_decide_for_single_tokens(router, tmp_pat
     if router == "token":
         expert.check(base, config, facts, {"tasks": {}})
     else:
-        with pytest.raises(
-            ConfigError, match="metrics=expert reads and changes the routing of single tokens"
-        ):
+        with pytest.raises(ConfigError, match="metrics=expert .* changes the routing of single tokens"):
             expert.check(base, config, facts, {"tasks": {}})
 
 
@@ -144,9 +140,7 @@ PROFILE = Profile(
         ("arc_easy", {}, ["calibration"]),
     ],
 )
-def test_calibration_is_compared_where_it_can_change_an_answer(
-    task, keys, compared, tiny_olmoe_dir, tmp_path
-):
+def test_calibration_is_compared_where_it_has_an_effect(task, keys, compared, tiny_olmoe_dir, tmp_path):
     """A logit scale changes no greedy answer."""
     (tmp_path / "best.yaml").write_text(PROFILE.text())
     given = {"method_keys": {"profile": str(tmp_path / "best.yaml")}, "num_fewshot": 0, "limit": 2}

@@ -23,9 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_a_grid_loads_its_model_once_and_the_second_time_not_at_all(
-    tiny_olmoe_dir, tmp_path, capsys, loads, monkeypatch
-):
+def test_a_grid_loads_its_model_once_and_then_never(tiny_olmoe_dir, tmp_path, capsys, loads, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grid = ["-m", "method=base,roe", f"model.path={tiny_olmoe_dir}", "task=toy_choice", "limit=3"]
     first = run_command(capsys, *grid)
@@ -74,9 +72,7 @@ def test_a_killed_table_is_completed_without_running_a_finished_cell_again(tiny_
 
 
 @pytest.mark.slow
-def test_a_process_that_was_suspended_for_longer_than_its_lease_writes_nothing_more(
-    tiny_olmoe_dir, tmp_path, capsys, monkeypatch
-):
+def test_a_process_that_lost_its_lease_writes_nothing(tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
     """It stops itself with three of six answers stored; another process takes the run over and ends it."""
     monkeypatch.setenv(lock.LEASES, "1")
     monkeypatch.setattr(lock, "LEASE_SECONDS", 1.0)

@@ -59,9 +59,8 @@ def test_runtime_fields_do_not_change_the_id(roe, tmp_path):
     for name, value in RUNTIME_CHANGES.items():
         assert run_id(replace(roe, **{name: value})) == first, name
     assert run_id(replace(roe, mode="compare", a="x", b="y", output_dir=str(tmp_path / "other"))) == first
-    assert (
-        run_id(replace(roe, model=replace(roe.model, name="label", experts_implementation="eager"))) == first
-    )
+    labelled = replace(roe.model, name="label", experts_implementation="eager")
+    assert run_id(replace(roe, model=labelled)) == first
 
 
 @pytest.mark.parametrize(

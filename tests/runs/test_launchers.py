@@ -33,9 +33,8 @@ GRID = ("-m", "method=roe", "method.n=2", "seed=0,1,2,3", "task=toy_choice", "li
 def started(folder: Path) -> tuple[Forked, list[int], Path]:
     """The command with two workers that have begun, the workers' processes, and the folder of their output."""
     folder.mkdir()
-    command = Forked(
-        folder, (*GRID, "launcher=local", "launcher.workers=2", f"output_dir={folder / 'outputs'}")
-    )
+    keys = ("launcher=local", "launcher.workers=2", f"output_dir={folder / 'outputs'}")
+    command = Forked(folder, (*GRID, *keys))
     workers = wait_until(lambda: len(found := workers_of(command)) == 2 and found)
     [output] = (folder / "outputs" / "workers").iterdir()
     wait_until(lambda: list(folder.glob("outputs/runs/*/.holder")))
@@ -171,9 +170,8 @@ def test_a_worker_has_the_gpus_that_its_largest_run_takes(monkeypatch, sizes, ea
     config = Config(launcher=LauncherConfig(name="local"))
     assert launchers.gpus_of_worker(config, plan_of(**sizes)) == each
     assert launchers.gpus_of_worker(replace(config, device="cpu"), plan_of(**sizes)) == 1
-    assert (
-        launchers.gpus_of_worker(Config(launcher=LauncherConfig(name="local", gpus_per_worker=4)), None) == 4
-    )
+    config.launcher.gpus_per_worker = 4
+    assert launchers.gpus_of_worker(config, None) == 4
 
 
 def test_what_fits_nowhere_is_refused_with_the_number_of_gpus(monkeypatch):
@@ -214,9 +212,7 @@ def test_models_of_several_gpus_are_spread_over_them(monkeypatch, tmp_path, give
         ),
     ],
 )
-def test_what_workers_with_several_gpus_cannot_take_is_refused_before_they_start(
-    monkeypatch, tmp_path, keys, says
-):
+def test_what_several_gpus_cannot_run_is_refused(monkeypatch, tmp_path, keys, says):
     monkeypatch.setattr(launchers, "gpu_memory", lambda: [80 * 10**9] * 4)
     monkeypatch.setitem(launchers.LAUNCHERS, "local", lambda *_: pytest.fail("started"))
     launcher = LauncherConfig(name="local", gpus_per_worker=2)
@@ -234,10 +230,8 @@ def test_workers_that_failed_are_named_with_their_last_lines(capsys, tmp_path):
     log_file(tmp_path, 1).write_text("".join(f"line {i}\n" for i in range(9)))
     launchers.print_failed(tmp_path, [0, 1, 2, 3])
     err = capsys.readouterr().err
-    log = tmp_path / "worker-1.log"
-    assert (
-        f"Worker 1 ended with exit code 1 ({log}):\nline 4\nline 5\nline 6\nline 7\nline 8\nWorker 2" in err
-    )
+    ended = f"Worker 1 ended with exit code 1 ({tmp_path / 'worker-1.log'}):\n"
+    assert f"{ended}line 4\nline 5\nline 6\nline 7\nline 8\nWorker 2" in err
     assert err.endswith("It printed nothing.\n")
     assert "Worker 0" not in err and "Worker 3" not in err, "3: another process holds a run"
 

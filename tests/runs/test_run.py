@@ -411,10 +411,9 @@ def test_preparing_makes_nothing(roe):
     one = prepare(roe)
     assert not one.done and one.num_documents == 10 and not one.partial
     assert one.baseline is not None
-    asked = [workload_of(each) for each in (one.baseline, one)]
-    plain, rows = (
-        each.method.forward_tokens(workload_of(each), each.config, each.facts) for each in (one.baseline, one)
-    )
+    both = (one.baseline, one)
+    asked = [workload_of(each) for each in both]
+    plain, rows = (each.method.forward_tokens(workload_of(each), each.config, each.facts) for each in both)
     assert asked[0] == asked[1] and plain + asked[0].answers >= rows > plain > 1000, "two rows of each answer"
     assert (asked[0].documents, asked[0].requests) == (10, 30)
     assert not Path(roe.output_dir).exists()

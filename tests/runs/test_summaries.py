@@ -177,10 +177,8 @@ def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.
             yield judge_all
 
     monkeypatch.setattr(toy, "ToyJudge", Told)
-    task = TaskConfig(name="toy_safety", judges=["toy"])
-    return replace(
-        roe, task=task, data_dir=None, apply_chat_template=False, limit=8, gen_kwargs={"max_gen_toks": 2}
-    )
+    roe = replace(roe, task=TaskConfig(name="toy_safety", judges=["toy"]), data_dir=None, limit=8)
+    return replace(roe, apply_chat_template=False, gen_kwargs={"max_gen_toks": 2})
 
 
 @pytest.mark.slow

@@ -323,9 +323,8 @@ def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
         else:
             replace_text(folder, edit)
         tasks = folder / "renamed" if (folder / "renamed").exists() else folder / "tasks"
-        one = config(
-            tiny_olmoe_dir, folder, folder, task_config=TaskConfig(name="all", include_path=str(tasks))
-        )
+        group = TaskConfig(name="all", include_path=str(tasks))
+        one = config(tiny_olmoe_dir, folder, folder, task_config=group)
         one.data_dir = None
         before = set(sys.modules)
         with pytest.MonkeyPatch.context() as patch:
@@ -402,9 +401,8 @@ def score(doc, results):
 @pytest.mark.slow
 def test_the_command_shows_the_score_of_the_edited_task(tmp_path, monkeypatch):
     """Stored answers, documents that `datasets` has read, and rows that it has mapped are those before the edit."""
-    monkeypatch.delitem(
-        sys.modules, "helpers", raising=False
-    )  # imported by another test, from another folder
+    # another test may have imported it from another folder
+    monkeypatch.delitem(sys.modules, "helpers", raising=False)
     write(tmp_path, SMALL)
 
     def score(edit: Edit | None = None) -> float:

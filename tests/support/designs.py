@@ -10,24 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support import families
+from tests.support.families import VOCAB
 from tests.support.models import build
 
-VOCAB = 300
-COMMON: dict[str, Any] = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=40,
-    moe_intermediate_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-    n_routed_experts=5,
-    num_experts_per_tok=2,
-    pad_token_id=256,
-    bos_token_id=256,
-    eos_token_id=256,
-)
+COMMON = families.COMMON | dict(intermediate_size=40, num_hidden_layers=3, n_routed_experts=5)
+del COMMON["num_experts"], COMMON["num_local_experts"]
 BACKBONES: dict[str, dict[str, Any]] = {
     "olmoe": dict(backbone="olmoe"),
     "deepseek": dict(backbone="deepseek", first_k_dense_replace=1),

@@ -73,9 +73,8 @@ def answers_of(
 
 def greedy_by_transformers(model, prompt, steps):
     with torch.no_grad():
-        output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=steps, do_sample=False, eos_token_id=None
-        )
+        options = {"max_new_tokens": steps, "do_sample": False, "eos_token_id": None}
+        output = model.generate(torch.tensor([prompt]), **options)
     return output[0, len(prompt) :].tolist()
 
 
@@ -129,7 +128,6 @@ def ensemble_for(model, history, perturbed=False, temperatures=None, first_noisy
 
 def assert_scores(found, expected, tokens=1):
     for i in range(len(expected)):
-        assert [value for value, _ in found[i]] == rounding.approx(
-            [value for value, _ in expected[i]], tokens
-        )
+        values = [value for value, _ in expected[i]]
+        assert [value for value, _ in found[i]] == rounding.approx(values, tokens)
         assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]

@@ -16,24 +16,15 @@ def cell(value: float = 0.6, metric: str = "headline", **coordinates) -> TableCe
     told = expert_results(value, intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}})
     config = SimpleNamespace(method=SimpleNamespace(learning_rate=0.02))
     found = {"run_id": "r", "results": [told], "expert": [StoredMetrics(EXPERT_METRICS)], "config": config}
-    return TableCell(
-        coordinates={key.replace("__", "."): v for key, v in coordinates.items()}, metric=metric, **found
-    )
+    place = {key.replace("__", "."): value for key, value in coordinates.items()}
+    return TableCell(coordinates=place, metric=metric, **found)
 
 
 def bars(**more) -> Experiment:
-    paper = [
-        Published(
-            cell={"method.schedule": "none-router", "task": "average"}, value=65.0, unit="percent", place="T"
-        )
-    ]
-    told = {
-        "rows": ["method", "method.schedule"],
-        "columns": ["task"],
-        "metric": "headline",
-        "average": "task",
-    }
-    return Experiment(**KEYS, paper=paper, **(told | more))
+    average = {"method.schedule": "none-router", "task": "average"}
+    paper = [Published(cell=average, value=65.0, unit="percent", place="T")]
+    axes = {"rows": ["method", "method.schedule"], "columns": ["task"], "average": "task"}
+    return Experiment(**KEYS, paper=paper, **({"metric": "headline"} | axes | more))
 
 
 def records(frame: DataFrame) -> list[dict]:

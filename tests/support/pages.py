@@ -18,9 +18,8 @@ def tree(page: Path) -> Any:
 def foreign_urls(page: Path) -> list[str]:
     """The addresses of a page that are neither data nor a place within it or beside it."""
     found = [value for name in URL_ATTRIBUTES for value in tree(page).xpath(f"//@{name}")]
-    return [
-        url for url in found if not url.startswith(("data:", "#")) and (":" in url or url.startswith("//"))
-    ]
+    own = ("data:", "#")
+    return [url for url in found if not url.startswith(own) and (":" in url or url.startswith("//"))]
 
 
 def texts(elements: Any) -> list[str]:

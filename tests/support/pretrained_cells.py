@@ -31,7 +31,7 @@ def experiment(**more: Any) -> Experiment:
 
 
 def trained_results(
-    rows: Sequence[float], *, accuracy: float = 0.4, leak: float | None = None, **more: Any
+    rows: Sequence[float], *, accuracy: float = 0.4, leak: float | None = None, **more
 ) -> RunResult:
     """A results.json of a design with these losses on held-out rows."""
     validation = {

@@ -17,16 +17,8 @@ from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables
 from tests.support.models import make_tokenizer
 
-GRANULARITIES = (
-    (2, 8, 0),
-    (4, 16, 0),
-    (8, 32, 0),
-    (16, 64, 0),
-    (1, 7, 1),
-    (3, 15, 1),
-    (7, 31, 1),
-    (15, 63, 1),
-)
+GRANULARITIES = ((2, 8, 0), (4, 16, 0), (8, 32, 0), (16, 64, 0))
+GRANULARITIES += ((1, 7, 1), (3, 15, 1), (7, 31, 1), (15, 63, 1))
 """The paper's, in Table 6: (experts of a token, routed experts, shared experts)."""
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
@@ -65,9 +57,7 @@ def rows(count: int, length: int = 12, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, (count, length), dtype=np.int32)
 
 
-def training_of(
-    folder: Path, count: int = 16, seed: int = 0, dtype: str = "float32", **settings: Any
-) -> Training:
+def training_of(folder: Path, count: int = 16, seed: int = 0, dtype: str = "float32", **settings) -> Training:
     folder.mkdir(parents=True, exist_ok=True)
     method = design(**settings)
     tokenizer = make_tokenizer()

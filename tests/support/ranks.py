@@ -27,9 +27,8 @@ def fork_ranks(function: Callable[..., Any], *args: Any, log: Path, **environmen
         port = free.getsockname()[1]
     environment |= {"WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     fork = multiprocessing.get_context("fork")
-    ranks = [
-        fork.Process(target=_rank, args=(rank, environment, log, function, args)) for rank in range(PROCESSES)
-    ]
+    given = (environment, log, function, args)
+    ranks = [fork.Process(target=_rank, args=(rank, *given)) for rank in range(PROCESSES)]
     for process in ranks:
         process.start()
     running = list(ranks)

@@ -40,6 +40,6 @@ def _largest(expected: Any) -> float:
         return float(expected.abs().max()) if expected.numel() else 0.0
     if isinstance(expected, dict):
         expected = expected.values()
-    return (
-        max(map(_largest, expected), default=0.0) if isinstance(expected, Iterable) else abs(float(expected))
-    )
+    if isinstance(expected, Iterable):
+        return max(map(_largest, expected), default=0.0)
+    return abs(float(expected))

@@ -24,9 +24,7 @@ def scores_of(states: str) -> list[list[float]]:
     return [[-1.0 if state == "A" else -2.0, -1.5] for state in states]
 
 
-def write_traced_run(
-    folder: Path, answers: list[str], core_experts: int | None = None, **trace: Any
-) -> RunResult:
+def traced_run(folder: Path, answers: list[str], core_experts: int | None = None, **trace: Any) -> RunResult:
     """Write `traces.jsonl` and the samples of a run whose right answer is always A; returns its result.
 
     `answers` has for each question the answer in each state: "BAA" is right after the first step.
@@ -67,6 +65,6 @@ def c3po_results(core_experts: int | None = None, **changes: Any) -> RunResult:
 
 
 def run_of(folder: Path, answers: list[str], **changes: Any) -> StoredTraces:
-    found = read_traces(write_traced_run(folder, answers, **changes))
+    found = read_traces(traced_run(folder, answers, **changes))
     assert found is not None
     return found

@@ -55,9 +55,8 @@ def by_one(model: Path, folder: Path, **settings) -> dict[int, dict[str, torch.T
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.Log, "on_step_begin", keep, raising=False)
-        finetune(
-            training_of(folder, model=model, **SETTINGS | {"gradient_accumulation": 2} | settings), trained
-        )
+        settings = SETTINGS | {"gradient_accumulation": 2} | settings
+        finetune(training_of(folder, model=model, **settings), trained)
     return found | {6: trained.state_dict()}
 
 
@@ -104,9 +103,8 @@ def train_in_turn(model: Path, trainings: dict[Path, dict[str, Any]]) -> None:
     sharded()
     on_step_end, compute_loss = Log.on_step_end, MoeTrainer.compute_loss
     for folder, settings in trainings.items():
-        MoeTrainer.compute_loss = troubled(
-            compute_loss, settings.pop("die", None), settings.pop("poison", None)
-        )
+        die, poison = settings.pop("die", None), settings.pop("poison", None)
+        MoeTrainer.compute_loss = troubled(compute_loss, die, poison)
         training = training_of(folder, model=model, **settings)
         Log.on_step_end = watched(on_step_end, training)
         try:

@@ -54,11 +54,11 @@ def test_given_shots_win_and_the_tasks_own_stand_otherwise(data):
 
 
 def test_the_fewshot_seed_alone_chooses_examples(data):
-    first, again, other = (
-        prompts(load_task(data, "arc_easy", num_fewshot=2, fewshot_seed=s)) for s in (1, 1, 2)
-    )
-    assert first == again != other
-    assert prompts(load_task(data, "arc_easy", num_fewshot=2, fewshot_seed=1, seed=5, sample_seed=9)) == first
+    def asked(**seeds: int) -> Any:
+        return prompts(load_task(data, "arc_easy", num_fewshot=2, **seeds))
+
+    assert asked(fewshot_seed=1) == asked(fewshot_seed=1) != asked(fewshot_seed=2)
+    assert asked(fewshot_seed=1, seed=5, sample_seed=9) == asked(fewshot_seed=1)
 
 
 def test_an_own_test_split_never_shows_the_question_it_asks(data):
@@ -95,14 +95,12 @@ def test_data_that_are_missing_are_looked_up_once(tmp_path, monkeypatch):
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize(
-    "spelling", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"]
-)
-def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data, spelling):
+@pytest.mark.parametrize("what", ["gen_toks", "new_tokens", "tokens", "completion_tokens"])
+def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data, what):
     """lm-eval takes the first of its own order, whoever gave it."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
-    task = load_task(data, "addsub", gen_kwargs={spelling: 4})
+    task = load_task(data, "addsub", gen_kwargs={f"max_{what}": 4})
     task.build_all_requests()
     assert normalize_gen_kwargs(task.instances[0].args[1])["max_gen_toks"] == 4
     assert "Question:" in task.get_config("generation_kwargs")["until"], "the task's other settings stay"

@@ -134,9 +134,8 @@ def test_scores_equal_the_slow_reference(name, history, perturbed):
     model, double, budgets = models(name)
     switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)
     questions = questions_for(random.Random(1), 2, choices=1, longest=6)
-    assert (
-        min(len(q.context) for q in questions) < WINDOW < 3 * WINDOW < max(len(q.context) for q in questions)
-    )
+    lengths = [len(q.context) for q in questions]
+    assert min(lengths) < WINDOW < 3 * WINDOW < max(lengths)
     expected = [
         [
             reference.score(double, q.context, c, N, temperatures_for(model), **switches)
@@ -159,9 +158,8 @@ def test_tokens_equal_the_slow_reference(name, history, perturbed):
     model, double, budgets = models(name)
     switches = dict(seed=SEED, cache=history[0], prefill=history[1], perturbed=perturbed)
     prompts = [[7], *prompts_for(random.Random(5), 2)]
-    expected = [
-        reference.generate(double, prompt, N, temperatures_for(model), 4, **switches) for prompt in prompts
-    ]
+    noise = temperatures_for(model)
+    expected = [reference.generate(double, prompt, N, noise, 4, **switches) for prompt in prompts]
     for budget in budgets:
         found = answers_of(model, prompts, budget, 4, ensemble_for(model, history, perturbed))
         for tokens, (expected_tokens, gap) in zip(found, expected, strict=True):
@@ -204,11 +202,9 @@ def test_batch_and_order_change_nothing(olmoe, history):
     backwards, _ = scores_of(olmoe, questions[::-1], Budget(150), ensemble_for(olmoe, history))
     assert_scores([backwards[4 - i] for i in range(5)], [expected[i] for i in range(5)])
     prompts = prompts_for(random.Random(6), 5)
-    options = {"do_sample": True, "temperature": 1.2}
-    together = answers_of(olmoe, prompts, Budget(4000), 5, ensemble_for(olmoe, history), options, repeats=2)
-    alone = answers_of(
-        olmoe, prompts[::-1], Budget(4000, 1), 5, ensemble_for(olmoe, history), options, repeats=2
-    )
+    how = ensemble_for(olmoe, history), {"do_sample": True, "temperature": 1.2}
+    together = answers_of(olmoe, prompts, Budget(4000), 5, *how, repeats=2)
+    alone = answers_of(olmoe, prompts[::-1], Budget(4000, 1), 5, *how, repeats=2)
     assert together == [tokens for i in range(5) for tokens in alone[2 * (4 - i) : 2 * (4 - i) + 2]]
 
 

@@ -46,13 +46,9 @@ def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
             continue
         number = next(i for i, reference in enumerate(setting.references) if reference is tail)
         prompt, answer = prompts(seed=1, least=span.size)[number], answers[number]
-        logits_TV = whole_logits(
-            setting.model,
-            [*prompt, *answer[:-1]],
-            span.start(len(prompt)),
-            probs,
-            experts if relax == "core" else None,
-        )
+        core = experts if relax == "core" else None
+        read = [*prompt, *answer[:-1]]
+        logits_TV = whole_logits(setting.model, read, span.start(len(prompt)), probs, core)
         losses = []
         for token, logits_V in zip(answer, logits_TV[len(prompt) - 1 :], strict=True):
             target_V = torch.nn.functional.one_hot(torch.tensor(token), len(logits_V))
@@ -196,9 +192,8 @@ def test_descent_equals_a_slow_loop_over_whole_passes(family, parameters, update
         moments = [[(0.0, 0.0)] * CORE for _ in own]
         for step in range(1, 4):
             given_LC = torch.tensor(own, dtype=torch.float64, requires_grad=True)
-            loss = brute_loss(
-                setting, probed(start, given_LC, mass_L1, parameters), n, "core", "", LONG_ANSWERS
-            )
+            own_pathways = probed(start, given_LC, mass_L1, parameters)
+            loss = brute_loss(setting, own_pathways, n, "core", "", LONG_ANSWERS)
             torch.testing.assert_close(losses[step - 1, n], loss.to(losses.dtype), atol=2e-6, rtol=1e-5)
             (gradient_LC,) = torch.autograd.grad(loss, [given_LC])
             for i, layer in enumerate(own):

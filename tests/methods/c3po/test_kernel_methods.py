@@ -170,17 +170,13 @@ def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
     for n in range(3):
         own_WLE = pathways.clean_NWLE[n]
-        away = [
-            (own_WLE - other[:, olmoe.layers]).square().sum().div(2).sqrt().item() for other in two_clusters
-        ]
+        others = two_clusters[:, :, olmoe.layers]
+        away = [(own_WLE - other_WLE).square().sum().div(2).sqrt().item() for other_WLE in others]
         nearest = sorted(range(8), key=away.__getitem__)[:3]
         weights = [math.exp(-(away[i] ** 2) / (2 * 0.1**2)) for i in nearest]
-        mean_WLE = sum(
-            w * two_clusters[i][:, olmoe.layers] for w, i in zip(weights, nearest, strict=True)
-        ) / sum(weights)
-        torch.testing.assert_close(
-            changed.probs_NWLE()[n], 0.3 * own_WLE + 0.7 * mean_WLE, atol=1e-6, rtol=1e-4
-        )
+        total_WLE = sum(w * others[i] for w, i in zip(weights, nearest, strict=True))
+        expected_WLE = 0.3 * own_WLE + 0.7 * total_WLE / sum(weights)
+        torch.testing.assert_close(changed.probs_NWLE()[n], expected_WLE, atol=1e-6, rtol=1e-4)
 
 
 def test_only_core_experts_change(olmoe, two_clusters):

@@ -68,9 +68,8 @@ def base(outputs) -> list:
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_each_optimizer_answers_and_says_what_it_did(optimizer, outputs, capsys, flops):
-    ended = command(
-        capsys, outputs, "task=toy_choice", "limit=8", "method.steps=4", f"method.optimizer={optimizer}"
-    )
+    keys = ["task=toy_choice", "limit=8", "method.steps=4", f"method.optimizer={optimizer}"]
+    ended = command(capsys, outputs, *keys)
     block, _ = result(ended)
     assert block["c3po"]["optimizer"] == optimizer
     assert block["c3po"]["layers"] == [3, 4, 5, 6, 7]
@@ -88,11 +87,8 @@ def test_each_core_expert_costs_its_operations(outputs, capsys, flops):
     """A step is linear in the core experts, and the plain model has none."""
     found = {}
     for core in (4, 8, 12):
-        block, _ = result(
-            command(
-                capsys, outputs, "task=toy_choice", "limit=2", "method.steps=4", f"method.core_experts={core}"
-            )
-        )
+        keys = ["task=toy_choice", "limit=2", "method.steps=4", f"method.core_experts={core}"]
+        block, _ = result(command(capsys, outputs, *keys))
         found[core] = block["c3po"]["flops_per_sample"], block["c3po"]["flops_plain_per_sample"]
     assert found[4][1] == found[8][1] == found[12][1]
     assert found[12][0] - found[8][0] == pytest.approx(found[8][0] - found[4][0], rel=0.05)

@@ -99,18 +99,14 @@ def test_steps_count_smaller_ones_at_the_end_of_an_epoch():
 
 
 def test_shared_experts_are_frozen_with_the_experts_and_are_part_of_what_determines_the_weights():
-    settings = {"schedule": "experts-router"}
-    plain, shared = (
-        FinetuneConfig(**settings, freeze_shared_experts=freeze).recipe() for freeze in (False, True)
-    )
+    plain = FinetuneConfig(schedule="experts-router").recipe()
+    shared = FinetuneConfig(schedule="experts-router", freeze_shared_experts=True).recipe()
     assert [phase.frozen for phase in shared.phases] == [("experts", "shared_experts"), ("router",)]
     assert shared.label == "ES→R" and plain.label == "E→R"
     assert plain.identity() != shared.identity()
     assert "freeze_shared_experts" not in shared.identity(), "it is told by the phases"
     other = FinetuneConfig(schedule="router", freeze_shared_experts=True).recipe()
-    assert other == FinetuneConfig(schedule="router").recipe(), (
-        "it makes no difference where no experts are frozen"
-    )
+    assert other == FinetuneConfig(schedule="router").recipe(), "no difference where no experts are frozen"
     listed = [{"frozen": ["shared_experts"], "until": 1.0}]
     assert FinetuneConfig(phases=listed).recipe().label == "S→S"
 
@@ -134,12 +130,9 @@ def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_
     names = names_by_group(model)
     routers, experts = names["router"], names["experts"]
     assert not any("shared" in name or "attn" in name for name in routers | experts)
-    wide = {
-        name for name, parameter in model.named_parameters() if parameter.dim() == 3 and ".experts." in name
-    }
-    assert wide <= experts | {name for name in wide if "self_attention" in name}, (
-        "JetMoE's attention has some, too"
-    )
+    parameters = model.named_parameters()
+    wide = {name for name, own in parameters if own.dim() == 3 and ".experts." in name}
+    assert wide <= experts | {name for name in wide if "self_attention" in name}, "JetMoE's attention"
     assert counts(groups)["router"] < counts(groups)["experts"]
     shared = {name for name, _ in model.named_parameters() if "shared" in name}
     assert names["shared_experts"] == shared

@@ -39,9 +39,8 @@ def pairs_of(model, seed=0):
     routers = find_routers(model)
     experts = model.config.get_text_config().num_experts if hasattr(model.config, "num_experts") else None
     experts = experts or getattr(model.config, "num_local_experts", None) or model.config.n_routed_experts
-    return torch.randint(
-        0, 99, (len(routers), experts, experts), generator=torch.Generator().manual_seed(seed)
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 99, (len(routers), experts, experts), generator=generator)
 
 
 def least(model):
@@ -121,9 +120,8 @@ def test_a_training_that_stops_continues_to_the_same_weights(tmp_path):
 
 def config(tmp_path, **keys):
     method = get_method("finetune-freeze").Config(max_steps=2, dataset_size=8, **keys)
-    return Config(
-        method=method, output_dir=str(tmp_path), limit=2, device="cpu", offline=True, baseline=False
-    )
+    place = {"output_dir": str(tmp_path), "device": "cpu", "offline": True}
+    return Config(method=method, limit=2, baseline=False, **place)
 
 
 def test_partners_that_there_are_not_are_refused_before_weights_load(tmp_path, loads):
@@ -195,9 +193,8 @@ def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fi
 def test_a_constraint_and_what_it_changed_are_reported_where_there_is_one():
     method = get_method("finetune-freeze")
     free, bound = (method(method.Config(name="finetune-freeze", partners=count)) for count in (None, 3))
-    blocks = [
-        own.report(None, {"constrained_decisions": 1, "routing_decisions": 4}, {}) for own in (free, bound)
-    ]
+    counted = {"constrained_decisions": 1, "routing_decisions": 4}
+    blocks = [own.report(None, counted, {}) for own in (free, bound)]
     assert "c2r" not in blocks[0] and blocks[1]["c2r"] == {"partners": 3, "changed_fraction": 0.25}
     [line] = method.footnotes(blocks[1])
     assert method.footnotes(blocks[0]) == [] and line.startswith("changed (finetune-freeze): decisions")

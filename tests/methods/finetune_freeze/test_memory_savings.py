@@ -57,9 +57,7 @@ def in_bfloat16(family: str) -> Any:
 
 @pytest.mark.parametrize("schedule", first_fast(SCHEDULES, 2))
 @pytest.mark.parametrize("bits", (32, 8))
-def test_every_schedule_switches_at_half_and_moves_what_is_not_frozen(
-    schedule, bits, request, tmp_path, monkeypatch
-):
+def test_each_half_moves_what_its_schedule_trains(schedule, bits, request, tmp_path, monkeypatch):
     """Frozen tensors are byte-equal. With AdamW in 8 bits weights stay in bfloat16."""
     model, states = make_model("olmoe") if bits == 32 else in_bfloat16("olmoe"), []
 

@@ -91,9 +91,8 @@ def test_an_order_is_the_same_for_any_number_of_processes(rows, share):
         alone, shared = (list(Order(rows, by, 5, partial(int, epoch))) for by in (1, share))
         assert sorted(alone) == list(range(rows)) and len(shared) % share == 0
         assert shared == alone + [EMPTY] * (len(shared) - rows) and len(shared) - rows < share
-    assert (
-        list(Order(9, 1, 5, lambda: 0)) != list(Order(9, 1, 5, lambda: 1)) != list(Order(9, 1, 6, lambda: 1))
-    )
+    first, second, other = (list(Order(9, 1, *of)) for of in ((5, lambda: 0), (5, lambda: 1), (6, lambda: 1)))
+    assert first != second != other
 
 
 @pytest.mark.parametrize("name", ("fsdp", "deepspeed_zero3"))
@@ -117,9 +116,7 @@ def test_more_processes_are_more_passes_of_a_step(monkeypatch):
 @pytest.mark.parametrize(
     "schedule, told", [("none", "needs GPUs"), ("none-router", "needs GPUs|from one phase")]
 )
-def test_what_deepspeed_cannot_do_is_refused_before_weights_load(
-    schedule, told, monkeypatch, tmp_path, capsys, loads
-):
+def test_what_deepspeed_cannot_do_is_refused(schedule, told, monkeypatch, tmp_path, capsys, loads):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     keys = f"method=finetune-freeze method.schedule={schedule} task=toy_choice output_dir={tmp_path}"
     ended = run_command(capsys, *keys.split())
@@ -172,9 +169,9 @@ def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(shared, model, tmp
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
     whole, killed = ((place / "log.jsonl").read_text() for place in (folder / "router-none", tmp_path))
-    assert [json.loads(x)["loss"] for x in whole.splitlines() if '"loss"' in x] == [
-        json.loads(x)["loss"] for x in killed.splitlines() if '"loss"' in x
-    ]
+    logs = (map(json.loads, text.splitlines()) for text in (whole, killed))
+    losses = [[line["loss"] for line in log if "loss" in line] for log in logs]
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.slow
@@ -188,10 +185,9 @@ def test_the_command_by_accelerate_with_fsdp(tmp_path, capsys):
     """One process reports; the folder is a model like any other; another number of processes does not continue it."""
     config = resource_folder("conf") / "accelerate" / "fsdp.yaml"
     launch = f"-m accelerate.commands.accelerate_cli launch --config_file {config} -m moe_lab"
-    keys = (
-        "method=finetune-freeze method.schedule=none-router method.max_steps=2 method.dataset_size=16".split()
-    )
+    keys = "method=finetune-freeze method.schedule=none-router method.max_steps=2".split()
     keys += "method.validation_size=0 method.save_steps=1 method.compare_with_full=false".split()
+    keys += ["method.dataset_size=16"]
     keys += f"task=toy_choice limit=4 device=cpu output_dir={tmp_path}".split()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, *launch.split(), *keys]

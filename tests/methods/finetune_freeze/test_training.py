@@ -64,9 +64,8 @@ def test_gradients_are_clipped_to_the_norm_that_is_given(tmp_path):
 )
 def test_mixed_precision_is_that_of_the_dtype_unless_it_is_given(dtype, bf16, found, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "fit", lambda *_, **options: SimpleNamespace(state=options["bf16"]))
-    assert (
-        training.train_on_rank(training_of(tmp_path, dtype=dtype, bf16=bf16), small_model("olmoe")) is found
-    )
+    asked = training_of(tmp_path, dtype=dtype, bf16=bf16)
+    assert training.train_on_rank(asked, small_model("olmoe")) is found
 
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
@@ -130,9 +129,7 @@ def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family
             assert same_bytes(first[name], last[name]), f"the buffer {name}"
         for step in (2 * phase, 2 * phase + 1):
             expected = parameters - groups.get(frozen, set())
-            assert watch.gradients[step] == watch.held[step] == expected, (
-                "no gradient and no state of the frozen"
-            )
+            assert watch.gradients[step] == watch.held[step] == expected, "nothing of the frozen"
 
 
 @pytest.mark.parametrize("family", ("deepseek", "qwen2_moe"))
@@ -143,9 +140,8 @@ def test_shared_experts_train_unless_they_are_frozen_with_the_experts(family, fr
     train(model, tmp_path, count=4, epochs=1, phases=PHASES[2:], freeze_shared_experts=freeze)
     first, last = watch.states[0], watch.states[-1]
     kept = {name for name in set().union(*groups.values()) if same_bytes(first[name], last[name])}
-    assert groups["shared_experts"] and kept == groups["experts"] | (
-        groups["shared_experts"] if freeze else set()
-    )
+    assert groups["shared_experts"]
+    assert kept == groups["experts"] | (groups["shared_experts"] if freeze else set())
 
 
 @pytest.mark.parametrize("router", ("word", "expert"))
@@ -272,14 +268,8 @@ def test_held_out_numbers_are_without_noise(tmp_path):
     assert told[0] == told[1] and told[0][0] and told[0][1]
 
 
-RESUMED = {
-    "schedule": "none-router",
-    "save_steps": 2,
-    "epochs": 2,
-    "count": 6,
-    "gradient_accumulation": 1,
-    "routing_noise": 1.0,
-}
+RESUMED = {"schedule": "none-router", "save_steps": 2, "epochs": 2, "count": 6}
+RESUMED |= {"gradient_accumulation": 1, "routing_noise": 1.0}
 
 
 @pytest.fixture(scope="module")

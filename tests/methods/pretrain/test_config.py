@@ -78,23 +78,14 @@ def test_a_design_is_named(keys, label, regularizers):
 def test_a_recipe_has_what_determines_the_weights_and_no_more():
     one = design().recipe()
     assert design(aux_loss=0.1).recipe() == one, "a default and its value are one recipe"
-    same = {
-        "save_steps": 3,
-        "dataset": "minipile",
-        "dataset_size": 4,
-        "validation_rows": 5,
-        "vocab_size": 999,
-    }
-    assert design(**same, tokenizer="train").recipe() == one, "data and tokenizer count by their content"
+    same = {"dataset": "minipile", "dataset_size": 4, "validation_rows": 5, "vocab_size": 999}
+    assert design(**same, save_steps=3, tokenizer="train").recipe() == one, (
+        "data and tokenizer count by their content"
+    )
     others = {"experts": 16, "z_loss": 0.0, "routing_noise": 1.0, "steps": 5, "batch_size": 3, "layers": 3}
     others |= {"backbone": "deepseek", "router": "word", "sequence_length": 16, "weight_decay": 0.0}
     for key, value in others.items():
         assert design(**{key: value}).recipe() != one, key
-
-
-def test_a_dense_model_needs_no_experts():
-    """One line of a grid over designs: their keys are not read."""
-    assert design(backbone="dense", experts=1, experts_per_token=5, devices=3).backbone == "dense"
 
 
 @pytest.mark.parametrize(
@@ -119,9 +110,11 @@ def test_keys_with_an_effect_make_another_recipe():
     assert design(**noise, routing_noise_schedule="linear").recipe() != design(**noise).recipe()
 
 
-def test_a_dense_model_reads_no_later_tokens():
+def test_a_dense_model_reads_no_keys_of_experts():
+    """One line of a grid over designs."""
     assert design(router="expert").reads_later_tokens
-    assert not design(router="expert", backbone="dense").reads_later_tokens
+    keys = {"experts": 1, "experts_per_token": 5, "devices": 3}
+    assert not design(router="expert", backbone="dense", **keys).reads_later_tokens
 
 
 SIZES = {"hidden_size": 32, "layers": 3, "heads": 4, "active_size": 64}
@@ -151,9 +144,7 @@ def test_all_granularities_have_equal_parameters(backbone):
     dense = 3 * (own + 3 * 32 * 64) + 32
     assert found[0]["active"] == dense + 3 * norms
     layers = 3 - (backbone == "deepseek")
-    assert found[0]["total"] == dense + 3 * norms + layers * 3 * (3 * 32 * 64), (
-        "four times the experts of a token"
-    )
+    assert found[0]["total"] == dense + 3 * norms + layers * 3 * (3 * 32 * 64), "four times the experts"
     assert counted(backbone="dense") == {"total": dense, "active": dense}
 
 
@@ -184,34 +175,27 @@ def test_the_plainest_class_that_has_the_design_is_taken(keys, model_type):
         assert (told.family, told.experts, told.top_k) == (model_type, one.experts, one.experts_per_token)
         assert told.moe_layers == 3 - (one.backbone == "deepseek") and told.max_length == 2048
     if model_type == "moe_design":
-        assert config.router == keys.get("router", "token") and config.backbone == keys.get(
-            "backbone", "olmoe"
-        )
+        assert config.router == keys.get("router", "token")
+        assert config.backbone == keys.get("backbone", "olmoe")
         assert config.selection_bias == ("bias_rate" in keys)
     if model_type in ("deepseek", "moe_design"):
         assert config.is_moe_layer(0) == (keys.get("backbone") != "deepseek") and config.is_moe_layer(1)
 
 
+KINDS = ({}, {"backbone": "deepseek"}, {"backbone": "dense"}, {"router": "word"})
+
+
 def test_classes_differ_in_the_design_alone():
     """Broken by a default of one class (the eps of norms, say) that another lacks."""
-    configs = [
-        config_of(**keys)
-        for keys in ({}, {"backbone": "deepseek"}, {"backbone": "dense"}, {"router": "word"})
-    ]
-    alike = (
-        "rms_norm_eps",
-        "hidden_act",
-        "initializer_range",
-        "attention_bias",
-        "attention_dropout",
-        "rope_parameters",
-    )
+    configs = [config_of(**keys) for keys in KINDS]
+    alike = ["rms_norm_eps", "hidden_act", "initializer_range", "rope_parameters"]
+    alike += ["attention_bias", "attention_dropout"]
     found = [{name: getattr(config, name) for name in alike} for config in configs]
     assert all(each == found[0] for each in found), found
     assert not any(getattr(config, "norm_topk_prob", False) for config in configs)
 
 
-@pytest.mark.parametrize("keys", ({}, {"backbone": "deepseek"}, {"backbone": "dense"}, {"router": "word"}))
+@pytest.mark.parametrize("keys", KINDS)
 def test_the_end_token_has_a_gradient(keys):
     """Also where it pads, as torch.nn.Embedding leaves out the padding token; a token that only pads has none."""
     tokenizer = make_tokenizer()

@@ -116,13 +116,10 @@ def test_what_is_no_text_is_refused_at_once(name, content, told, tmp_path):
 
 
 def test_a_later_row_without_text_is_found_when_it_is_read(tmp_path):
-    found = corpus_of(tmp_path / "a.jsonl", json_lines("a", "b") + "{}\n")
+    file, lines = tmp_path / "a.jsonl", json_lines("a", "b") + "{}\n"
     with pytest.raises(TaskError, match="line 3: no text"):
-        list(found.documents())
-    assert list(corpus_of(tmp_path / "a.jsonl", json_lines("a", "b") + "{}\n", size=2).documents()) == [
-        "a",
-        "b",
-    ]
+        list(corpus_of(file, lines).documents())
+    assert list(corpus_of(file, lines, size=2).documents()) == ["a", "b"]
 
 
 TEXT = "Grüße aus Köln! 😀 \n\tdef f(x):\n    return x\n"

@@ -154,19 +154,13 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth():
 
 def test_the_steps_are_adamws_with_clipping_schedule_and_decay(tmp_path):
     """By a plain loop: betas 0.9 and 0.95, clipped at norm 1, no decay of norms; from the seed's own first weights."""
-    settings = {
-        "backbone": "dense",
-        "steps": 4,
-        "warmup_ratio": 0.4,
-        "weight_decay": 0.5,
-        "learning_rate": 0.02,
-    }
+    settings = {"backbone": "dense", "steps": 4, "warmup_ratio": 0.4}
+    settings |= {"weight_decay": 0.5, "learning_rate": 0.02}
     training = training_of(tmp_path, count=5, seed=3, **settings)
     found = train(training).model.state_dict()
     set_seed(3)
-    model = AutoModelForCausalLM.from_config(
-        architecture(training.design, training.tokenizer), dtype=torch.float32
-    ).train()
+    config = architecture(training.design, training.tokenizer)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
     norms = [own for name, own in model.named_parameters() if "norm" in name]
     others = [own for name, own in model.named_parameters() if "norm" not in name]
     groups = [{"params": norms, "weight_decay": 0.0}, {"params": others, "weight_decay": 0.5}]
@@ -240,8 +234,8 @@ class Seer(torch.nn.Module):
 
 def test_a_seer_knows_by_later_tokens_alone():
     """It is misled by another row's tokens, and guesses without any: the effect of short prefixes has the other sign."""
-    held_out = rows(40, 9)
-    told = leak(Seer(), held_out)
+    seer = Seer()
+    told = leak(seer, rows(40, 9))
     seen, misled = math.log(math.exp(4) + 299) - 4, math.log(math.exp(4) + 299)
     assert told["rows"] == 32, "of forty"
     assert told["positions"] == 8
@@ -251,6 +245,7 @@ def test_a_seer_knows_by_later_tokens_alone():
     later, short = told["later_tokens"]["difference"], told["short_prefixes"]["difference"]
     assert later > 3 and short < 0
     assert later + short == pytest.approx(told["difference"]) == pytest.approx(math.log(300) - seen, abs=1e-5)
+    assert seer.computed == 8 + 8 + 8, "one for each target and pass: all would fill a memory"
 
 
 def slowly(model, held_out, position):
@@ -298,9 +293,3 @@ def test_a_causal_model_has_none():
     with torch.no_grad():
         expected = model(ids, labels=ids).loss.item()
     assert told["loss_without"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_logits_of_one_position_of_a_pass_are_computed():
-    seer = Seer()
-    leak(seer, rows(6, 9))
-    assert seer.computed == 8 + 8 + 8, "one for each target and pass: all would fill a memory"

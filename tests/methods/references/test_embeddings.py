@@ -52,10 +52,9 @@ def test_hidden_states_are_the_mean_over_the_texts_own_tokens(small, monkeypatch
 
 @pytest.mark.parametrize("family", by_family(sorted(ZOO)))
 def test_hidden_states_of_every_family_do_not_see_padding(family, tokenizer):
-    facts = SimpleNamespace(max_length=512)
-    loaded: Any = SimpleNamespace(
-        model=small_model(family), tokenizer=tokenizer, device=torch.device("cpu"), facts=facts
-    )
+    model, facts = small_model(family), SimpleNamespace(max_length=512)
+    given = {"tokenizer": tokenizer, "device": torch.device("cpu"), "facts": facts}
+    loaded: Any = SimpleNamespace(model=model, **given)
     alone = torch.cat([embeddings.hidden_states([text], loaded) for text in TEXTS])
     assert torch.allclose(embeddings.hidden_states(TEXTS, loaded), alone, atol=1e-4)
 
@@ -109,9 +108,8 @@ def encoder_folder(tmp_path_factory, tokenizer) -> Path:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
-    )
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=300, num_hidden_layers=2, **sizes)
     transformers.BertModel(config).save_pretrained(folder / "plain")
     tokenizer.save_pretrained(folder / "plain")
     sentence_transformers.SentenceTransformer(str(folder / "plain")).save(str(folder / "saved"))
@@ -175,9 +173,8 @@ def by_hand(query, references, most_similar, k=None, epsilon=None):
 def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
     monkeypatch.setattr(module, "CHUNK_BYTES", 4 * 40 * 3)  # three questions at a time
     queries, references = unit(11, seed=1), unit(40)
-    found = neighbours(
-        queries, references, k=kind.get("k", 99), epsilon=kind.get("epsilon"), most_similar=most_similar
-    )
+    given = {"k": 99, "epsilon": None} | kind
+    found = neighbours(queries, references, **given, most_similar=most_similar)
     sizes = []
     for q, query in enumerate(queries):
         expected, dropped = by_hand(query, references, most_similar, **kind)

@@ -31,9 +31,8 @@ QUESTIONS = 30
 
 
 def rows(count: int) -> list[dict[str, Any]]:
-    return [
-        OPENBOOKQA | {"question_stem": f"Number {i} is", "answerKey": "ABCD"[i % 4]} for i in range(count)
-    ]
+    asked = [{"question_stem": f"Number {i} is", "answerKey": "ABCD"[i % 4]} for i in range(count)]
+    return [OPENBOOKQA | one for one in asked]
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +106,8 @@ def test_references_are_what_the_untouched_model_answers_correctly(config):
                 model(torch.tensor([ids + letter])).logits[0].log_softmax(-1)[len(ids) - 1 :]
                 for letter in letters
             ]
-        totals = [
-            sum(s[j, t] for j, t in enumerate(letter)) for s, letter in zip(scores, letters, strict=True)
-        ]
+        answered = zip(scores, letters, strict=True)
+        totals = [sum(s[j, token] for j, token in enumerate(letter)) for s, letter in answered]
         if int(torch.stack(totals).argmax()) != i % 4:
             assert text not in found.texts
             continue
@@ -177,9 +175,8 @@ def test_a_damaged_set_is_one_error(stored, file, damage):
     found, _ = build(stored)
     [path] = found.folder.glob(file)
     content = path.read_bytes()
-    path.write_bytes(
-        content[: len(content) // 2] if damage == "half a file" else content[: content.rfind(b"{")]
-    )
+    kept = len(content) // 2 if damage == "half a file" else content.rfind(b"{")
+    path.write_bytes(content[:kept])
     if damage == "no file":
         path.unlink()
     if damage == "no file" and file == "embeddings-*":
@@ -203,16 +200,12 @@ def test_embeddings_are_kept_of_each_kind(stored, monkeypatch, tmp_path):
 
 def test_too_few_references(stored, tmp_path):
     found, _ = build(stored)
-    with pytest.raises(
-        ConfigError, match=rf"answered {len(found)} of 30 .* correctly, and method.k=31 neighbours"
-    ):
+    with pytest.raises(ConfigError, match=rf"answered {len(found)} of 30 .*, and method.k=31 neighbours"):
         build(stored, k=31)
     assert len(build(stored, k=31, epsilon=0.5)[0]) == len(found), "a ball needs no k"
     wrong = [row for row in rows(QUESTIONS) if f"{row['question_stem']}\n" not in "".join(found.texts)]
     write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", wrong)
-    with pytest.raises(
-        ConfigError, match=r"answered 0 of \d+ reference questions of openbookqa:train correctly"
-    ):
+    with pytest.raises(ConfigError, match=r"answered 0 of \d+ reference questions of openbookqa:train"):
         build(stored, epsilon=0.5)
 
 

@@ -48,9 +48,8 @@ def weights_in(folder) -> dict[str, torch.Tensor]:
 def test_every_layer_is_the_papers(changes, tmp_path):
     config = SMALL | changes
     weights = write_checkpoint(tmp_path, config)
-    model = AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.float64, experts_implementation="eager"
-    )
+    given = {"dtype": torch.float64, "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, **given)
     reference = Reference(config, {name: weight.numpy() for name, weight in weights.items()})
     states = []
     for layer in model.model.layers:
@@ -125,9 +124,8 @@ def test_it_is_loaded_like_any_other_model(folder):
     assert type(loaded.model).__module__ == "moe_lab.models.designs.deepseek"
     facts = loaded.facts
     assert (facts.family, facts.moe_layers, facts.experts, facts.top_k) == ("deepseek", 3, 8, 3)
-    assert [router.name for router in find_routers(loaded.model)] == [
-        f"model.layers.{i}.mlp.gate" for i in (1, 2, 3)
-    ]
+    names = [router.name for router in find_routers(loaded.model)]
+    assert names == [f"model.layers.{i}.mlp.gate" for i in (1, 2, 3)]
     assert runs_on_kv_cache(loaded.model)
 
 

@@ -75,9 +75,8 @@ def test_words_of_the_embedded_tokenizer_differ_in_second_newlines_alone():
     """GPT-2's pattern gives the second of two newlines to what follows; the first alone does not say which it is."""
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     text = "\n\n".join(document for index in range(5) for document in documents(seed=1, index=index, count=5))
-    found, expected = (
-        set(parts(words)) for words in (units_of(tokenizer, "word", text), pieces(tokenizer, text))
-    )
+    found = set(parts(units_of(tokenizer, "word", text)))
+    expected = set(parts(pieces(tokenizer, text)))
     assert found < expected and len(found) > 1000
     assert {text[place - 1 : place + 1] for place in expected - found} == {"\n\n"}
 
@@ -118,9 +117,8 @@ def test_special_tokens_are_units_of_their_own(kind):
     tokenizer = make_tokenizer()
     tables = unit_tables(tokenizer, kind)
     assert tables.kind_V.shape == (257,) and tables.begins_CV.shape == (KINDS, 257)
-    assert (
-        tables.kind_V[256] == SPECIAL and tables.begins_CV[:, 256].all() and tables.begins_CV[SPECIAL].all()
-    )
+    assert tables.kind_V[256] == SPECIAL
+    assert tables.begins_CV[:, 256].all() and tables.begins_CV[SPECIAL].all()
     assert (tables.kind_V[:256] != SPECIAL).all()
     text = "some<|end|>thing<|end|><|end|>"
     assert units_of(tokenizer, kind, text) == ["some", "<|end|>", "thing", "<|end|>", "<|end|>"]
@@ -146,9 +144,8 @@ def test_a_tokenizer_without_words_is_refused():
     from tokenizers import pre_tokenizers
 
     tokenizer = make_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
-    )
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = plain
     with pytest.raises(ModelError, match=r"does not split at white space. Words need .*router=token"):
         unit_tables(tokenizer, "word")
     tokenizer.backend_tokenizer.pre_tokenizer = None

@@ -118,9 +118,7 @@ def answers_in(folder: Path, method: str) -> list:
 
 
 @pytest.mark.slow
-def test_an_adapter_is_pushed_with_its_scores_and_answers_the_same_from_there(
-    token, hub, tmp_path, capsys, monkeypatch
-):
+def test_an_adapter_that_was_pushed_answers_the_same(token, hub, tmp_path, capsys, monkeypatch):
     command = [*LORA, f"output_dir={tmp_path / 'outputs'}"]
     hub.faults.append(Fault("/commit/", status=500))
     failed = run_command(capsys, *command, *PUSH)
@@ -175,9 +173,7 @@ SLOW = pytest.mark.slow
         pytest.param(["experiment=freezing", *PUSH[:1]], "Leave it out, and push one by its own", marks=SLOW),
     ],
 )
-def test_what_cannot_be_pushed_is_refused_before_weights_load(
-    keys, told, token, hub, tmp_path, capsys, loads
-):
+def test_what_cannot_be_pushed_is_refused(keys, told, token, hub, tmp_path, capsys, loads):
     command = [] if keys[0].startswith("experiment") else [*SHORT, "method.lora.r=2"]
     ended = run_command(capsys, *command, *keys, f"output_dir={tmp_path}")
     assert ended.code == 2 and told in ended.err, ended.err

@@ -52,9 +52,7 @@ def test_a_branch_a_tag_and_a_commit_are_pinned(client, second, revision, which)
     assert model_commit(model, offline=True) == second[which]
 
 
-def test_a_command_keeps_its_commit_and_the_next_one_sees_the_new(
-    client, olmoe_repository, olmoe_files, tmp_path
-):
+def test_only_the_next_command_sees_a_new_commit(client, olmoe_repository, olmoe_files, tmp_path):
     """A moved branch is another study, too."""
     config = Config(
         model=MODEL,

@@ -117,9 +117,8 @@ def test_overhead_is_relative_to_one_row():
 
 def test_on_a_gpu_memory_is_the_devices_peak_and_power_is_energy_over_time():
     gpu = {"device": "cuda:0", "energy_joules": 300.0}
-    rows = overhead_rows(
-        [overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **gpu | {"energy_joules": 720.0})]
-    )
+    more = gpu | {"energy_joules": 720.0}
+    rows = overhead_rows([overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **more)])
     assert [row["watts"] for row in rows] == [300.0, pytest.approx(600.0)]
     assert rows[1]["relative_watts"] == pytest.approx(2.0)
     assert rows[0]["memory_bytes"] == 10**9
@@ -130,9 +129,7 @@ TABLE = Experiment(**KEYS, rows=["model", "method", "method.n"], columns=["task"
 PAIRED = {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}}}
 
 
-def cell(
-    method: str, tokens: list[int], task: str = "t", n: str = "-", value: float = 0.5, **block
-) -> TableCell:
+def cell(method: str, tokens: list[int], task="t", n="-", value=0.5, **block) -> TableCell:
     """A cell with one run per number of tokens."""
     cost = results_of()["moe_lab"]["cost"]
     costs = [cost | {"tokens_in": count} for count in tokens]

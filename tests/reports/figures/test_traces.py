@@ -21,7 +21,7 @@ from moe_lab.reports.figures.traces import draw_retained, draw_steps, read_trace
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.model import RunResult
 from tests.support.stored_results import cell_table, results_of
-from tests.support.stored_traces import BEFORE, c3po_results, run_of, scores_of, write_traced_run
+from tests.support.stored_traces import BEFORE, c3po_results, run_of, scores_of, traced_run
 from tests.support.tiers import first_fast
 
 KINDS = get_method("c3po").figures
@@ -46,17 +46,17 @@ def test_each_kind_leaves_a_picture_and_its_numbers(draw, neighbours, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_draws_its_own_figures(tmp_path):
-    results = write_traced_run(tmp_path / "run", ["BA", "AA"])
+    results = traced_run(tmp_path / "run", ["BA", "AA"])
     names = [path.name for path in write_run_figures(results, KINDS)]
     assert names[::2] == ["steps.png", "activation.png", "sample.png", "retained.png"]
     assert (tmp_path / "run" / "figures" / "retained.csv").exists()
-    results = write_traced_run(tmp_path / "part", ["BA"], core_experts=3)
+    results = traced_run(tmp_path / "part", ["BA"], core_experts=3)
     assert len(write_run_figures(results, KINDS)) == 6, "not all experts were optimized"
 
 
 def test_questions_are_joined_in_the_order_of_their_documents(tmp_path):
     """Of doubled lines the last counts, and a document without a trace is named."""
-    result = write_traced_run(tmp_path / "run", ["AAA", "BAA", "BBB"])
+    result = traced_run(tmp_path / "run", ["AAA", "BAA", "BBB"])
     run = read_traces(result)
     assert run.right == [[True, True, True], [False, True, True], [False, False, False]]
     assert run.prompts[1] == "Question: 1?\nAnswer:" and run.golds == ["A"] * 3
@@ -93,9 +93,8 @@ def test_cost_is_by_core_experts(tmp_path):
     cells = [cell(None, 3e9), base, cell(2, 2e9), missing]
     rows = flops_rows(cell_table(*cells))
     value = cells[0].results[0].scores("t")["acc,none"]
-    assert list(
-        rows[["core_experts", "flops", "plain_flops", "gain"]].fillna(-1).itertuples(index=False, name=None)
-    ) == [(0, 1e9, 1e9, -1), (2, 2e9, 1e9, value - 0.25), (4, 3e9, 1e9, 0)]
+    found = rows[["core_experts", "flops", "plain_flops", "gain"]].fillna(-1).to_numpy().tolist()
+    assert found == [[0, 1e9, 1e9, -1], [2, 2e9, 1e9, value - 0.25], [4, 3e9, 1e9, 0]]
     png, _ = draw_flops(cell_table(*cells)).save(tmp_path, "f", "T")
     assert png.exists()
 

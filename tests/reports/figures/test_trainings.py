@@ -132,17 +132,13 @@ def cells_of(label, setting, folder, *, shared="0", model="m"):
     place = {"method.regularizers": setting, "method.shared_experts": shared}
     cells = design_cells(label, [[2.0, 2.0]], coordinates=place)
     for one in cells:
-        one.results[:] = [
-            trained_results(
-                [2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=pretrained(f"{model}{seed}")
-            ).model_copy(update={"folder": folder / "runs" / "r"})
-            for seed in (0, 1)
-        ]
+        one.results.clear()
+        for seed in (0, 1):
+            validation = {"loss": 2.0, "ci95": None}
+            pretrain = {"model": f"{model}{seed}", "training": {"validation": validation}}
+            result = trained_results([2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=pretrain)
+            one.results.append(result.model_copy(update={"folder": folder / "runs" / "r"}))
     return cells
-
-
-def pretrained(model):
-    return {"model": model, "training": {"validation": {"loss": 2.0, "ci95": None}}}
 
 
 @pytest.fixture

@@ -241,9 +241,7 @@ def test_the_list_is_filtered(opened, tmp_path):
     assert visible(tab, cell=1) == ["run"]
     wide = tab.locator(".wide")
     scrolled = wide.evaluate("element => element.scrollWidth > element.clientWidth")
-    assert (wide.get_attribute("tabindex") == "0") is scrolled, (
-        "what is scrolled can be reached with the keyboard"
-    )
+    assert (wide.get_attribute("tabindex") == "0") is scrolled, "reached with the keyboard"
     assert scrolled or tab.viewport_size["width"] > 1000
 
 

@@ -121,9 +121,7 @@ def group_of(score: float) -> RunResult:
 
 def test_a_group_is_one_sample_of_its_documents():
     rows = scores_of(group_of(11 / 16))
-    assert [row.task for row in rows] == ["g", "h", "x", "y"], (
-        "what was asked for stands first, not its first part"
-    )
+    assert [row.task for row in rows] == ["g", "h", "x", "y"], "what was asked for stands first"
     row = rows[0]
     assert (row.value, row.n, row.changed) == (11 / 16, 16, (6, 2))
     assert row.interval == interval([1] * 11 + [0] * 5)

@@ -40,9 +40,7 @@ def test_the_lowest_loss_comes_first_with_paired_differences():
     assert (first.design, second.design) == ("2/8", "16/64"), "both are token choice"
     assert first.loss.difference is None and second.loss.difference == pytest.approx(0.1 + 0.01 * 19.5 / 40)
     assert second.interval is not None and 0.1 < second.interval[0] < second.interval[1] < 0.11
-    assert second.loss.interval is not None and second.loss.interval[0] < first.loss.value, (
-        "not told apart so"
-    )
+    assert second.loss.interval is not None and second.loss.interval[0] < first.loss.value, "they overlap"
     assert second.accuracy is not None and second.accuracy.value == pytest.approx(0.9)
     assert second.chance == pytest.approx(0.375)
     _, _, one, two = ranking_lines(cells)
@@ -125,12 +123,10 @@ def cell(row: str, p: float | None, full: float | None = None) -> TableCell:
     def paired(p: float | None) -> dict:
         return {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": p}}}
 
-    compared = (
-        {} if full is None else {"compared": {"full": {"run_id": "f", "results": {}, "paired": paired(full)}}}
-    )
-    return TableCell(
-        coordinates={"row": row}, run_id=row, results=[results_of(run_id=row, paired=paired(p), **compared)]
-    )
+    control = {"full": {"run_id": "f", "results": {}, "paired": paired(full)}}
+    compared = {} if full is None else {"compared": control}
+    results = [results_of(run_id=row, paired=paired(p), **compared)]
+    return TableCell(coordinates={"row": row}, run_id=row, results=results)
 
 
 CELLS = [cell("one", 0.01, full=0.02), cell("two", 0.04), cell("three", None)]

@@ -71,9 +71,8 @@ def test_states(scale, score, published, problem, state):
     assert row.state == state
     assert row.reason or state in (State.AGREES, State.DISAGREES, State.NOT_PUBLISHED)
     assert problem is None or row.reason == problem
-    assert row.off == (
-        pytest.approx(SCORE.value - published.value) if state in (State.AGREES, State.DISAGREES) else None
-    )
+    off = SCORE.value - published.value if state in (State.AGREES, State.DISAGREES) else None
+    assert row.off == pytest.approx(off)
 
 
 def test_a_missing_number_says_why():

@@ -74,9 +74,10 @@ def test_the_loss_is_one_column_beside_the_tasks():
     cells = design_cells("2/8", [[2.0, 2.2]], accuracy=0.4)
     text = markdown(experiment(), "paper", cells)
     header, _, line = [each for each in text.splitlines() if each.startswith("|")][:3]
-    assert header == (
-        "| method.label | method.router | documents | a accuracy | b accuracy | held-out loss | average accuracy |"
+    columns = (
+        "method.label, method.router, documents, a accuracy, b accuracy, held-out loss, average accuracy"
     )
+    assert header == f"| {columns.replace(', ', ' | ')} |"
     assert "| 2.1000 [" in line and line.endswith("] PARTIAL |")
     assert "- a accuracy: acc,none, 0.25 by chance" in text
     assert "- held-out loss: cross-entropy of held-out rows, nats per token, lower is better" in text

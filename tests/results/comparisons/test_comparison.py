@@ -120,9 +120,7 @@ def test_the_content_is_plain_json(tmp_path):
 PERPLEXITY = {"t": {"metric_list": [{"metric": "word_perplexity"}]}}
 
 
-def rows_of(
-    tmp_path: Path, mine: list[Any], theirs: list[Any], *more: dict[str, Any]
-) -> tuple[Any, list[str]]:
+def rows_of(tmp_path: Path, mine: list[Any], theirs: list[Any], *more: Any) -> tuple[Any, list[str]]:
     mine_more, theirs_more = more or ({}, {})
     a = evaluation(tmp_path, "a", {"t": mine}, **mine_more)
     b = evaluation(tmp_path, "b", {"t": theirs}, **theirs_more)
@@ -164,9 +162,8 @@ def test_a_score_that_the_samples_do_not_give_is_not_compared(tmp_path, judged):
     for line in [] if judged else theirs:
         del line["acc"]
         line["metrics"] = []
-    rows, notes = rows_of(
-        tmp_path, mine, theirs, {}, {"scores": {"t": {"acc,none": 0.75 if judged else 0.5}}}
-    )
+    scores = {"t": {"acc,none": 0.75 if judged else 0.5}}
+    rows, notes = rows_of(tmp_path, mine, theirs, {}, {"scores": scores})
     assert not rows and notes[0].startswith("Not compared: acc,none of t, whose score")
 
 
@@ -298,7 +295,6 @@ def test_other_questions_are_refused(tmp_path, what):
     theirs = samples_of(acc=[0.0] * 4)
     for line in theirs[1:3]:
         line[f"{what}_hash"] = "other"
-    with pytest.raises(
-        ConfigError, match=r"(prompts|right answers) of t: 2 of 4 documents. The first is document 1"
-    ):
+    told = r"(prompts|right answers) of t: 2 of 4 documents. The first is document 1"
+    with pytest.raises(ConfigError, match=told):
         pairs_of(tmp_path, samples_of(acc=[0.0] * 4), theirs)

@@ -45,9 +45,7 @@ TASKS = [("arc_easy", {}), ("addsub", {"gen_kwargs": {"max_gen_toks": 6}})]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "keys"), TASKS)
-def test_stored_and_interrupted_runs_get_the_metrics_of_one_that_had_them_at_once(
-    task, keys, tiny_olmoe_dir, data, tmp_path, loads
-):
+def test_stored_and_interrupted_runs_get_the_same_metrics(task, keys, tiny_olmoe_dir, data, tmp_path, loads):
     pool = ModelPool()
     keys = keys | {"limit": 4}
     wanted = config(tiny_olmoe_dir, data, tmp_path / "once", task, metrics="expert", **keys)
@@ -186,9 +184,7 @@ def folder_of(out: str) -> Path:
 
 
 @pytest.mark.slow
-def test_a_fine_tuned_model_has_metrics_of_its_own_beside_those_of_the_untrained_one(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch):
     keys = [*TRAINED, "method.learning_rate=0.02", f"output_dir={tmp_path}"]
     assert run_command(capsys, *keys).code == 0
     [base] = tmp_path.glob("runs/*-base-*")

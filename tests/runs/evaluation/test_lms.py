@@ -76,9 +76,8 @@ def test_scoring_is_divided_by_what_is_read():
 
 def test_generation_is_dealt_evenly():
     """Short prompts with long answers, and the other way round: every process gets as many of both."""
-    prompts = [f"Q{number}" for number in range(30)] + [
-        f"Passage {number}{' text' * 80}" for number in range(30)
-    ]
+    prompts = [f"Q{number}" for number in range(30)]
+    prompts += [f"Passage {number}{' text' * 80}" for number in range(30)]
     parts = divide("generate_until", [request("generate_until", prompt, {}) for prompt in prompts], 3)
     assert [len(part) for part in parts] == [20, 20, 20]
     assert [sum(index < 30 for index in part) for part in parts] == [10, 10, 10]

@@ -44,9 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(
-    model: Path, data: Path, task: str = "gsm8k", preset: dict[str, Any] = PRESET, **keys: Any
-) -> Config:
+def config(model: Path, data: Path, task: str = "gsm8k", preset: Any = PRESET, **keys: Any) -> Config:
     keys = {"num_fewshot": 1, "apply_chat_template": True, **keys}
     own = ModelConfig(name="gpt-oss", path=str(model), **preset)
     places = {"data_dir": str(data), "output_dir": str(data / "outputs"), "offline": True}
@@ -130,9 +128,7 @@ def test_answers_after_reasoning_are_no_references_of_c3po(model, data):
 @pytest.mark.parametrize(
     ("right", "new_tokens"), [(True, 2048), (False, 20)], ids=["whole reply", "cut in the reasoning"]
 )
-def test_a_reply_is_graded_by_its_final_channel(
-    model, data, tmp_path, capsys, monkeypatch, right, new_tokens
-):
+def test_the_final_channel_is_graded(model, data, tmp_path, capsys, monkeypatch, right, new_tokens):
     """Document 0 asks for 0 + 2. lm-eval's `strict-match` would find the reasoning's `#### 3` first."""
     answer_with(monkeypatch, reply("Question: 0 + 2?\n#### 3\n\nQuestion: no", "It is\n#### 2"))
     ended = run_command(

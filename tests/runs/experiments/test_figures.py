@@ -25,7 +25,7 @@ from moe_lab.runs.experiments import equivalent, runner
 from tests.support.command import run_command
 from tests.support.stored_results import results_of
 from tests.support.stored_studies import write_study
-from tests.support.stored_traces import write_traced_run
+from tests.support.stored_traces import traced_run
 
 
 def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
@@ -42,7 +42,7 @@ def test_every_kind_of_figure_can_be_drawn():
 @pytest.mark.parametrize("name", ["roe/figure7", "roe/figure10", "c3po/figure6"])
 def test_an_experiment_leaves_a_picture_beside_its_table(name, tmp_path):
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
-    cell = replace(cell_of(study), results=[write_traced_run(tmp_path / "b", ["BA"])])
+    cell = replace(cell_of(study), results=[traced_run(tmp_path / "b", ["BA"])])
     experiment, folder = find_experiments(name)[0], tmp_path / "tables"
     paths = runner.make_figure(experiment, "tiny", [cell], ModelPool(), folder, NO_COMPARISONS)
     stem = f"{name.replace('/', '-')}-tiny-{experiment.figure}"

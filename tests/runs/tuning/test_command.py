@@ -145,9 +145,7 @@ def test_what_another_process_finished_meanwhile_is_in_the_summary(command, caps
 
 
 @pytest.mark.slow
-def test_a_study_that_its_timeout_stops_evaluates_nothing_and_continues(
-    command, capsys, monkeypatch, tmp_path
-):
+def test_a_study_stopped_by_its_timeout_continues(command, capsys, monkeypatch, tmp_path):
     """The database's password is in an environment variable, and in no file: the URL is stored as typed."""
     monkeypatch.setattr(figures, "write_study_figures", lambda folder: [])
     monkeypatch.setenv("STORAGE", f"sqlite:///{tmp_path}/server.db?secret=1")
@@ -233,7 +231,7 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(tiny_olmoe_dir, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task, compared", [("toy_text", True), ("toy_math", False)])
-def test_every_study_of_perplexity_measures_its_control(
+def test_perplexity_studies_measure_their_control(
     task, compared, tiny_olmoe_dir, tmp_path, capsys, monkeypatch
 ):
     """The base model's scale is that of a study of the scale alone, and the values of the trials stay unscaled. Greedy
@@ -283,10 +281,8 @@ def test_a_tuned_value_at_the_bound_of_its_search_is_marked(tiny_olmoe_dir, tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Search, "at_bound", lambda self, params, scale: ["temperature"])
     command = f"method=roe method.n=2 model.path={tiny_olmoe_dir} task=toy_text limit=3 seeds=1".split()
-    tuning = (
-        "tuning=uniform tuning.max_temperature=2 tuning.step=1 tuning.num_samples=2 tuning.logit_scale=true"
-    )
-    ended = run_command(capsys, *command, *tuning.split())
+    command += "tuning=uniform tuning.max_temperature=2 tuning.step=1 tuning.num_samples=2".split()
+    ended = run_command(capsys, *command, "tuning.logit_scale=true")
     assert ended.code == 0, ended.err
     [folder] = (tmp_path / "outputs" / "studies").iterdir()
     trials = pandas.read_csv(folder / "trials.csv")

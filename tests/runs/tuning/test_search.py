@@ -186,23 +186,20 @@ class Measure:
 def test_each_trial_of_a_grid_measures_its_own_settings_and_the_best_ones_are_kept(monkeypatch):
     monkeypatch.setattr(tune, "objective", Measure)
     own = Powered(Powered.Config())
-    search = Search(
-        tuning="grid", grid=own.grid(None), metric="accuracy", n_trials=3, num_samples=1, moe_layers=1
-    )
+    sizes = {"n_trials": 3, "num_samples": 1, "moe_layers": 1}
+    search = Search(tuning="grid", grid=own.grid(None), metric="accuracy", **sizes)
     study = SimpleNamespace(method=own, config=Config(method=own.config), search=search)
     measure = Measurement(study, None, ExitStack())
-    trials = [
-        SimpleNamespace(number=number, report=None) for number in (2, 0, 1)
-    ]  # workers take them in any order
+    # workers take them in any order
+    trials = [SimpleNamespace(number=number, report=None) for number in (2, 0, 1)]
     assert [measure(trial, [], None)[0] for trial in trials] == [0.5, 0.0, 2.0]
     assert own.settings(search.grid[1]) == {"power": 2.0, "fixed": 3}
 
 
 def powered(metric=None, **keys):
     tuning = SimpleNamespace(name="grid", metric=metric, num_samples=None)
-    config = SimpleNamespace(
-        method=Powered.Config(**keys), task=SimpleNamespace(category="code"), tuning=tuning
-    )
+    task = SimpleNamespace(category="code")
+    config = SimpleNamespace(method=Powered.Config(**keys), task=task, tuning=tuning)
     return resolve_grid(config, facts(), Powered(config.method))
 
 

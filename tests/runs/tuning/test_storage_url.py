@@ -25,9 +25,8 @@ def test_a_password_is_in_no_message(storage, tmp_path, capsys, monkeypatch):
         raise SQLAlchemyError("no route to host")
     ended = run_command(capsys, "tuning=tpe", f"tuning.storage='{storage}'", f"output_dir={tmp_path}/out")
     monkeypatch.setenv("STORAGE", storage)
-    by_environment = run_command(
-        capsys, "tuning=tpe", "model=tiny", "task=toy_math", "tuning.storage=${oc.env:STORAGE}", "limit=2"
-    )
+    keys = ["tuning=tpe", "model=tiny", "task=toy_math", "tuning.storage=${oc.env:STORAGE}"]
+    by_environment = run_command(capsys, *keys, "limit=2")
     assert ended.code == by_environment.code == 2
     assert "tuning.storage" in ended.err and "tuning.storage" in by_environment.err
     for text in (str(failed.value), ended.err, by_environment.err):

@@ -185,7 +185,7 @@ def test_answers_that_there_are_not_are_refused(task, tuning, message, tiny_olmo
 
 
 @pytest.mark.parametrize("answers", [None, "bare"])
-def test_without_gsm8ks_answers_the_choices_are_named_before_weights_load(
+def test_without_gsm8ks_answers_the_choices_are_named(
     answers, tiny_olmoe_dir, own_data, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(load, "load_model", None)
@@ -214,9 +214,7 @@ def test_an_equation_stands_before_its_answer(document, answer, expected):
     assert not any(map(equation, ({}, {"equation": None}, {"Equation": " "}, {"lEquations": []})))
 
 
-def test_the_perplexity_of_equations_is_of_the_rows_with_them(
-    tiny_olmoe_dir, own_data, tmp_path, olmoe, tokenizer
-):
+def test_the_perplexity_of_equations_is_of_their_rows(tiny_olmoe_dir, own_data, tmp_path, olmoe, tokenizer):
     rows = [row | {"equation": f"{i} + 2"} for i, row in enumerate(sums(12))]
     write_jsonl(own_data / "addsub" / "test.jsonl", rows)
     given = addsub(tiny_olmoe_dir, own_data, tmp_path, tuning={"text": "equations"})

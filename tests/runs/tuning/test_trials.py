@@ -31,9 +31,7 @@ def value(temperatures: list[float]) -> float:
     return sum((t - 0.2) ** 2 for t in temperatures)
 
 
-def run(
-    folder: Path, wanted: Search, most: int | None = None, storage: str | None = None
-) -> list[tuple[int, list[float]]]:
+def run(folder: Path, wanted: Search, most: int | None = None, storage: str | None = None) -> list[tuple]:
     """Compute up to `most` of what is missing."""
     made = []
     with Trials(folder, wanted, seed=3, storage=storage) as trials:
@@ -136,9 +134,8 @@ def test_a_trial_that_was_killed_while_it_drew_draws_the_rest_as_it_would_have(t
 def test_a_storage_that_cannot_be_used_is_named(tmp_path):
     run(tmp_path, search(2))
     (tmp_path / "storage.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(
-        ResultsError, match=r"storage\.db could not be read .*\n.*Move the study's folder away"
-    ):
+    told = r"storage\.db could not be read .*\n.*Move the study's folder away"
+    with pytest.raises(ResultsError, match=told):
         run(tmp_path, search(3))
 
 

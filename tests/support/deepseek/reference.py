@@ -34,9 +34,8 @@ class Reference:
     def layer(self, layer: int, hidden_SH: Array) -> Array:
         """Equations 1 and 2: attention and feed-forward, each with its residual."""
         prefix = f"model.layers.{layer}."
-        attended_SH = hidden_SH + self.attention(
-            f"{prefix}self_attn.", self.norm(f"{prefix}input_layernorm.weight", hidden_SH)
-        )
+        normed_SH = self.norm(f"{prefix}input_layernorm.weight", hidden_SH)
+        attended_SH = hidden_SH + self.attention(f"{prefix}self_attn.", normed_SH)
         normed_SH = self.norm(f"{prefix}post_attention_layernorm.weight", attended_SH)
         dense = layer < self.config["first_k_dense_replace"]
         feed_forward = self.mlp if dense else self.experts
@@ -59,9 +58,7 @@ class Reference:
             for position in range(len(hidden_SH)):
                 scores = [q_SD[position] @ k_SD[past] / math.sqrt(size) for past in range(position + 1)]
                 weights = softmax(np.array(scores))
-                out_SH[position, part] = sum(
-                    weight * value[past, part] for past, weight in enumerate(weights)
-                )
+                out_SH[position, part] = weights @ value[: position + 1, part]
         return out_SH @ self.weights[f"{prefix}o_proj.weight"].T
 
     def rotate(self, vector_D: Array, position: int) -> Array:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 LARGE = (".safetensors", ".parquet", ".bin")
@@ -60,11 +61,7 @@ def entry_of(path: str, files: dict[str, bytes]) -> dict[str, Any] | None:
 
 def tree_of(files: dict[str, bytes], below: str, recursive: bool) -> list[Any]:
     inside = [name for name in files if not below or name.startswith(f"{below}/")]
-    folders = {
-        "/".join(name.split("/")[:depth]) for name in inside for depth in range(1, name.count("/") + 1)
-    }
-    paths = sorted(folders | set(inside))
+    folders = {str(folder) for name in inside for folder in PurePosixPath(name).parents} - {".", below}
     depth = below.count("/") + 1 if below else 0
-    return [
-        entry_of(path, files) for path in paths if path != below and (recursive or path.count("/") == depth)
-    ]
+    paths = [path for path in sorted(folders | {*inside}) if recursive or path.count("/") == depth]
+    return [entry_of(path, files) for path in paths]

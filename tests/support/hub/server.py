@@ -166,9 +166,8 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
             below = "/".join(rest[2:])
             return self._json(tree_of(files, below, "recursive" in self.query))
         if verb == "paths-info":
-            wanted = parse_qs(self.body.decode()).get("paths") or json.loads(self.body or b"{}").get(
-                "paths", []
-            )
+            form = parse_qs(self.body.decode())
+            wanted = form.get("paths") or json.loads(self.body or b"{}").get("paths", [])
             return self._json([entry_of(path, files) for path in wanted if entry_of(path, files)])
         siblings = [{"rfilename": path} for path in files]
         about = {"_id": "0", "id": repository.id, "sha": commit, "private": False, "siblings": siblings}
@@ -190,9 +189,8 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
             return self._send(404, b"", headers | {"X-Error-Code": "EntryNotFound"})
         if large(path):
             headers |= {"X-Linked-Etag": f'"{etag(path, data)}"', "X-Linked-Size": str(len(data))}
-            headers["Location"] = (
-                f"http://localhost:{self.hub.port}/cdn/{kind}/{repository.id}/{commit}/{path}"
-            )
+            place = f"cdn/{kind}/{repository.id}/{commit}/{path}"
+            headers["Location"] = f"http://localhost:{self.hub.port}/{place}"
             return self._send(302, b"", headers)
         self._send_file(data, headers | {"ETag": f'"{etag(path, data)}"'})
 
@@ -218,9 +216,8 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         limit = self.failing.drop_after if self.failing else None
         sent = body if self.command != "HEAD" else b""
         sent = sent if limit is None else sent[:limit]
-        self.hub.log.append(
-            Answer(self.command, self.route, status, start, len(sent), "Authorization" in self.headers)
-        )
+        token = "Authorization" in self.headers
+        self.hub.log.append(Answer(self.command, self.route, status, start, len(sent), token))
         try:
             self.send_response(status)
             for name, value in (headers or {}).items():

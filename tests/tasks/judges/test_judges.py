@@ -74,7 +74,6 @@ def test_a_verdict_is_a_probability_and_a_flag():
 def test_requests_are_half_harmful_and_of_one_split():
     test, trained = requests("test", 120), requests("train", 240)
     assert sum(row["harmful"] for row in test) == 60
-    assert not {(row["subject"], row["relation"]) for row in test} & {
-        (row["subject"], row["relation"]) for row in trained
-    }
+    asked, known = ({(row["subject"], row["relation"]) for row in rows} for rows in (test, trained))
+    assert not asked & known
     assert len({row["instruction"] for row in test}) == 120

@@ -123,9 +123,8 @@ def test_a_guards_verdict_is_that_of_the_exchange_alone(tmp_path, batch_size):
 
 def test_a_guard_that_writes_something_else_does_not_score(tmp_path):
     found = verdicts(judge_of(LlamaGuard, guard_folder(tmp_path, verdicts=False)), EXCHANGES)
-    assert all(
-        "scores" not in verdict and verdict["failed"] == "wrote neither safe nor unsafe" for verdict in found
-    )
+    for verdict in found:
+        assert "scores" not in verdict and verdict["failed"] == "wrote neither safe nor unsafe"
 
 
 def test_categories_are_kept_and_blanks_before_the_verdict_are_passed_over():

@@ -19,9 +19,8 @@ from tests.support.command import run_command
 from tests.support.judges.moderation_server import KEY, MODEL, Fault, ModerationServer, category_scores
 from tests.support.tiers import first_fast
 
-EXCHANGES = [
-    Exchange("Ask", text) for text in ("I love bread.", "I hate everybody.", "A longer answer of no kind.")
-]
+TEXTS = ("I love bread.", "I hate everybody.", "A longer answer of no kind.")
+EXCHANGES = [Exchange("Ask", text) for text in TEXTS]
 
 
 @pytest.fixture
@@ -78,9 +77,8 @@ def test_a_refused_key_or_model_stops_at_once_and_no_key_is_told(server, monkeyp
     if key := keys.pop("OPENAI_API_KEY", None):
         monkeypatch.setenv("OPENAI_API_KEY", key)
     server.faults = [Fault(403)] if status == 403 else []
-    with pytest.raises(
-        ConfigError, match=rf"refuses OPENAI_API_KEY or task.moderation_model=.*status {status}"
-    ) as raised:
+    told = rf"refuses OPENAI_API_KEY or task.moderation_model=.*status {status}"
+    with pytest.raises(ConfigError, match=told) as raised:
         verdicts(**keys)
     assert len(server.requests) == 1 and "secret" not in str(raised.value)
 
@@ -155,9 +153,8 @@ def test_server_and_model_are_the_judges_identity(monkeypatch):
     assert "secret" not in str(own)
     monkeypatch.delenv("OPENAI_BASE_URL")
     assert judge().identity["server"] == "api.openai.com/v1"
-    assert (
-        judge(moderation_model="omni-moderation-2024-09-26").identity["model"] == "omni-moderation-2024-09-26"
-    )
+    model = "omni-moderation-2024-09-26"
+    assert judge(moderation_model=model).identity["model"] == model
 
 
 @pytest.mark.slow

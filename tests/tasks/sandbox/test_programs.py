@@ -116,9 +116,8 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(data, t
 
 @pytest.mark.slow
 def test_a_bubblewrap_that_does_not_work_is_told(monkeypatch, tmp_path):
-    (tmp_path / "bwrap").write_text(
-        "#!/bin/sh\necho 'No permissions to create a new namespace' >&2\nexit 1\n"
-    )
+    script = "#!/bin/sh\necho 'No permissions to create a new namespace' >&2\nexit 1\n"
+    (tmp_path / "bwrap").write_text(script)
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     programs.why_no_bubblewrap.cache_clear()

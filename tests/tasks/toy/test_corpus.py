@@ -60,12 +60,9 @@ def test_each_word_is_the_next_one_of_a_text_of_its_own_split():
         for document in documents:
             beginning = document["context"] + document["word"]
             assert document["word"].strip() and document["word"][0] == " " and document["context"][-1] != " "
-            assert any(
-                text.startswith((f"{beginning} ", f"{beginning}\n")) or text == beginning for text in own
-            )
-    assert not {document["context"] for document in cloze("test", 20)} & {
-        document["context"] for document in cloze("validation", 20) if len(document["context"]) > 80
-    }
+            assert any(f"{text}\n".startswith((f"{beginning} ", f"{beginning}\n")) for text in own)
+    test, validation = ({one["context"] for one in cloze(split, 20)} for split in texts)
+    assert not {context for context in test & validation if len(context) > 80}
 
 
 # The tokenizer
@@ -120,7 +117,6 @@ def test_special_tokens_and_chat_template(tokenizer):
     assert asked == "User: Hi\nAssistant:"
     assert tokenizer.apply_chat_template(messages, tokenize=False) == f"User: Hi\nAssistant: Yes{END}\n"
     encoded = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-    reply = [
-        token for token, mine in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mine
-    ]
+    ids, mask = encoded["input_ids"], encoded["assistant_masks"]
+    reply = [token for token, mine in zip(ids, mask, strict=True) if mine]
     assert tokenizer.decode(reply) == f" Yes{END}"

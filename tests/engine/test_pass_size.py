@@ -111,6 +111,8 @@ def test_the_footprint_of_a_token(family):
     chosen = k * (hidden + 2 * inner)
     assert chosen < footprint.token < 6 * (chosen + hidden)
     assert footprint.kept > 4 * footprint.token / 2, "four layers keep what gradients need"
+    model.set_attn_implementation("eager")
+    assert footprint_of(model).token > 5 * footprint.token, "the attention of all pairs of tokens"
 
 
 def test_a_family_whose_code_reads_values_is_metered_by_its_own_weights():

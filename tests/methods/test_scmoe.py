@@ -227,7 +227,8 @@ def test_the_grid_is_the_papers_with_the_base_model_before_it():
 
 
 def test_others_need_experts_that_are_left_and_random_ones_no_rank():
-    scmoe(rank=7, weak="random").check(FACTS)
+    for one in (scmoe(rank=7, weak="random"), scmoe(weak="others")):
+        one.check(FACTS)
     full = facts_of()
     object.__setattr__(full, "top_k", full.experts)
     with pytest.raises(ConfigError, match="no others are left"):

@@ -78,6 +78,9 @@ def test_the_memory_of_methods(tmp_path, tokenizer):
     roe = ["method=roe", "method.n=8", "task=toy_math"]
     clean, own = planned(*roe), planned(*roe, "method.cache=standard")
     assert weight_bytes(model) < clean["base"] == own["base"] < clean["roe"] < own["roe"]
+    make_model("olmoe", num_hidden_layers=3).bfloat16().save_pretrained(tmp_path / "half")
+    half = [f"model.path={tmp_path / 'half'}", f"model.tokenizer={tmp_path / 'model'}", "dtype=auto"]
+    assert planned(*roe, *half)["base"] < 0.75 * clean["base"]
     asked = planned("method=c3po", "method.layers=last2", "method.reference_size=12", "task=toy_choice")
     assert asked["c3po"] > 2 * asked["base"]
     sizes = ("method.dataset_size=8", "method.validation_size=2")

@@ -23,7 +23,8 @@ from tests.support.runs import config, small_data
 
 def check(**gen_kwargs):
     config = SimpleNamespace(gen_kwargs=gen_kwargs, max_length=None)
-    check_generation(config, SimpleNamespace(max_length=100), {"tasks": {}})
+    task = SimpleNamespace(get_config=lambda key: gen_kwargs)
+    check_generation(config, SimpleNamespace(max_length=100), {"tasks": {"t": task}})
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,8 @@ def check(**gen_kwargs):
         ({"top_p": 1.5}, "at most 1"),
         ({"do_sample": "maybe"}, "true or false"),
         ({"num_beams": 4}, "beam search"),
+        ({"max_gen_toks": 0}, "max_gen_toks=0 must be a positive integer"),
+        ({"max_gen_toks": 100}, "max_gen_toks=100 of t leaves no room"),
     ],
 )
 def test_refused(settings, says):

@@ -71,7 +71,7 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch):
 def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(tmp_path, capsys):
     command = f"-m method=roe model=tiny task=toy_text limit=2 output_dir={tmp_path} mode=plan".split()
     planned = run_command(capsys, *command, "tuning=none,uniform", "tuning.step=2")
-    assert planned.code == 0, planned.err
+    assert planned.code == 0 and "roe, tuning" in planned.out, planned.err
     refused = run_command(capsys, *command, "tuning=none", "seed=0,1", "tuning.num_samples=7")
     assert refused.code == 2 and "tuning.num_samples=7" in refused.err
 

@@ -186,6 +186,17 @@ def test_impossible_keys(keys, message):
         Lora(**keys)
 
 
+def test_an_adapter_needs_peft(monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "moe_lab.methods.finetune_freeze.config.need_package", lambda name, *_: asked.append(name)
+    )
+    Lora()
+    assert asked == []
+    Lora(r=2)
+    assert asked == ["peft"]
+
+
 @pytest.mark.parametrize(
     "keys, message",
     [

@@ -61,10 +61,10 @@ def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer
 
 def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
     seconds = iter([100.0, 3.0, 1.0, 2.0])
-    monkeypatch.setattr(equivalent, "_generate_once", lambda lm, count: (next(seconds), 7, 5.0))
+    monkeypatch.setattr(equivalent, "_generate_once", lambda lm, count: (one := next(seconds), one + 5, 5.0))
     found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
     assert (found["seconds"], found["fastest"], found["slowest"]) == (2.0, 1.0, 3.0)
-    assert (found["memory_bytes"], found["energy_joules"]) == (7, 5.0)
+    assert (found["memory_bytes"], found["energy_joules"]) == (8, 5.0)
 
 
 def test_an_end_token_does_not_end_a_measurement(olmoe, tokenizer, monkeypatch):

@@ -141,10 +141,7 @@ class _Batch:
         return self._step()
 
     def _drop_finished(self) -> None:
-        if self._in_place:
-            more = self._in_place.length - self.real_BT.shape[1]
-            self.real_BT = torch.nn.functional.pad(self.real_BT, (0, more), value=True)
-            self._in_place = None
+        self._in_place = None
         self.cache.select(self._active_A, len(self.states))
         self.real_BT = self.real_BT[self._active_A]
         self._padded = not bool(self.real_BT.all())
@@ -155,14 +152,12 @@ class _Batch:
         device = self.forward.device
         newest = [state.generated[-1] for state in self.states]
         positions = [state.position for state in self.states]
-        if self.forward.in_place:
-            if self._in_place is None:
-                self._in_place = DecodeStep(
-                    self.forward, self.cache, self.real_BT, self._key_B, self._sample_B
-                )
+        if self.forward.in_place and (self._in_place is None or self._in_place.full):
+            self._in_place = DecodeStep(self.forward, self.cache, self.real_BT, self._key_B, self._sample_B)
+        self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
+        if self._in_place:
             unfinished = [b in self.active for b in range(len(self.states))]
             return self._in_place(newest, positions, unfinished)[self._active_A]
-        self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
         id_B, position_B = torch.tensor([newest, positions], device=device)
         tokens = Tokens(
             ids_BS=id_B[:, None],

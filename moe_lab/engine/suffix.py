@@ -300,6 +300,9 @@ class ReroutedForward(EnsembleForward):
         self._stack.enter_context(routed(self.model, self._override))
         return self
 
+    def _may_be_recorded(self) -> bool:
+        return False  # the host finds the re-routed tokens of each pass
+
     def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
         self._override.expect(self._places(tokens))
         return super().__call__(tokens, cache)

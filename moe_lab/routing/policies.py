@@ -147,18 +147,6 @@ def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
     return allowed_LEE | itself_EE
 
 
-class _Table:
-    """A tensor with a copy on each device that asks for it: a step of decoding uploads nothing."""
-
-    def __init__(self, tensor: Tensor):
-        self._copies = {tensor.device: tensor}
-
-    def on(self, device: torch.device) -> Tensor:
-        if device not in self._copies:
-            self._copies[device] = next(iter(self._copies.values())).to(device)
-        return self._copies[device]
-
-
 class PartnersOnly:
     """Collaboration-constrained routing (C2R, Zhang et al. 2025): a policy that takes experts among partners.
 
@@ -171,7 +159,7 @@ class PartnersOnly:
     """
 
     def __init__(self, allowed_LEE: Tensor):
-        self.allowed_LEE = _Table(allowed_LEE)
+        self.allowed_LEE = allowed_LEE
         self._counter = DecisionCounter()
 
     @property
@@ -185,7 +173,8 @@ class PartnersOnly:
         scores_TE = router.scores(logits_TE)
         best_T1 = scores_TE.gather(-1, index_TK).argmax(dim=-1, keepdim=True)
         first_T = index_TK.gather(-1, best_T1)[:, 0]
-        allowed_TE = self.allowed_LEE.on(device)[router.layer, :E, :E][first_T]
+        self.allowed_LEE = self.allowed_LEE.to(device)  # once: its place stays there
+        allowed_TE = self.allowed_LEE[router.layer, :E, :E][first_T]
         kept_T = allowed_TE.gather(-1, index_TK).all(dim=-1)
         self._counter.count(kept_T)
         partners_TK = router.choose(scores_TE.masked_fill(~allowed_TE, -torch.inf), index_TK.shape[-1])
@@ -215,7 +204,7 @@ class Steered:
     """
 
     def __init__(self, sign_LE: Tensor):
-        self.sign_LE = _Table(sign_LE)
+        self.sign_LE = sign_LE
         self.layers = frozenset(sign_LE.any(dim=-1).nonzero()[:, 0].tolist())
         self._counter = DecisionCounter()
 
@@ -229,7 +218,8 @@ class Steered:
         if router.layer not in self.layers:
             self._counter.count(torch.ones(len(logits_TE), dtype=torch.bool))
             return None
-        sign_E = self.sign_LE.on(logits_TE.device)[router.layer, : logits_TE.shape[-1]]
+        self.sign_LE = self.sign_LE.to(logits_TE.device)  # once: its place stays there
+        sign_E = self.sign_LE[router.layer, : logits_TE.shape[-1]]
         chosen_TK = router.choose(_forced(router.scores(logits_TE), sign_E), index_TK.shape[-1])
         self._counter.add(chosen_TK, index_TK)
         self._counter.compare()

@@ -9,20 +9,23 @@ B = sequences of a batch, the finished ones included, K = slots of the cache, n 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import warnings
+from functools import cache as kept
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moe_lab.engine.forward.batch import Tokens
-from moe_lab.engine.forward.forward import EnsembleForward
+from moe_lab.engine.forward.forward import NEVER_RECORDED, EnsembleForward
 from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.errors import first_line
 
 logger = logging.getLogger("moe_lab")
-FIRST_STEPS = 3
-"""Steps before the graph is recorded, which takes as long as some ten of them. Many answers have a token or two."""
+RECORDED = 3
+"""The step of a batch that is recorded, which takes as long as some ten steps. Many answers have a token or two."""
+AHEAD = 512
+"""Slots after the newest token that a recorded step attends to in vain. When they are full, a step is recorded anew."""
 
 
 class DecodeStep:
@@ -42,57 +45,76 @@ class DecodeStep:
         noise_key_B: Tensor,
         sample_index_B: Tensor,
     ):
-        (B, T), K, device = real_BT.shape, cache.layers[-1].keys.shape[2], forward.device
+        (B, T), device, R = real_BT.shape, forward.device, 1 + forward.extra_slots
+        K = min(cache.layers[-1].keys.shape[2], T + R + AHEAD)
         self.forward, self.cache = forward, cache
         self.noise_key_B, self.sample_index_B = noise_key_B, sample_index_B
         self.length = T
         """Slots in use."""
         self.input_4B = torch.zeros(4, B, dtype=torch.int64, device=device)
         """Of the next step: tokens, positions, whether each sequence is unfinished, and the slot."""
-        sizes = (B, K, 1 + forward.extra_slots)
-        self.row_B, self.slot_K, self.sample_R = (torch.arange(size).to(device) for size in sizes)
+        self.row_B, self.slot_K, self.sample_R = (torch.arange(size).to(device) for size in (B, K, R))
         self.real_BK = torch.nn.functional.pad(real_BT, (0, K - T), value=True)
         self.steps = 0
-        self.repeat: Callable[[], None] | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
         """Computes `scores_BV` of a recorded step."""
         self.slots: dict[int, Tensor] = {}
-        cache.fix(T, self.slots)
+        cache.fix(T, K, self.slots)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next step does not fit into the K slots."""
+        return self.length + len(self.sample_R) > len(self.slot_K)
 
     @torch.inference_mode()
     def __call__(self, tokens: list[int], positions: list[int], unfinished: list[bool]) -> Tensor:
         """float32 [B, V]: `Ensemble.next_scores` after these tokens, one of each sequence, until the next call."""
         rows = [tokens, positions, unfinished, [self.length] * len(tokens)]
         self.input_4B.copy_(torch.tensor(rows, dtype=torch.int64), non_blocking=True)
-        self.length += 1
         self.steps += 1
-        self.forward.tokens_in += sum(unfinished) * self.forward.ensemble.n
-        if self.forward.records and self.steps == FIRST_STEPS:
+        if self.forward.records and self.steps == RECORDED:
             self._record()
-        if self.repeat is None:
-            return self._run()
-        self.repeat()
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.forward.records and self.steps == RECORDED - 1:
+            self._check()
+        else:
+            self.scores_BV = self._run()
+        self.length += 1
+        self.forward.tokens_in += sum(unfinished) * self.forward.ensemble.n
         return self.scores_BV
 
-    def _record(self) -> None:
-        graph, device = torch.cuda.CUDAGraph(), self.forward.device
-        try:
-            with torch.cuda.device(device), torch.cuda.graph(graph):
+    def _check(self) -> None:
+        """A step that shows whether the host waits for the device.
+
+        A recording would fail there, and leave torch's stream and allocator in the middle of it.
+        """
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
                 self.scores_BV = self._run()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # the step reads a value, or a library of it cannot be recorded
-            self.forward.records = False
-            logger.warning(
-                "Decoding is slower than it could be: a step of %s in %s cannot be recorded as a CUDA graph (%s).",
-                *(type(self.forward.model).__name__, self.forward.model.dtype, first_line(error)),
-            )
-            return
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        if any("called a synchronizing CUDA operation" in str(each.message) for each in warned):
+            self._give_up("the host reads values of it")
 
-        def repeat() -> None:
-            with torch.cuda.device(device):
-                graph.replay()
+    def _record(self) -> None:
+        graph, stream = torch.cuda.CUDAGraph(), _stream(self.forward.device)
+        try:
+            with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+                self.scores_BV = self._run()
+            self.graph = graph
+        except RuntimeError as error:
+            self._give_up(first_line(error))
 
-        self.repeat = repeat
+    def _give_up(self, reason: str) -> None:
+        NEVER_RECORDED.add(self.forward.model)
+        self.forward.records = False
+        logger.warning(
+            "Decoding is slower than it could be: a step of %s in %s cannot be recorded as a CUDA graph (%s).",
+            *(type(self.forward.model).__name__, self.forward.model.dtype, reason),
+        )
 
     def _run(self) -> Tensor:
         slot = self.input_4B[3, :1]
@@ -115,3 +137,9 @@ class DecodeStep:
         if self.forward.ensemble.routing:
             self.forward.ensemble.routing.expect(None)  # counts the decisions of this step
         return self.forward.ensemble.next_scores(logits_MnV)
+
+
+@kept
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a GPU that recordings use. Torch's own default belongs to the GPU of the first recording."""
+    return torch.cuda.Stream(device)

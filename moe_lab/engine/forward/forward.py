@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,10 @@ from moe_lab.routing import Router, Routing, routed
 
 if TYPE_CHECKING:
     from moe_lab.engine.hf import Request
+
+
+NEVER_RECORDED: WeakSet[nn.Module] = WeakSet()
+"""Models whose steps of decoding cannot be recorded (`DecodeStep`)."""
 
 
 class Observer:
@@ -86,7 +91,7 @@ class EnsembleForward:
         self.num_layers = model.config.get_text_config().num_hidden_layers
         self.tokens_in = 0
         """Tokens put through the model so far, routing samples included, padding excluded."""
-        self.observer: Observer | None = None
+        self.observer = Observer()
         self.in_place = self.records = False
         """Whether steps of decoding keep their tensors in place, and whether a GPU records them (`DecodeStep`)."""
         self._head_at = torch.zeros(0, dtype=torch.long)
@@ -124,7 +129,8 @@ class EnsembleForward:
             and self.device.type == "cuda"
             and self.ensemble.cache != "none"
             and (routing is None or getattr(routing, "repeatable", False))
-            and self.observer is None
+            and type(self.observer) is Observer
+            and self.model not in NEVER_RECORDED
             and not any(hooked)
         )
 
@@ -150,8 +156,7 @@ class EnsembleForward:
         The cache keeps the clean tokens; with own histories, those of all samples.
         """
         cached = cache.length
-        if self.observer:
-            self.observer.expect(tokens)
+        self.observer.expect(tokens)
         logits_MnV, noisy = self.run(tokens, cache)
         cache.keep(cached + tokens.ids_BS.shape[1])
         self.tokens_in += tokens.count + noisy

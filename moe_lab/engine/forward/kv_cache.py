@@ -36,6 +36,8 @@ class KVLayer(CacheLayerMixin):
         self.length = 0
         self.slots: dict[int, Tensor] | None = None
         """Of a fixed cache (`KVCache.fix`): int64 [S], where S new tokens go, by S."""
+        self.fixed = 0
+        """Slots that attention gets of a fixed cache."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -50,12 +52,12 @@ class KVLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, S, D]. Returns views of all T + S slots; of a fixed cache all slots."""
+        """Append [B, H, S, D]. Returns views of all T + S slots; of a fixed cache always as many slots."""
         if self.slots is not None:
             at_S = self.slots[key_states.shape[-2]]
             self.keys.index_copy_(2, at_S, key_states)
             self.values.index_copy_(2, at_S, value_states)
-            return self.keys, self.values
+            return self.keys[:, :, : self.fixed], self.values[:, :, : self.fixed]
         end = self.length + key_states.shape[-2]
         if not self.is_initialized:
             self.capacity = max(self.capacity, end)
@@ -147,8 +149,8 @@ class KVCache(Cache):
             layer.length = min(layer.length, length)
 
     @torch.inference_mode()
-    def fix(self, length: int, slots: dict[int, Tensor]) -> None:
-        """From now on new tokens go to slots that tensors give, and attention gets all slots: no shape changes.
+    def fix(self, length: int, count: int, slots: dict[int, Tensor]) -> None:
+        """From now on new tokens go to slots that tensors give, and attention gets `count` slots: no shape changes.
 
         Slots from `length` on are zero, since a masked NaN would still spread through attention.
 
@@ -156,9 +158,9 @@ class KVCache(Cache):
             slots: int64 [S] for each number S of new tokens.
         """
         for layer in self.layers:
-            layer.length, layer.slots = length, slots
+            layer.length, layer.fixed, layer.slots = length, count, slots
             for buffer in (layer.keys, layer.values):
-                buffer[:, :, length:] = 0
+                buffer[:, :, length:count] = 0
 
     def expanded(self, batch: int, capacity: int) -> KVCache:
         """A copy of this cache for each of `batch` sequences, with room for `capacity` slots."""

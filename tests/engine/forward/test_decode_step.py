@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from moe_lab.engine.forward import decode_step
 from moe_lab.engine.forward.decode_step import DecodeStep
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import EnsembleForward, Observer
+from moe_lab.engine.forward.forward import NEVER_RECORDED, EnsembleForward, Observer
+from moe_lab.engine.suffix import ReroutedForward
 from moe_lab.methods.scmoe import weak_experts
 from moe_lab.routing import GumbelTopK, routed
 from moe_lab.routing.policies import OtherExperts
@@ -35,11 +37,17 @@ def trace(step):
     step.scores_BV = traced()
     for device, sums in before.items():
         counter._sums[device].copy_(sums)
-    step.repeat = lambda: step.scores_BV.copy_(traced())
+    step.graph = SimpleNamespace(replay=lambda: step.scores_BV.copy_(traced()))
     recorded.append(step)
 
 
 recorded = []
+
+
+def in_place(monkeypatch, record):
+    monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: True)
+    monkeypatch.setattr(DecodeStep, "_check", lambda self: setattr(self, "scores_BV", self._run()))
+    monkeypatch.setattr(DecodeStep, "_record", record)
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)
@@ -47,8 +55,7 @@ recorded = []
 def test_steps_in_place_and_recorded_are_those_of_the_host(family, name, monkeypatch):
     model = small_model(family)
     expected = generated(model, ensembles(model)[name])
-    monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: True)
-    monkeypatch.setattr(DecodeStep, "_record", trace)
+    in_place(monkeypatch, trace)
     recorded.clear()
     found = generated(model, ensembles(model)[name])
     assert found[0] == expected[0] and found[2:] == expected[2:]
@@ -56,6 +63,20 @@ def test_steps_in_place_and_recorded_are_those_of_the_host(family, name, monkeyp
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     again = [11] if "standard" in name else [4, 7, 11]
     assert [step.steps for step in recorded] == again, "a batch is recorded again after half have ended"
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_steps_go_on_where_their_slots_are_full(name, monkeypatch):
+    model = small_model("olmoe")
+    expected = generated(model, ensembles(model)[name])
+    in_place(monkeypatch, lambda self: None)
+    monkeypatch.setattr(decode_step, "AHEAD", 1)
+    found = generated(model, ensembles(model)[name])
+    assert found[0] == expected[0] and found[2:] == expected[2:]
+
+
+class Counts(Observer):
+    """An observer of each pass."""
 
 
 def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
@@ -80,5 +101,9 @@ def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
     places.append(torch.device("cuda", 1))
     assert not forward._may_be_recorded(), "several GPUs"
     places.pop()
-    forward.observer = Observer()
+    assert not ReroutedForward._may_be_recorded(forward)
+    NEVER_RECORDED.add(model)
+    assert not forward._may_be_recorded(), "a recording has failed"
+    NEVER_RECORDED.discard(model)
+    forward.observer = Counts()
     assert not forward._may_be_recorded()

@@ -180,8 +180,13 @@ def test_policies_upload_their_tables_once(monkeypatch):
 
 
 @of_the_stand_in
-@pytest.mark.parametrize("name", ENSEMBLES)
-@pytest.mark.parametrize("family", sorted({*ROUTED_ALIKE.values()} - {"phimoe"}))
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *((family, "roe") for family in ROUTED_ALIKE.values() if family != "phimoe"),
+        *(("olmoe", name) for name in ENSEMBLES),
+    ],
+)
 def test_a_step_in_place_neither_reads_nor_uploads(family, name, monkeypatch):
     """PhiMoE's own code reads the largest position."""
     model = deepcopy(small_model(family)).to(DEVICE)

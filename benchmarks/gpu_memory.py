@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_memory --work-dir <folder with 14 GB free>
 
 The process gets the planned bytes and a ninth of them more (a tenth of a GPU is left free). Passes that do not fit into it
-are halved, so that the run ends, and takes longer.
+are halved, so that the run ends, and takes longer. Trainings: `benchmarks.finetune --full-size`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,12 @@ from moe_lab.runs.budget import USABLE
 GB = 10**9
 GENERATE = "task=toy_math num_fewshot=8 limit=64 gen_kwargs=max_gen_toks=64"
 SCORE = "task=toy_choice num_fewshot=8 limit=64"
-TRAIN = "method=finetune-freeze method.bf16=true method.dataset_size=16 method.max_steps=4 method.compare_with_full=false"
 SETTINGS = {
     "base, generation": f"method=base {GENERATE}",
     "RoE n=32, generation": f"method=roe method.n=32 {GENERATE}",
     "RoE n=32, standard cache, generation": f"method=roe method.n=32 method.cache=standard {GENERATE}",
     "RoE n=32, scoring": f"method=roe method.n=32 {SCORE}",
     "C3PO, scoring": f"method=c3po method.reference_size=32 {SCORE}",
-    "fine-tuning, experts frozen": f"{TRAIN} method.schedule=experts method.optimizer=adamw_torch_fused {SCORE}",
-    "fine-tuning, nothing frozen, 8-bit": f"{TRAIN} method.schedule=none method.optimizer=adamw_torch_8bit {SCORE}",
 }
 
 
@@ -76,7 +73,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, metavar="SETTING")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("No CUDA device is here: nothing was measured. This benchmark needs one with 60 GB of memory.")
+        print("No CUDA device is here: nothing was measured. This benchmark needs one with 30 GB of memory.")
         return
     model, outputs = options.work_dir / "olmoe", options.work_dir / "outputs"
     try:

@@ -57,11 +57,11 @@ class Measured:
     """Energy per token; None where the device does not tell."""
 
 
-def random_model(shape: dict[str, int], device: torch.device) -> Any:
+def random_model(shape: dict[str, int], device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Any:
     torch.manual_seed(0)
     config = OlmoeConfig(**shape, bos_token_id=0, eos_token_id=0, pad_token_id=0)
     with device:
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def random_prompts(vocab: int, batch: int, length: int) -> list[list[int]]:

@@ -1,7 +1,8 @@
-"""What RoE costs inside vLLM on a CPU, in seconds of the process: the numbers in README.md.
+"""What RoE costs inside vLLM and in moe_lab's own engine on a CPU, in seconds of the process: the numbers in README.md.
 
     VLLM_USE_V2_MODEL_RUNNER=0 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1 \
         python -m integrations.vllm.benchmark none      # or clean, standard
+    OMP_NUM_THREADS=1 python -m integrations.vllm.benchmark moe_lab     # in moe_lab's own environment
 """
 
 from __future__ import annotations
@@ -10,22 +11,20 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from vllm import LLM, SamplingParams
-
-from integrations.vllm.tests.cases import ANSWERS
-from integrations.vllm.tests.support import TINY, engine
-
-ROE = {"n": 8, "temperature": 0.3}
-TEXTS, LENGTH, NEW = 32, 100, 64
+ROOT = Path(__file__).parents[2]
+TINY, ANSWERS = ROOT / "moe_lab" / "models" / "tiny", Path(__file__).parent / "tests" / "answers.json"
+N, TEMPERATURE = 8, 0.3
+TEXTS, LENGTH, NEW = 64, 100, 64
 
 
-def prompts() -> list[dict[str, Any]]:
-    """32 prompts of 100 tokens of the embedded model's world, the first one of each different."""
+def prompts() -> list[list[int]]:
+    """Prompts of 100 tokens of the embedded model's world, the first token of each different."""
     known = json.loads(ANSWERS.read_text(encoding="utf-8"))["standard"]["prompts"]
     stream = [token for ids in known for token in ids]
-    return [{"prompt_token_ids": stream[i * 20 :][:LENGTH]} for i in range(TEXTS)]
+    return [(stream[i * 20 :] + stream)[:LENGTH] for i in range(TEXTS)]
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -38,24 +37,59 @@ def seconds(run: Callable[[], Any]) -> float:
     return min(spent)
 
 
-def measure(llm: LLM) -> str:
+def by_vllm(cache: str) -> None:
+    from vllm import SamplingParams
+
+    from integrations.vllm.tests.support import engine
+
     texts = SamplingParams(temperature=0, max_tokens=NEW, min_tokens=NEW, detokenize=False)
     scores = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-
-    def generate(count: int, parameters: SamplingParams) -> float:
-        return seconds(lambda: llm.generate(prompts()[:count], parameters, use_tqdm=False))
-
-    return (
-        f"{TEXTS} texts of {NEW} tokens {generate(TEXTS, texts):.2f} s, one text {generate(1, texts):.2f} s, "
-        f"scores of {TEXTS * (LENGTH - 1)} tokens {generate(TEXTS, scores):.2f} s"
-    )
-
-
-def main(cache: str) -> None:
-    roe = None if cache == "none" else ROE | {"cache": cache}
+    roe = None if cache == "none" else {"n": N, "temperature": TEMPERATURE, "cache": cache}
     with engine(TINY, roe, max_num_seqs=TEXTS, enable_prefix_caching=False) as llm:
-        print(f"{cache}: {measure(llm)}")
+
+        def generate(count: int, parameters: Any) -> float:
+            asked = [{"prompt_token_ids": ids} for ids in prompts()[:count]]
+            return seconds(lambda: llm.generate(asked, parameters, use_tqdm=False))
+
+        print(
+            f"{cache}: {TEXTS} texts of {NEW} tokens {generate(TEXTS, texts):.2f} s, one text "
+            f"{generate(1, texts):.2f} s, scores of {TEXTS * (LENGTH - 1)} tokens {generate(TEXTS, scores):.2f} s"
+        )
+
+
+def by_moe_lab() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessorList
+
+    from moe_lab.engine.engine import KVEngine
+    from moe_lab.engine.forward.ensemble import Ensemble
+    from moe_lab.engine.forward.forward import EnsembleForward
+    from moe_lab.engine.pass_size import pass_budget
+    from moe_lab.engine.sampling import Decoding, GenerationState, Sampler
+    from moe_lab.routing import GumbelTopK, document_key
+
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    policy = GumbelTopK([0.0] + [TEMPERATURE] * (model.config.num_hidden_layers - 2) + [0.0], seed=0)
+    decoding = Decoding(
+        Sampler(model, GenerationConfig(), 0, LogitsProcessorList()), lambda state: False, NEW
+    )
+    for cache in ("none", "clean", "standard"):
+        ensemble = Ensemble() if cache == "none" else Ensemble(N, policy, first_noisy=1, cache=cache)
+        engine = KVEngine(EnsembleForward(model, ensemble), pass_budget(model, TEXTS))
+
+        def generate(count: int, engine: KVEngine = engine) -> float:
+            def run() -> None:
+                states = [
+                    GenerationState(i, ids, document_key(ids)) for i, ids in enumerate(prompts()[:count])
+                ]
+                engine.generate(states, decoding, lambda state: None)
+
+            return seconds(run)
+
+        print(
+            f"moe_lab, {cache}: {TEXTS} texts of {NEW} tokens {generate(TEXTS):.2f} s, one text {generate(1):.2f} s"
+        )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    by_moe_lab() if sys.argv[1] == "moe_lab" else by_vllm(sys.argv[1])

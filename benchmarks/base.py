@@ -1,8 +1,9 @@
 """`method=base` against lm-eval's own `hf` model: the same requests, one process, side by side.
 
     python -m benchmarks.base --data-dir <folder with arc_challenge/, mmlu/, gsm8k/>
+    python -m benchmarks.base --data-dir <folder> --full-size    # OLMoE-1B-7B's shape on a GPU, random bfloat16 weights
 
-`hf` counts at the better of batch sizes 1 and 16. Without --data-dir the tasks come from the hub.
+`hf` counts at the better of batch sizes 1 and 16, on a GPU 16 and 64. Without --data-dir the tasks come from the hub.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lm_eval.models.huggingface import HFLM
 
 from benchmarks.bench_model import make_model, make_tokenizer
 from benchmarks.measure import side_by_side
+from benchmarks.roe_gpu import OLMOE_1B_7B, random_model
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods import get_method
@@ -73,19 +75,19 @@ def requests_of(case: Case, data_dir: str | None) -> list[Any]:
     return requests
 
 
-def run(case: Case, model: Any, tokenizer: Any, data_dir: str | None, rounds: int) -> dict[str, float]:
+def run(
+    case: Case, model: Any, tokenizer: Any, data_dir: str | None, rounds: int, sizes: tuple[int, ...]
+) -> list[float]:
+    """Median seconds of `hf` with each batch size, and of this engine."""
     requests = requests_of(case, data_dir)
     kind = requests[0].request_type
-    lms: dict[str, Any] = {
-        "hf, batch size 1": HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1),
-        "hf, batch size 16": HFLM(pretrained=model, tokenizer=tokenizer, batch_size=16),
-        "moe_lab": EngineLM(model, tokenizer),
-    }
+    lms: list[Any] = [HFLM(pretrained=model, tokenizer=tokenizer, batch_size=size) for size in sizes]
+    lms.append(EngineLM(model, tokenizer))
 
     def candidate(lm: Any) -> Any:
         return lambda: getattr(lm, kind)(requests, disable_tqdm=True)
 
-    return side_by_side({name: candidate(lm) for name, lm in lms.items()}, rounds)
+    return list(side_by_side({str(i): candidate(lm) for i, lm in enumerate(lms)}, rounds).values())
 
 
 def main() -> None:
@@ -96,22 +98,28 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="part of a case's title")
+    parser.add_argument("--full-size", action="store_true", help="needs a GPU with 60 GB")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     logging.disable(logging.WARNING)
     os.environ["TQDM_DISABLE"] = "1"
     texts = sorted(Path(options.data_dir or "").glob("*/train.jsonl"))[:6]
-    model, tokenizer = make_model(), make_tokenizer(texts)
-    print("| task | hf, batch size 1 | hf, batch size 16 | moe_lab | times faster | promised |")
+    tokenizer = make_tokenizer(texts)
+    model: Any = random_model(OLMOE_1B_7B, torch.device("cuda")) if options.full_size else make_model()
+    sizes, more = ((16, 64), 8) if options.full_size else ((1, 16), 1)
+    print(
+        f"| task | {' | '.join(f'hf, batch size {size}' for size in sizes)} | moe_lab | times faster | promised |"
+    )
     print("|---|---:|---:|---:|---:|---:|")
     for case in cases():
         if options.only not in case.title:
             continue
-        seconds = run(case, model, tokenizer, options.data_dir, options.rounds)
-        ratio = min(seconds["hf, batch size 1"], seconds["hf, batch size 16"]) / seconds["moe_lab"]
-        cells = " | ".join(f"{value:.2f} s" for value in seconds.values())
+        case = replace(case, documents=case.documents * more)
+        seconds = run(case, model, tokenizer, options.data_dir, options.rounds, sizes)
+        cells = " | ".join(f"{value:.2f} s" for value in seconds)
         print(
-            f"| {case.title} ({case.documents} documents) | {cells} | {ratio:.2f} | {case.promised} |",
+            f"| {case.title} ({case.documents} documents) | {cells} | {min(seconds[:-1]) / seconds[-1]:.2f} "
+            f"| {case.promised} |",
             flush=True,
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -46,12 +47,10 @@ def generate(
 def rehearse(
     forward: EnsembleForward, states: list[GenerationState], budget: Budget, decoding: Decoding
 ) -> None:
-    """The first and the last step of the first batches, for a dry run: other steps and batches take no more memory."""
-    rehearsed = None
-    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, None):
-        if prefill is not rehearsed:  # the longest prompts with this beginning
-            _Batch(forward, batch, prefill).rehearse(decoding)
-        rehearsed = prefill
+    """The first and the last step of the first batch, which has the longest prompts, for a dry run: other steps and
+    batches take no more memory."""
+    for batch, prefill in islice(_batches(forward, states, budget, decoding.max_new_tokens, None), 1):
+        _Batch(forward, batch, prefill).rehearse(decoding)
 
 
 def _batches(
@@ -61,7 +60,10 @@ def _batches(
     max_new_tokens: int,
     prompt_store: Store | None,
 ) -> Iterator[tuple[list[GenerationState], Prefill]]:
-    """Pairs: sequences that generate together, longest first, and their prefill."""
+    """Pairs: sequences that generate together, those with a common beginning next to one another, and their prefill.
+
+    A step costs little more with more sequences, so a batch takes them whatever their beginnings are.
+    """
     ensemble = forward.ensemble
     if ensemble.cache == "none":
         prompt_store = None
@@ -77,11 +79,20 @@ def _batches(
     prompts = [state.prompt for state in states]
     groups = [Group(list(range(len(prompts))), 0)] if one_group else group_by_prefix(prompts)
     for group in groups:
-        members = sorted((states[i] for i in group.members), key=lambda state: -len(state.prompt))
-        prefix = shared_prefix(forward, members[0].prompt[: group.shared])
-        prefill = Prefill(forward, budget, max_new_tokens, prefix, prompt_store)
-        for start in range(0, len(members), size):
-            yield members[start : start + size], prefill
+        group.members.sort(key=lambda i: -len(prompts[i]))
+    groups.sort(key=lambda group: -len(prompts[group.members[0]]))
+    members = [(states[i], group) for group in groups for i in group.members]
+    read: dict[int, KVCache | None] = {}
+    for start in range(0, len(members), size):
+        batch = members[start : start + size]
+        beginnings = dict.fromkeys((group.members[0], group.shared) for _, group in batch)
+        read = {
+            first: read.get(first) or shared_prefix(forward, prompts[first][:shared])
+            for first, shared in beginnings
+        }
+        prefixes = {state.index: read[group.members[0]] for state, group in batch}
+        prefill = Prefill(forward, budget, max_new_tokens, prefixes, prompt_store)
+        yield [state for state, _ in batch], prefill
 
 
 class _Batch:
@@ -234,8 +245,8 @@ class Prefill:
     forward: EnsembleForward
     budget: Budget
     max_new_tokens: int
-    prefix: KVCache | None
-    """The beginning that all prompts share."""
+    prefixes: dict[int, KVCache | None]
+    """The beginning that a prompt shares with others, by the index of its state."""
     prompt_store: Store | None
     """Prompts without their last token; None: prompts are read here."""
 
@@ -259,14 +270,19 @@ class Prefill:
         return PrefillOutput(cache, real_BT, forward.ensemble.next_scores(forward(tokens, cache)))
 
     def _from_prefix(self, states: list[GenerationState]) -> PrefillOutput:
-        """All tokens after the shared prefix, in passes within the budget."""
-        forward, prefix = self.forward, self.prefix
-        shared = prefix.length if prefix else 0
+        """All tokens after the shared prefixes, in passes within the budget."""
+        forward = self.forward
         caches, reals, scores = [], [], []
         limit = self.budget.tokens // (forward.ensemble.n if forward.ensemble.own_history else 1)
-        for part in in_runs(  # sequences of similar length, as many as fit one pass
-            states, lambda part, _: (len(part[0].ids) - shared) * (len(part) + 1) <= limit
-        ):
+
+        def fits(part: list[GenerationState], state: GenerationState) -> bool:
+            prefix = self.prefixes[state.index]
+            width = len(part[0].ids) - (prefix.length if prefix else 0)
+            return self.prefixes[part[0].index] is prefix and width * (len(part) + 1) <= limit
+
+        for part in in_runs(states, fits):  # of similar length
+            prefix = self.prefixes[part[0].index]
+            shared = prefix.length if prefix else 0
             trees = [TokenTree(s.ids, [[0]], shared, s.noise_key, s.sample_index) for s in part]
             width = max(map(len, trees))
             alone = len(part) == len(states)
@@ -281,7 +297,8 @@ class Prefill:
         if len(caches) == 1:
             cache = caches[0]
         else:
-            cache = KVCache.right_aligned(caches, caches[0].length + self._room, keep=False)
+            longest = max(part.length for part in caches)
+            cache = KVCache.right_aligned(caches, longest + self._room, keep=False)
         real = torch.cat([torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals])
         return PrefillOutput(cache, real.to(forward.device), torch.cat(scores))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ THINK_END = "think_end_token"
 """Key of a generation request's settings: the text that ends the reasoning (lm-eval has it as a model's argument)."""
 PORTION = 64
 """Number of requests passed to lm-eval's code at a time. Answers are reported after each portion."""
+TOKENIZED = 1024
+"""Number of requests whose texts are tokenized together."""
 
 
 class Request(NamedTuple):
@@ -43,6 +46,7 @@ class CountedHF(HFLM):
         logging.getLogger("lm_eval.models.huggingface").addFilter(_of_a_given_model)
         # In the model's dtype log-probabilities are coarse: bfloat16 has steps of 1/8 at -20.
         super().__init__(softmax_dtype="float32", **options)
+        self._tokenized: dict[str, list[int]] = {}
 
     def answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
         """Answer all requests.
@@ -72,6 +76,27 @@ class CountedHF(HFLM):
             for i, answer in enumerate(answers, start):
                 report(i, answer)
 
+    @contextmanager
+    def tokenized(self, texts: Iterable[str]) -> Iterator[None]:
+        """Inside the context `tok_encode` knows these texts, which the tokenizer reads in threads, each one once."""
+        begin = self.tokenizer.decode(self.prefix_token_id)
+        special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
+        parts: dict[bool, list[str]] = {False: [], True: []}
+        for text in dict.fromkeys(texts):
+            parts[text.startswith(begin)].append(text)
+        for own, options in ((parts[False], special), (parts[True], {"add_special_tokens": False})):
+            if own:
+                self._tokenized.update(zip(own, self.tokenizer(own, **options).input_ids, strict=True))
+        try:
+            yield
+        finally:
+            self._tokenized.clear()
+
+    def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
+        if not args and not options and string in self._tokenized:
+            return self._tokenized[string]
+        return super().tok_encode(string, *args, **options)
+
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
         self._counted["tokens_in"] += sum(
             min(len(context) + len(continuation) - 1, self.max_length)
@@ -92,15 +117,29 @@ def _of_a_given_model(record: logging.LogRecord) -> bool:
     return "`pretrained`" not in record.getMessage()
 
 
+Pair = tuple[tuple[int, ...], tuple[int, ...]]
+"""Token ids of a context and of its continuation."""
+
+
 class Encoder:
-    """The tokenization of an `lm_eval.models.huggingface.HFLM`."""
+    """The tokenization of a `CountedHF`."""
 
     def __init__(self, lm: Any):
         self.lm = lm
         self.cut = 0
         """Contexts and prompts so far that lost their beginning."""
 
-    def pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def pairs(self, texts: Sequence[tuple[str, str]]) -> Iterator[Pair]:
+        """`pair` of each context and continuation."""
+        for start in range(0, len(texts), TOKENIZED):
+            portion = texts[start : start + TOKENIZED]
+            # what `_encode_pair` tokenizes: spaces at the end of a context belong to the continuation
+            with self.lm.tokenized(
+                text for context, more in portion for text in (context.rstrip(), context + more)
+            ):
+                yield from (self.pair(*own) for own in portion)
+
+    def pair(self, context: str, continuation: str) -> Pair:
         """Token ids of a context and its continuation. A context that is too long loses its beginning.
 
         Raises ConfigError for a continuation that is empty or longer than the model's input.
@@ -116,7 +155,7 @@ class Encoder:
             context_ids, ids = lm._encode_pair(context, continuation)
         return self._truncated(context_ids, ids)
 
-    def windows(self, text: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def windows(self, text: str) -> list[Pair]:
         """A text in windows of at most `max_length` tokens: (context, tokens to score)."""
         windows = get_rolling_token_windows(
             token_list=self.lm.tok_encode(text),
@@ -134,9 +173,7 @@ class Encoder:
             ids = ids[-room:]
         return ids.tolist() or [self.lm.prefix_token_id]
 
-    def _truncated(
-        self, context: list[int], continuation: list[int]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _truncated(self, context: list[int], continuation: list[int]) -> Pair:
         most = self.lm.max_length
         if not 0 < len(continuation) <= most:
             raise ConfigError(

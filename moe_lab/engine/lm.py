@@ -21,7 +21,7 @@ from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward, Observer
 from moe_lab.engine.forward.layers import reads_the_batch, require_masks, runs_on_kv_cache
-from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Request
+from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Pair, Request
 from moe_lab.engine.pass_size import LEAST_TOKENS, in_step, pass_budget
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
@@ -232,11 +232,11 @@ class EngineLM(CountedHF):
             if not self.engine:
                 if kind == "loglikelihood":
                     with self._warning_of_cuts(len(requests)):
-                        for request in requests:
-                            self.encode_pair(*request.args)
+                        for _ in self._encoder.pairs([request.args for request in requests]):
+                            pass
                 self.answer_by_hf(kind, requests, report)
 
-    def encode_pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def encode_pair(self, context: str, continuation: str) -> Pair:
         """Token ids of a context and its continuation as they are scored. A long context loses its beginning."""
         return self._encoder.pair(context, continuation)
 
@@ -254,7 +254,7 @@ class EngineLM(CountedHF):
 
     def _score_pairs(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
         with self._warning_of_cuts(len(requests)):
-            pairs = [self._encoder.pair(*request.args) for request in requests]
+            pairs = list(self._encoder.pairs([request.args for request in requests]))
         by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
         for i, (context, continuation) in enumerate(pairs):
             by_context.setdefault(context, {}).setdefault(continuation, []).append(i)

@@ -12,11 +12,11 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.pass_size import sequence_bytes
-from moe_lab.engine.sampling import GenerationState, StoppingCriteria, generation_config
+from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.routing import GumbelTopK
-from tests.support.ensembles import answers_of, greedy_by_transformers, prompts_for
+from tests.support.ensembles import answers_of, engine_of, greedy_by_transformers, prompts_for
 from tests.support.models import make_model
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(4000, 3), Budget(30, 4)]
@@ -67,23 +67,52 @@ def test_nan_is_an_error_not_an_answer():
         answers_of(model, [[1, 2, 3]], Budget(100), 2)
 
 
+def noted_batches(monkeypatch) -> list[int]:
+    """The sizes of the batches that are generated from now on."""
+    sizes: list[int] = []
+    kept = generating._Batch.__init__
+
+    def noted(self, forward, states, prefill):
+        sizes.append(len(states))
+        kept(self, forward, states, prefill)
+
+    monkeypatch.setattr(generating._Batch, "__init__", noted)
+    return sizes
+
+
 @pytest.mark.parametrize(("free", "sizes"), [(0, [1] * 5), (2.5, [2, 2, 1]), (100, [5])])
 def test_sequences_generate_together_as_far_as_memory_reaches(olmoe, monkeypatch, free, sizes):
     """`free` is the number of sequences that fit, each of 9 prompt tokens and 3 new ones."""
     prompts = [[7] * 9] * 5
     bytes_of_one = sequence_bytes(olmoe, 9 + 3, 1)
     monkeypatch.setattr(pass_size, "free_memory", lambda device: free * bytes_of_one / generating.CACHE_SHARE)
-    batches: list[int] = []
-    kept = generating._Batch.__init__
-    monkeypatch.setattr(
-        generating._Batch,
-        "__init__",
-        lambda self, forward, states, *rest: (
-            batches.append(len(states)) or kept(self, forward, states, *rest)
-        ),
-    )
+    batches = noted_batches(monkeypatch)
     answers_of(olmoe, prompts, Budget(4000), 3)
     assert batches == sizes
+
+
+@pytest.mark.parametrize(("sequences", "sizes"), [(None, [8]), (3, [3, 3, 2])])
+def test_prompts_with_other_beginnings_generate_together(olmoe, monkeypatch, sequences, sizes):
+    """Groups of 1, 2, 2 and 3 prompts, the longest in the second: each beginning is read once."""
+    numbers = random.Random(8)
+    shared = [[numbers.randrange(3, 90) for _ in range(length)] for length in (0, 40, 17, 25)]
+    endings = [(1, [5]), (2, [3, 9]), (2, [2, 1]), (3, [4, 7, 6])]
+    prompts = [
+        [*beginning, *(numbers.randrange(3, 90) for _ in range(length))]
+        for beginning, (_, lengths) in zip(shared, endings, strict=True)
+        for length in lengths
+    ]
+    numbers.shuffle(prompts)
+    batches = noted_batches(monkeypatch)
+    engine = engine_of(olmoe, None, Budget(60, sequences))
+    states = [GenerationState(i, prompt, 0) for i, prompt in enumerate(prompts)]
+    sampler = Sampler(olmoe, generation_config(olmoe, {}), 0)
+    engine.generate(states, Decoding(sampler, lambda state: False, 5), lambda state: None)
+    assert batches == sizes
+    assert [state.generated for state in states] == [
+        greedy_by_transformers(olmoe, each, 5) for each in prompts
+    ]
+    assert engine.tokens_in == sum(map(len, prompts)) - 40 - 17 - 2 * 25 + 8 * 4
 
 
 @pytest.mark.parametrize("cache", ["clean", "standard", "none"])

@@ -13,6 +13,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from moe_lab.engine import hf
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring import Budget
@@ -86,6 +87,25 @@ def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
     first, second = lm.generate_until([instance, instance])
     assert first != second  # 16 tokens of 300: they agree with odds far below 1e-9
     assert lm.generate_until([instance, instance]) == [first, second]
+
+
+@pytest.mark.parametrize("add_bos_token", [None, True, False])
+def test_texts_that_are_tokenized_together_have_the_same_tokens(olmoe, tokenizer, add_bos_token, monkeypatch):
+    """Also a context that ends in spaces or is empty, one that two requests share, and a text with the first token."""
+    monkeypatch.setattr(hf, "TOKENIZED", 4)
+    lm = EngineLM(olmoe, tokenizer, add_bos_token=add_bos_token)
+    begin = tokenizer.decode(lm.prefix_token_id)
+    texts = [
+        ("one two ", "three"),
+        ("one two ", "four"),
+        ("", "five"),
+        (f"{begin}six", " seven"),
+        ("eight", " "),
+    ]
+    assert list(lm._encoder.pairs(texts)) == [lm.encode_pair(*text) for text in texts]
+    with lm.tokenized(["nine ten"]):
+        monkeypatch.setattr(tokenizer, "encode", lambda *args, **options: pytest.fail("tokenized again"))
+        assert lm.tok_encode("nine ten")
 
 
 def test_an_ensemble_on_a_dense_model_is_refused(tokenizer):

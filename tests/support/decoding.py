@@ -12,9 +12,9 @@ from moe_lab.routing import GumbelTopK, document_key, find_routers
 from moe_lab.routing.policies import OtherExperts
 from tests.support.ensembles import prompts_for
 
-ENDS = (12, 12, 3, 5, 12, 4, 6, 12, 12)
-"""New tokens of each sequence. Those of even numbers are one batch, in which two end early and stay as they are; the others
-share their beginning, and half of them end, so that their batch is made smaller."""
+ENDS = (12, 12, 3, 5, 12, 4, 6, 3, 12)
+"""New tokens of each sequence of a batch. Some end early and stay as they are, until half of them have ended and the batch
+is made smaller."""
 ENSEMBLES = ("base", "roe", "roe, standard cache", "scmoe")
 
 

@@ -1,7 +1,5 @@
 """Names that users of other tools type: what to type here instead, or why there is nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

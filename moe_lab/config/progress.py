@@ -4,8 +4,6 @@ with naming("tiny-roe-gsm8k-1f2e3d4c"), Progress(400, "loglikelihood", "request"
     progress.update()
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A table as columns of texts, on the terminal and on pages, and numbers as their text."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

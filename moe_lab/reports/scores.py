@@ -3,8 +3,6 @@
 The terminal, pages, data frames, W&B and plots show these lines.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

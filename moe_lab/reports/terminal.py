@@ -1,7 +1,5 @@
 """What a command prints at its end: one table of scores, the verdict, the notes that occur, and studies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run's id is made of, and the versions that a result was made with."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

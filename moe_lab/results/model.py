@@ -4,8 +4,6 @@ The keys of the `moe_lab` block are read here and nowhere else; `runs/evaluation
 docs/results.md describes the file.
 """
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

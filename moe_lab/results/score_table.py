@@ -4,15 +4,13 @@ Each view of a command (terminal, tables, pages, figures, data frame) quotes the
 is significant in all of them or in none.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from moe_lab.results.measured import Interval, Spread, limits
 from moe_lab.results.model import BASE, RunResult, compared_names
@@ -52,7 +50,7 @@ class Family:
         p_values: Mapping[ComparisonKey, float | None],
         measured: Mapping[ComparisonKey, float | None] | None = None,
         controls: Container[str] = (),
-    ) -> Family:
+    ) -> Self:
         """The families of some p.
 
         Args:

@@ -1,7 +1,5 @@
 """The scores of a results.json: value, interval, comparison with the base model, notes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures as PNG and SVG, with their numbers as CSV. matplotlib is imported only when something is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.reports.figures.primitives import bars, curves, draw_differences, panels_by, panels_of_points
 from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, Drawing, count_axis
-from moe_lab.reports.papers.cells import CellTable, averages, coordinates, varied_label
+from moe_lab.reports.papers.cells import CellTable, averages, varied_label
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine
 
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 def draw_accuracy(table: CellTable) -> Drawing:
     """Grouped bars with 95% intervals over documents, one panel per model."""
-    frame = table.frame()
+    frame = table.frame(method=["method"])
     chat = [cell.coordinates.get("apply_chat_template") == "true" for cell in frame["cell"]]
     frame["task"] = [task + ", chat" * is_chat for task, is_chat in zip(frame["task"], chat, strict=True)]
-    frame["method"] = coordinates(frame, "method")
     rows = frame.drop(columns=["cell", "stderr", "published"])
     return panels_by(rows, "model", _accuracy, columns=1, height=2.5)
 
@@ -58,9 +57,8 @@ def draw_control(table: CellTable) -> Drawing:
 
 def control_rows(table: CellTable) -> DataFrame:
     """CONTROL_COLUMNS of every measured cell; `expert_work` is rows times experts per token."""
-    frame = table.frame()
+    frame = table.frame(method=["method"])
     results = [cell.results[0] for cell in frame["cell"]]
-    frame["method"] = coordinates(frame, "method")
     frame["rows"] = [result.method_config.get("n", 1) for result in results]
     frame["experts_per_token"] = [result.top_k for result in results]
     frame["expert_work"] = frame["rows"] * frame["experts_per_token"]
@@ -91,13 +89,12 @@ FOREST_COLUMNS = [
 
 def draw_forest(table: CellTable) -> Drawing:
     """Points with 95% intervals over documents, a line at base; every measured cell and average."""
-    experiment, cells = table.experiment, table.cells
+    experiment = table.experiment
     across = [key for key in experiment.keys if key not in experiment.rows]
-    named = [key for key in experiment.rows if len({cell.coordinates[key] for cell in cells}) > 1]
-    frame = table.frame([*cells, *averages(experiment, cells)])
-    settings = ([cell.coordinates[key] for key in named or experiment.rows[:1]] for cell in frame["cell"])
+    named = table.varied(experiment.rows) or experiment.rows[:1]
+    frame = table.frame([*table.cells, *averages(experiment, table.cells)], panel=across)
+    settings = ([cell.coordinates[key] for key in named] for cell in frame["cell"])
     frame["setting"] = [", ".join(text for text in setting if text != "-") for setting in settings]
-    frame["panel"] = [", ".join(cell.coordinates[key] for key in across) for cell in frame["cell"]]
     return panels_of_points(frame[FOREST_COLUMNS], "setting", _forest_look, _forest)
 
 

@@ -21,7 +21,7 @@ from moe_lab.reports.figures.style import (
     Drawing,
     step_axis,
 )
-from moe_lab.reports.papers.cells import CellTable, coordinates, shown_cells
+from moe_lab.reports.papers.cells import CellTable, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import model_folder, quantity, unit_of
 from moe_lab.results.model import BASE
@@ -163,10 +163,8 @@ def line_rows(table: CellTable) -> DataFrame:
     experiment = table.experiment
     across = experiment.rows[0]
     named = [key for key in experiment.keys if key not in (across, MEASURE, experiment.average)]
-    frame = table.frame(shown_cells(experiment, table.cells))
-    frame[MEASURE] = frame["metric"]
-    frame[MEASURE] = coordinates(frame, MEASURE)
-    frame["line"] = [", ".join(cell.coordinates[key] for key in named) for cell in frame["cell"]]
+    measure = [MEASURE if MEASURE in experiment.keys else "metric"]
+    frame = table.frame(shown_cells(experiment, table.cells), measure=measure, line=named)
     # without a router_lr it is the learning rate of all parameters
     frame["x"] = [
         float((cell.parts or [cell])[0].config.method.learning_rate)
@@ -210,12 +208,10 @@ def draw_schedules(table: CellTable) -> Drawing:
 
 def schedule_rows(table: CellTable) -> DataFrame:
     """SCHEDULES_COLUMNS of every measured cell."""
-    experiment, cells = table.experiment, table.cells
+    experiment = table.experiment
     listed = [key for key in experiment.rows if key not in (SCHEDULE, ROUTER_LR, "method")]
-    several = [key for key in listed if len({cell.coordinates[key] for cell in cells}) > 1]
-    axes = [*several, *experiment.columns]
-    frame = table.frame(shown_cells(experiment, cells))
-    frame["panel"] = [", ".join(cell.coordinates[key] for key in axes) for cell in frame["cell"]]
+    axes = [*table.varied(listed), *experiment.columns]
+    frame = table.frame(shown_cells(experiment, table.cells), panel=axes)
     frame["schedule"] = [schedule_label(cell.coordinates) for cell in frame["cell"]]
     return frame[SCHEDULES_COLUMNS]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -48,14 +49,11 @@ def design_rows(table: CellTable) -> DataFrame:
     experiment, cells = table.experiment, table.cells
     of_training = [cell for cell in cells if cell.of_training]
     others = averages(experiment, cells) or [cell for cell in cells if not cell.of_training]
-    frame = table.frame([*of_training, *others])
     # the axes other than granularity in which the designs differ
-    moe = [cell for cell in cells if cell.coordinates[DESIGN] != DENSE]
-    keys = [key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)]
-    keys = [key for key in keys if len({cell.coordinates[key] for cell in moe}) > 1]
-    frame["panel"] = [cell.coordinates.get(MEASURE, "") for cell in frame["cell"]]
-    frame["design"] = [cell.coordinates[DESIGN] for cell in frame["cell"]]
-    frame["series"] = [", ".join(cell.coordinates[key] for key in keys) for cell in frame["cell"]]
+    moe = replace(table, cells=[cell for cell in cells if cell.coordinates[DESIGN] != DENSE])
+    keys = moe.varied([key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)])
+    panel = [MEASURE] if MEASURE in experiment.keys else []
+    frame = table.frame([*of_training, *others], panel=panel, design=[DESIGN], series=keys)
     ranked = {(one.loss.run_id, LOSS): one for one in ranking(experiment, cells, table.family)}
     for index, cell in enumerate(frame["cell"]):
         if (score := cell.score()) and (one := ranked.get((score.run_id, score.metric))):

@@ -1,8 +1,5 @@
 """The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance."""
 
-from __future__ import annotations
-
-import csv
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ from typing import Any
 from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_columns
-from moe_lab.reports.pages.answers import CHANGED, CHANGES, answer_data, examples_of
+from moe_lab.reports.pages.answers import CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import fact, latex_of, pictures_in, text_uri, write_page
 from moe_lab.reports.pages.plots import ForestPanel, forest, plot
 from moe_lab.reports.papers.metrics import model_folder
@@ -22,7 +19,7 @@ from moe_lab.reports.scores import CommandTable, ScoreLine, by_outcome, conclusi
 from moe_lab.results.measured import number
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score_table import explained_marks
-from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
+from moe_lab.results.stored_files import damaged, whole_mapping
 
 # The routing of runs: temperatures, changed decisions, the load of experts
 
@@ -125,22 +122,30 @@ def write_origin_page(folder: Path) -> Path | None:
 
 
 def _trials(folder: Path) -> list[Column]:
-    from pandas import Timedelta
+    from pandas import Timedelta, read_csv
 
     path = folder / "trials.csv"
-    columns: dict[str, list[str]] = {}
+    if not path.is_file():
+        return []
     try:
-        for trial in read_csv(path) if path.is_file() else []:
-            for column, value in trial.items():
-                name = column.removeprefix("params_").removeprefix("user_attrs_")
-                if column == "duration":
-                    name, value = "seconds", f"{Timedelta(value).total_seconds():.1f}" if value else ""
-                if not column.startswith(OPTUNAS_OWN):
-                    shown = f"{float(value):.6g}" if DECIMAL.fullmatch(value) else value
-                    columns.setdefault(name.replace("_", " "), []).append(shown)
-    except (OSError, ValueError, csv.Error) as error:
+        trials = (
+            read_csv(path, dtype=str, keep_default_na=False)
+            .fillna("")
+            .rename(columns={"duration": "seconds"})
+        )
+        if "seconds" in trials:
+            trials["seconds"] = [
+                each and f"{Timedelta(each).total_seconds():.1f}" for each in trials["seconds"]
+            ]
+    except (OSError, ValueError) as error:
         raise damaged(path, error) from error
-    return [texts(name, cells) for name, cells in columns.items()]
+    columns = []
+    for name in (name for name in trials if not name.startswith(OPTUNAS_OWN)):
+        cells = [f"{float(cell):.6g}" if DECIMAL.fullmatch(cell) else cell for cell in trials[name]]
+        columns.append(
+            texts(name.removeprefix("params_").removeprefix("user_attrs_").replace("_", " "), cells)
+        )
+    return columns
 
 
 # The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance
@@ -185,9 +190,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         latex=text_uri(latex_of(columns, _title(runs)), "x-tex"),
         examples=examples,
         answer_data=answer_data(examples.answers),
-        kinds=[
-            kind for kind in CHANGES if kind != CHANGED and any(one.kind == kind for one in examples.answers)
-        ],
+        kinds=[kind for kind in CHANGES[:-1] if any(one["kind"] == kind for one in examples.answers)],
         routing=routing,
         facts=facts_columns(routing),
         profiles=profiles_of(routing),

@@ -1,7 +1,5 @@
 """`outputs/tables/index.html`: every table and figure of the folder, published and measured numbers side by side."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Sequence

@@ -171,11 +171,12 @@ class CellTable:
     family: Family = NO_COMPARISONS
     """The families of the comparisons of the command."""
 
-    def frame(self, cells: Sequence[TableCell] | None = None) -> DataFrame:
+    def frame(self, cells: Sequence[TableCell] | None = None, **places: Sequence[str]) -> DataFrame:
         """One row per measured cell: the TableCell and its numbers (COLUMNS). Missing numbers are None.
 
         Args:
             cells: other cells of the experiment, its averages for example.
+            places: columns of coordinates on some axes; of the numbers' own columns for cells without these axes.
         """
         from pandas import DataFrame
 
@@ -183,14 +184,16 @@ class CellTable:
         for cell in self.cells if cells is None else cells:
             score, published = cell.score(), published_of(self.experiment, cell)
             if score is not None and score.value is not None:
-                own = {"cell": cell, "published": None if published is None else published.fraction}
-                rows.append(score.columns() | own)
-        return DataFrame(rows, columns=COLUMNS, dtype=object)
+                row = score.columns() | {"cell": cell, "published": published and published.fraction}
+                known = row | cell.coordinates
+                rows.append(
+                    row | {name: ", ".join(known[key] for key in keys) for name, keys in places.items()}
+                )
+        return DataFrame(rows, columns=list(dict.fromkeys([*COLUMNS, *places])), dtype=object)
 
-
-def coordinates(frame: DataFrame, axis: str) -> list[str]:
-    """The cells' places on an axis of the experiment; the column `axis` for cells without a place on it."""
-    return [cell.coordinates.get(axis, own) for cell, own in zip(frame["cell"], frame[axis], strict=True)]
+    def varied(self, keys: Sequence[str]) -> list[str]:
+        """The axes on which its cells differ."""
+        return [key for key in keys if len({cell.coordinates[key] for cell in self.cells}) > 1]
 
 
 def varied_label(cell: TableCell, cells: Sequence[TableCell]) -> str:

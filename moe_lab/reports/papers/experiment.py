@@ -1,7 +1,5 @@
 """An experiment: a YAML in a folder `experiments/` that names a paper's table, its cells and the paper's numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The files of a paper's table: their names, and tables of settings."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence

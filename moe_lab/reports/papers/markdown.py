@@ -1,7 +1,5 @@
 """The table of an experiment as Markdown: measured and published values side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 

@@ -1,7 +1,5 @@
 """Numbers of a paper's table that are not scores of lm-eval: expert metrics, and measurements of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pre-trained designs ranked by the loss on held-out rows, with their accuracy and the chance level next to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """One stored evaluation, of this package or of lm-eval: its scores and its sample logs."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass

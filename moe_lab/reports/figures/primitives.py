@@ -9,17 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.style import (
-    BLUE,
-    COLOURS,
-    GREY,
-    MARKERS,
-    PAGE_WIDTH,
-    RC,
-    RED,
-    Drawing,
-    widen_x,
-)
+from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, MARKERS, PAGE_WIDTH, RC, RED, Drawing, widen_x
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine
 
@@ -29,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
     from pandas import DataFrame
+
+    Panel = Callable[[Axes, Any, DataFrame], None]
+    """Draws the panel of an item from its rows."""
 
 MAX_COLUMNS = 3
 """Most panels side by side that are legible at page width."""
@@ -63,61 +56,47 @@ def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[
     return figure, figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios).ravel().tolist()
 
 
-def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None], **options: Any) -> Figure:
-    """One panel for each item, drawn by `draw(axes, item)`, and a legend for all. `options` are those of `panels`."""
+def panel_per(
+    items: Sequence[tuple[Any, ...]], title: str, draw: Callable[..., None], **options: Any
+) -> Figure:
+    """One panel for each item, drawn by `draw(axes, *item)`, and a legend for all. `options` are those of `panels`."""
     figure, axes = panels(len(items), **options)
     figure.suptitle(title)
     for axis, item in zip(axes, items, strict=True):
-        draw(axis, item)
+        draw(axis, *item)
     legend_below(figure, axes)
     return figure
 
 
-def panels_by(
-    frame: DataFrame, by: str | list[str], draw: Callable[[Axes, Any], None], **options: Any
-) -> Drawing:
-    """A figure with one panel for each value of the columns `by`.
-
-    `draw(axes, (value, its rows))` draws one panel. `options` are those of `panels`.
-    """
+def panels_by(frame: DataFrame, by: str | list[str], draw: Panel, **options: Any) -> Drawing:
+    """A figure with one panel for each value of the columns `by`. `options` are those of `panels`."""
     groups = list(frame.groupby(by, sort=False))
     return Drawing(frame.to_dict("records"), lambda title: panel_per(groups, title, draw, **options))
 
 
 def panels_of(
-    items: Sequence[Any],
-    rows_of: Callable[[Any], list[dict[str, Any]]],
-    draw: Callable[[Axes, Any, DataFrame], None],
-    title: str = "",
-    **options: Any,
+    items: Iterable[tuple[Any, list[dict[str, Any]]]], draw: Panel, title: str = "", **options: Any
 ) -> Drawing:
-    """A figure with one panel for each item, drawn by `draw(axes, item, its rows)`. `options` are those of `panels`."""
-    rows = [rows_of(item) for item in items]
+    """A figure with one panel for each item and its rows. `options` are those of `panels`."""
+    from pandas import DataFrame
 
-    def panel(axis: Axes, place: int) -> None:
-        from pandas import DataFrame
-
-        draw(axis, items[place], DataFrame(rows[place], dtype=object))
-
-    every = [row for own in rows for row in own]
-    return Drawing(every, lambda title: panel_per(range(len(items)), title, panel, **options), title)
+    own = [(item, DataFrame(rows, dtype=object)) for item, rows in items]
+    every = [row for _, rows in own for row in rows.to_dict("records")]
+    return Drawing(every, lambda title: panel_per(own, title, draw, **options), title)
 
 
 def panels_of_points(
-    rows: DataFrame,
-    name: str,
-    look: Callable[[Any], dict[str, Any]],
-    finish: Callable[[Axes, str, DataFrame], None],
+    rows: DataFrame, name: str, look: Callable[[Any], dict[str, Any]], finish: Panel
 ) -> Drawing:
     """A figure of `points`, one panel for each value of the column `panel`, all with the same lines.
 
-    `finish(axes, panel, its rows)` adds titles and reference lines.
+    `finish` adds titles and reference lines.
     """
     names = list(rows[name].unique())
 
-    def draw(axis: Axes, panel: tuple[str, DataFrame]) -> None:
-        points(axis, panel[1], name, look, names)
-        finish(axis, *panel)
+    def draw(axis: Axes, panel: str, own: DataFrame) -> None:
+        points(axis, own, name, look, names)
+        finish(axis, panel, own)
 
     return panels_by(rows, "panel", draw, height=1.0 + 0.17 * len(names), sharey=True)
 

@@ -130,9 +130,6 @@ def chosen_PLK(probabilities_PLE: np.ndarray, top_k: int) -> np.ndarray:
     return (-probabilities_PLE).argsort(axis=-1, kind="stable")[..., :top_k]
 
 
-# Accuracy after every optimization step, and answers that became right or wrong (C3PO, Figure 6)
-
-
 STEP_PANELS = {
     "accuracy": {"accuracy": (BLUE, "o-")},
     "changed answers": {"became_right": (GREEN, "^-"), "became_wrong": (RED, "v-")},
@@ -142,16 +139,18 @@ STEP_PANELS = {
 
 
 def draw_steps(runs: Sequence[StoredTraces]) -> Drawing:
-    """Three panels per run."""
-    shown = list(product(runs, STEP_PANELS))
+    """Accuracy by optimization step, answers that became right or wrong, and the loss (C3PO, Figure 6).
+
+    Three panels per run.
+    """
     rows = [row for run in runs for row in step_rows(run)]
+    shown = list(product(runs, STEP_PANELS))
     return Drawing(rows, lambda title: panel_per(shown, title, _steps, height=2.4), "Optimization steps")
 
 
-def _steps(axis: Axes, shown: tuple[StoredTraces, str]) -> None:
+def _steps(axis: Axes, run: StoredTraces, panel: str) -> None:
     from pandas import DataFrame
 
-    run, panel = shown
     rows = DataFrame(step_rows(run), dtype=object)
     for name, (colour, style) in STEP_PANELS[panel].items():
         # the interval is that of the accuracy
@@ -193,13 +192,14 @@ def _mean(values: Iterable[float]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-# The share of experts selected after optimizing all of them that the router had ranked among its first n (C3PO,
-# Figure 5)
-
-
 def draw_retained(runs: Sequence[StoredTraces]) -> Drawing:
-    """One panel per run; runs that optimized some of the experts only are left out."""
-    return panels_of([run for run in runs if run.all_experts], retained_rows, _retained_draw, "Core experts")
+    """The share of experts selected after optimizing all of them that the router had ranked among its first n (C3PO,
+    Figure 5).
+
+    One panel per run; runs that optimized some of the experts only are left out.
+    """
+    shown = ((run, retained_rows(run)) for run in runs if run.all_experts)
+    return panels_of(shown, _retained_draw, "Core experts")
 
 
 def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:

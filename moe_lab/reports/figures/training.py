@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# Pre-trained designs, one panel per measure (MoE-Bench, Figure 2)
-#
-# Accuracies are bars, other measures points; a dashed line is the dense model of equal active parameters. The
-# interval at a loss is that of its paired difference to the lowest one.
+# Accuracies of pre-trained designs are bars, other measures points; a dashed line is the dense model of equal active
+# parameters. The interval at a loss is that of its paired difference to the lowest one.
 
 DESIGN = "method.label"
 DENSE = "dense"
@@ -34,18 +32,10 @@ COLUMNS = ["panel", "design", "series", "metric", "value", "low", "high", "std",
 
 
 def draw_designs(table: CellTable) -> Drawing:
-    """Bars and points with their 95% intervals, by granularity and by the other settings in which designs differ."""
-    rows = design_rows(table)
-    own = rows[rows["design"] != DENSE]
-    names = (list(own["design"].unique()), list(own["series"].unique()))
-    chance = chance_of(table.experiment, [cell for cell in table.cells if cell.metric == "headline"])
-    draw = partial(_draw_panel, names=names, chance=chance)
-    columns = 2 if rows["panel"].nunique() in (2, 4) else 3
-    return panels_by(rows, "panel", draw, columns=columns, height=2.6)
+    """Pre-trained designs, one panel per measure (MoE-Bench, Figure 2). With several tasks only their averages.
 
-
-def design_rows(table: CellTable) -> DataFrame:
-    """COLUMNS of every design. With several tasks only their averages."""
+    Bars and points with their 95% intervals, by granularity and by the other settings in which designs differ.
+    """
     experiment, cells = table.experiment, table.cells
     of_training = [cell for cell in cells if cell.of_training]
     others = averages(experiment, cells) or [cell for cell in cells if not cell.of_training]
@@ -62,32 +52,27 @@ def design_rows(table: CellTable) -> DataFrame:
             if one.interval is not None and difference is not None and value is not None:
                 limits = [value - difference + limit for limit in one.interval]
             frame.loc[index, ["low", "high"]] = limits
-    return frame[COLUMNS]
+    own = frame[frame["design"] != DENSE]
+    designs, series = list(own["design"].unique()), list(own["series"].unique())
+    chance = chance_of(experiment, [cell for cell in cells if cell.metric == "headline"])
 
+    def draw(axis: Axes, name: str, rows: DataFrame) -> None:
+        metric = rows.iloc[0]["metric"]
+        rate = metric.startswith("acc")
+        own = rows[rows["design"] != DENSE]
+        bars(axis, own, "design", "series", order=designs, series=series, filled=rate)
+        for dense in rows[rows["design"] == DENSE].itertuples():
+            axis.axhline(dense.value, color="black", ls="--", lw=1, label="dense")
+            if dense.low is not None:
+                axis.axhspan(dense.low, dense.high, color="black", alpha=0.08, lw=0)
+        if rate and chance is not None:
+            axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
+        compared = "\n(intervals: difference to the lowest)" if metric == LOSS else ""
+        axis.set(title=name + compared, ylabel=quantity(metric))
 
-def _draw_panel(
-    axis: Axes, panel: tuple[str, DataFrame], names: tuple[list[str], list[str]], chance: float | None
-) -> None:
-    name, rows = panel
-    designs, series = names
-    metric = rows.iloc[0]["metric"]
-    rate = metric.startswith("acc")
-    own = rows[rows["design"] != DENSE]
-    bars(axis, own, "design", "series", order=designs, series=series, filled=rate)
-    for dense in rows[rows["design"] == DENSE].itertuples():
-        axis.axhline(dense.value, color="black", ls="--", lw=1, label="dense")
-        if dense.low is not None:
-            axis.axhspan(dense.low, dense.high, color="black", alpha=0.08, lw=0)
-    if rate and chance is not None:
-        axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
-    compared = "\n(intervals: difference to the lowest)" if metric == LOSS else ""
-    axis.set(title=name + compared, ylabel=quantity(metric))
+    columns = 2 if frame["panel"].nunique() in (2, 4) else 3
+    return panels_by(frame[COLUMNS], "panel", draw, columns=columns, height=2.6)
 
-
-# The training loss of several designs, one column per setting, one line per granularity (MoE-Bench, Figure 3)
-#
-# Above the loss, below its difference to the setting's first line: trainings of one seed read the same rows, so that
-# the difference shows which falls faster.
 
 SHOWN = {"loss": "training loss", "difference": "difference to the first line"}
 FIRST_STEPS = 0.2
@@ -95,15 +80,11 @@ FIRST_STEPS = 0.2
 
 
 def draw_training_curves(table: CellTable) -> Drawing:
-    """The mean over seeds, and the least and the largest where there are several."""
-    frame = curve_rows(table)
-    return Drawing(frame.to_dict("records"), partial(_draw, frame))
+    """The training loss of several designs, one column per setting, one line per granularity (MoE-Bench, Figure 3).
 
-
-def curve_rows(table: CellTable) -> DataFrame:
-    """One row per line of the log with a training loss: panel, line, seed, run_id, step, loss, difference.
-
-    `difference` is to the panel's first line at the same seed and step, missing where that has none.
+    The mean over seeds, and the least and the largest where there are several. A row is a line of the log with a
+    training loss. `difference` is to the panel's first line at the same seed and step, missing where that has none:
+    trainings of one seed read the same rows, so that it shows which loss falls faster.
     """
     from pandas import DataFrame
 
@@ -125,10 +106,11 @@ def curve_rows(table: CellTable) -> DataFrame:
     first = frame[frame["line"] == frame.groupby("panel")["line"].transform("first")]
     reference = first.drop_duplicates(place).set_index(place)["loss"].rename("difference")
     frame = frame.join(reference, on=place)
-    return frame.assign(difference=frame["loss"] - frame["difference"])
+    frame["difference"] = frame["loss"] - frame["difference"]
+    return Drawing(frame.to_dict("records"), partial(_curves, frame))
 
 
-def _draw(frame: DataFrame, title: str) -> Figure:
+def _curves(frame: DataFrame, title: str) -> Figure:
     late = frame[frame["step"] >= FIRST_STEPS * frame["step"].max()]
     # the band is from the least to the largest value over seeds
     steps = frame.groupby(["panel", "line", "step"], sort=False)
@@ -150,11 +132,12 @@ def _draw(frame: DataFrame, title: str) -> Figure:
     return figure
 
 
-# The loss curve of a training, of its log.jsonl: figures/loss.png and .csv
-
-
 def write_training_loss(folder: Path, held_out: str) -> None:
-    """Draw the loss by step into `<folder>/figures`, with that on held-out rows, which the log calls `held_out`."""
+    """Draw the loss by step of log.jsonl into `<folder>/figures`, as loss.png and .csv.
+
+    Args:
+        held_out: the log's name of the loss on held-out rows, which is drawn, too.
+    """
     lines = read_lines(folder / "log.jsonl") or []
     columns = ("step", "phase", "loss", "learning_rate", held_out)
     rows = [{key: line.get(key) for key in columns} for line in lines]

@@ -2,11 +2,11 @@
 value, and the default learning rate of the routers at zero."""
 
 from moe_lab.reports.figures import write_study_figures
-from moe_lab.reports.figures.curves import draw_lines, line_rows
+from moe_lab.reports.figures.curves import draw_lines
 from moe_lab.reports.figures.studies import draw_heatmap, read_study, studies_of
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
-from tests.support.finetuned_cells import KEYS, cell, records
+from tests.support.finetuned_cells import KEYS, cell
 from tests.support.stored_studies import PROFILE, pixels, rows_of, write_study
 
 
@@ -78,7 +78,7 @@ def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path)
         for rate, value in (("-", 0.6), ("1e-05", 0.4))
         for name, metric in measures.items()
     ]
-    rows = records(line_rows(CellTable(lines, points)))
+    rows = draw_lines(CellTable(lines, points)).rows
     assert [(row["measure"], row["x"], row["value"]) for row in rows] == [
         ("Load Balance", 1e-05, 3.5),
         ("accuracy", 1e-05, 0.4),

@@ -128,18 +128,17 @@ Row = tuple[RunResult, str, ExpertLine]
 
 def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
     """One row per run, metric and subject."""
-    found = [line for *_, line in rows]
-    run = {
-        "model": lambda row: row[0].model,
-        "method": lambda row: row[0].method,
-        "settings": lambda row: row[1],
-        "task": lambda row: ",".join(row[0].requested),
-        "metric": lambda row: row[2].label,
-        "of": lambda row: row[2].of,
-    }
+    runs, settings, found = zip(*rows, strict=True)
     corrected = [family.corrected.get(line.comparison(run)) for run, _, line in rows]
     return [
-        *names(rows, run),
+        *names(
+            model=[run.model for run in runs],
+            method=[run.method for run in runs],
+            settings=settings,
+            task=[",".join(run.requested) for run in runs],
+            metric=[line.label for line in found],
+            of=[line.of for line in found],
+        ),
         numbers("value", [line.value for line in found], number),
         limits("95% interval", [line.interval for line in found], spare=2),
         texts("at most, or accuracy", [line.bound for line in found], spare=1),

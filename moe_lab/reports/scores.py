@@ -117,17 +117,16 @@ class CommandTable:
 def score_columns(lines: Sequence[ScoreLine]) -> list[Column]:
     """The columns of scores: what they are of, value, difference, and notes last."""
     scores = [line.score for line in lines]
-    methods = {
-        "model": lambda line: line.score.model,
-        "method": lambda line: line.score.method,
-        "settings": lambda line: line.label,
-        "task": lambda line: line.score.task,
-        "metric": lambda line: line.score.metric,
-    }
     others = [one.other.replace("_", " ") if one.difference is not None else "" for one in scores]
     seeds = [score.seeds for score in scores]
     return [
-        *names(lines, methods),
+        *names(
+            model=[score.model for score in scores],
+            method=[score.method for score in scores],
+            settings=[line.label for line in lines],
+            task=[score.task for score in scores],
+            metric=[score.metric for score in scores],
+        ),
         *[numbers("seeds", seeds, count, name=True)] * any(number > 1 for number in seeds),
         numbers("n", [score.n for score in scores], count, name=True),
         numbers("value", [score.value for score in scores], number),
@@ -171,6 +170,20 @@ def limits(heading: str, bounds: Sequence[Any], sign: bool = False, spare: int =
     """A column of intervals, which a page sorts by their lower limits."""
     cells = [interval(one, sign) for one in bounds]
     return Column(heading=heading, cells=cells, values=[one and one[0] for one in bounds], spare=spare)
+
+
+def plotted(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
+    """The lines whose difference has an interval, with the labels of a plot.
+
+    These name the model if there are several, the method, its settings, and the other run unless it is base.
+    """
+    several, found = len({line.score.model for line in lines}) > 1, []
+    for score, label in ((line.score, line.label.replace("method.", "")) for line in lines):
+        if score.tested_interval is not None:
+            name = ", ".join(filter(None, [score.model * several, score.method, label]))
+            minus = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
+            found.append(ScoreLine(score, name + minus))
+    return found
 
 
 # The settings of runs

@@ -93,18 +93,8 @@ def draw_forest(table: CellTable) -> Drawing:
         metric = quantity(rows.iloc[0]["metric"])
         axis.set(title=f"{name} ({counts} documents)", xlabel=f"{metric}, 95% intervals")
 
-    columns = [
-        "setting",
-        "panel",
-        "method",
-        "metric",
-        "value",
-        "low",
-        "high",
-        "examples",
-        "published",
-        "notes",
-    ]
+    columns = ["setting", "panel", "method", "metric", "value", "low", "high"]
+    columns += ["examples", "published", "notes"]
     return panels_of_points(frame[columns], "setting", look, finish)
 
 

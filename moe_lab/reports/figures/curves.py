@@ -200,18 +200,8 @@ def draw_schedules(table: CellTable) -> Drawing:
             axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules")
         axis.set(title=name, xlabel=f"{quantity(rows.iloc[0]['metric'])}\n95% intervals")
 
-    columns = [
-        "panel",
-        "schedule",
-        "metric",
-        "value",
-        "stderr",
-        "low",
-        "high",
-        "examples",
-        "published",
-        "notes",
-    ]
+    columns = ["panel", "schedule", "metric", "value", "stderr", "low", "high"]
+    columns += ["examples", "published", "notes"]
     return panels_of_points(frame[columns], "schedule", look, finish)
 
 

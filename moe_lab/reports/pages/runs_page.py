@@ -12,10 +12,18 @@ from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_columns
 from moe_lab.reports.pages.answers import CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import fact, latex_of, pictures_in, text_uri, write_page
-from moe_lab.reports.pages.plots import ForestPanel, forest, plot
+from moe_lab.reports.pages.plots import forest, plot
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.provenance import Provenance
-from moe_lab.reports.scores import CommandTable, ScoreLine, by_outcome, conclusion, has_verdict, sentence
+from moe_lab.reports.scores import (
+    CommandTable,
+    ScoreLine,
+    by_outcome,
+    conclusion,
+    has_verdict,
+    plotted,
+    sentence,
+)
 from moe_lab.results.measured import number
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score_table import explained_marks
@@ -182,7 +190,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         leads=[*(map(sentence, compared) if few else ()), *prices(table)],
         verdicts={} if len(compared) <= FEW else by_outcome(compared),
         count=len(compared),
-        forest=_forest(table.lines, several_models=len({run.model for run in runs}) > 1),
+        forest=forest(plotted(table.lines)),
         scores=columns,
         ids=[{"data-run": line.score.run_id} for line in table.lines],
         metrics=metrics_of(runs, names),
@@ -274,16 +282,6 @@ def facts_columns(routing: Sequence[RunRouting]) -> list[Column]:
             for name in named
         ),
     ]
-
-
-def _forest(lines: Sequence[ScoreLine], several_models: bool) -> list[ForestPanel]:
-    """The differences to the base model and to the runs in `compared`."""
-    rows = []
-    for line in lines:
-        parts = [line.score.model] * several_models + [line.score.method, line.label.replace("method.", "")]
-        to = "" if line.score.other == BASE else f", minus {line.score.other.replace('_', ' ')}"
-        rows.append(ScoreLine(line.score, ", ".join(part for part in parts if part) + to))
-    return forest(rows)
 
 
 def _title(runs: Sequence[RunResult]) -> str:

@@ -97,7 +97,7 @@ class CommandTable:
 
     def times_base(self, line: ScoreLine) -> float | None:
         """The tokens of a line's run, relative to those of its base model; None where one number is missing."""
-        own, base = line.cost("tokens_in"), line.results[0].other_id() or line.results[0].run_id
+        own, base = line.cost("tokens_in"), line.results[0].base_id or line.results[0].run_id
         of_base = next((run.cost.get("tokens_in") for run in self.runs if run.run_id == base), None)
         return own / of_base if own is not None and of_base else None
 
@@ -267,15 +267,8 @@ def sentence(line: ScoreLine, against: str | None = None) -> str:
 
 def by_outcome(lines: Iterable[ScoreLine]) -> dict[str, list[ScoreLine]]:
     """The lines by verdict; an outcome that has none is absent, but for better, worse and not significant."""
-    found: dict[str, list[ScoreLine]] = {
-        BETTER: [],
-        WORSE: [],
-        DIFFERENT: [],
-        EQUAL_RUNS: [],
-        NOT_SIGNIFICANT: [],
-    }
-    for line in lines:
-        found[line.score.verdict].append(line)
+    every, order = list(lines), (BETTER, WORSE, DIFFERENT, EQUAL_RUNS, NOT_SIGNIFICANT)
+    found = {kind: [line for line in every if line.score.verdict == kind] for kind in order}
     return {kind: own for kind, own in found.items() if own or kind in (BETTER, WORSE, NOT_SIGNIFICANT)}
 
 

@@ -19,7 +19,7 @@ from moe_lab.results.statistics import tango
 
 def baseline_of(run: RunResult) -> RunResult | None:
     """The run of the base model that a stored run is compared with, in the folder next to its own."""
-    run_id = run.other_id()
+    run_id = run.base_id
     return None if run_id is None else find_run(run.stored_in.parent, run_id)
 
 
@@ -225,7 +225,7 @@ def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
         labels: a name for each run.
     """
     found, read = Examples(), dict[str, Mapping[str, Sequence[Sample]]]()
-    baselines = {run.other_id() for run in runs}
+    baselines = {run.base_id for run in runs}
     for run, label in zip(runs, labels, strict=True):
         if run.run_id in baselines:
             continue
@@ -240,7 +240,7 @@ def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
                 found.documents += len(answers)
                 if groups := by_confidence(answers):
                     found.gains[label] = groups
-            elif run.other_id() is not None:
+            elif run.base_id is not None:
                 problems.append("the run of the base model is not stored here.")
         found.problems += [f"{label}: {problem}" for problem in problems]
     found.answers.sort(key=lambda each: KINDS.index(each["kind"]))

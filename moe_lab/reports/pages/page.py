@@ -76,22 +76,10 @@ def environment() -> Environment:
     """jinja2 with autoescape. An undefined name is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters = {
-        "number": number,
-        "interval": interval,
-        "plain": plain,
-        "fact": fact,
-        "sentence": sentence,
-        "json": inline_json,
-    }
-    made.filters |= filters
+    options: dict[str, Any] = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, **options)
+    made.filters |= dict(number=number, interval=interval, plain=plain, fact=fact)
+    made.filters |= dict(sentence=sentence, json=inline_json)
     script = (TEMPLATES / "script.js").read_text(encoding="utf-8")
     made.globals |= {
         "style": Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),

@@ -122,7 +122,7 @@ def equivalent_rows(
 
     rows = []
     for cell in cells:
-        if not cell.results or cell.results[0].other_id() is None:
+        if not cell.results or cell.results[0].base_id is None:
             continue
         quality, roe, config = _quality(cell), cell.results[0].report, cell.config
         assert config is not None

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, MARKERS, PAGE_WIDTH, RC, RED, Drawing, widen_x
+from moe_lab.reports.figures.style import (
+    BLUE,
+    COLOURS,
+    GREY,
+    MARKERS,
+    PAGE_WIDTH,
+    RED,
+    STYLE,
+    Drawing,
+    widen_x,
+)
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine
 
@@ -252,7 +262,7 @@ def differences_figure(lines: Iterable[ScoreLine]) -> Figure:
     import matplotlib
 
     groups = difference_panels(lines)
-    with matplotlib.rc_context(RC):
+    with matplotlib.rc_context(fname=STYLE):
         return draw_differences(groups, list(map(panel_title, groups)))
 
 

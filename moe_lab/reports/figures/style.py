@@ -30,26 +30,7 @@ DARK_INK, LIGHT_INK = "#111111", "#FEFEFE"
 """Text on the colours of a colour map, which are the same in dark mode."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-RC = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "legend.fontsize": 7,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "figure.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "axes.formatter.limits": (-4, 6),
-    "grid.color": "#E0E0E0",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-}
+STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
 @dataclass(frozen=True)
@@ -73,7 +54,7 @@ class Drawing:
 
         png, picture = folder / f"{stem}.png", io.BytesIO()
         table = write_rows(self.rows, folder / f"{stem}.csv")
-        with matplotlib.rc_context(RC):
+        with matplotlib.rc_context(fname=STYLE):
             figure = self.draw(self.title if title is None else title)
             fit(figure)
             figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})

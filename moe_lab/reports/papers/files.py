@@ -57,13 +57,13 @@ def title(experiment: Experiment, scale: str) -> str:
     return f"{experiment.title} ({', '.join([f'scale {scale}', *experiment.typed])})"
 
 
-def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
 
 
-def column_lines(columns: Sequence[Column]) -> list[str]:
+def column_lines(columns: Sequence[Column]) -> str:
     """Columns as a table in Markdown, without those that are empty."""
     shown = [column for column in columns if column.shown]
     return table_lines(
@@ -83,7 +83,7 @@ def write_settings(
     rows = [{name: _whole(value) for name, value in row.items()} for row in rows]
     header = [name.replace("_", " ") for name in names]
     lines = [f"# {title(experiment, scale)}", "", experiment.source, ""]
-    lines += table_lines(header, ([_setting(row[name]) for name in names] for row in rows))
+    lines.append(table_lines(header, ([_setting(row[name]) for name in names] for row in rows)))
     lines += ["", "Failed cells:", "", *(f"- {problem}" for problem in problems)] if problems else []
     markdown = write_file(folder / f"{stem}.md", "\n".join(lines) + "\n")
     return [markdown, write_rows(rows, folder / f"{stem}.csv")]

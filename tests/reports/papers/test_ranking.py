@@ -138,7 +138,7 @@ def test_the_comparisons_of_a_question_are_corrected_together():
     first, second, third = (cell.scores(family_of(TABLE, CELLS)) for cell in CELLS)
     assert [found["base"].p_holm for found in (first, second)] == pytest.approx(CORRECTED["scores"])
     assert first["full"].p_holm == CORRECTED["controls"][0] and third["base"].p_holm is None
-    [note, _] = correction_note([*first.values(), *second.values(), *third.values()])
+    note = correction_note([*first.values(), *second.values(), *third.values()])
     assert note.endswith("Comparisons: scores: 2, controls: 1.") and "corrected by Holm" in note
 
 

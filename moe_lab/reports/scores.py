@@ -186,6 +186,22 @@ def plotted(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
     return found
 
 
+def difference_panels(lines: Iterable[ScoreLine]) -> list[list[ScoreLine]]:
+    """The lines of each task and metric whose difference has an interval, the largest difference first."""
+    known = [line for line in lines if line.score.tested_interval is not None]
+    found: dict[tuple[str, str], list[ScoreLine]] = {}
+    for line in sorted(known, key=lambda line: -abs(line.score.difference or 0.0)):
+        found.setdefault((line.score.task, line.score.metric), []).append(line)
+    return list(found.values())
+
+
+def panel_title(lines: Sequence[ScoreLine]) -> str:
+    """The task of a panel and its number of examples."""
+    counts = "/".join(dict.fromkeys(f"{line.score.n:,}" for line in lines if line.score.n))
+    task = lines[0].score.task
+    return f"{task}, {counts} examples" if counts else task
+
+
 # The settings of runs
 
 

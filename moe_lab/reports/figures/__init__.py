@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from moe_lab.reports.papers.experiment import FIGURES
+from moe_lab.reports.papers.experiment import FIGURES, TRACES
 from moe_lab.results.model import RunResult
 
 
@@ -33,15 +33,20 @@ def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
     `selections`. Returns the paths, each PNG followed by its CSV.
     """
     from moe_lab.metrics.stored import stored_metrics
-    from moe_lab.reports.figures.pathways import write_coactivation
-    from moe_lab.reports.figures.traces import read_traces
 
     metrics, paths = stored_metrics(result.stored_in, result.run_id, result.commit), list[Path]()
-    if kinds and (run := read_traces(result)) is not None:
+    if kinds and (result.stored_in / TRACES).is_file():
+        from moe_lab.reports.figures.traces import read_traces
+
+        run = read_traces(result)
         for kind in kinds:
             module = import_module(f"moe_lab.reports.figures.{FIGURES[kind][1]}")
             paths += getattr(module, f"draw_{kind}")([run]).save(result.stored_in / "figures", kind)
-    return paths + (write_coactivation(result.stored_in, metrics.experts) if metrics else [])
+    if metrics:
+        from moe_lab.reports.figures.pathways import write_coactivation
+
+        paths += write_coactivation(result.stored_in, metrics.experts)
+    return paths
 
 
 def write_training_figures(folder: Path, held_out: str) -> None:

@@ -1,18 +1,15 @@
 """Figures of scores against the base model: accuracy, equal expert work, differences with intervals."""
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
+from matplotlib.axes import Axes
+from pandas import DataFrame
 
 from moe_lab.reports.figures.primitives import bars, curves, draw_differences, panels_by, panels_of_points
 from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, Drawing, count_axis
 from moe_lab.reports.papers.cells import CellTable, averages, varied_label
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from pandas import DataFrame
 
 
 def draw_accuracy(table: CellTable) -> Drawing:

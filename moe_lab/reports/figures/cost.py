@@ -1,12 +1,14 @@
 """Figures of cost: overhead by n, equivalent model size (RoE, Figures 4 and 5), and quality against cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from operator import mul, truediv
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from moe_lab.reports.figures.primitives import curve, curves, legend_below, panel_per, panels, panels_by
 from moe_lab.reports.figures.style import (
@@ -24,12 +26,6 @@ from moe_lab.reports.papers.cells import CellTable, TableCell, varied_label
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.model import BASE
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
-
 QUANTITIES = {
     "seconds_per_token": "time per generated token",
     "memory_bytes": "peak memory",
@@ -46,8 +42,6 @@ def draw_overhead(table: CellTable) -> Drawing:
     the peak of a CUDA device; elsewhere the weights and the peak memory that answering adds to the process. `watts` is
     energy over time; None without a meter. Relative values are None where there is no n=1.
     """
-    from pandas import DataFrame
-
     rows = []
     for result in (cell.results[0] for cell in table.cells if cell.results):
         cost, roe = result.cost, result.report
@@ -117,8 +111,6 @@ def draw_equivalent(measurements: Sequence[dict[str, Any]]) -> Drawing:
 
 
 def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    from pandas import DataFrame
-
     frame, first = DataFrame(rows, dtype=object), rows[0]
     figure, axes = panels(3, height=2.5)
     figure.suptitle(
@@ -163,8 +155,6 @@ def draw_quality_cost(table: CellTable) -> Drawing:
     experts that each takes in a layer, relative to the base model's; `seconds` of answering are relative, too. Both are
     means over seeds. A backward pass (C3PO) is not counted.
     """
-    from pandas import DataFrame
-
     bases = {
         (cell.coordinates["model"], cell.coordinates["task"]): cell
         for cell in table.cells

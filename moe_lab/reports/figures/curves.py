@@ -1,10 +1,11 @@
 """Figures of scores along an axis: epochs, FLOPs, a setting, and freezing schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from pandas import DataFrame
 
 from moe_lab.metrics.registry import labels, values_of
 from moe_lab.reports.figures.primitives import curve, curves, panels_by, panels_of, panels_of_points
@@ -24,10 +25,6 @@ from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import model_folder, quantity, unit_of
 from moe_lab.results.model import BASE
 from moe_lab.results.stored_files import read_lines
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from pandas import DataFrame
 
 
 def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> list[Path]:

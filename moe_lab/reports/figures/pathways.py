@@ -1,24 +1,21 @@
 """Figures of the experts that tokens select: C3PO's pathways (its Figures 1, 7 and 8), and pairs of experts."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from pandas import DataFrame, concat
+from safetensors.numpy import load_file
 
 from moe_lab.metrics.registry import entropy_bits
 from moe_lab.metrics.stored import COUNTS, FOLDER
 from moe_lab.reports.figures.primitives import curve, heatmap, panels, stacked_panels
 from moe_lab.reports.figures.style import BLUE, COLOURS, RED, Drawing
 from moe_lab.reports.figures.traces import StoredTraces, chosen_PLK
-
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
 
 # P = re-routed tokens, L = re-mixed or MoE layers, E = experts, K = experts of a token.
 
@@ -42,8 +39,6 @@ def draw_activation(runs: Sequence[StoredTraces]) -> Drawing:
 
 def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
     """float64 [L, E]: the share of tokens that select each expert; the shares of a layer add up to K."""
-    import numpy as np
-
     probabilities_PLE = run.probabilities(state)
     taken_PLE = np.zeros_like(probabilities_PLE)
     np.put_along_axis(taken_PLE, chosen_PLK(probabilities_PLE, run.top_k), 1.0, axis=-1)
@@ -83,8 +78,6 @@ def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
     The last re-routed token and layer of one question of the first run: the first that was wrong and became right. One
     row per weight vector and expert.
     """
-    from pandas import DataFrame, concat
-
     run = runs[0]
     corrected = next((i for i, states in enumerate(run.right) if states[-1] and not states[0]), None)
     chosen = "the first, as none" if corrected is None else "the first that was wrong and"
@@ -161,9 +154,6 @@ def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
     The figures of a run's counts are `coactivation` and `selections` in `figures/`; returns PNG, CSV, PNG, CSV.
     `experts` are the number of experts of each layer. Prompts and answers count together.
     """
-    import numpy as np
-    from safetensors.numpy import load_file
-
     counts = load_file(folder / FOLDER / COUNTS)
     pairs_LEE = counts["pairs.prefill"] + counts["pairs.decode"]
     share_LEE = _shares(pairs_LEE)

@@ -4,10 +4,16 @@ The columns `low` and `high` of a row are its 95% interval, `published` is the p
 None or NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+from pandas import DataFrame
 
 from moe_lab.reports.figures.style import (
     BLUE,
@@ -21,18 +27,10 @@ from moe_lab.reports.figures.style import (
     widen_x,
 )
 from moe_lab.reports.papers.metrics import quantity
-from moe_lab.reports.scores import ScoreLine
+from moe_lab.reports.scores import ScoreLine, difference_panels, panel_title
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
-    from pandas import DataFrame
-
-    Panel = Callable[[Axes, Any, DataFrame], None]
-    """Draws the panel of an item from its rows."""
-
+Panel = Callable[[Axes, Any, DataFrame], None]
+"""Draws the panel of an item from its rows."""
 MAX_COLUMNS = 3
 """Most panels side by side that are legible at page width."""
 COLOUR_MAP = "cividis"
@@ -45,8 +43,6 @@ def panels(
     count: int, height: float = 2.1, columns: int = MAX_COLUMNS, **options: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure with `count` axes in rows of `columns`, page-wide unless it is one of several columns alone."""
-    from matplotlib.figure import Figure
-
     width = 0.72 * PAGE_WIDTH if count == 1 < columns else PAGE_WIDTH
     columns = min(count, columns)
     lines = -(-count // columns)
@@ -59,8 +55,6 @@ def panels(
 
 def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[Figure, list[Axes]]:
     """A page-wide figure of `height` inches: panels below each other, whose heights have these ratios."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(PAGE_WIDTH, height), layout="constrained")
     figure.suptitle(title)
     return figure, figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios).ravel().tolist()
@@ -88,8 +82,6 @@ def panels_of(
     items: Iterable[tuple[Any, list[dict[str, Any]]]], draw: Panel, title: str = "", **options: Any
 ) -> Drawing:
     """A figure with one panel for each item and its rows. `options` are those of `panels`."""
-    from pandas import DataFrame
-
     own = [(item, DataFrame(rows, dtype=object)) for item, rows in items]
     every = [row for _, rows in own for row in rows.to_dict("records")]
     return Drawing(every, lambda title: panel_per(own, title, draw, **options), title)
@@ -226,8 +218,6 @@ def bars(
 
 def heatmap(axis: Axes, values: Any, top: float | None, **labels: Any) -> AxesImage:
     """An array [rows, columns] as colours from 0 to `top`, without grid, ticks and frame. `labels` are the axes'."""
-    from matplotlib.ticker import MaxNLocator
-
     axis.grid(False)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
@@ -241,26 +231,8 @@ def heatmap(axis: Axes, values: Any, top: float | None, **labels: Any) -> AxesIm
 # Differences to another run: points with intervals, one panel per task and metric
 
 
-def difference_panels(lines: Iterable[ScoreLine]) -> list[list[ScoreLine]]:
-    """The lines of each task and metric whose difference has an interval, the largest difference first."""
-    known = [line for line in lines if line.score.tested_interval is not None]
-    found: dict[tuple[str, str], list[ScoreLine]] = {}
-    for line in sorted(known, key=lambda line: -abs(line.score.difference or 0.0)):
-        found.setdefault((line.score.task, line.score.metric), []).append(line)
-    return list(found.values())
-
-
-def panel_title(lines: Sequence[ScoreLine]) -> str:
-    """The task of a panel and its number of examples."""
-    counts = "/".join(dict.fromkeys(f"{line.score.n:,}" for line in lines if line.score.n))
-    task = lines[0].score.task
-    return f"{task}, {counts} examples" if counts else task
-
-
 def differences_figure(lines: Iterable[ScoreLine]) -> Figure:
     """The differences as points with their intervals, the largest of a panel first. There is at least one."""
-    import matplotlib
-
     groups = difference_panels(lines)
     with matplotlib.rc_context(fname=STYLE):
         return draw_differences(groups, list(map(panel_title, groups)))

@@ -1,25 +1,22 @@
 """Figures of tuning: the history, the sweep of one temperature, and temperatures per layer (RoE, Figures 6 to 10)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from numpy import isfinite
+from pandas import DataFrame, Series, read_csv
 
 from moe_lab.reports.figures.primitives import curve, heatmap, panels_of, stacked_panels
 from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, Drawing
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.statistics import wilson
 from moe_lab.results.stored_files import damaged, read_mapping, typed
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
-    from pandas import DataFrame, Series
-
 
 # A study as stored in its folder: study.json, trials.csv, best.yaml
 
@@ -100,9 +97,6 @@ def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
 
 def read_study(folder: Path) -> StoredStudy:
     """Read a study's folder; best.yaml is missing until trial 0 ends."""
-    from numpy import isfinite
-    from pandas import read_csv
-
     file = folder / "study.json"
     try:
         info: StudyInfo = typed(StudyInfo, read_mapping(file) or {})
@@ -227,9 +221,6 @@ def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
 
 
 def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: float) -> AxesImage:
-    import numpy as np
-    from pandas import DataFrame
-
     values = DataFrame(
         [np.nan if _skipped(study, layer) else one for layer, one in enumerate(study.temperatures)]
         for study in studies

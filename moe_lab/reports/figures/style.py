@@ -1,20 +1,18 @@
 """The common style of figures: size, colours for colour-blind readers, text that fits, and saving with a CSV."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.results.atomic import write_file
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 DPI = 200
 PAGE_WIDTH = 7.0
@@ -50,8 +48,6 @@ class Drawing:
         """
         if not self.rows:
             return []
-        import matplotlib
-
         png, picture = folder / f"{stem}.png", io.BytesIO()
         table = write_rows(self.rows, folder / f"{stem}.csv")
         with matplotlib.rc_context(fname=STYLE):
@@ -66,8 +62,6 @@ class Drawing:
 
 def step_axis(axis: Axes, label: str) -> None:
     """A horizontal axis of whole numbers."""
-    from matplotlib.ticker import MaxNLocator
-
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlabel(label)
 
@@ -82,8 +76,6 @@ def count_axis(axis: Axes, counts: Sequence[int], label: str) -> None:
 
 def log_axis(axis: Axes) -> None:
     """A logarithmic vertical axis with plain numbers at 1, 2, 5, 10, ..."""
-    from matplotlib.ticker import LogLocator
-
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
@@ -112,8 +104,6 @@ SVG_END = "</svg>"
 
 def svg_of(figure: Figure) -> str:
     """The figure as the text of an SVG file."""
-    import matplotlib
-
     file = io.StringIO()
     with matplotlib.rc_context(SVG_RC):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
@@ -139,8 +129,6 @@ CHARACTERS = 14.5
 
 def fit(figure: Figure) -> None:
     """Round ticks, widen vertical axes with less than LEAST_SPAN, and wrap titles in the width of their panels."""
-    from matplotlib.ticker import MaxNLocator
-
     titles = [(text, 1) for text in figure.texts]
     for axis in figure.axes:
         for each in (axis.xaxis, axis.yaxis):

@@ -1,12 +1,14 @@
 """Figures of training: designs, curves, and the loss of one training."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from moe_lab.reports.figures.primitives import bars, curve, curves, panels, panels_by
 from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, Drawing, step_axis
@@ -15,12 +17,6 @@ from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import LOSS, model_folder, quantity
 from moe_lab.reports.papers.ranking import chance_of, ranking
 from moe_lab.results.stored_files import read_lines
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
 
 # Accuracies of pre-trained designs are bars, other measures points; a dashed line is the dense model of equal active
 # parameters. The interval at a loss is that of its paired difference to the lowest one.
@@ -86,8 +82,6 @@ def draw_training_curves(table: CellTable) -> Drawing:
     training loss. `difference` is to the panel's first line at the same seed and step, missing where that has none:
     trainings of one seed read the same rows, so that it shows which loss falls faster.
     """
-    from pandas import DataFrame
-
     experiment = table.experiment
     across = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
     rows: list[tuple[Any, ...]] = []
@@ -143,8 +137,6 @@ def write_training_loss(folder: Path, held_out: str) -> None:
     rows = [{key: line.get(key) for key in columns} for line in lines]
 
     def draw(_: str) -> Any:
-        from pandas import DataFrame
-
         figure, (axis,) = panels(1)
         frame = DataFrame(rows)
         curve(axis, frame, "step", "loss", style="-", label="training")

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from moe_lab.reports.figures.primitives import difference_panels, panel_title
 from moe_lab.reports.papers.metrics import quantity
-from moe_lab.reports.scores import ScoreLine, has_verdict
+from moe_lab.reports.scores import ScoreLine, difference_panels, has_verdict, panel_title
 
 LEAST_SPAN = 0.02
 """The least length of an axis of scores or differences, so that a difference of 0.001 looks small."""

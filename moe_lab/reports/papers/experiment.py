@@ -32,6 +32,8 @@ FIGURES = {
     if first in DATA
 }
 """The data and the module of each kind."""
+TRACES = "traces.jsonl"
+"""In the folder of a run with `method.trace=true`."""
 TABLES = ("recipe", "references", "setup")
 """Kinds that replace the table of cells by a table of their own (`runs/experiments/runner.py`)."""
 

@@ -59,10 +59,6 @@ class LmEvalResults(Stored):
     lm_eval_version: str | None = None
     model_name: str | None = None
 
-    def evaluated(self, name: str) -> bool:
-        """Whether it has scores of a task or a group."""
-        return name in self.results
-
     def scores(self, name: str) -> Block:
         """lm-eval's scores of a task or a group, by `metric,filter`; empty for one that was not evaluated."""
         return self.results.get(name, {})

@@ -40,13 +40,12 @@ def draw_designs(table: CellTable) -> Drawing:
     keys = moe.varied([key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)])
     panel = [MEASURE] if MEASURE in experiment.keys else []
     frame = table.frame([*of_training, *others], panel=panel, design=[DESIGN], series=keys)
-    ranked = {(one.loss.run_id, LOSS): one for one in ranking(experiment, cells, table.family)}
+    losses = {(one.loss.run_id, LOSS): one.loss for one in ranking(experiment, cells, table.family)}
     for index, cell in enumerate(frame["cell"]):
-        if (score := cell.score()) and (one := ranked.get((score.run_id, score.metric))):
-            value, difference = one.loss.value, one.loss.difference
+        if (score := cell.score()) and (loss := losses.get((score.run_id, score.metric))):
             limits: list[float | None] = [None, None]
-            if one.interval is not None and difference is not None and value is not None:
-                limits = [value - difference + limit for limit in one.interval]
+            if loss.tested_interval is not None and loss.difference is not None and loss.value is not None:
+                limits = [loss.value - loss.difference + limit for limit in loss.tested_interval]
             frame.loc[index, ["low", "high"]] = limits
     own = frame[frame["design"] != DENSE]
     designs, series = list(own["design"].unique()), list(own["series"].unique())

@@ -80,18 +80,15 @@ def write_settings(
 ) -> list[Path]:
     """Write rows that share their keys as `<stem>.md` and `<stem>.csv`; returns both paths."""
     stem, names = file_stem(experiment, scale), list(rows[0])
-    rows = [{name: _whole(value) for name, value in row.items()} for row in rows]
+    # a published 100.0 is the setting 100
+    whole = ({k: int(v) for k, v in row.items() if isinstance(v, float) and v.is_integer()} for row in rows)
+    rows = [{**row, **own} for row, own in zip(rows, whole, strict=True)]
     header = [name.replace("_", " ") for name in names]
     lines = [f"# {title(experiment, scale)}", "", experiment.source, ""]
     lines.append(table_lines(header, ([_setting(row[name]) for name in names] for row in rows)))
     lines += ["", "Failed cells:", "", *(f"- {problem}" for problem in problems)] if problems else []
     markdown = write_file(folder / f"{stem}.md", "\n".join(lines) + "\n")
     return [markdown, write_rows(rows, folder / f"{stem}.csv")]
-
-
-def _whole(value: Any) -> Any:
-    """A published 100.0 is the setting 100."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _setting(value: Any) -> str:

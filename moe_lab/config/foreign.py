@@ -15,61 +15,40 @@ from moe_lab.errors import ConfigError
 
 
 @cache
-def instead() -> dict[str, str]:
-    """The content of foreign.yaml: advice by flag, key or last part of a key."""
-    texts: dict[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return texts
+def texts() -> dict[str, dict[str, str]]:
+    """The content of foreign.yaml."""
+    file = Path(__file__).with_suffix(".yaml")
+    content: dict[str, dict[str, str]] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return content
 
 
 # A command of lm-eval in the words of this one
 
 JOINED = ("tasks", "model_args", "gen_kwargs")
 """Flags with several values. Of others the last one counts."""
-TYPICAL = ("model_args", "tasks")
+TYPICAL = re.compile(r"--(tasks|model[-_]args)(=|$)|-[at]$")
 """Flags by which a command of lm-eval is recognized. Its other flags alone may be keys that were typed with dashes."""
-SHORT = {
-    "-M": "--model",
-    "-a": "--model_args",
-    "-b": "--batch_size",
-    "-f": "--num_fewshot",
-    "-L": "--limit",
-    "-o": "--output_path",
-    "-s": "--log_samples",
-    "-t": "--tasks",
-}
-RENAMED = {
-    "add_bos_token": "model.add_bos_token",
-    "attn_implementation": "model.attn_implementation",
-    "include_path": "task.include_path",
-    "output_path": "output_dir",
-    "peft": "model.peft",
-    "pretrained": "model.path",
-    "revision": "model.revision",
-    "seed": "fewshot_seed",
-    "think_end_token": "model.think_end_token",
-    "tokenizer": "model.tokenizer",
-}
-"""The key for a flag of lm-eval, or for a name in its --model_args. Others: the key of the same name, if any."""
 
 
 def refuse_lm_eval_command(argv: list[str]) -> None:
     """Raise ConfigError with the whole translated command for a command of lm-eval."""
+    if not any(map(TYPICAL.match, argv)):
+        return
+    short = texts()["short"]
     flags: dict[str, list[str]] = {}
     ours: list[str] = []
     name = ""
     for word in argv:
         if re.match(r"-\d", word):
             flags.setdefault(name, []).append(word)
-        elif word.startswith("--") or word in SHORT:
-            flag, sign, value = SHORT.get(word, word).partition("=")
+        elif word.startswith("--") or word in short:
+            flag, sign, value = short.get(word, word).partition("=")
             name = flag[2:].replace("-", "_")
             flags.setdefault(name, []).extend([value] if sign else [])
         elif word.startswith("-") or (re.match(r"\+*[\w./]+=", word) and not name.endswith("args")):
             ours.append(word)
         elif name:
             flags[name].append(word)
-    if not any(flag in flags for flag in TYPICAL):
-        return
     keys, notes = _translated(flags)
     method = [] if any(key.startswith("method=") for key in [*ours, *keys]) else ["method=base"]
     command = shlex.join(["python", "-m", "moe_lab", *ours, *method, *keys])
@@ -82,6 +61,7 @@ def _translated(flags: dict[str, list[str]]) -> tuple[list[str], list[str]]:
     """The overrides for flags of lm-eval, and sentences about what differs."""
     keys: list[str] = []
     notes: list[str] = []
+    instead, renamed = texts()["instead"], texts()["renamed"]
     given = {
         name: ",".join(values) if name in JOINED else "".join(values[-1:]) for name, values in flags.items()
     }
@@ -90,7 +70,7 @@ def _translated(flags: dict[str, list[str]]) -> tuple[list[str], list[str]]:
     if backend not in ("hf", "hf-auto", "huggingface"):
         notes.append(f"--model {backend}: here transformers computes every model.")
     for name, value in given.items():
-        key = RENAMED.get(name, name)
+        key = renamed.get(name, name)
         if name == "seed":
             value = value.rpartition(",")[2]  # Python's, NumPy's, torch's, and that of few-shot examples
         if name == "dtype":
@@ -100,10 +80,10 @@ def _translated(flags: dict[str, list[str]]) -> tuple[list[str], list[str]]:
             value = ",".join(f"{key}={one}" for key, one in _pairs(value).items())
         if name in ("system_instruction", "think_end_token"):
             value = json.dumps(value, ensure_ascii=False)  # in Hydra's quotes
-        if name in RENAMED or (name in KEYS and name != "samples"):  # lm-eval's samples are by task
+        if name in renamed or (name in KEYS and name != "samples"):  # lm-eval's samples are by task
             keys.append(f"{key}={value or 'true'}")
         else:
-            notes.append(f"{name}: {instead().get(name, 'no counterpart here.')}".replace("\n", " "))
+            notes.append(f"{name}: {instead.get(name, 'no counterpart here.')}".replace("\n", " "))
         if name == "limit":
             first = f': "samples=[$(seq -s, 0 {int(value) - 1})]"' if value.isdigit() else ""
             notes.append(f"limit={value} draws examples at random, lm-eval takes the first ones{first}.")
@@ -130,19 +110,20 @@ def _pairs(text: str) -> dict[str, str]:
 
 def refuse_foreign(argument: str) -> None:
     """Raise ConfigError for a flag or key of lm-eval, transformers or Hydra that this command does not have."""
-    name = argument.lstrip("-+").partition("=")[0]
+    name, is_flag = argument.lstrip("-+").partition("=")[0], argument.startswith("--")
     own = {f"{group}.{one.name}" for group, cls in GROUP_CONFIGS.items() for one in fields(cls)}
+    if not is_flag and (name in (*KEYS, *own) or name.startswith("method.")):
+        return
+    instead = texts()["instead"]
     if name.startswith("hydra."):
-        for key, text in instead().items():
+        for key, text in instead.items():
             if f"{name}.".startswith(f"{key}."):
                 raise ConfigError(f"{name}: {text}")
-    if argument.startswith("--"):
+    if is_flag:
         name = name.replace("-", "_")
-        if name in instead():
-            raise ConfigError(f"{argument}: no flag here. {instead()[name]}")
+        if name in instead:
+            raise ConfigError(f"{argument}: no flag here. {instead[name]}")
         if name.partition(".")[0] in KEYS:
             raise ConfigError(f"{argument}: keys have no dashes. Use {name}=<value>.")
-    elif name not in (*KEYS, *own) and not name.startswith("method."):
-        leaf = name if "/" in name else name.rpartition(".")[2]
-        if leaf in instead():
-            raise ConfigError(f"{name}: {'' if '/' in name else 'no key here. '}{instead()[leaf]}")
+    elif (leaf := name if "/" in name else name.rpartition(".")[2]) in instead:
+        raise ConfigError(f"{name}: {'' if '/' in name else 'no key here. '}{instead[leaf]}")

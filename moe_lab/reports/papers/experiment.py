@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from moe_lab.config.catalog import experiment_files, experiment_folders, resource_folder
-from moe_lab.config.validators import build, did_you_mean
+from moe_lab.config.validators import build, did_you_mean, one_of
 from moe_lab.errors import ConfigError, reading
 
 # The kinds of figures that an experiment's `figure:` names.
@@ -147,12 +147,7 @@ class Experiment:
     """The folders of `--config-dir`."""
 
     def __post_init__(self) -> None:
-        kinds = sorted([*FIGURES, *TABLES])
-        if self.figure is not None and self.figure not in kinds:
-            raise ConfigError(
-                f"figure={self.figure} is unknown.{did_you_mean(self.figure, kinds)} "
-                f"Choices: {', '.join(kinds)}."
-            )
+        one_of("figure", self.figure, sorted([*FIGURES, *TABLES]))
         metrics = [self.metric, *(scale.metric for scale in self.scales.values() if scale.metric is not None)]
         if any(isinstance(metric, dict) != (MEASURE in self.keys) for metric in metrics):
             raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moe_lab.errors import ConfigError
+from moe_lab.config.validators import one_of
 from moe_lab.metrics.registry import counted_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.expert import expert_lines
@@ -27,10 +27,8 @@ def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: s
     Raises ConfigError for a metric that does not exist.
     """
     known = [*counted_metrics(), *(each.name for _, each in interventions())]
+    one_of("metric", metric, [f"{EXPERT}{name}" for name in known])
     score, name = empty_score(result, metric), metric.removeprefix(EXPERT)
-    if name not in known:
-        names = ", ".join(f"{EXPERT}{each}" for each in known)
-        raise ConfigError(f"metric: {metric} is not an expert metric. Choices: {names}.")
     lines = [line for line in expert_lines(stored) if line.name == name]
     if not lines:  # a method that allows no interventions
         return score
@@ -84,8 +82,7 @@ def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
     One model has an interval over held-out rows. Several have their standard deviation over seeds, and Student's
     interval over seeds alone. Raises ConfigError.
     """
-    if metric not in METRICS:
-        raise ConfigError(f"metric: {metric} is not a number of a training. Choices: {', '.join(METRICS)}.")
+    one_of("metric", metric, list(METRICS))
     trained = [each for each in results if training_of(each)]
     if not trained:
         return None

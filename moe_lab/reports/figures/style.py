@@ -88,8 +88,6 @@ def log_axis(axis: Axes) -> None:
 # replaces the colours in DARK where the screen is dark. All other colours are those of a colour map, or text on one
 # (DARK_INK, LIGHT_INK), and stay.
 
-SVG_RC = {"svg.fonttype": "none", "svg.hashsalt": "moe_lab"}
-"""Text stays text, and the same figure is the same file."""
 DARK = {
     "#ffffff": "#16181a",
     "#000000": "#e5e6e3",
@@ -103,10 +101,9 @@ SVG_END = "</svg>"
 
 
 def svg_of(figure: Figure) -> str:
-    """The figure as the text of an SVG file."""
+    """The figure as the text of an SVG file, under STYLE."""
     file = io.StringIO()
-    with matplotlib.rc_context(SVG_RC):
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue().rstrip()
     assert text.endswith(SVG_END)
     rules = [

@@ -45,23 +45,16 @@ class Family:
     questions: Mapping[ComparisonKey, str]
 
     @classmethod
-    def of(
-        cls,
-        p_values: Mapping[ComparisonKey, float | None],
-        measured: Mapping[ComparisonKey, float | None] | None = None,
-        controls: Container[str] = (),
-    ) -> Self:
+    def of(cls, p_values: Mapping[ComparisonKey, float | None], controls: Container[str] = ()) -> Self:
         """The families of some p.
 
         Args:
-            measured: of what `metrics=` measured.
             controls: the ids of runs that were not asked for.
         """
-        asked = {comparison: _question(comparison, controls) for comparison in p_values}
-        asked |= dict.fromkeys(measured or {}, EXPERT_METRICS)
-        known = {one: p for one, p in {**p_values, **(measured or {})}.items() if p is not None}
+        known = {one: p for one, p in p_values.items() if p is not None}
+        asked = {one: _question(one, controls) for one in known}
         corrected: dict[ComparisonKey, float] = {}
-        for question in dict.fromkeys(asked[one] for one in known):
+        for question in dict.fromkeys(asked.values()):
             own = {one: p for one, p in known.items() if asked[one] == question}
             corrected |= {
                 one: p for one, p in zip(own, holm(list(own.values())), strict=True) if p is not None
@@ -127,14 +120,13 @@ def family_of(
     controls: Container[str] = (),
 ) -> Family:
     """The families of the comparisons of a command's scores with base and with each other run; see `Family.of`."""
-    scores = [
-        score
-        for other in [BASE, *compared_names(results for group in groups for results in group.results)]
+    p_values = {
+        score.comparison: score.p
         for group in groups
-        if other == BASE or other in compared_names(group.results)
+        for other in (BASE, *compared_names(group.results))
         for score in group.scores(other)
-    ]
-    return Family.of({score.comparison: score.p for score in scores}, measured, controls)
+    }
+    return Family.of({**p_values, **(measured or {})}, controls)
 
 
 def explained_marks(marks: Iterable[str]) -> list[str]:

@@ -258,9 +258,8 @@ def _answers(
         earlier = _scored(run, task, (base or {}).get(task, ()))
         for document, own in _scored(run, task, samples).items():
             if base is None or document in earlier:
-                answers, scores, rights = zip(
-                    *([] if base is None else [earlier[document]]), own, strict=True
-                )
+                both = [own] if base is None else [earlier[document], own]
+                answers, scores, rights = zip(*both, strict=True)
                 yield shown_answer(
                     answers,
                     scores,

@@ -61,7 +61,7 @@ def write_tables(
 
     tables = [filled(one, config.scale, cells, outcomes, failures) for one, cells in experiments]
     in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
-    family = Family.of(in_tables, measured)
+    family = Family.of({**in_tables, **measured})
     folder = Path(config.output_dir) / "tables"
     unmeasured = [
         experiment.name

@@ -110,7 +110,7 @@ class SeedGroup:
         by_seed = [shown_scores(results, other) for results in self.results]
         if len(by_seed) == 1 or self.summary is None:
             return by_seed[0]
-        scores = compared_summary(self.summary.get("scores", {}), other)
+        scores = self.summary.get("scores", {})
         return [mean_score(list(same), scores) for same in zip(*by_seed, strict=True)]
 
 
@@ -135,19 +135,6 @@ def explained_marks(marks: Iterable[str]) -> list[str]:
     return [text for mark, text in MARKS.items() if mark in seen]
 
 
-def compared_summary(scores: Mapping[str, Any], other: str) -> Mapping[str, Any]:
-    """A summary's scores with the difference to another run in place of the base model."""
-    if other == BASE:
-        return scores
-    return {
-        task: {
-            metric: {"ci95_documents": one["ci95_documents"]} | one.get("compared", {}).get(other, {})
-            for metric, one in metrics.items()
-        }
-        for task, metrics in scores.items()
-    }
-
-
 def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     """The score of a run with several seeds: means, and their intervals over documents and over seeds, kept apart.
 
@@ -158,6 +145,9 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     first = scores[0]
     part = PART in first.marks
     mean = summary.get(first.task, {}).get(first.metric, {})
+    if first.other != BASE:
+        compared = mean.get("compared", {}).get(first.other, {})
+        mean = {"ci95_documents": mean.get("ci95_documents")} | compared
     values = [score.value for score in scores if score.value is not None]
     differences = [score.difference for score in scores if score.difference is not None]
     spread = over_seeds(values) if len(values) == len(scores) else Spread()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, MEASURE, Experiment, Published
 from moe_lab.reports.papers.metrics import EXPERT, METRICS, TRAINING, expert_score, training_score, unit_of
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, mean_score, task_mean
+from moe_lab.results.score_table import NO_COMPARISONS, Family, mean_score, task_mean
 from moe_lab.results.scores import NO_SCORE, Score, scores_of
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ class TableCell:
             return training_score(self.results, self.metric)
         if self.metric.startswith(EXPERT):
             measured = zip(self.results, self.expert, strict=True)
-            name = "baseline" if other == BASE else other
-            found = [expert_score(results, one, self.metric, name) for results, one in measured if one]
-            scores = [replace(score, other=other) for score in found]
+            scores = [expert_score(results, one, self.metric, other) for results, one in measured if one]
         else:
             metric = None if self.metric == "headline" else self.metric
             scores = [own[0] for results in self.results if (own := scores_of(results, metric, other))]
@@ -64,7 +62,7 @@ class TableCell:
             scores = [score for score in scores if metric in (None, score.metric)]
         if len(scores) < 2:
             return scores[0] if scores else None
-        return mean_score(scores, compared_summary((self.summary or {}).get("scores", {}), other))
+        return mean_score(scores, (self.summary or {}).get("scores", {}))
 
     def scores(self, family: Family = NO_COMPARISONS) -> dict[str, Score]:
         """Its scores by the run to compare with, the base model's first, with the corrected p of the family."""

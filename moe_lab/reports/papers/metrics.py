@@ -9,7 +9,7 @@ from moe_lab.metrics.registry import counted_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.expert import expert_lines
 from moe_lab.results.measured import Value
-from moe_lab.results.model import Block, RunResult
+from moe_lab.results.model import BASE, Block, RunResult
 from moe_lab.results.scores import Score, empty_score
 from moe_lab.results.statistics import over_seeds
 
@@ -21,19 +21,19 @@ EXPERT = "expert."
 """The prefix of the names of expert metrics."""
 
 
-def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: str = "baseline") -> Score:
+def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: str = BASE) -> Score:
     """One metric of a run's expert_metrics.json, over all its tokens and tasks, with the difference to another run.
 
     Raises ConfigError for a metric that does not exist.
     """
     known = [*counted_metrics(), *(each.name for _, each in interventions())]
     one_of("metric", metric, [f"{EXPERT}{name}" for name in known])
-    score, name = empty_score(result, metric), metric.removeprefix(EXPERT)
+    score, name = replace(empty_score(result, metric), other=other), metric.removeprefix(EXPERT)
     lines = [line for line in expert_lines(stored) if line.name == name]
     if not lines:  # a method that allows no interventions
         return score
     line = next((one for one in lines if one.task == "all"), lines[0])  # the documents of several tasks
-    to = stored.difference(other, *line.path)
+    to = stored.difference("baseline" if other == BASE else other, *line.path)
     return replace(
         score,
         value=line.value,

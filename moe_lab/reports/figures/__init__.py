@@ -14,16 +14,15 @@ def write_study_figures(folder: Path) -> list[Path]:
     tuning=tpe: `history` and `heatmap`; tuning=uniform: `sweep`. Figures of earlier trials are replaced. There are no
     figures without a complete trial, with tuning=scale (one trial), and with tuning=grid (no temperatures).
     """
-    from moe_lab.reports.figures.studies import draw_heatmap, draw_history, draw_sweep, read_study
+    from moe_lab.reports.figures import studies
 
-    study = read_study(folder)
+    study = studies.read_study(folder)
     if study.complete.empty or study.info.tuning in ("scale", "grid"):
         return []
+    drawings = {"history": studies.draw_history, "heatmap": studies.draw_heatmap}
     if study.info.tuning == "uniform":
-        return draw_sweep([study]).save(folder / "figures", "sweep")
-    history = draw_history([study]).save(folder / "figures", "history")
-    heatmap = draw_heatmap([study])
-    return history + heatmap.save(folder / "figures", "heatmap")
+        drawings = {"sweep": studies.draw_sweep}
+    return [path for kind, draw in drawings.items() for path in draw([study]).save(folder / "figures", kind)]
 
 
 def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:

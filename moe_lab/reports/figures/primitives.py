@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
-from pandas import DataFrame
+from pandas import DataFrame, notna
 
 from moe_lab.reports.figures.style import (
     BLUE,
@@ -157,27 +157,22 @@ def curves(axis: Axes, rows: DataFrame, x: str, y: str = "value", by: str = "lin
 
 
 def points(
-    axis: Axes, rows: DataFrame, name: str, look: Callable[[Any], dict[str, Any]], names: Sequence[str] = ()
+    axis: Axes, rows: DataFrame, name: str, look: Callable[[Any], dict[str, Any]], names: list[str]
 ) -> None:
     """Each row's value, its interval and the published value, in the line of its column `name`, the first at the top.
 
     `look(row)` are matplotlib's options of the point; `names` are all lines, where other panels have more of them.
     """
-    listed = list(names or rows[name].unique())
     for row in rows.itertuples():
-        height, options = listed.index(getattr(row, name)), look(row)
-        if not _missing(row.low):
+        height, options = names.index(getattr(row, name)), look(row)
+        if notna(row.low):
             axis.plot([row.low, row.high], [height, height], "-", color=options["color"], lw=1.1)
         axis.plot(row.value, height, "o", **options)
-        if not _missing(getattr(row, "published", None)):
+        if notna(getattr(row, "published", None)):
             axis.plot(row.published, height, "D", mfc="none", mec=RED, ms=5, label="published")
-    axis.set_yticks(range(len(listed)), listed)
-    axis.set_ylim(len(listed) - 0.4, -0.6)
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
     widen_x(axis)
-
-
-def _missing(number: Any) -> bool:
-    return number is None or number != number
 
 
 # Bars beside each other

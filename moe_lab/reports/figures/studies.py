@@ -45,7 +45,6 @@ class StudyInfo:
 class StoredStudy:
     """A stored study, for its figures."""
 
-    folder: Path
     info: StudyInfo
     trials: DataFrame
     """A row per complete or pruned trial: its number `trial`, `state`, `value`, `estimate` and `temperature`.
@@ -114,7 +113,6 @@ def read_study(folder: Path) -> StoredStudy:
     trials["value"] = trials["value"].where(complete)
     best = read_mapping(folder / "best.yaml") or {}
     return StoredStudy(
-        folder=folder,
         info=info,
         trials=trials,
         temperatures=best.get("temperature", []),

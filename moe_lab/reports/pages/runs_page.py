@@ -136,23 +136,19 @@ def _trials(folder: Path) -> list[Column]:
     if not path.is_file():
         return []
     try:
-        trials = (
-            read_csv(path, dtype=str, keep_default_na=False)
-            .fillna("")
-            .rename(columns={"duration": "seconds"})
-        )
+        trials = read_csv(path, dtype=str, keep_default_na=False).fillna("")
+        trials = trials.rename(columns={"duration": "seconds"})
         if "seconds" in trials:
             trials["seconds"] = [
-                each and f"{Timedelta(each).total_seconds():.1f}" for each in trials["seconds"]
+                f"{Timedelta(each).total_seconds():.1f}" if each else "" for each in trials["seconds"]
             ]
     except (OSError, ValueError) as error:
         raise damaged(path, error) from error
     columns = []
     for name in (name for name in trials if not name.startswith(OPTUNAS_OWN)):
         cells = [f"{float(cell):.6g}" if DECIMAL.fullmatch(cell) else cell for cell in trials[name]]
-        columns.append(
-            texts(name.removeprefix("params_").removeprefix("user_attrs_").replace("_", " "), cells)
-        )
+        heading = name.removeprefix("params_").removeprefix("user_attrs_").replace("_", " ")
+        columns.append(texts(heading, cells))
     return columns
 
 

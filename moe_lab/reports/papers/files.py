@@ -80,9 +80,11 @@ def write_settings(
 ) -> list[Path]:
     """Write rows that share their keys as `<stem>.md` and `<stem>.csv`; returns both paths."""
     stem, names = file_stem(experiment, scale), list(rows[0])
-    # a published 100.0 is the setting 100
-    whole = ({k: int(v) for k, v in row.items() if isinstance(v, float) and v.is_integer()} for row in rows)
-    rows = [{**row, **own} for row, own in zip(rows, whole, strict=True)]
+    rows = [
+        # a published 100.0 is the setting 100
+        {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in row.items()}
+        for row in rows
+    ]
     header = [name.replace("_", " ") for name in names]
     lines = [f"# {title(experiment, scale)}", "", experiment.source, ""]
     lines.append(table_lines(header, ([_setting(row[name]) for name in names] for row in rows)))

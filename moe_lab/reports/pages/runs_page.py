@@ -15,15 +15,7 @@ from moe_lab.reports.pages.page import fact, latex_of, pictures_in, text_uri, wr
 from moe_lab.reports.pages.plots import forest, plot
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.provenance import Provenance
-from moe_lab.reports.scores import (
-    CommandTable,
-    ScoreLine,
-    by_outcome,
-    conclusion,
-    has_verdict,
-    plotted,
-    sentence,
-)
+from moe_lab.reports.scores import CommandTable, by_outcome, conclusion, has_verdict, plotted, sentence
 from moe_lab.results.measured import number
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score_table import explained_marks
@@ -37,8 +29,7 @@ Facts = dict[str, str | int | float]
 
 def facts_of(content: Mapping[str, object], hidden: Sequence[str] = ()) -> Facts:
     """The values that are a single number or word, without the keys in `hidden`."""
-    shown = {key: value for key, value in content.items() if key not in hidden}
-    return {key: value for key, value in shown.items() if isinstance(value, str | int | float)}
+    return {k: v for k, v in content.items() if k not in hidden and isinstance(v, str | int | float)}
 
 
 @dataclass(frozen=True)
@@ -200,7 +191,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         profiles=profiles_of(routing),
         origins=origins_of(runs),
         costs=cost_columns(runs, names),
-        plots=[_plots(table.lines, runs, key) for key in COSTS],
+        plots=[_plots(table, key) for key in COSTS],
         runs=[Provenance.of(run) for run in runs],
         notes=explained_marks(mark for line in table.lines for mark in line.score.marks),
     )
@@ -288,10 +279,10 @@ def _title(runs: Sequence[RunResult]) -> str:
     return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
 
 
-def _plots(lines: Sequence[ScoreLine], runs: Sequence[RunResult], key: str) -> list[dict[str, Any]]:
+def _plots(table: CommandTable, key: str) -> list[dict[str, Any]]:
     """Each score of a task against a cost, if two runs or more have both. Points have the numbers of their runs."""
-    places = {run.run_id: str(place) for place, run in enumerate(runs, start=1)}
-    single = [line for line in lines if line.score.run_id in places and line.score.other == BASE]
+    places = {run.run_id: str(place) for place, run in enumerate(table.runs, start=1)}
+    single = [line for line in table.lines if line.score.run_id in places and line.score.other == BASE]
     plots, (axis, unit) = [], COSTS[key]
     for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in single):
         points = [

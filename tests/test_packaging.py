@@ -63,7 +63,7 @@ def test_the_wheel_holds_conf_and_experiments_inside_the_package(wheel):
     packaged = [
         f.relative_to(ROOT).as_posix()
         for f in (ROOT / "moe_lab").rglob("*")
-        if f.suffix in (".yaml", ".json", ".j2", ".css", ".js")
+        if f.suffix in (".yaml", ".json", ".j2", ".css", ".js", ".mplstyle")
     ]
     assert "moe_lab/py.typed" in names, "its types are for type checkers of others, too"
     assert set(packaged) <= set(names), "task YAMLs, the tiny model's files and templates of pages travel too"

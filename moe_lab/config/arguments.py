@@ -1,7 +1,5 @@
 """Checks of arguments of the Python interface. Every error is one sentence: the argument, its value and the remedy."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import Field, StrictInt, StrictStr, TypeAdapter, ValidationError

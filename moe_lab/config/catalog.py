@@ -4,8 +4,6 @@ The folders are next to the package in a checkout and inside it in a wheel. The 
 an option is. The comment above a key says what the key does.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

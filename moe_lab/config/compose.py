@@ -4,8 +4,6 @@ Hydra composes all cells of a grid before the first one runs. No environment var
 changed: other threads of a notebook read them, too.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from argparse import Namespace

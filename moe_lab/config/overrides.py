@@ -1,7 +1,5 @@
 """Overrides as they are typed: quoting, refused ones, and messages for the errors of Hydra and OmegaConf."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any, get_args, get_type_hints

@@ -4,8 +4,6 @@ with naming("tiny-roe-gsm8k-1f2e3d4c"), Progress(400, "loglikelihood", "request"
     progress.update()
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator
@@ -65,22 +63,16 @@ class Progress:
         self.title = f"{_name.get()}: {what}" if _name.get() else what
         self._initial, self._start = initial, time.monotonic()
         self._bar: Any = None
-        self._printed = False
-        self._ended = Event()
-        self._thread: Thread | None = None
+        self._printed, self._ended = False, Event()
+        self._thread = Thread(target=self._print_lines, daemon=True)
         if shown and sys.stderr.isatty():
             from tqdm import tqdm
 
+            scale = unit == "B"
             self._bar = tqdm(
-                total=total,
-                initial=initial,
-                desc=self.title,
-                unit=unit,
-                unit_scale=unit == "B",
-                disable=False,
+                total=total, initial=initial, desc=self.title, unit=unit, unit_scale=scale, disable=False
             )
         elif shown:
-            self._thread = Thread(target=self._print_lines, daemon=True)
             self._thread.start()
 
     def __enter__(self) -> Self:
@@ -105,11 +97,10 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
         self._ended.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join()
-            self._thread = None
             if self._printed:
-                self._print_line()
+                print(self.line(), file=sys.stderr, flush=True)
 
     def line(self) -> str:
         """`<name>: <what>, 120 of 400 requests, about 03:20 left`."""
@@ -129,11 +120,8 @@ class Progress:
 
     def _print_lines(self) -> None:
         while not self._ended.wait(INTERVAL):
-            self._print_line()
-
-    def _print_line(self) -> None:
-        self._printed = True
-        print(self.line(), file=sys.stderr, flush=True)
+            self._printed = True
+            print(self.line(), file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -4,8 +4,6 @@
 numbers, because tables and pages read them.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any

@@ -4,8 +4,6 @@ The keys of `method` belong to the method's own `Config` (`moe_lab.methods`); al
 does not import torch, which would slow down `--help`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal

@@ -4,8 +4,6 @@ Names of models and tasks, logs and errors of libraries may have any characters.
 cursor, hide lines or forge them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

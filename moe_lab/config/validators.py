@@ -4,8 +4,6 @@
 `above_zero`, which take None for a value that is not set.
 """
 
-from __future__ import annotations
-
 import math
 import types
 from collections.abc import Callable, Sequence

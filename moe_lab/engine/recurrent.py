@@ -7,15 +7,13 @@ prompt, which every model of transformers supports.
 R = batch entries (1, or the ensemble's n), S = new tokens, n = routing samples, V = vocabulary.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -70,7 +68,7 @@ class RecurrentForward:
         # Positions are passed on, since not all caches know their length (a first layer may have no slots).
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
-    def __enter__(self) -> RecurrentForward:
+    def __enter__(self) -> Self:
         self._stack = ExitStack()
         self._stack.enter_context(torch.inference_mode())
         if head := self.model.get_output_embeddings():  # its input, [R, S, hidden] -> [R, 1, hidden]

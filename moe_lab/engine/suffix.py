@@ -9,11 +9,10 @@ B = sequences, N = prompts of a pass, Q = tokens of one suffix, S = the most of 
 tokens, M = logit positions of all suffixes, D = hidden size, E = experts, V = vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +71,7 @@ class SuffixRecorder(RecordingForward):
         super().__init__(model, first_moe)
         self.span = span
 
-    def __enter__(self) -> SuffixRecorder:
+    def __enter__(self) -> Self:
         super().__enter__()
         self._shared: list[Tensor] = []
         self._logits: dict[Router, list[Tensor]] = {}
@@ -295,7 +294,7 @@ class ReroutedForward(EnsembleForward):
         self._override = Override(probs)
         self._of = {(s.noise_key, s.sample_index): (n, len(s.prompt)) for n, s in enumerate(states)}
 
-    def __enter__(self) -> ReroutedForward:
+    def __enter__(self) -> Self:
         super().__enter__()
         self._stack.enter_context(routed(self.model, self._override))
         return self

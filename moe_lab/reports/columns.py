@@ -1,12 +1,10 @@
 """A table as columns of texts, on the terminal and on pages, and numbers as their text."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -56,12 +54,9 @@ class Column:
         return max(map(cell_len, [self.heading, *map(one_line, self.cells)])) + GAP
 
 
-def names(rows: Sequence[Any], cells: Mapping[str, Callable[[Any], object]]) -> list[Column]:
-    """Columns that say what the rows are: for each heading the text of a row."""
-    return [
-        Column(heading=heading, cells=[str(cell(row)) for row in rows], name=True)
-        for heading, cell in cells.items()
-    ]
+def names(**columns: Iterable[str]) -> list[Column]:
+    """Columns that say what the rows are, by heading."""
+    return [Column(heading=heading, cells=list(cells), name=True) for heading, cells in columns.items()]
 
 
 def numbers(

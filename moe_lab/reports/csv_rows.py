@@ -1,7 +1,5 @@
 """Rows of numbers as CSV files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

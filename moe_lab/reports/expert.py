@@ -1,11 +1,8 @@
 """The expert metrics of MoE-Bench (section 4.1), `metrics=expert`: on the terminal, on pages and for loggers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from moe_lab.metrics.registry import counted_metrics, intervention_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
@@ -16,35 +13,10 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import EXPERT_METRICS, Family
 from moe_lab.results.scores import ComparisonKey, headline
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
     """The expert metrics stored with a result; None without."""
     return stored_metrics(result.stored_in, result.run_id, result.commit)
-
-
-def comparisons(results: Sequence[RunResult]) -> dict[ComparisonKey, float | None]:
-    """McNemar's p of each accuracy lost in one evaluation, uncorrected; None for the mean of several."""
-    return {line.comparison(run): line.p for run, _, line in _rows(results) if line.task}
-
-
-def print_expert_metrics(results: Sequence[RunResult], family: Family) -> None:
-    """Print one table of all results that have expert metrics, with the corrected p of the command's family."""
-    if rows := _rows(results):
-        print()
-        print_table("Expert metrics", expert_columns(rows, family))
-        print(CORRECTED)
-
-
-def _rows(results: Sequence[RunResult]) -> list[Row]:
-    return [
-        (run, label, line)
-        for run, label in zip(results, run_labels(results), strict=True)
-        if (metrics := expert_metrics_of(run)) is not None
-        for line in expert_lines(metrics)
-    ]
 
 
 def logged_values(content: StoredMetrics) -> dict[str, float]:
@@ -61,19 +33,6 @@ def logged_values(content: StoredMetrics) -> dict[str, float]:
         for task, losses in content.losses(name, each).items()
         for metric, loss in losses.items()
     }
-
-
-def layer_frame(content: StoredMetrics) -> pd.DataFrame:
-    """A row per metric, kind of tokens and MoE layer."""
-    import pandas as pd
-
-    rows = [
-        (metric, of, index, layer.value, *(layer.interval or (None, None)), layer.maximum)
-        for metric in counted_metrics()
-        for of in content.entropies(metric)
-        for index, layer in enumerate(content.layers(metric, of))
-    ]
-    return pd.DataFrame(rows, columns=["metric", "of", "layer", "value", "low", "high", "maximum"])
 
 
 def layer_columns(content: StoredMetrics) -> list[Column]:
@@ -128,18 +87,17 @@ Row = tuple[RunResult, str, ExpertLine]
 
 def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
     """One row per run, metric and subject."""
-    found = [line for *_, line in rows]
-    run = {
-        "model": lambda row: row[0].model,
-        "method": lambda row: row[0].method,
-        "settings": lambda row: row[1],
-        "task": lambda row: ",".join(row[0].requested),
-        "metric": lambda row: row[2].label,
-        "of": lambda row: row[2].of,
-    }
+    runs, settings, found = zip(*rows, strict=True)
     corrected = [family.corrected.get(line.comparison(run)) for run, _, line in rows]
     return [
-        *names(rows, run),
+        *names(
+            model=[run.model for run in runs],
+            method=[run.method for run in runs],
+            settings=settings,
+            task=[",".join(run.requested) for run in runs],
+            metric=[line.label for line in found],
+            of=[line.of for line in found],
+        ),
         numbers("value", [line.value for line in found], number),
         limits("95% interval", [line.interval for line in found], spare=2),
         texts("at most, or accuracy", [line.bound for line in found], spare=1),
@@ -186,3 +144,25 @@ def expert_lines(metrics: StoredMetrics) -> list[ExpertLine]:
             )
             lines.append(line)
     return lines
+
+
+def comparisons(results: Sequence[RunResult]) -> dict[ComparisonKey, float | None]:
+    """McNemar's p of each accuracy lost in one evaluation, uncorrected; None for the mean of several."""
+    return {line.comparison(run): line.p for run, _, line in _rows(results) if line.task}
+
+
+def print_expert_metrics(results: Sequence[RunResult], family: Family) -> None:
+    """Print one table of all results that have expert metrics, with the corrected p of the command's family."""
+    if rows := _rows(results):
+        print()
+        print_table("Expert metrics", expert_columns(rows, family))
+        print(CORRECTED)
+
+
+def _rows(results: Sequence[RunResult]) -> list[Row]:
+    return [
+        (run, label, line)
+        for run, label in zip(results, run_labels(results), strict=True)
+        if (metrics := expert_metrics_of(run)) is not None
+        for line in expert_lines(metrics)
+    ]

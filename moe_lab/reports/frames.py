@@ -150,4 +150,4 @@ def _texts(sample: Sample, metric: str) -> dict[str, Any]:
     if answer.text is not None:
         return {"prompt": answer.prompt, "answer": answer.text, "target": str(sample.target)}
     chosen = None if answer.picked is None else answer.choices[answer.picked].strip()
-    return {"prompt": answer.prompt, "answer": chosen, "target": answer.target(sample)}
+    return {"prompt": answer.prompt, "answer": chosen, "target": answer.target}

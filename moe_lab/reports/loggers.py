@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import without_passwords
-from moe_lab.reports.expert import expert_metrics_of, layer_frame, logged_values
+from moe_lab.metrics.registry import counted_metrics
+from moe_lab.metrics.stored import StoredMetrics
+from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.results.atomic import plain, write_json
 from moe_lab.results.model import RunResult
@@ -300,6 +302,19 @@ def sample_frames(result: RunResult) -> dict[str, pd.DataFrame]:
         return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
 
     return {task: pd.DataFrame(map(row, lines), dtype=object) for task, lines in read_samples(result).items()}
+
+
+def layer_frame(content: StoredMetrics) -> pd.DataFrame:
+    """A row per metric, kind of tokens and MoE layer."""
+    import pandas as pd
+
+    rows = [
+        (metric, of, index, layer.value, *(layer.interval or (None, None)), layer.maximum)
+        for metric in counted_metrics()
+        for of in content.entropies(metric)
+        for index, layer in enumerate(content.layers(metric, of))
+    ]
+    return pd.DataFrame(rows, columns=["metric", "of", "layer", "value", "low", "high", "maximum"])
 
 
 def training_lines(result: RunResult) -> list[dict[str, object]]:

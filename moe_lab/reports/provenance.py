@@ -1,11 +1,9 @@
 """The origin of a run's numbers: its command, seed, versions and documents."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from moe_lab.results.model import RunResult
 
@@ -24,7 +22,7 @@ class Provenance:
     """Document numbers by task, as `ranges` writes them."""
 
     @classmethod
-    def of(cls, run: RunResult) -> Provenance:
+    def of(cls, run: RunResult) -> Self:
         documents = {task: ranges(numbers) for task, numbers in run.samples.items()}
         typed = command(run.overrides, run.config_dirs)
         return cls(run.run_id, typed, run.seed, dict(run.versions), documents)

@@ -3,8 +3,6 @@
 The terminal, pages, data frames, W&B and plots show these lines.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -99,7 +97,7 @@ class CommandTable:
 
     def times_base(self, line: ScoreLine) -> float | None:
         """The tokens of a line's run, relative to those of its base model; None where one number is missing."""
-        own, base = line.cost("tokens_in"), line.results[0].other_id() or line.results[0].run_id
+        own, base = line.cost("tokens_in"), line.results[0].base_id or line.results[0].run_id
         of_base = next((run.cost.get("tokens_in") for run in self.runs if run.run_id == base), None)
         return own / of_base if own is not None and of_base else None
 
@@ -119,17 +117,16 @@ class CommandTable:
 def score_columns(lines: Sequence[ScoreLine]) -> list[Column]:
     """The columns of scores: what they are of, value, difference, and notes last."""
     scores = [line.score for line in lines]
-    methods = {
-        "model": lambda line: line.score.model,
-        "method": lambda line: line.score.method,
-        "settings": lambda line: line.label,
-        "task": lambda line: line.score.task,
-        "metric": lambda line: line.score.metric,
-    }
     others = [one.other.replace("_", " ") if one.difference is not None else "" for one in scores]
     seeds = [score.seeds for score in scores]
     return [
-        *names(lines, methods),
+        *names(
+            model=[score.model for score in scores],
+            method=[score.method for score in scores],
+            settings=[line.label for line in lines],
+            task=[score.task for score in scores],
+            metric=[score.metric for score in scores],
+        ),
         *[numbers("seeds", seeds, count, name=True)] * any(number > 1 for number in seeds),
         numbers("n", [score.n for score in scores], count, name=True),
         numbers("value", [score.value for score in scores], number),
@@ -173,6 +170,36 @@ def limits(heading: str, bounds: Sequence[Any], sign: bool = False, spare: int =
     """A column of intervals, which a page sorts by their lower limits."""
     cells = [interval(one, sign) for one in bounds]
     return Column(heading=heading, cells=cells, values=[one and one[0] for one in bounds], spare=spare)
+
+
+def plotted(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
+    """The lines whose difference has an interval, with the labels of a plot.
+
+    These name the model if there are several, the method, its settings, and the other run unless it is base.
+    """
+    several, found = len({line.score.model for line in lines}) > 1, []
+    for score, label in ((line.score, line.label.replace("method.", "")) for line in lines):
+        if score.tested_interval is not None:
+            name = ", ".join(filter(None, [score.model * several, score.method, label]))
+            minus = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
+            found.append(ScoreLine(score, name + minus))
+    return found
+
+
+def difference_panels(lines: Iterable[ScoreLine]) -> list[list[ScoreLine]]:
+    """The lines of each task and metric whose difference has an interval, the largest difference first."""
+    known = [line for line in lines if line.score.tested_interval is not None]
+    found: dict[tuple[str, str], list[ScoreLine]] = {}
+    for line in sorted(known, key=lambda line: -abs(line.score.difference or 0.0)):
+        found.setdefault((line.score.task, line.score.metric), []).append(line)
+    return list(found.values())
+
+
+def panel_title(lines: Sequence[ScoreLine]) -> str:
+    """The task of a panel and its number of examples."""
+    counts = "/".join(dict.fromkeys(f"{line.score.n:,}" for line in lines if line.score.n))
+    task = lines[0].score.task
+    return f"{task}, {counts} examples" if counts else task
 
 
 # The settings of runs
@@ -256,15 +283,8 @@ def sentence(line: ScoreLine, against: str | None = None) -> str:
 
 def by_outcome(lines: Iterable[ScoreLine]) -> dict[str, list[ScoreLine]]:
     """The lines by verdict; an outcome that has none is absent, but for better, worse and not significant."""
-    found: dict[str, list[ScoreLine]] = {
-        BETTER: [],
-        WORSE: [],
-        DIFFERENT: [],
-        EQUAL_RUNS: [],
-        NOT_SIGNIFICANT: [],
-    }
-    for line in lines:
-        found[line.score.verdict].append(line)
+    every, order = list(lines), (BETTER, WORSE, DIFFERENT, EQUAL_RUNS, NOT_SIGNIFICANT)
+    found = {kind: [line for line in every if line.score.verdict == kind] for kind in order}
     return {kind: own for kind, own in found.items() if own or kind in (BETTER, WORSE, NOT_SIGNIFICANT)}
 
 

@@ -1,7 +1,5 @@
 """What a command prints at its end: one table of scores, the verdict, the notes that occur, and studies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,9 +71,8 @@ def notes(table: CommandTable) -> list[str]:
 
 def print_failed(states: Mapping[str, tuple[str, str]]) -> None:
     """Print a row per cell without a result: its state and the reason, by name."""
-    rows = [(name, *state) for name, state in states.items()]
-    cells = {"run": lambda row: row[0], "state": lambda row: row[1], "reason": lambda row: row[2]}
-    print_table("Without a result", names(rows, cells))
+    own, reasons = zip(*states.values(), strict=True)
+    print_table("Without a result", names(run=states, state=own, reason=reasons))
 
 
 def print_studies(folders: Sequence[Path]) -> None:
@@ -94,15 +91,14 @@ def print_studies(folders: Sequence[Path]) -> None:
 
 def study_columns(profiles: Sequence[Mapping[str, Any]]) -> list[Column]:
     """One row per profile (best.yaml): the base model, the base model at its best logit scale, the best trial."""
-    task = {
-        "model": lambda profile: profile["model"],
-        "task": lambda profile: profile["task"],
-        "metric": lambda profile: f"{profile['metric']} ({profile['split']})",
-    }
     scales = [profile.get("logit_scale", 1) for profile in profiles]
     given = [", ".join(f"{k}={v}" for k, v in (one.get("settings") or {}).items()) for one in profiles]
     return [
-        *names(profiles, task),
+        *names(
+            model=[one["model"] for one in profiles],
+            task=[one["task"] for one in profiles],
+            metric=[f"{one['metric']} ({one['split']})" for one in profiles],
+        ),
         numbers("documents", [sum(map(len, one["samples"].values())) for one in profiles], count, spare=3),
         numbers("trials", [one["trials"] for one in profiles], count, spare=2),
         numbers("best trial", [one["trial"] for one in profiles], count, spare=4),
@@ -138,13 +134,12 @@ def print_comparison(comparison: Comparison) -> None:
 def comparison_columns(comparison: Comparison) -> list[Column]:
     """One row per evaluation, task and metric; p corrected by Holm where there are several rows."""
     scores = comparison.scores
-    of_row = {
-        "with": lambda score: score.run_id,
-        "task": lambda score: score.task,
-        "metric": lambda score: score.metric,
-    }
     return [
-        *names(scores, of_row),
+        *names(
+            **{"with": [score.run_id for score in scores]},
+            task=[score.task for score in scores],
+            metric=[score.metric for score in scores],
+        ),
         numbers("n", [score.n for score in scores], count, name=True),
         numbers("a", [score.baseline for score in scores], number),
         numbers("other", [score.value for score in scores], number),

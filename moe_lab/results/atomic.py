@@ -1,7 +1,5 @@
 """Atomic writes: a file is absent or complete."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

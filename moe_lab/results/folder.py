@@ -1,7 +1,5 @@
 """Folders below the output folder: of a run, with its lock, status and result, and of artifacts that runs share."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """What a run's id is made of, and the versions that a result was made with."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json
@@ -63,19 +61,8 @@ RESOLVED = frozenset(
 """Fields that are hashed as what they resolve to: content, document numbers, the task's settings, the dtype."""
 RUNTIME = frozenset(
     {"mode", "seeds", "batch_size", "max_batch_size", "device", "output_dir", "offline", "baseline", "rerun"}
-    | {
-        "wait",
-        "metrics",
-        "pilot",
-        "experiment",
-        "scale",
-        "overrides",
-        "config_dirs",
-        "logger",
-        "launcher",
-        "tuning",
-    }
-    | {"a", "b", "interpolated"}
+    | {"wait", "metrics", "pilot", "experiment", "scale", "overrides", "config_dirs", "logger", "launcher"}
+    | {"tuning", "a", "b", "interpolated"}
 )
 """Fields that do not change numbers. The temperatures of a tuned run are part of its method."""
 

@@ -6,8 +6,6 @@ instead: a file next to it that its holder refreshes. Another process takes it o
 with its own.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What a run appends while it works: the answers, one line each, and its own log."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Numbers with their 95% intervals: as objects, and as JSON, where the interval is `ci95`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self

@@ -4,8 +4,6 @@ The keys of the `moe_lab` block are read here and nowhere else; `runs/evaluation
 docs/results.md describes the file.
 """
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -60,10 +58,6 @@ class LmEvalResults(Stored):
     n_samples: Scores = Field({}, alias="n-samples")
     lm_eval_version: str | None = None
     model_name: str | None = None
-
-    def evaluated(self, name: str) -> bool:
-        """Whether it has scores of a task or a group."""
-        return name in self.results
 
     def scores(self, name: str) -> Block:
         """lm-eval's scores of a task or a group, by `metric,filter`; empty for one that was not evaluated."""
@@ -265,14 +259,14 @@ class RunResult(LmEvalResults):
         """Which values of the run and of its base model's are equal within rounding."""
         return Rounding(self.dtype, self.measured_rounding)
 
-    def other_id(self, other: str = BASE) -> str | None:
-        """The id of the run that it is compared with; None without one."""
-        found = self._other(other)
-        return found.run_id if found else None
+    @property
+    def base_id(self) -> str | None:
+        """The id of the base model's run that it is compared with; None without one."""
+        return self.baseline.run_id if self.baseline else None
 
     def other_scores(self, task: str, other: str = BASE) -> Block:
         """The scores of the run that it is compared with; empty without one."""
-        found = self._other(other)
+        found = self.baseline if other == BASE else self.others.get(other)
         return found.results.get(task, {}) if found else {}
 
     def paired(self, task: str, metric: str, other: str = BASE) -> Paired:
@@ -280,9 +274,6 @@ class RunResult(LmEvalResults):
         found = self.others.get(other)
         pairs = self.paired_with_base if other == BASE else found.paired if found else {}
         return Paired.from_json(pairs.get(task, {}).get(metric, {}))
-
-    def _other(self, name: str) -> OtherRun | None:
-        return self.baseline if name == BASE else self.others.get(name)
 
 
 def stored_results(content: Mapping[str, Any], file: Path, advice: str = AGAIN) -> LmEvalResults:

@@ -9,8 +9,6 @@ In bfloat16 and float16 such a bound would hide effects of routing. There the bo
 per example between two batch sizes of the base model (`moe_lab.runs.evaluation.run_lm_eval`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,20 +1,15 @@
 """lm-eval's sample logs, judged answers, and the routing of answers that turned right or wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.model import Block, RunResult
+from moe_lab.results.statistics import Aggregate
 from moe_lab.results.stored_files import damaged, read_lines
-
-if TYPE_CHECKING:
-    from moe_lab.results.statistics import Aggregate
-
 
 # lm-eval's sample logs, one line per document and filter: written for the user, read for comparisons of runs
 
@@ -56,7 +51,7 @@ class Sample:
         return max((max(1, len(text.split())) for text in texts), default=0)
 
     @classmethod
-    def of(cls, line: Mapping[str, Any]) -> Sample:
+    def of(cls, line: Mapping[str, Any]) -> Self:
         """A sample that lm-eval returned, or a line of its log."""
         asked = line.get("arguments") or {}
         if isinstance(asked, dict):

@@ -4,15 +4,13 @@ Each view of a command (terminal, tables, pages, figures, data frame) quotes the
 is significant in all of them or in none.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from moe_lab.results.measured import Interval, Spread, limits
 from moe_lab.results.model import BASE, RunResult, compared_names
@@ -47,23 +45,16 @@ class Family:
     questions: Mapping[ComparisonKey, str]
 
     @classmethod
-    def of(
-        cls,
-        p_values: Mapping[ComparisonKey, float | None],
-        measured: Mapping[ComparisonKey, float | None] | None = None,
-        controls: Container[str] = (),
-    ) -> Family:
+    def of(cls, p_values: Mapping[ComparisonKey, float | None], controls: Container[str] = ()) -> Self:
         """The families of some p.
 
         Args:
-            measured: of what `metrics=` measured.
             controls: the ids of runs that were not asked for.
         """
-        asked = {comparison: _question(comparison, controls) for comparison in p_values}
-        asked |= dict.fromkeys(measured or {}, EXPERT_METRICS)
-        known = {one: p for one, p in {**p_values, **(measured or {})}.items() if p is not None}
+        known = {one: p for one, p in p_values.items() if p is not None}
+        asked = {one: _question(one, controls) for one in known}
         corrected: dict[ComparisonKey, float] = {}
-        for question in dict.fromkeys(asked[one] for one in known):
+        for question in dict.fromkeys(asked.values()):
             own = {one: p for one, p in known.items() if asked[one] == question}
             corrected |= {
                 one: p for one, p in zip(own, holm(list(own.values())), strict=True) if p is not None
@@ -119,7 +110,7 @@ class SeedGroup:
         by_seed = [shown_scores(results, other) for results in self.results]
         if len(by_seed) == 1 or self.summary is None:
             return by_seed[0]
-        scores = compared_summary(self.summary.get("scores", {}), other)
+        scores = self.summary.get("scores", {})
         return [mean_score(list(same), scores) for same in zip(*by_seed, strict=True)]
 
 
@@ -129,33 +120,19 @@ def family_of(
     controls: Container[str] = (),
 ) -> Family:
     """The families of the comparisons of a command's scores with base and with each other run; see `Family.of`."""
-    scores = [
-        score
-        for other in [BASE, *compared_names(results for group in groups for results in group.results)]
+    p_values = {
+        score.comparison: score.p
         for group in groups
-        if other == BASE or other in compared_names(group.results)
+        for other in (BASE, *compared_names(group.results))
         for score in group.scores(other)
-    ]
-    return Family.of({score.comparison: score.p for score in scores}, measured, controls)
+    }
+    return Family.of({**p_values, **(measured or {})}, controls)
 
 
 def explained_marks(marks: Iterable[str]) -> list[str]:
     """What the marks mean, each once."""
     seen = set(marks)
     return [text for mark, text in MARKS.items() if mark in seen]
-
-
-def compared_summary(scores: Mapping[str, Any], other: str) -> Mapping[str, Any]:
-    """A summary's scores with the difference to another run in place of the base model."""
-    if other == BASE:
-        return scores
-    return {
-        task: {
-            metric: {"ci95_documents": one["ci95_documents"]} | one.get("compared", {}).get(other, {})
-            for metric, one in metrics.items()
-        }
-        for task, metrics in scores.items()
-    }
 
 
 def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
@@ -168,6 +145,9 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     first = scores[0]
     part = PART in first.marks
     mean = summary.get(first.task, {}).get(first.metric, {})
+    if first.other != BASE:
+        compared = mean.get("compared", {}).get(first.other, {})
+        mean = {"ci95_documents": mean.get("ci95_documents")} | compared
     values = [score.value for score in scores if score.value is not None]
     differences = [score.difference for score in scores if score.difference is not None]
     spread = over_seeds(values) if len(values) == len(scores) else Spread()

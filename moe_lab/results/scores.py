@@ -1,7 +1,5 @@
 """The scores of a results.json: value, interval, comparison with the base model, notes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -178,7 +176,7 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
     names = dict.fromkeys([*result.requested, *result.groups, *result.tasks])
     metric = metric or result.metric
     scores = []
-    for name in (name for name in names if result.evaluated(name)):
+    for name in (name for name in names if name in result.results):
         score = _score(result, name, metric, other)
         # the documents of a group are one sample where its score is their mean
         parts = [] if name in result.samples else result.tasks_of(name)

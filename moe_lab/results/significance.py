@@ -1,7 +1,5 @@
 """Statistical significance: paired tests over examples, over seeds, and over both, and Holm's correction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import eq, gt

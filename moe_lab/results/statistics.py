@@ -9,8 +9,6 @@
 `aggregate` is lm-eval's function from the documents' values to the score; None is the mean.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,9 +4,6 @@ A damaged file that can be written again counts as absent (`whole_mapping`) and 
 by `tidy` once the folder is held. Any other damaged file ends the run with an error.
 """
 
-from __future__ import annotations
-
-import csv
 import json
 import re
 import sys
@@ -45,12 +42,6 @@ def damaged(path: Path, reason: object, advice: str = AGAIN) -> DamagedError:
     error = DamagedError(f"{problem}. {advice}")
     error.problem = problem
     return error
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by heading. Raises OSError, ValueError and csv.Error."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, restval=""))
 
 
 def read_mapping(path: Path, advice: str = AGAIN) -> dict[str, Any] | None:

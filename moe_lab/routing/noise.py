@@ -9,13 +9,11 @@ its sigmoids plus a bias (DeepSeek-V3 and similar).
 T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = experts per token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -166,7 +164,7 @@ class NoisyTokens:
     known: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What a policy has computed of everything but the positions, by policy and layers."""
 
-    def at(self, position: Tensor) -> NoisyTokens:
+    def at(self, position: Tensor) -> Self:
         """The next tokens of the same samples. What is known of these stays."""
         return replace(self, position=position)
 

@@ -80,7 +80,7 @@ def _stored(run: Run, compute: bool) -> RunResult | None:
 
 def _is_whole(run: Run, results: RunResult) -> bool:
     """Whether a stored result has its comparisons, metrics and samples. The stored answers suffice to write samples."""
-    compared = run.baseline is None or results.other_id() is not None
+    compared = run.baseline is None or results.base_id is not None
     compared = compared and all(name in results.others for name in run.comparisons)
     if not compared or not all(other.measured for other in (run, *run.compared_runs.values())):
         return False

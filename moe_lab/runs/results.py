@@ -14,8 +14,8 @@ from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code, prin
 from moe_lab.methods import get_method
 from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.expert import print_expert_metrics
-from moe_lab.reports.scores import CommandTable, ScoreLine
-from moe_lab.results.model import BASE, RunResult
+from moe_lab.reports.scores import CommandTable, plotted
+from moe_lab.results.model import RunResult
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.jobs import Job, distinct_runs, with_baselines
 
@@ -156,12 +156,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
         """
         from moe_lab.reports.figures.primitives import differences_figure
 
-        several = len({run.model for run in self.table.runs}) > 1
-        lines = [
-            ScoreLine(line.score, _label(line, several))
-            for line in self.table.shown
-            if line.score.tested_interval is not None
-        ]
+        lines = plotted(self.table.shown)
         if not lines:
             raise ConfigError(
                 "There is no difference to plot: no run is compared with another. Run a method other than base, "
@@ -195,14 +190,6 @@ class Results(Shown, Sequence[dict[str, Any]]):
                 print(CONTINUES, file=sys.stderr)
             else:
                 print_error(failure.error)
-
-
-def _label(line: ScoreLine, several_models: bool) -> str:
-    """The run and, if it is not base, the run that it is compared with."""
-    score = line.score
-    named = [score.model] * several_models + [score.method, line.label.replace("method.", "")]
-    label = ", ".join(filter(None, named))
-    return label if score.other == BASE else f"{label}, minus {score.other.replace('_', ' ')}"
 
 
 def _shown_by_notebooks(figure: Figure) -> Figure:

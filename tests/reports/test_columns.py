@@ -21,10 +21,8 @@ METRIC = "exact_match,strict-match"
 
 
 def columns(rows: int = 2) -> list[Column]:
-    labels = [("tiny", "", METRIC), ("tiny", SETTINGS, METRIC)][:rows]
-    named = {"model": lambda row: row[0], "settings": lambda row: row[1], "metric": lambda row: row[2]}
     return [
-        *names(labels, named),
+        *names(model=["tiny"] * rows, settings=["", SETTINGS][:rows], metric=[METRIC] * rows),
         numbers("n", [1319] * rows, count, name=True),
         numbers("value", [0.59, 0.6][:rows], number),
         numbers("difference", [None, 0.01][:rows], lambda value: number(value, sign=True), spare=1),

@@ -16,7 +16,8 @@ import yaml
 
 from moe_lab.config.compose import compose
 from moe_lab.metrics.stored import StoredMetrics
-from moe_lab.reports.expert import layer_frame, logged_values
+from moe_lab.reports.expert import logged_values
+from moe_lab.reports.loggers import layer_frame
 from moe_lab.runs.config import to_config
 from tests.support.command import run_forked
 from tests.support.wandb_log import Logged

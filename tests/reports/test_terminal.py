@@ -174,7 +174,7 @@ METRICS: dict[str, Any] = {
 def families(metrics: dict[str, Any], *others: float) -> Family:
     """The families of a run's losses and of scores."""
     own = {line.comparison(results_of()): line.p for line in lines(metrics) if line.task}
-    return Family.of({(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)}, own)
+    return Family.of({(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)} | own)
 
 
 def lines(metrics: dict[str, Any]) -> list[ExpertLine]:

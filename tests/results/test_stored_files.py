@@ -27,7 +27,6 @@ from moe_lab.results.model import RunResult, stored_results
 from moe_lab.results.stored_files import (
     DamagedError,
     parsed_once,
-    read_csv,
     read_lines,
     read_mapping,
     tidy,
@@ -104,11 +103,6 @@ def test_a_held_folder_is_tidied(tmp_path, capsys):
     assert kept == {*whole, "expert_metrics", "status.1.old.json"}
     told = capsys.readouterr().err
     assert "status.json is kept as status.1.old.json and made again" in told
-
-
-def test_a_row_that_was_cut_has_empty_values(tmp_path):
-    (tmp_path / "trials.csv").write_text("number,value,state\n0,1.")
-    assert read_csv(tmp_path / "trials.csv") == [{"number": "0", "value": "1.", "state": ""}]
 
 
 def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path):

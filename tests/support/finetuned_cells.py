@@ -2,8 +2,6 @@
 
 from types import SimpleNamespace
 
-from pandas import DataFrame
-
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published, Scale
@@ -25,10 +23,6 @@ def bars(**more) -> Experiment:
     paper = [Published(cell=average, value=65.0, unit="percent", place="T")]
     axes = {"rows": ["method", "method.schedule"], "columns": ["task"], "average": "task"}
     return Experiment(**KEYS, paper=paper, **({"metric": "headline"} | axes | more))
-
-
-def records(frame: DataFrame) -> list[dict]:
-    return frame.to_dict("records")
 
 
 def cells() -> list[TableCell]:

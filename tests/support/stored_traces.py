@@ -65,6 +65,4 @@ def c3po_results(core_experts: int | None = None, **changes: Any) -> RunResult:
 
 
 def run_of(folder: Path, answers: list[str], **changes: Any) -> StoredTraces:
-    found = read_traces(traced_run(folder, answers, **changes))
-    assert found is not None
-    return found
+    return read_traces(traced_run(folder, answers, **changes))

@@ -1,12 +1,10 @@
 """Figures as PNG and SVG, with their numbers as CSV. matplotlib is imported only when something is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from moe_lab.reports.papers.experiment import FIGURES
+from moe_lab.reports.papers.experiment import FIGURES, TRACES
 from moe_lab.results.model import RunResult
 
 
@@ -16,16 +14,15 @@ def write_study_figures(folder: Path) -> list[Path]:
     tuning=tpe: `history` and `heatmap`; tuning=uniform: `sweep`. Figures of earlier trials are replaced. There are no
     figures without a complete trial, with tuning=scale (one trial), and with tuning=grid (no temperatures).
     """
-    from moe_lab.reports.figures.studies import draw_heatmap, draw_history, draw_sweep, read_study
+    from moe_lab.reports.figures import studies
 
-    study = read_study(folder)
+    study = studies.read_study(folder)
     if study.complete.empty or study.info.tuning in ("scale", "grid"):
         return []
+    drawings = {"history": studies.draw_history, "heatmap": studies.draw_heatmap}
     if study.info.tuning == "uniform":
-        return draw_sweep([study]).save(folder / "figures", "sweep")
-    history = draw_history([study]).save(folder / "figures", "history")
-    heatmap = draw_heatmap([study])
-    return history + heatmap.save(folder / "figures", "heatmap")
+        drawings = {"sweep": studies.draw_sweep}
+    return [path for kind, draw in drawings.items() for path in draw([study]).save(folder / "figures", kind)]
 
 
 def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
@@ -35,15 +32,20 @@ def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
     `selections`. Returns the paths, each PNG followed by its CSV.
     """
     from moe_lab.metrics.stored import stored_metrics
-    from moe_lab.reports.figures.pathways import write_coactivation
-    from moe_lab.reports.figures.traces import read_traces
 
     metrics, paths = stored_metrics(result.stored_in, result.run_id, result.commit), list[Path]()
-    if kinds and (run := read_traces(result)) is not None:
+    if kinds and (result.stored_in / TRACES).is_file():
+        from moe_lab.reports.figures.traces import read_traces
+
+        run = read_traces(result)
         for kind in kinds:
             module = import_module(f"moe_lab.reports.figures.{FIGURES[kind][1]}")
             paths += getattr(module, f"draw_{kind}")([run]).save(result.stored_in / "figures", kind)
-    return paths + (write_coactivation(result.stored_in, metrics.experts) if metrics else [])
+    if metrics:
+        from moe_lab.reports.figures.pathways import write_coactivation
+
+        paths += write_coactivation(result.stored_in, metrics.experts)
+    return paths
 
 
 def write_training_figures(folder: Path, held_out: str) -> None:

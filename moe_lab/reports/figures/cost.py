@@ -1,11 +1,14 @@
 """Figures of cost: overhead by n, equivalent model size (RoE, Figures 4 and 5), and quality against cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
+from operator import mul, truediv
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from moe_lab.reports.figures.primitives import curve, curves, legend_below, panel_per, panels, panels_by
 from moe_lab.reports.figures.style import (
@@ -23,14 +26,6 @@ from moe_lab.reports.papers.cells import CellTable, TableCell, varied_label
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.results.model import BASE
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
-
-# Memory, power and time of RoE against the number of routing samples (RoE, Figure 4)
-
 QUANTITIES = {
     "seconds_per_token": "time per generated token",
     "memory_bytes": "peak memory",
@@ -41,25 +36,14 @@ CACHE_LABELS = {"clean": "clean cache", "standard": "standard cache", "none": "n
 
 
 def draw_overhead(table: CellTable) -> Drawing:
-    """One panel per quantity, relative to n=1; one line per cache and temperature."""
-    rows = overhead_rows(table.cells)
+    """Memory, power and time of RoE, relative to n=1, against the number of routing samples (RoE, Figure 4).
 
-    def draw(title: str) -> Figure:
-        model, device, task, documents = (rows[0][name] for name in ("model", "device", "task", "documents"))
-        heading = f"{title}\n{model} on {device}, {task}, {documents} documents, batch 1, one run per point"
-        return panel_per(list(QUANTITIES), heading, partial(_quantity, rows=rows), height=2.5)
-
-    return Drawing(rows, draw)
-
-
-def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
-    """One row per cell that generated text: its costs, absolute and relative to n=1.
-
-    `memory_bytes`: the peak of a CUDA device; elsewhere the weights and the peak memory that answering adds to the
-    process. `watts` is energy over time; None without a meter. Relative values are None where there is no n=1.
+    One panel per quantity; one line per cache and temperature. A row is a cell that generated text. `memory_bytes` is
+    the peak of a CUDA device; elsewhere the weights and the peak memory that answering adds to the process. `watts` is
+    energy over time; None without a meter. Relative values are None where there is no n=1.
     """
     rows = []
-    for result in (cell.results[0] for cell in cells if cell.results):
+    for result in (cell.results[0] for cell in table.cells if cell.results):
         cost, roe = result.cost, result.report
         tokens, seconds, energy = (cost.get(key) for key in ("tokens_out", "wall_seconds", "energy_joules"))
         if not tokens or not seconds:
@@ -90,38 +74,43 @@ def overhead_rows(cells: Sequence[TableCell]) -> list[dict[str, Any]]:
         for name in (*QUANTITIES, "tokens_per_second"):
             one = single.get(name)
             row[f"relative_{name}"] = row[name] / one if row[name] is not None and one else None
-    return sorted(rows, key=lambda row: (row["temperature"] != "0", row["cache"], row["n"]))
+    rows.sort(key=lambda row: (row["temperature"] != "0", row["cache"], row["n"]))
+
+    def draw(title: str) -> Figure:
+        model, device, task, documents = (rows[0][name] for name in ("model", "device", "task", "documents"))
+        heading = f"{title}\n{model} on {device}, {task}, {documents} documents, batch 1, one run per point"
+        frame = DataFrame(rows, dtype=object)
+        frame["line"] = frame["cache"].map(CACHE_LABELS) + ", temperature " + frame["temperature"]
+        panels = [(label, f"relative_{name}", frame) for name, label in QUANTITIES.items()]
+        return panel_per(panels, heading, _quantity, height=2.5)
+
+    return Drawing(rows, draw)
 
 
-def _quantity(axis: Axes, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    from pandas import DataFrame
-
-    key, frame = f"relative_{name}", DataFrame(rows, dtype=object)
+def _quantity(axis: Axes, label: str, key: str, frame: DataFrame) -> None:
     if frame[key].isna().all():  # power needs a meter
-        axis.set(title=f"{QUANTITIES[name]}: not measured", xticks=[], yticks=[])
+        axis.set(title=f"{label}: not measured", xticks=[], yticks=[])
         return
-    frame["line"] = frame["cache"].map(CACHE_LABELS) + ", temperature " + frame["temperature"]
     curves(axis, frame, "n", key)
     count_axis(axis, sorted(frame["n"].unique()), "n (routing samples per token)")
     if frame[key].max() > 8:
         log_axis(axis)
-    axis.set(title=QUANTITIES[name], ylabel="relative to n=1")
+    axis.set(title=label, ylabel="relative to n=1")
 
-
-# Equivalent model size of RoE, and its cost next to a plain model of that size (RoE, Figure 5)
 
 COSTS = {"milliseconds_per_token": "time per generated token", "mebibytes": "memory"}
 
 
 def draw_equivalent(measurements: Sequence[dict[str, Any]]) -> Drawing:
-    """Three panels against n: equivalent size, latency, memory; one row per n, as
-    `moe_lab/runs/experiments/runner.py: equivalent_rows` measures them."""
+    """Equivalent model size of RoE, and its cost next to a plain model of that size (RoE, Figure 5).
+
+    Three panels against n: equivalent size, latency, memory; one row per n, as
+    `moe_lab/runs/experiments/runner.py: equivalent_rows` measures them.
+    """
     return Drawing(measurements, partial(_equivalent, measurements))
 
 
 def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    from pandas import DataFrame
-
     frame, first = DataFrame(rows, dtype=object), rows[0]
     figure, axes = panels(3, height=2.5)
     figure.suptitle(
@@ -152,30 +141,20 @@ def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     return figure
 
 
-# Quality against cost: the difference to the base model, by the expert work of an answer
-
-
-def draw_quality_cost(table: CellTable) -> Drawing:
-    """One panel per task; a point with its 95% interval per method, filled where the corrected p is below 0.05."""
-    rows = quality_rows(table)
-    draw = partial(_draw_task, labels=list(rows["label"].unique()))
-    return panels_by(rows, "task", draw, height=2.6, columns=2)
-
-
 QUALITY_COLUMNS = [
     *("task", "label", "metric", "lower_is_better", "value", "difference", "low", "high", "p_holm"),
     *("significant", "work", "seconds", "seeds", "examples"),
 ]
 
 
-def quality_rows(table: CellTable) -> DataFrame:
-    """One row per measured cell whose base model is measured on the same task.
+def draw_quality_cost(table: CellTable) -> Drawing:
+    """Quality against cost: the difference to the base model, by the expert work of an answer; one panel per task.
 
-    `work` is the tokens of the cell's runs times the experts that each takes in a layer, relative to the base model's;
-    `seconds` of answering are relative, too. Both are means over seeds. A backward pass (C3PO) is not counted.
+    A point with its 95% interval per method, filled where the corrected p is below 0.05. There is a row for each
+    measured cell whose base model is measured on the same task. `work` is the tokens of the cell's runs times the
+    experts that each takes in a layer, relative to the base model's; `seconds` of answering are relative, too. Both are
+    means over seeds. A backward pass (C3PO) is not counted.
     """
-    from pandas import DataFrame
-
     bases = {
         (cell.coordinates["model"], cell.coordinates["task"]): cell
         for cell in table.cells
@@ -188,6 +167,7 @@ def quality_rows(table: CellTable) -> DataFrame:
         if base is None or score is None or plain is None or score.value is None or plain.value is None:
             continue
         low, high = score.tested_interval or (None, None)
+        work, seconds = map(truediv, _costs(cell), _costs(base))
         # without the paired difference that of the two values, which has no interval
         difference = score.value - plain.value if score.difference is None else score.difference
         more = {
@@ -198,28 +178,26 @@ def quality_rows(table: CellTable) -> DataFrame:
             "low": low,
             "high": high,
             "significant": score.significant,
-            "work": _mean_work(cell) / _mean_work(base),
-            "seconds": _mean_seconds(cell) / _mean_seconds(base),
+            "work": work,
+            "seconds": seconds,
             "examples": score.n,
         }
         rows.append(vars(score) | more)
-    return DataFrame(rows, columns=QUALITY_COLUMNS, dtype=object)
+    frame = DataFrame(rows, columns=QUALITY_COLUMNS, dtype=object)
+    draw = partial(_quality, labels=list(frame["label"].unique()))
+    return panels_by(frame, "task", draw, height=2.6, columns=2)
 
 
-def _mean_work(cell: TableCell) -> float:
-    return fmean(
-        float(result.report.get("experts_per_token") or result.top_k or 1)
-        * (result.cost.get("tokens_in") or 0)
-        for result in cell.results
+def _costs(cell: TableCell) -> list[float]:
+    """The experts that all tokens take in a layer, and the seconds of answering: means over seeds."""
+    experts = [float(result.report.get("experts_per_token") or result.top_k or 1) for result in cell.results]
+    tokens, seconds = (
+        [result.cost.get(key) or 0.0 for result in cell.results] for key in ("tokens_in", "wall_seconds")
     )
+    return [fmean(map(mul, experts, tokens)), fmean(seconds)]
 
 
-def _mean_seconds(cell: TableCell) -> float:
-    return fmean(result.cost.get("wall_seconds") or 0.0 for result in cell.results)
-
-
-def _draw_task(axis: Axes, panel: tuple[str, DataFrame], labels: Sequence[str]) -> None:
-    task, rows = panel
+def _quality(axis: Axes, task: str, rows: DataFrame, labels: Sequence[str]) -> None:
     for place, row in enumerate(rows.itertuples()):
         number = labels.index(row.label)
         colour = COLOURS[number % len(COLOURS)]

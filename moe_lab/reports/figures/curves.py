@@ -1,12 +1,11 @@
 """Figures of scores along an axis: epochs, FLOPs, a setting, and freezing schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from functools import partial
-from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from pandas import DataFrame
 
 from moe_lab.metrics.registry import labels, values_of
 from moe_lab.reports.figures.primitives import curve, curves, panels_by, panels_of, panels_of_points
@@ -21,35 +20,31 @@ from moe_lab.reports.figures.style import (
     Drawing,
     step_axis,
 )
-from moe_lab.reports.papers.cells import CellTable, coordinates, shown_cells
+from moe_lab.reports.papers.cells import CellTable, shown_cells
 from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import model_folder, quantity, unit_of
 from moe_lab.results.model import BASE
 from moe_lab.results.stored_files import read_lines
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from pandas import DataFrame
-
-
-# The expert metrics over a training, each scaled from its least to its largest value (MoE-Bench, Figure 6)
-
 
 def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """`expert_metrics.png` and `.csv` of the measurements in expert_metrics.jsonl; the CSV is not scaled."""
-    drawing = panels_of([("", training_rows(lines))], itemgetter(1), _draw_training, height=2.6)
+    drawing = panels_of([("", training_rows(lines))], _training, height=2.6)
     return drawing.save(folder, "expert_metrics", "Expert metrics while the model is trained")
 
 
 def draw_epochs(table: CellTable) -> Drawing:
-    """One panel for each training of the cells that has measurements."""
+    """The expert metrics over a training, each scaled from its least to its largest value (MoE-Bench, Figure 6).
+
+    One panel for each training of the cells that has measurements.
+    """
     trainings: dict[str, list[dict[str, Any]]] = {}
     for cell in (cell for cell in table.cells if cell.results):
         if (own := model_folder(cell.results[0])) and (lines := read_lines(own / "expert_metrics.jsonl")):
             # a training's metrics are cells of their own
             name = ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
             trainings[name] = [{"training": name, **row} for row in training_rows(lines)]
-    return panels_of(list(trainings.items()), itemgetter(1), _draw_training, height=2.6)
+    return panels_of(trainings.items(), _training, height=2.6)
 
 
 def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -66,7 +61,7 @@ def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _draw_training(axis: Axes, training: tuple[str, list[dict[str, Any]]], rows: DataFrame) -> None:
+def _training(axis: Axes, training: str, rows: DataFrame) -> None:
     for (key, label), colour, marker in zip(labels().items(), COLOURS, MARKERS, strict=False):
         if rows[key].isna().any():
             continue
@@ -76,10 +71,8 @@ def _draw_training(axis: Axes, training: tuple[str, list[dict[str, Any]]], rows:
         ends = f"{label}: {values.iloc[0]:.3f} to {values.iloc[-1]:.3f} {unit_of(key)}"
         curve(axis, scaled, "epoch", colour=colour, style=f"{marker}-", label=ends)
     step_axis(axis, "epoch")
-    axis.set(title=training[0], ylabel="normalized value")
+    axis.set(title=training, ylabel="normalized value")
 
-
-# Accuracy against FLOPs per question, by the number of core experts (C3PO, Figure 4)
 
 FLOPS_COLUMNS = [
     *("model", "task", "metric", "core_experts", "experts", "flops", "plain_flops"),
@@ -88,16 +81,11 @@ FLOPS_COLUMNS = [
 
 
 def draw_flops(table: CellTable) -> Drawing:
-    """One panel per model and task."""
-    return panels_by(flops_rows(table), ["model", "task"], _flops, height=2.5)
+    """Accuracy against FLOPs per question, by the number of core experts (C3PO, Figure 4): a panel per model and task.
 
-
-def flops_rows(table: CellTable) -> DataFrame:
-    """FLOPS_COLUMNS of base and of every cell of C3PO whose operations were counted, by core experts; base has 0.
-
-    `flops` counts reading, optimizing and answering of a question, `plain_flops` reading and answering alone; `base`
-    is the score of the base model on the same questions. `gain` is the difference to the row before, in points of the
-    metric: what the further experts add.
+    A row is base, or a cell of C3PO whose operations were counted, by core experts; base has 0. `flops` counts reading,
+    optimizing and answering of a question, `plain_flops` reading and answering alone; `base` is the score of the base
+    model on the same questions. `gain` is the difference to the row before: what the further experts add.
     """
     counted = [
         cell
@@ -122,11 +110,10 @@ def flops_rows(table: CellTable) -> DataFrame:
     ]
     frame["base"] = frame["other_value"].where(frame["core_experts"] > 0, frame["value"])
     frame["gain"] = groups["value"].diff()
-    return frame[FLOPS_COLUMNS]
+    return panels_by(frame[FLOPS_COLUMNS], ["model", "task"], _flops, height=2.5)
 
 
-def _flops(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
-    (model, task), rows = panel
+def _flops(axis: Axes, names: tuple[str, str], rows: DataFrame) -> None:
     costs = rows.assign(cost=rows["flops"] / 1e9)
     label = "C3PO, with its core experts (0: base model)"
     curve(axis, costs, "cost", label=label, band="95% interval")
@@ -141,32 +128,26 @@ def _flops(axis: Axes, panel: tuple[tuple[str, str], DataFrame]) -> None:
         axis.axhline(first["base"], color=GREY, ls=":", lw=1.2, label="base model")
     axis.margins(x=0.08)
     axis.set(
-        title=f"{model}, {task}\n({first['examples']} documents)",
+        title=f"{', '.join(names)}\n({first['examples']} documents)",
         xlabel=f"GFLOPs per question\n(base: {first['plain_flops'] / 1e9:.3g})",
         ylabel=first["metric"].partition(",")[0],
     )
 
-
-# A metric against a number of the method, one panel per metric, one line per model (MoE-Bench, Figure 8)
 
 ROUTER_LR = "method.router_lr"
 LINES_COLUMNS = ["measure", "metric", "line", "x", "value", "low", "high", "examples", "published", "notes"]
 
 
 def draw_lines(table: CellTable) -> Drawing:
-    """Points with 95% intervals over documents, joined per line; the axis across is the experiment's first row key."""
-    return panels_by(line_rows(table), "measure", partial(_lines, across=table.experiment.rows[0]))
+    """A metric against a number of the method, one panel per metric, one line per model (MoE-Bench, Figure 8).
 
-
-def line_rows(table: CellTable) -> DataFrame:
-    """LINES_COLUMNS of every measured cell, by `x`: its place on the axis across."""
+    Points with 95% intervals over documents of every measured cell. `x` is the experiment's first row key.
+    """
     experiment = table.experiment
     across = experiment.rows[0]
     named = [key for key in experiment.keys if key not in (across, MEASURE, experiment.average)]
-    frame = table.frame(shown_cells(experiment, table.cells))
-    frame[MEASURE] = frame["metric"]
-    frame[MEASURE] = coordinates(frame, MEASURE)
-    frame["line"] = [", ".join(cell.coordinates[key] for key in named) for cell in frame["cell"]]
+    measure = [MEASURE if MEASURE in experiment.keys else "metric"]
+    frame = table.frame(shown_cells(experiment, table.cells), measure=measure, line=named)
     # without a router_lr it is the learning rate of all parameters
     frame["x"] = [
         float((cell.parts or [cell])[0].config.method.learning_rate)
@@ -174,15 +155,14 @@ def line_rows(table: CellTable) -> DataFrame:
         else float(cell.coordinates[across])
         for cell in frame["cell"]
     ]
-    return frame[LINES_COLUMNS].sort_values("x", kind="stable")
 
+    def panel(axis: Axes, measure: str, rows: DataFrame) -> None:
+        curves(axis, rows, "x")
+        axis.set(title=measure, xlabel=across.rpartition(".")[2], ylabel=quantity(rows.iloc[0]["metric"]))
+        if across == ROUTER_LR:
+            axis.set_xscale("log")
 
-def _lines(axis: Axes, panel: tuple[str, DataFrame], across: str) -> None:
-    measure, rows = panel
-    curves(axis, rows, "x")
-    axis.set(title=measure, xlabel=across.rpartition(".")[2], ylabel=quantity(rows.iloc[0]["metric"]))
-    if across == ROUTER_LR:
-        axis.set_xscale("log")
+    return panels_by(frame[LINES_COLUMNS].sort_values("x", kind="stable"), "measure", panel)
 
 
 # Scores by freezing schedule, one panel per column of the table (MoE-Bench, Figures 4, 5, 7 and 9)
@@ -197,27 +177,29 @@ FIRST_HALF = {
     "R": ("routers frozen first", GREEN),
 }
 SWEET_POINT = "N→R"
-SCHEDULES_COLUMNS = [
-    *("panel", "schedule", "metric", "value", "stderr", "low", "high"),
-    *("examples", "published", "notes"),
-]
 
 
 def draw_schedules(table: CellTable) -> Drawing:
-    """Points with 95% intervals over documents."""
-    return panels_of_points(schedule_rows(table), "schedule", _schedule_look, _schedules)
-
-
-def schedule_rows(table: CellTable) -> DataFrame:
-    """SCHEDULES_COLUMNS of every measured cell."""
-    experiment, cells = table.experiment, table.cells
+    """Points with 95% intervals over documents; every measured cell."""
+    experiment = table.experiment
     listed = [key for key in experiment.rows if key not in (SCHEDULE, ROUTER_LR, "method")]
-    several = [key for key in listed if len({cell.coordinates[key] for cell in cells}) > 1]
-    axes = [*several, *experiment.columns]
-    frame = table.frame(shown_cells(experiment, cells))
-    frame["panel"] = [", ".join(cell.coordinates[key] for key in axes) for cell in frame["cell"]]
+    axes = [*table.varied(listed), *experiment.columns]
+    frame = table.frame(shown_cells(experiment, table.cells), panel=axes)
     frame["schedule"] = [schedule_label(cell.coordinates) for cell in frame["cell"]]
-    return frame[SCHEDULES_COLUMNS]
+
+    def look(row: Any) -> dict[str, Any]:
+        first, colour = FIRST_HALF.get(row.schedule[0], ("base", GREY))
+        return {"color": colour, "label": first, "ms": 7 if row.schedule == SWEET_POINT else 4}
+
+    def finish(axis: Axes, name: str, rows: DataFrame) -> None:
+        tuned = [row.value for row in rows.itertuples() if row.schedule != "base" and "," not in row.schedule]
+        if tuned:
+            axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules")
+        axis.set(title=name, xlabel=f"{quantity(rows.iloc[0]['metric'])}\n95% intervals")
+
+    columns = ["panel", "schedule", "metric", "value", "stderr", "low", "high"]
+    columns += ["examples", "published", "notes"]
+    return panels_of_points(frame[columns], "schedule", look, finish)
 
 
 def schedule_label(coordinates: dict[str, str]) -> str:
@@ -229,15 +211,3 @@ def schedule_label(coordinates: dict[str, str]) -> str:
     rate = coordinates.get(ROUTER_LR, "-")
     label = "→".join(halves if len(halves) == 2 else halves * 2)
     return label if rate == "-" else f"{label}, router {float(rate):g}"
-
-
-def _schedule_look(row: Any) -> dict[str, Any]:
-    first, colour = FIRST_HALF.get(row.schedule[0], ("base", GREY))
-    return {"color": colour, "label": first, "ms": 7 if row.schedule == SWEET_POINT else 4}
-
-
-def _schedules(axis: Axes, name: str, rows: DataFrame) -> None:
-    tuned = [row.value for row in rows.itertuples() if row.schedule != "base" and "," not in row.schedule]
-    if tuned:
-        axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules")
-    axis.set(title=name, xlabel=f"{quantity(rows.iloc[0]['metric'])}\n95% intervals")

@@ -1,12 +1,15 @@
 """Figures of the experts that tokens select: C3PO's pathways (its Figures 1, 7 and 8), and pairs of experts."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from pandas import DataFrame, concat
+from safetensors.numpy import load_file
 
 from moe_lab.metrics.registry import entropy_bits
 from moe_lab.metrics.stored import COUNTS, FOLDER
@@ -14,48 +17,35 @@ from moe_lab.reports.figures.primitives import curve, heatmap, panels, stacked_p
 from moe_lab.reports.figures.style import BLUE, COLOURS, RED, Drawing
 from moe_lab.reports.figures.traces import StoredTraces, chosen_PLK
 
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
-
-# How often each expert is selected in the re-mixed layers, before and after optimizing (C3PO, Figure 7)
-#
-# P = re-routed tokens, L = re-mixed layers, E = experts, K = experts of a token.
+# P = re-routed tokens, L = re-mixed or MoE layers, E = experts, K = experts of a token.
 
 STATES = ("before", "after")
 
 
 def draw_activation(runs: Sequence[StoredTraces]) -> Drawing:
-    """Two panels per run, before above after."""
-    rows = [row for run in runs for row in activation_rows(run)]
-    return Drawing(rows, partial(_activation_draw, runs), "Activation of experts")
+    """How often each expert is selected in the re-mixed layers, before and after optimizing (C3PO, Figure 7).
+
+    Two panels per run, before above after. One row per layer and expert, with the layer's number and both frequencies.
+    """
+    shown = [(run, state, frequency_LE(run, state)) for run in runs for state in STATES]
+    rows = [
+        {**run.key, "layer": layer, "expert": expert, "before": float(before), "after": float(after)}
+        for (run, _, before_LE), (_, _, after_LE) in zip(shown[::2], shown[1::2], strict=True)
+        for layer, *shares in zip(run.layers, before_LE, after_LE, strict=True)
+        for expert, (before, after) in enumerate(zip(*shares, strict=True))
+    ]
+    return Drawing(rows, partial(_activation_draw, shown), "Activation of experts")
 
 
 def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
     """float64 [L, E]: the share of tokens that select each expert; the shares of a layer add up to K."""
-    import numpy as np
-
     probabilities_PLE = run.probabilities(state)
     taken_PLE = np.zeros_like(probabilities_PLE)
     np.put_along_axis(taken_PLE, chosen_PLK(probabilities_PLE, run.top_k), 1.0, axis=-1)
     return taken_PLE.mean(axis=0)
 
 
-def activation_rows(run: StoredTraces) -> list[dict[str, object]]:
-    """One row per layer and expert, with the layer's number and both frequencies."""
-    shares = {state: frequency_LE(run, state) for state in STATES}
-    return [
-        {**run.key, "layer": layer, "expert": expert}
-        | {state: float(share[row, expert]) for state, share in shares.items()}
-        for row, layer in enumerate(run.layers)
-        for expert in range(shares["before"].shape[-1])
-    ]
-
-
-def _activation_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
-    shown = [(run, state, frequency_LE(run, state)) for run in runs for state in STATES]
+def _activation_draw(shown: Sequence[tuple[StoredTraces, str, np.ndarray]], title: str) -> Figure:
     heights = [0.16 * len(run.layers) + 0.55 for run, *_ in shown]
     figure, axes = stacked_panels(sum(heights) + 0.6, heights, title)
     top = max(values.max() for *_, values in shown)
@@ -71,11 +61,9 @@ def _activation_draw(runs: Sequence[StoredTraces], title: str) -> Figure:
             yticks=range(len(run.layers)),
             yticklabels=run.layers,
         )
-    figure.colorbar(image, ax=axes, label="share of questions", fraction=0.03, aspect=10 * len(runs))
+    figure.colorbar(image, ax=axes, label="share of questions", fraction=0.03, aspect=5 * len(shown))
     return figure
 
-
-# One question's routing weights before and after, next to those of its neighbours (C3PO, Figure 8)
 
 SHOWN_NEIGHBOURS = 3
 SHOWN_LINES = 5
@@ -85,23 +73,15 @@ BEFORE, AFTER = "question, before", "question, after"
 
 
 def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
-    """The last re-mixed layer of one question of the first run: the first that was wrong and became right."""
+    """One question's routing weights before and after, next to those of its neighbours (C3PO, Figure 8).
+
+    The last re-routed token and layer of one question of the first run: the first that was wrong and became right. One
+    row per weight vector and expert.
+    """
     run = runs[0]
     corrected = next((i for i, states in enumerate(run.right) if states[-1] and not states[0]), None)
-    rows = sample_rows(run, corrected or 0)
     chosen = "the first, as none" if corrected is None else "the first that was wrong and"
-
-    def draw(title: str) -> Figure:
-        return _sample_draw(run, corrected or 0, rows, f"{title}\n{run.label}: {chosen} became right")
-
-    return Drawing(rows.to_dict("records"), draw, "One question's pathway")
-
-
-def sample_rows(run: StoredTraces, index: int) -> DataFrame:
-    """One row per weight vector and expert, of the last re-routed token in the last re-mixed layer."""
-    from pandas import DataFrame, concat
-
-    trace = run.traces[index]
+    trace = run.traces[corrected or 0]
     vectors = [(BEFORE, {"pathway": trace["before"]}), (AFTER, {"pathway": trace["after"]})]
     neighbours = enumerate(trace["neighbours"][:SHOWN_NEIGHBOURS], start=1)
     vectors += [(f"neighbour {i}", one) for i, one in neighbours]
@@ -114,7 +94,12 @@ def sample_rows(run: StoredTraces, index: int) -> DataFrame:
         near = {"distance": distance, "kernel_share": share, "text": text}
         frames.append(frame.assign(**run.key, layer=run.layers[-1], of=who, **near))
     names = [*run.key, "layer", "of", "expert", "weight", "taken", "distance", "kernel_share", "text"]
-    return concat(frames, ignore_index=True)[names]
+    rows = concat(frames, ignore_index=True)[names]
+
+    def draw(title: str) -> Figure:
+        return _sample_draw(run, corrected or 0, rows, f"{title}\n{run.label}: {chosen} became right")
+
+    return Drawing(rows.to_dict("records"), draw, "One question's pathway")
 
 
 def _sample_draw(run: StoredTraces, index: int, rows: DataFrame, title: str) -> Figure:
@@ -157,49 +142,37 @@ def _texts(run: StoredTraces, index: int, rows: DataFrame) -> str:
     return "\n".join(lines)
 
 
-# The experts that each MoE layer selects, alone and in pairs (MoE-Bench, section 4.1)
-#
-# L = MoE layers, E = experts.
-
+PAIR_COLUMNS = ("layer", "expert", "other", "tokens", "probability")
+"""Of an ordered pair that was selected together; the probability is P(other | expert)."""
 PANELS = 24
 """Most layers that are legible on a page. Of a deeper model, evenly spaced layers are shown."""
 
 
 def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
-    """Draw a run's counts into `figures/` as `coactivation` and `selections`; returns PNG, CSV, PNG, CSV.
+    """Draw the experts that each MoE layer selects, in pairs and alone (MoE-Bench, section 4.1).
 
+    The figures of a run's counts are `coactivation` and `selections` in `figures/`; returns PNG, CSV, PNG, CSV.
     `experts` are the number of experts of each layer. Prompts and answers count together.
     """
-    from safetensors.numpy import load_file
-
     counts = load_file(folder / FOLDER / COUNTS)
     pairs_LEE = counts["pairs.prefill"] + counts["pairs.decode"]
+    share_LEE = _shares(pairs_LEE)
+    numbers: list[tuple[Any, ...]] = [
+        (*place, int(pairs_LEE[*place]), float(share_LEE[*place]))
+        for place in np.argwhere(pairs_LEE).tolist()
+    ]
+    pairs = [dict(zip(PAIR_COLUMNS, row, strict=True)) for row in numbers or [(None,) * len(PAIR_COLUMNS)]]
     share_LE = _shares(counts["selections.prefill"] + counts["selections.decode"])
     selections = [
         {"layer": layer, "expert": expert, "share": float(share_LE[layer, expert])}
         for layer, count in enumerate(experts)
         for expert in range(count)
     ]
-    pairs, figures = pair_rows(pairs_LEE) or [dict.fromkeys(PAIR_COLUMNS)], folder / "figures"
+    figures = folder / "figures"
     return [
-        *Drawing(pairs, lambda _: _draw_pairs(_shares(pairs_LEE), experts)).save(figures, "coactivation"),
+        *Drawing(pairs, lambda _: _draw_pairs(share_LEE, experts)).save(figures, "coactivation"),
         *Drawing(selections, lambda _: _draw_selections(share_LE)).save(figures, "selections"),
     ]
-
-
-PAIR_COLUMNS = ("layer", "expert", "other", "tokens", "probability")
-
-
-def pair_rows(pairs_LEE: np.ndarray) -> list[dict[str, object]]:
-    """One row per layer and ordered pair that was selected together: tokens, and P(other | expert)."""
-    import numpy as np
-
-    share_LEE = _shares(pairs_LEE)
-    numbers = [
-        (*place, int(pairs_LEE[*place]), float(share_LEE[*place]))
-        for place in np.argwhere(pairs_LEE).tolist()
-    ]
-    return [dict(zip(PAIR_COLUMNS, row, strict=True)) for row in numbers]
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

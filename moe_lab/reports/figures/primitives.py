@@ -4,10 +4,16 @@ The columns `low` and `high` of a row are its 95% interval, `published` is the p
 None or NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+from pandas import DataFrame, notna
 
 from moe_lab.reports.figures.style import (
     BLUE,
@@ -15,21 +21,16 @@ from moe_lab.reports.figures.style import (
     GREY,
     MARKERS,
     PAGE_WIDTH,
-    RC,
     RED,
+    STYLE,
     Drawing,
     widen_x,
 )
 from moe_lab.reports.papers.metrics import quantity
-from moe_lab.reports.scores import ScoreLine
+from moe_lab.reports.scores import ScoreLine, difference_panels, panel_title
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
-    from pandas import DataFrame
-
+Panel = Callable[[Axes, Any, DataFrame], None]
+"""Draws the panel of an item from its rows."""
 MAX_COLUMNS = 3
 """Most panels side by side that are legible at page width."""
 COLOUR_MAP = "cividis"
@@ -42,8 +43,6 @@ def panels(
     count: int, height: float = 2.1, columns: int = MAX_COLUMNS, **options: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure with `count` axes in rows of `columns`, page-wide unless it is one of several columns alone."""
-    from matplotlib.figure import Figure
-
     width = 0.72 * PAGE_WIDTH if count == 1 < columns else PAGE_WIDTH
     columns = min(count, columns)
     lines = -(-count // columns)
@@ -56,68 +55,50 @@ def panels(
 
 def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[Figure, list[Axes]]:
     """A page-wide figure of `height` inches: panels below each other, whose heights have these ratios."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(PAGE_WIDTH, height), layout="constrained")
     figure.suptitle(title)
     return figure, figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios).ravel().tolist()
 
 
-def panel_per(items: Sequence[Any], title: str, draw: Callable[[Axes, Any], None], **options: Any) -> Figure:
-    """One panel for each item, drawn by `draw(axes, item)`, and a legend for all. `options` are those of `panels`."""
+def panel_per(
+    items: Sequence[tuple[Any, ...]], title: str, draw: Callable[..., None], **options: Any
+) -> Figure:
+    """One panel for each item, drawn by `draw(axes, *item)`, and a legend for all. `options` are those of `panels`."""
     figure, axes = panels(len(items), **options)
     figure.suptitle(title)
     for axis, item in zip(axes, items, strict=True):
-        draw(axis, item)
+        draw(axis, *item)
     legend_below(figure, axes)
     return figure
 
 
-def panels_by(
-    frame: DataFrame, by: str | list[str], draw: Callable[[Axes, Any], None], **options: Any
-) -> Drawing:
-    """A figure with one panel for each value of the columns `by`.
-
-    `draw(axes, (value, its rows))` draws one panel. `options` are those of `panels`.
-    """
+def panels_by(frame: DataFrame, by: str | list[str], draw: Panel, **options: Any) -> Drawing:
+    """A figure with one panel for each value of the columns `by`. `options` are those of `panels`."""
     groups = list(frame.groupby(by, sort=False))
     return Drawing(frame.to_dict("records"), lambda title: panel_per(groups, title, draw, **options))
 
 
 def panels_of(
-    items: Sequence[Any],
-    rows_of: Callable[[Any], list[dict[str, Any]]],
-    draw: Callable[[Axes, Any, DataFrame], None],
-    title: str = "",
-    **options: Any,
+    items: Iterable[tuple[Any, list[dict[str, Any]]]], draw: Panel, title: str = "", **options: Any
 ) -> Drawing:
-    """A figure with one panel for each item, drawn by `draw(axes, item, its rows)`. `options` are those of `panels`."""
-    rows = [rows_of(item) for item in items]
-
-    def panel(axis: Axes, place: int) -> None:
-        from pandas import DataFrame
-
-        draw(axis, items[place], DataFrame(rows[place], dtype=object))
-
-    every = [row for own in rows for row in own]
-    return Drawing(every, lambda title: panel_per(range(len(items)), title, panel, **options), title)
+    """A figure with one panel for each item and its rows. `options` are those of `panels`."""
+    own = [(item, DataFrame(rows, dtype=object)) for item, rows in items]
+    every = [row for _, rows in own for row in rows.to_dict("records")]
+    return Drawing(every, lambda title: panel_per(own, title, draw, **options), title)
 
 
 def panels_of_points(
-    rows: DataFrame,
-    name: str,
-    look: Callable[[Any], dict[str, Any]],
-    finish: Callable[[Axes, str, DataFrame], None],
+    rows: DataFrame, name: str, look: Callable[[Any], dict[str, Any]], finish: Panel
 ) -> Drawing:
     """A figure of `points`, one panel for each value of the column `panel`, all with the same lines.
 
-    `finish(axes, panel, its rows)` adds titles and reference lines.
+    `finish` adds titles and reference lines.
     """
     names = list(rows[name].unique())
 
-    def draw(axis: Axes, panel: tuple[str, DataFrame]) -> None:
-        points(axis, panel[1], name, look, names)
-        finish(axis, *panel)
+    def draw(axis: Axes, panel: str, own: DataFrame) -> None:
+        points(axis, own, name, look, names)
+        finish(axis, panel, own)
 
     return panels_by(rows, "panel", draw, height=1.0 + 0.17 * len(names), sharey=True)
 
@@ -176,27 +157,22 @@ def curves(axis: Axes, rows: DataFrame, x: str, y: str = "value", by: str = "lin
 
 
 def points(
-    axis: Axes, rows: DataFrame, name: str, look: Callable[[Any], dict[str, Any]], names: Sequence[str] = ()
+    axis: Axes, rows: DataFrame, name: str, look: Callable[[Any], dict[str, Any]], names: list[str]
 ) -> None:
     """Each row's value, its interval and the published value, in the line of its column `name`, the first at the top.
 
     `look(row)` are matplotlib's options of the point; `names` are all lines, where other panels have more of them.
     """
-    listed = list(names or rows[name].unique())
     for row in rows.itertuples():
-        height, options = listed.index(getattr(row, name)), look(row)
-        if not _missing(row.low):
+        height, options = names.index(getattr(row, name)), look(row)
+        if notna(row.low):
             axis.plot([row.low, row.high], [height, height], "-", color=options["color"], lw=1.1)
         axis.plot(row.value, height, "o", **options)
-        if not _missing(getattr(row, "published", None)):
+        if notna(getattr(row, "published", None)):
             axis.plot(row.published, height, "D", mfc="none", mec=RED, ms=5, label="published")
-    axis.set_yticks(range(len(listed)), listed)
-    axis.set_ylim(len(listed) - 0.4, -0.6)
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
     widen_x(axis)
-
-
-def _missing(number: Any) -> bool:
-    return number is None or number != number
 
 
 # Bars beside each other
@@ -237,8 +213,6 @@ def bars(
 
 def heatmap(axis: Axes, values: Any, top: float | None, **labels: Any) -> AxesImage:
     """An array [rows, columns] as colours from 0 to `top`, without grid, ticks and frame. `labels` are the axes'."""
-    from matplotlib.ticker import MaxNLocator
-
     axis.grid(False)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
@@ -252,28 +226,10 @@ def heatmap(axis: Axes, values: Any, top: float | None, **labels: Any) -> AxesIm
 # Differences to another run: points with intervals, one panel per task and metric
 
 
-def difference_panels(lines: Iterable[ScoreLine]) -> list[list[ScoreLine]]:
-    """The lines of each task and metric whose difference has an interval, the largest difference first."""
-    known = [line for line in lines if line.score.tested_interval is not None]
-    found: dict[tuple[str, str], list[ScoreLine]] = {}
-    for line in sorted(known, key=lambda line: -abs(line.score.difference or 0.0)):
-        found.setdefault((line.score.task, line.score.metric), []).append(line)
-    return list(found.values())
-
-
-def panel_title(lines: Sequence[ScoreLine]) -> str:
-    """The task of a panel and its number of examples."""
-    counts = "/".join(dict.fromkeys(f"{line.score.n:,}" for line in lines if line.score.n))
-    task = lines[0].score.task
-    return f"{task}, {counts} examples" if counts else task
-
-
 def differences_figure(lines: Iterable[ScoreLine]) -> Figure:
     """The differences as points with their intervals, the largest of a panel first. There is at least one."""
-    import matplotlib
-
     groups = difference_panels(lines)
-    with matplotlib.rc_context(RC):
+    with matplotlib.rc_context(fname=STYLE):
         return draw_differences(groups, list(map(panel_title, groups)))
 
 

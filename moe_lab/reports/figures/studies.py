@@ -1,25 +1,22 @@
 """Figures of tuning: the history, the sweep of one temperature, and temperatures per layer (RoE, Figures 6 to 10)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from numpy import isfinite
+from pandas import DataFrame, Series, read_csv
 
 from moe_lab.reports.figures.primitives import curve, heatmap, panels_of, stacked_panels
 from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, Drawing
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.results.statistics import interval
+from moe_lab.results.statistics import wilson
 from moe_lab.results.stored_files import damaged, read_mapping, typed
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
-    from pandas import DataFrame, Series
-
 
 # A study as stored in its folder: study.json, trials.csv, best.yaml
 
@@ -48,7 +45,6 @@ class StudyInfo:
 class StoredStudy:
     """A stored study, for its figures."""
 
-    folder: Path
     info: StudyInfo
     trials: DataFrame
     """A row per complete or pruned trial: its number `trial`, `state`, `value`, `estimate` and `temperature`.
@@ -100,9 +96,6 @@ def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
 
 def read_study(folder: Path) -> StoredStudy:
     """Read a study's folder; best.yaml is missing until trial 0 ends."""
-    from numpy import isfinite
-    from pandas import read_csv
-
     file = folder / "study.json"
     try:
         info: StudyInfo = typed(StudyInfo, read_mapping(file) or {})
@@ -120,7 +113,6 @@ def read_study(folder: Path) -> StoredStudy:
     trials["value"] = trials["value"].where(complete)
     best = read_mapping(folder / "best.yaml") or {}
     return StoredStudy(
-        folder=folder,
         info=info,
         trials=trials,
         temperatures=best.get("temperature", []),
@@ -137,20 +129,19 @@ def draw_controls(axis: Axes, study: StoredStudy, untuned: str) -> None:
         axis.axhline(study.calibrated, color=GREEN, ls=":", lw=1.4, label=f"{untuned}, calibrated")
 
 
-# Optimization history: each trial's value, the best so far, the untuned model (RoE, Figures 7 to 9)
-
-
 def draw_history(studies: Sequence[StoredStudy]) -> Drawing:
-    """One panel per study, one row per finished trial: its value or estimate, and the best value so far."""
-    return panels_of(studies, _history_rows, _draw_history, "Optimization history")
+    """Optimization history: each trial's value, the best so far, the untuned model (RoE, Figures 7 to 9).
 
-
-def _history_rows(study: StoredStudy) -> list[dict[str, Any]]:
-    values = study.trials["value"]
-    best = (values.cummin() if study.info.direction == "minimize" else values.cummax()).ffill()
-    controls = {"untuned": study.untuned, "calibrated": study.calibrated}
-    rows = study.trials.drop(columns="temperature").assign(best=best, **controls)
-    return [study.key | row for row in rows.to_dict("records")]
+    One panel per study, one row per finished trial: its value or estimate, and the best value so far.
+    """
+    panels = []
+    for study in studies:
+        values = study.trials["value"]
+        best = (values.cummin() if study.info.direction == "minimize" else values.cummax()).ffill()
+        controls = {"untuned": study.untuned, "calibrated": study.calibrated}
+        rows = study.trials.drop(columns="temperature").assign(best=best, **controls)
+        panels.append((study, [study.key | row for row in rows.to_dict("records")]))
+    return panels_of(panels, _draw_history, "Optimization history")
 
 
 def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
@@ -164,25 +155,23 @@ def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
     axis.locator_params(axis="x", integer=True)
 
 
-# One temperature for all layers, swept: the metric against it (RoE, Figure 6)
-
-
 def draw_sweep(studies: Sequence[StoredStudy]) -> Drawing:
-    """One panel per study, one row per complete trial, with Wilson's interval of an accuracy over tuning documents."""
-    return panels_of(studies, _sweep_rows, _draw_sweep, "One temperature for all MoE layers")
+    """One temperature for all layers, swept: the metric against it (RoE, Figure 6).
 
-
-def _sweep_rows(study: StoredStudy) -> list[dict[str, Any]]:
-    trials = study.complete[["temperature", "value"]].sort_values("temperature", kind="stable")
-    count = study.info.num_samples
-    limits = []
-    for right in trials["value"] * count:
-        is_share = study.info.metric == "accuracy" and abs(right - round(right)) <= 1e-6 * count
-        found = interval([1] * round(right) + [0] * (count - round(right))) if is_share else None
-        limits.append(found or (None, None))
-    low, high = zip(*limits, strict=True)
-    rows = trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count)
-    return [study.key | row for row in rows.to_dict("records")]
+    One panel per study, one row per complete trial, with Wilson's interval of an accuracy over tuning documents.
+    """
+    panels = []
+    for study in studies:
+        trials = study.complete[["temperature", "value"]].sort_values("temperature", kind="stable")
+        count = study.info.num_samples
+        limits = []
+        for right in trials["value"] * count:
+            is_share = study.info.metric == "accuracy" and abs(right - round(right)) <= 1e-6 * count
+            limits.append(wilson(round(right), count) if is_share and count > 1 else (None, None))
+        low, high = zip(*limits, strict=True)
+        rows = trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count)
+        panels.append((study, [study.key | row for row in rows.to_dict("records")]))
+    return panels_of(panels, _draw_sweep, "One temperature for all MoE layers")
 
 
 def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
@@ -195,14 +184,12 @@ def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
     axis.set(title=study.label, xlabel="temperature", ylabel=f"validation {study.info.metric}")
 
 
-# Tuned temperature per MoE layer and task, one panel per model (RoE, Figure 10)
-
 WRITTEN_LAYERS = 16
 """Most layers for which each cell shows its number."""
 
 
 def draw_heatmap(studies: Sequence[StoredStudy]) -> Drawing:
-    """One row per study, one panel per model."""
+    """Tuned temperature per MoE layer and task: one line per study, one panel per model (RoE, Figure 10)."""
     with_profile = [study for study in studies if study.temperatures]
     rows = [
         {**study.key, "layer": layer, "temperature": temperature, "skipped": _skipped(study, layer)}
@@ -232,14 +219,10 @@ def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
 
 
 def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: float) -> AxesImage:
-    import numpy as np
-
-    layers = max(len(study.temperatures) for study in studies)
-    values = np.full((len(studies), layers), np.nan)
-    for row, study in enumerate(studies):
-        for layer, temperature in enumerate(study.temperatures):
-            if not _skipped(study, layer):
-                values[row, layer] = temperature
+    values = DataFrame(
+        [np.nan if _skipped(study, layer) else one for layer, one in enumerate(study.temperatures)]
+        for study in studies
+    ).to_numpy()
     axis.set_facecolor("#DDDDDD")
     image = heatmap(
         axis,
@@ -253,7 +236,7 @@ def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: flo
     for (row, layer), value in np.ndenumerate(values):
         if np.isnan(value):
             axis.text(layer, row, "–", ha="center", va="center", fontsize=7)
-        elif layers <= WRITTEN_LAYERS:
+        elif values.shape[1] <= WRITTEN_LAYERS:
             colour = LIGHT_INK if value < 0.48 * top else DARK_INK
             bound = "≥" if f"layer_{layer}" in studies[row].at_bound else ""
             axis.text(layer, row, f"{bound}{value:.2f}", ha="center", va="center", color=colour, fontsize=6.5)

@@ -1,20 +1,18 @@
 """The common style of figures: size, colours for colour-blind readers, text that fits, and saving with a CSV."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.results.atomic import write_file
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 DPI = 200
 PAGE_WIDTH = 7.0
@@ -30,26 +28,7 @@ DARK_INK, LIGHT_INK = "#111111", "#FEFEFE"
 """Text on the colours of a colour map, which are the same in dark mode."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-RC = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "legend.fontsize": 7,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "figure.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "axes.formatter.limits": (-4, 6),
-    "grid.color": "#E0E0E0",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-}
+STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
 @dataclass(frozen=True)
@@ -69,11 +48,9 @@ class Drawing:
         """
         if not self.rows:
             return []
-        import matplotlib
-
         png, picture = folder / f"{stem}.png", io.BytesIO()
         table = write_rows(self.rows, folder / f"{stem}.csv")
-        with matplotlib.rc_context(RC):
+        with matplotlib.rc_context(fname=STYLE):
             figure = self.draw(self.title if title is None else title)
             fit(figure)
             figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
@@ -85,8 +62,6 @@ class Drawing:
 
 def step_axis(axis: Axes, label: str) -> None:
     """A horizontal axis of whole numbers."""
-    from matplotlib.ticker import MaxNLocator
-
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlabel(label)
 
@@ -101,8 +76,6 @@ def count_axis(axis: Axes, counts: Sequence[int], label: str) -> None:
 
 def log_axis(axis: Axes) -> None:
     """A logarithmic vertical axis with plain numbers at 1, 2, 5, 10, ..."""
-    from matplotlib.ticker import LogLocator
-
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
@@ -115,8 +88,6 @@ def log_axis(axis: Axes) -> None:
 # replaces the colours in DARK where the screen is dark. All other colours are those of a colour map, or text on one
 # (DARK_INK, LIGHT_INK), and stay.
 
-SVG_RC = {"svg.fonttype": "none", "svg.hashsalt": "moe_lab"}
-"""Text stays text, and the same figure is the same file."""
 DARK = {
     "#ffffff": "#16181a",
     "#000000": "#e5e6e3",
@@ -130,12 +101,9 @@ SVG_END = "</svg>"
 
 
 def svg_of(figure: Figure) -> str:
-    """The figure as the text of an SVG file."""
-    import matplotlib
-
+    """The figure as the text of an SVG file, under STYLE."""
     file = io.StringIO()
-    with matplotlib.rc_context(SVG_RC):
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue().rstrip()
     assert text.endswith(SVG_END)
     rules = [
@@ -158,8 +126,6 @@ CHARACTERS = 14.5
 
 def fit(figure: Figure) -> None:
     """Round ticks, widen vertical axes with less than LEAST_SPAN, and wrap titles in the width of their panels."""
-    from matplotlib.ticker import MaxNLocator
-
     titles = [(text, 1) for text in figure.texts]
     for axis in figure.axes:
         for each in (axis.xaxis, axis.yaxis):

@@ -1,35 +1,30 @@
 """Figures of C3PO's traces: as stored, the loss by step, and the share of experts retained (C3PO, Figures 5 and 6)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from pandas import DataFrame
 
 from moe_lab.errors import ResultsError
 from moe_lab.reports.figures.primitives import curve, panel_per, panels_of
 from moe_lab.reports.figures.style import BLUE, GREEN, GREY, ORANGE, RED, Drawing, step_axis
 from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import TRACES
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import read_samples
 from moe_lab.results.statistics import bootstrap_interval, interval
 from moe_lab.results.stored_files import read_lines
 
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.axes import Axes
-    from pandas import DataFrame
-
-
 # The traces of a stored C3PO run (`method.trace=true`), joined with its documents, for Figures 5 to 8
 #
 # N = questions, P = re-routed tokens of all of them, L = re-mixed layers, E = experts, K = experts of a token,
 # S = states: the unchanged pathway, then that after every step.
-
-FILE = "traces.jsonl"
 
 
 @dataclass(frozen=True)
@@ -74,30 +69,24 @@ class StoredTraces:
     @cached_property
     def question_P(self) -> np.ndarray:
         """int [P]: the question of each token."""
-        import numpy as np
-
         return np.repeat(np.arange(len(self.traces)), [len(trace["before"]) for trace in self.traces])
 
     def probabilities(self, state: str) -> np.ndarray:
         """float64 [P, L, E]: `state` is "before" or "after"."""
-        import numpy as np
-
         return np.array([token for trace in self.traces for token in trace[state]])
 
 
 def traces_of(cells: Sequence[TableCell]) -> list[StoredTraces]:
     """The traces of the cells' runs, where they have some."""
-    runs = (read_traces(cell.results[0]) for cell in cells if cell.results)
-    return [run for run in runs if run is not None]
+    runs = [cell.results[0] for cell in cells if cell.results]
+    return [read_traces(run) for run in runs if (run.stored_in / TRACES).is_file()]
 
 
-def read_traces(result: RunResult) -> StoredTraces | None:
-    """The traces of a run; None without traces. Raises ResultsError where a document has no trace."""
-    path = result.stored_in / FILE
-    traces = read_lines(path, "The run's command with rerun=true makes it again.")
-    if traces is None:
-        return None
-    by_prompt = {trace.get("prompt"): trace for trace in traces}  # of repeated lines the last one holds
+def read_traces(result: RunResult) -> StoredTraces:
+    """The traces of a run. Raises ResultsError where a document has no trace."""
+    path = result.stored_in / TRACES
+    stored = read_lines(path, "The run's command with rerun=true makes it again.") or []
+    by_prompt = {trace.get("prompt"): trace for trace in stored}  # of repeated lines the last one holds
     samples = read_samples(result)
     run = StoredTraces(result, [], [], [], [])
     for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one.document)):
@@ -130,9 +119,6 @@ def chosen_PLK(probabilities_PLE: np.ndarray, top_k: int) -> np.ndarray:
     return (-probabilities_PLE).argsort(axis=-1, kind="stable")[..., :top_k]
 
 
-# Accuracy after every optimization step, and answers that became right or wrong (C3PO, Figure 6)
-
-
 STEP_PANELS = {
     "accuracy": {"accuracy": (BLUE, "o-")},
     "changed answers": {"became_right": (GREEN, "^-"), "became_wrong": (RED, "v-")},
@@ -142,16 +128,16 @@ STEP_PANELS = {
 
 
 def draw_steps(runs: Sequence[StoredTraces]) -> Drawing:
-    """Three panels per run."""
-    shown = list(product(runs, STEP_PANELS))
+    """Accuracy by optimization step, answers that became right or wrong, and the loss (C3PO, Figure 6).
+
+    Three panels per run.
+    """
     rows = [row for run in runs for row in step_rows(run)]
+    shown = list(product(runs, STEP_PANELS))
     return Drawing(rows, lambda title: panel_per(shown, title, _steps, height=2.4), "Optimization steps")
 
 
-def _steps(axis: Axes, shown: tuple[StoredTraces, str]) -> None:
-    from pandas import DataFrame
-
-    run, panel = shown
+def _steps(axis: Axes, run: StoredTraces, panel: str) -> None:
     rows = DataFrame(step_rows(run), dtype=object)
     for name, (colour, style) in STEP_PANELS[panel].items():
         # the interval is that of the accuracy
@@ -193,19 +179,18 @@ def _mean(values: Iterable[float]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-# The share of experts selected after optimizing all of them that the router had ranked among its first n (C3PO,
-# Figure 5)
-
-
 def draw_retained(runs: Sequence[StoredTraces]) -> Drawing:
-    """One panel per run; runs that optimized some of the experts only are left out."""
-    return panels_of([run for run in runs if run.all_experts], retained_rows, _retained_draw, "Core experts")
+    """The share of experts selected after optimizing all of them that the router had ranked among its first n (C3PO,
+    Figure 5).
+
+    One panel per run; runs that optimized some of the experts only are left out.
+    """
+    shown = ((run, retained_rows(run)) for run in runs if run.all_experts)
+    return panels_of(shown, _retained_draw, "Core experts")
 
 
 def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
     """One row per n from 1 to E: the mean share over questions, tokens and layers, with a bootstrap interval."""
-    import numpy as np
-
     before_PLE = run.probabilities("before")
     rank_PLE = (-before_PLE).argsort(axis=-1, kind="stable").argsort(axis=-1)
     rank_PLK = np.take_along_axis(rank_PLE, chosen_PLK(run.probabilities("after"), run.top_k), axis=-1)

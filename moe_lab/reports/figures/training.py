@@ -1,11 +1,14 @@
 """Figures of training: designs, curves, and the loss of one training."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from moe_lab.reports.figures.primitives import bars, curve, curves, panels, panels_by
 from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, Drawing, step_axis
@@ -15,16 +18,8 @@ from moe_lab.reports.papers.metrics import LOSS, model_folder, quantity
 from moe_lab.reports.papers.ranking import chance_of, ranking
 from moe_lab.results.stored_files import read_lines
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
-
-# Pre-trained designs, one panel per measure (MoE-Bench, Figure 2)
-#
-# Accuracies are bars, other measures points; a dashed line is the dense model of equal active parameters. The
-# interval at a loss is that of its paired difference to the lowest one.
+# Accuracies of pre-trained designs are bars, other measures points; a dashed line is the dense model of equal active
+# parameters. The interval at a loss is that of its paired difference to the lowest one.
 
 DESIGN = "method.label"
 DENSE = "dense"
@@ -33,63 +28,46 @@ COLUMNS = ["panel", "design", "series", "metric", "value", "low", "high", "std",
 
 
 def draw_designs(table: CellTable) -> Drawing:
-    """Bars and points with their 95% intervals, by granularity and by the other settings in which designs differ."""
-    rows = design_rows(table)
-    own = rows[rows["design"] != DENSE]
-    names = (list(own["design"].unique()), list(own["series"].unique()))
-    chance = chance_of(table.experiment, [cell for cell in table.cells if cell.metric == "headline"])
-    draw = partial(_draw_panel, names=names, chance=chance)
-    columns = 2 if rows["panel"].nunique() in (2, 4) else 3
-    return panels_by(rows, "panel", draw, columns=columns, height=2.6)
+    """Pre-trained designs, one panel per measure (MoE-Bench, Figure 2). With several tasks only their averages.
 
-
-def design_rows(table: CellTable) -> DataFrame:
-    """COLUMNS of every design. With several tasks only their averages."""
+    Bars and points with their 95% intervals, by granularity and by the other settings in which designs differ.
+    """
     experiment, cells = table.experiment, table.cells
     of_training = [cell for cell in cells if cell.of_training]
     others = averages(experiment, cells) or [cell for cell in cells if not cell.of_training]
-    frame = table.frame([*of_training, *others])
     # the axes other than granularity in which the designs differ
-    moe = [cell for cell in cells if cell.coordinates[DESIGN] != DENSE]
-    keys = [key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)]
-    keys = [key for key in keys if len({cell.coordinates[key] for cell in moe}) > 1]
-    frame["panel"] = [cell.coordinates.get(MEASURE, "") for cell in frame["cell"]]
-    frame["design"] = [cell.coordinates[DESIGN] for cell in frame["cell"]]
-    frame["series"] = [", ".join(cell.coordinates[key] for key in keys) for cell in frame["cell"]]
-    ranked = {(one.loss.run_id, LOSS): one for one in ranking(experiment, cells, table.family)}
+    moe = replace(table, cells=[cell for cell in cells if cell.coordinates[DESIGN] != DENSE])
+    keys = moe.varied([key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)])
+    panel = [MEASURE] if MEASURE in experiment.keys else []
+    frame = table.frame([*of_training, *others], panel=panel, design=[DESIGN], series=keys)
+    losses = {(one.loss.run_id, LOSS): one.loss for one in ranking(experiment, cells, table.family)}
     for index, cell in enumerate(frame["cell"]):
-        if (score := cell.score()) and (one := ranked.get((score.run_id, score.metric))):
-            value, difference = one.loss.value, one.loss.difference
+        if (score := cell.score()) and (loss := losses.get((score.run_id, score.metric))):
             limits: list[float | None] = [None, None]
-            if one.interval is not None and difference is not None and value is not None:
-                limits = [value - difference + limit for limit in one.interval]
+            if loss.tested_interval is not None and loss.difference is not None and loss.value is not None:
+                limits = [loss.value - loss.difference + limit for limit in loss.tested_interval]
             frame.loc[index, ["low", "high"]] = limits
-    return frame[COLUMNS]
+    own = frame[frame["design"] != DENSE]
+    designs, series = list(own["design"].unique()), list(own["series"].unique())
+    chance = chance_of(experiment, [cell for cell in cells if cell.metric == "headline"])
 
+    def draw(axis: Axes, name: str, rows: DataFrame) -> None:
+        metric = rows.iloc[0]["metric"]
+        rate = metric.startswith("acc")
+        own = rows[rows["design"] != DENSE]
+        bars(axis, own, "design", "series", order=designs, series=series, filled=rate)
+        for dense in rows[rows["design"] == DENSE].itertuples():
+            axis.axhline(dense.value, color="black", ls="--", lw=1, label="dense")
+            if dense.low is not None:
+                axis.axhspan(dense.low, dense.high, color="black", alpha=0.08, lw=0)
+        if rate and chance is not None:
+            axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
+        compared = "\n(intervals: difference to the lowest)" if metric == LOSS else ""
+        axis.set(title=name + compared, ylabel=quantity(metric))
 
-def _draw_panel(
-    axis: Axes, panel: tuple[str, DataFrame], names: tuple[list[str], list[str]], chance: float | None
-) -> None:
-    name, rows = panel
-    designs, series = names
-    metric = rows.iloc[0]["metric"]
-    rate = metric.startswith("acc")
-    own = rows[rows["design"] != DENSE]
-    bars(axis, own, "design", "series", order=designs, series=series, filled=rate)
-    for dense in rows[rows["design"] == DENSE].itertuples():
-        axis.axhline(dense.value, color="black", ls="--", lw=1, label="dense")
-        if dense.low is not None:
-            axis.axhspan(dense.low, dense.high, color="black", alpha=0.08, lw=0)
-    if rate and chance is not None:
-        axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
-    compared = "\n(intervals: difference to the lowest)" if metric == LOSS else ""
-    axis.set(title=name + compared, ylabel=quantity(metric))
+    columns = 2 if frame["panel"].nunique() in (2, 4) else 3
+    return panels_by(frame[COLUMNS], "panel", draw, columns=columns, height=2.6)
 
-
-# The training loss of several designs, one column per setting, one line per granularity (MoE-Bench, Figure 3)
-#
-# Above the loss, below its difference to the setting's first line: trainings of one seed read the same rows, so that
-# the difference shows which falls faster.
 
 SHOWN = {"loss": "training loss", "difference": "difference to the first line"}
 FIRST_STEPS = 0.2
@@ -97,18 +75,12 @@ FIRST_STEPS = 0.2
 
 
 def draw_training_curves(table: CellTable) -> Drawing:
-    """The mean over seeds, and the least and the largest where there are several."""
-    frame = curve_rows(table)
-    return Drawing(frame.to_dict("records"), partial(_draw, frame))
+    """The training loss of several designs, one column per setting, one line per granularity (MoE-Bench, Figure 3).
 
-
-def curve_rows(table: CellTable) -> DataFrame:
-    """One row per line of the log with a training loss: panel, line, seed, run_id, step, loss, difference.
-
-    `difference` is to the panel's first line at the same seed and step, missing where that has none.
+    The mean over seeds, and the least and the largest where there are several. A row is a line of the log with a
+    training loss. `difference` is to the panel's first line at the same seed and step, missing where that has none:
+    trainings of one seed read the same rows, so that it shows which loss falls faster.
     """
-    from pandas import DataFrame
-
     experiment = table.experiment
     across = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
     rows: list[tuple[Any, ...]] = []
@@ -127,10 +99,11 @@ def curve_rows(table: CellTable) -> DataFrame:
     first = frame[frame["line"] == frame.groupby("panel")["line"].transform("first")]
     reference = first.drop_duplicates(place).set_index(place)["loss"].rename("difference")
     frame = frame.join(reference, on=place)
-    return frame.assign(difference=frame["loss"] - frame["difference"])
+    frame["difference"] = frame["loss"] - frame["difference"]
+    return Drawing(frame.to_dict("records"), partial(_curves, frame))
 
 
-def _draw(frame: DataFrame, title: str) -> Figure:
+def _curves(frame: DataFrame, title: str) -> Figure:
     late = frame[frame["step"] >= FIRST_STEPS * frame["step"].max()]
     # the band is from the least to the largest value over seeds
     steps = frame.groupby(["panel", "line", "step"], sort=False)
@@ -152,18 +125,17 @@ def _draw(frame: DataFrame, title: str) -> Figure:
     return figure
 
 
-# The loss curve of a training, of its log.jsonl: figures/loss.png and .csv
-
-
 def write_training_loss(folder: Path, held_out: str) -> None:
-    """Draw the loss by step into `<folder>/figures`, with that on held-out rows, which the log calls `held_out`."""
+    """Draw the loss by step of log.jsonl into `<folder>/figures`, as loss.png and .csv.
+
+    Args:
+        held_out: the log's name of the loss on held-out rows, which is drawn, too.
+    """
     lines = read_lines(folder / "log.jsonl") or []
     columns = ("step", "phase", "loss", "learning_rate", held_out)
     rows = [{key: line.get(key) for key in columns} for line in lines]
 
     def draw(_: str) -> Any:
-        from pandas import DataFrame
-
         figure, (axis,) = panels(1)
         frame = DataFrame(rows)
         curve(axis, frame, "step", "loss", style="-", label="training")

@@ -1,10 +1,8 @@
 """The answers of stored runs as pages show them, next to the base model's answers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,7 +19,7 @@ from moe_lab.results.statistics import tango
 
 def baseline_of(run: RunResult) -> RunResult | None:
     """The run of the base model that a stored run is compared with, in the folder next to its own."""
-    run_id = run.other_id()
+    run_id = run.base_id
     return None if run_id is None else find_run(run.stored_in.parent, run_id)
 
 
@@ -40,6 +38,7 @@ LONGEST_MARK = 40
 class Answer:
     """An answer to one document."""
 
+    sample: Sample
     prompt: str
     text: str | None
     """The generated text; None for a scored choice."""
@@ -51,9 +50,10 @@ class Answer:
     extracted: str | None = None
     """The part of the text that the metric reads, such as the number after ####; None if it reads the whole text."""
 
-    def target(self, sample: Sample) -> str:
+    @property
+    def target(self) -> str:
         """The right answer. lm-eval logs a text, or the number of the right choice."""
-        target = str(sample.target)
+        target = str(self.sample.target)
         is_choice = target.isdecimal() and int(target) < len(self.choices) > 1
         return self.choices[int(target)].strip() if is_choice else target
 
@@ -75,16 +75,14 @@ def answer_of(sample: Sample, metric: str) -> Answer | None:
         requests = requests[: len(requests) // 2]
     prompts, endings = ([str(each[part]) for each in requests] for part in (0, 1))
     scores = tuple(float(response[0][0]) for response in sample.responses[: len(requests)])
-    rule, choices = PICKED_BY.get(metric), endings
+    rule, choices, prompt = PICKED_BY.get(metric), endings, prompts[0]
     if len(set(prompts)) > 1 == len(set(endings)):
         prompt, choices, rule = endings[0], prompts, rule if metric == "acc" else None
-    else:
-        prompt = prompts[0]
     picked = None
     if len(choices) > 1 and rule is not None:
-        values = [rule(score, choice) for score, choice in zip(scores, choices, strict=True)]
+        values = list(map(rule, scores, choices))
         picked = values.index(max(values))
-    return Answer(prompt, None, tuple(choices), scores, picked)
+    return Answer(sample, prompt, None, tuple(choices), scores, picked)
 
 
 def _generated(sample: Sample) -> Answer:
@@ -92,40 +90,34 @@ def _generated(sample: Sample) -> Answer:
     prompt, (first, *others) = str(sample.requests[0][0]), map(str, sample.responses[0])
     if others:
         vote = f"[first of {len(others) + 1} answers; evaluated: {sample.filtered[0]}]"
-        return Answer(prompt, f"{first}\n\n{vote}")
+        return Answer(sample, prompt, f"{first}\n\n{vote}")
     if len(sample.filtered) != 1 or not isinstance(sample.filtered[0], str):
-        return Answer(prompt, first)
+        return Answer(sample, prompt, first)
     # a filter of code returns more than the text: prompt and text
     found, whole = sample.filtered[0], first.strip()
     part = found.strip() != whole and len(found) <= max(LONGEST_MARK, len(whole))
-    return Answer(prompt, first, extracted=found if part else None)
+    return Answer(sample, prompt, first, extracted=found if part else None)
 
 
-@dataclass(frozen=True)
-class ScoredAnswer:
-    """An answer, and its score by the headline metric."""
-
-    answer: Answer
-    sample: Sample
-    score: Any
-    right: bool | None
-    """None for a score that is not 0 or 1."""
+Scored = tuple[Answer, Any, bool | None]
+"""An answer, its score by the headline metric, and whether it is right: None for a score that is not 0 or 1."""
 
 
-def scored_answers(result: RunResult, task: str, samples: Sequence[Sample]) -> Iterator[ScoredAnswer]:
-    """The answers of one run to a task, by the filter of its headline metric.
+def _scored(result: RunResult, task: str, samples: Sequence[Sample]) -> dict[int, Scored]:
+    """The answers of one run to a task by document, by the filter of its headline metric.
 
     A text that is scored as a whole has no answer.
     """
     key = headline(result.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")
-    lower_is_better = result.better(task, key) is False
+    best = 0 if result.better(task, key) is False else 1
     values = metric_values(samples).get(key, {})
+    found = {}
     for sample in samples:
         if sample.filter == filter_name and (answer := answer_of(sample, metric)) is not None:
             score = values.get(sample.document)
-            right = (score == 1) is not lower_is_better if score in (0, 1) else None
-            yield ScoredAnswer(answer, sample, score, right)
+            found[sample.document] = answer, score, score == best if score in (0, 1) else None
+    return found
 
 
 # Answers as a page shows them
@@ -159,85 +151,50 @@ def first_difference(one: str, other: str) -> int:
     return same
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShownAnswer:
-    """One or two answers to a document, cut to the shown length. The page's script reads the fields that are set."""
+def shown_answer(answers: Sequence[Answer], scores: Sequence[Any], kind: str, **place: Any) -> dict[str, Any]:
+    """The answer of a run as the page's script reads it, alone or next to the base model's. Texts are cut.
 
-    run: str
-    task: str
-    document: int
-    kind: str
-    """One of KINDS."""
-    prompt: str
-    """The whole prompt as the model saw it, with few-shot examples and chat template."""
-    target: str
-    right: bool | None = None
-    """Whether the run's own answer is right; None of scores that are not 0 or 1."""
-    scores: list[Any] | None = None
-    """The metric's value of each answer; None if all are 0 or 1."""
-    base: str | None = None
-    own: str | None = None
-    """The position at which the generated texts begin to differ."""
-    differs: int | None = None
-    extracted: list[str | None] | None = None
-    """The part of each generated text that the metric reads."""
-    options: list[list[Any]] | None = None
-    """The choices, each with its log-probability for each answer."""
-    picked: list[int | None] | None = None
+    It has `prompt` (the whole prompt as the model saw it), `target`, `kind`, whether it is `changed`, and of the others
+    those that apply: `scores` of each answer if one is not 0 or 1; the texts `base` and `own`, the position at which
+    the two differ, and what the metric reads of each (`extracted`); `options`, the choices with their log-probability
+    for each answer, and the choices that are `picked`.
 
-    @property
-    def changed(self) -> bool:
-        return self.kind in CHANGES
+    Args:
+        answers: the base model's, if there is one, and the run's own.
+        scores: the metric's value of each answer.
+        kind: one of KINDS.
+        place: `run`, `task`, `document`, and `right`: whether the run's own answer is right.
+    """
+    own = answers[-1]
+    shown = {
+        "kind": kind,
+        "changed": kind in CHANGES,
+        "prompt": own.prompt,
+        "target": own.target[:LONGEST_ANSWER],
+    }
+    shown |= {name: value for name, value in place.items() if value is not None}
+    if any(score not in (0, 1) for score in scores):
+        shown["scores"] = list(scores)
+    texts = [answer.text[:LONGEST_ANSWER] for answer in answers if answer.text is not None]
+    if len(texts) < len(answers):
+        options = zip(own.choices, *(answer.scores for answer in answers), strict=True)
+        return shown | {"options": list(map(list, options)), "picked": [answer.picked for answer in answers]}
+    if any(answer.extracted is not None for answer in answers):
+        shown["extracted"] = [answer.extracted and answer.extracted[:LONGEST_ANSWER] for answer in answers]
+    if len(texts) == 1:
+        return shown | {"own": texts[0]}
+    return shown | {"base": texts[0], "own": texts[1], "differs": first_difference(*texts)}
 
-    def to_json(self) -> dict[str, object]:
-        """The fields that are not None, without the prompt, which `answer_data` stores once for all runs."""
-        found = {name: value for name, value in vars(self).items() if value is not None and name != "prompt"}
-        return found | {"changed": self.changed}
 
-
-def answer_data(answers: Sequence[ShownAnswer]) -> dict[str, object]:
+def answer_data(answers: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """The data for the script of a page: `answers`, and `prompts` with the number of characters left out of each.
 
     Each prompt is stored once. Its beginning, which has the few-shot examples, is cut to an equal share of PROMPTS.
     """
-    numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(one.prompt for one in answers))}
+    numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(one["prompt"] for one in answers))}
     longest = max(SHORTEST_CUT, PROMPTS // max(1, len(numbers)))
     prompts = [[prompt[-longest:], max(0, len(prompt) - longest)] for prompt in numbers]
-    return {
-        "prompts": prompts,
-        "answers": [one.to_json() | {"prompt": numbers[one.prompt]} for one in answers],
-    }
-
-
-def shown_answer(
-    answers: Sequence[Answer], sample: Sample, scores: Sequence[Any], **place: Any
-) -> ShownAnswer:
-    """The answer of a run as a page shows it, alone or next to the base model's.
-
-    Args:
-        answers: the base model's, if there is one, and the run's own.
-        sample: that of the run's own answer.
-        scores: the metric's value of each answer.
-        place: `run`, `task`, `document`, `kind` and `right`.
-    """
-    own = answers[-1]
-    shown = ShownAnswer(
-        prompt=own.prompt,
-        target=own.target(sample)[:LONGEST_ANSWER],
-        scores=list(scores) if any(score not in (0, 1) for score in scores) else None,
-        **place,
-    )
-    texts = [answer.text[:LONGEST_ANSWER] for answer in answers if answer.text is not None]
-    if len(texts) < len(answers):
-        options = zip(own.choices, *(answer.scores for answer in answers), strict=True)
-        picked = [answer.picked for answer in answers]
-        return replace(shown, options=[list(option) for option in options], picked=picked)
-    extracted = [answer.extracted and answer.extracted[:LONGEST_ANSWER] for answer in answers]
-    if any(text is not None for text in extracted):
-        shown = replace(shown, extracted=extracted)
-    if len(texts) == 1:
-        return replace(shown, own=texts[0])
-    return replace(shown, base=texts[0], own=texts[1], differs=first_difference(*texts))
+    return {"prompts": prompts, "answers": [{**one, "prompt": numbers[one["prompt"]]} for one in answers]}
 
 
 # All answers of the runs of a page, next to the base model's answers if a run is compared with it
@@ -247,8 +204,8 @@ def shown_answer(
 class Examples:
     """The answers of a page."""
 
-    answers: list[ShownAnswer] = field(default_factory=list)
-    """In the order of KINDS: changed answers first."""
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    """As `shown_answer` returns them, in the order of KINDS: changed answers first."""
     documents: int = 0
     """Documents that were compared."""
     changed: int = 0
@@ -268,7 +225,7 @@ def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
         labels: a name for each run.
     """
     found, read = Examples(), dict[str, Mapping[str, Sequence[Sample]]]()
-    baselines = {run.other_id() for run in runs}
+    baselines = {run.base_id for run in runs}
     for run, label in zip(runs, labels, strict=True):
         if run.run_id in baselines:
             continue
@@ -283,11 +240,11 @@ def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
                 found.documents += len(answers)
                 if groups := by_confidence(answers):
                     found.gains[label] = groups
-            elif run.other_id() is not None:
+            elif run.base_id is not None:
                 problems.append("the run of the base model is not stored here.")
         found.problems += [f"{label}: {problem}" for problem in problems]
-    found.answers.sort(key=lambda each: KINDS.index(each.kind))
-    found.changed = sum(each.changed for each in found.answers)
+    found.answers.sort(key=lambda each: KINDS.index(each["kind"]))
+    found.changed = sum(each["changed"] for each in found.answers)
     found.left_out = max(0, len(found.answers) - MOST)
     del found.answers[MOST:]
     return found
@@ -295,40 +252,36 @@ def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
 
 def _answers(
     run: RunResult, label: str, base: Mapping[str, Sequence[Sample]] | None
-) -> Iterator[ShownAnswer]:
+) -> Iterator[dict[str, Any]]:
     """All answers of a run. With the samples of the base model, only to documents that both answered."""
     for task, samples in read_samples(run).items():
-        earlier = {one.sample.document: one for one in scored_answers(run, task, (base or {}).get(task, ()))}
-        for own in scored_answers(run, task, samples):
-            document = own.sample.document
-            if base is not None and document not in earlier:
-                continue
-            both = [own] if base is None else [earlier[document], own]
-            right = own.right if all(one.right is not None for one in both) else None
-            yield shown_answer(
-                [one.answer for one in both],
-                own.sample,
-                [one.score for one in both],
-                run=label,
-                task=task,
-                document=document,
-                kind=_kind(both),
-                right=right,
-            )
+        earlier = _scored(run, task, (base or {}).get(task, ()))
+        for document, own in _scored(run, task, samples).items():
+            if base is None or document in earlier:
+                both = [own] if base is None else [earlier[document], own]
+                answers, scores, rights = zip(*both, strict=True)
+                yield shown_answer(
+                    answers,
+                    scores,
+                    _kind(answers, scores, rights),
+                    run=label,
+                    task=task,
+                    document=document,
+                    right=None if None in rights else rights[-1],
+                )
 
 
-def _kind(both: Sequence[ScoredAnswer]) -> str:
+def _kind(answers: Sequence[Answer], scores: Sequence[Any], rights: Sequence[bool | None]) -> str:
     """One of KINDS, of the run's own answer alone or of the base model's and the run's own."""
-    first, own = both[0], both[-1]
-    if len(both) == 1:
-        return {True: RIGHT, False: WRONG, None: ANSWERED}[own.right]
-    before, after = ((one.answer.text, one.answer.picked, one.score) for one in both)
-    if first.right is None or own.right is None:
+    if len(answers) == 1:
+        return {True: RIGHT, False: WRONG, None: ANSWERED}[rights[0]]
+    before, after = zip((one.text for one in answers), (one.picked for one in answers), scores, strict=True)
+    if None in rights:
         return UNCHANGED if before == after else CHANGED
     right, wrong = (SAME_RIGHT, SAME_WRONG) if before == after else (STILL_RIGHT, STILL_WRONG)
-    if first.right is not own.right:
+    if rights[0] is not rights[1]:
         right, wrong = TO_RIGHT, TO_WRONG
-    return right if own.right else wrong
+    return right if rights[1] else wrong
 
 
 # The gain of a run by the confidence of the base model
@@ -338,20 +291,18 @@ LEAST = 5
 """Fewest documents of a group. With fewer than GROUPS times this number there is no table."""
 
 
-def by_confidence(answers: Iterable[ShownAnswer]) -> list[Column]:
+def by_confidence(answers: Iterable[Mapping[str, Any]]) -> list[Column]:
     """The gain in GROUPS groups of equal size, in the order of confidence; empty for few questions with choices.
 
     Confidence is the probability of the base model's choice among the choices.
     """
     found: list[tuple[float, bool, bool]] = []
     for one in answers:
-        if one.right is None or one.options is None or one.picked is None or one.picked[0] is None:
-            continue
-        scores = [option[1] for option in one.options]
-        if math.isfinite(most := max(scores)):
+        scores, chosen = [option[1] for option in one.get("options", ())], one.get("picked", [None])[0]
+        if "right" in one and chosen is not None and math.isfinite(most := max(scores)):
             weights = [math.exp(score - most) for score in scores]
-            before = one.right is not (one.kind in (TO_RIGHT, TO_WRONG))
-            found.append((weights[one.picked[0]] / sum(weights), before, one.right))
+            before = one["right"] is not (one["kind"] in (TO_RIGHT, TO_WRONG))
+            found.append((weights[chosen] / sum(weights), before, one["right"]))
     if len(found) < GROUPS * LEAST:
         return []
     found.sort(key=lambda one: one[0])

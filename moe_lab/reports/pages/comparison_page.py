@@ -1,19 +1,11 @@
 """`comparison.html` next to comparison.json: differences between stored evaluations, and the changed answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from moe_lab.reports.csv_rows import csv_text
-from moe_lab.reports.pages.answers import (
-    TO_RIGHT,
-    TO_WRONG,
-    ShownAnswer,
-    answer_data,
-    answer_of,
-    shown_answer,
-)
+from moe_lab.reports.pages.answers import TO_RIGHT, TO_WRONG, answer_data, answer_of, shown_answer
 from moe_lab.reports.pages.page import latex_of, text_uri, write_page
 from moe_lab.reports.pages.plots import forest
 from moe_lab.reports.provenance import not_shared
@@ -71,20 +63,15 @@ def distinct_names(evaluations: Sequence[Evaluation]) -> dict[str, str]:
     return {one.key: one.label if distinct else f"{one.label} ({one.key})" for one in evaluations}
 
 
-def _changed_answers(comparison: Comparison, labels: dict[str, str]) -> Iterator[ShownAnswer]:
+def _changed_answers(comparison: Comparison, labels: dict[str, str]) -> Iterator[dict[str, Any]]:
     """The answers of the documents that are right in one evaluation and wrong in another."""
     for (key, task, named, _), changed in comparison.changed.items():
         metric = named.partition(",")[0]
         for way, kind in KINDS.items():
+            right = kind == TO_RIGHT
             for samples in changed[way]:
                 before, after = (answer_of(sample, metric) for sample in samples)
                 if before is None or after is None:
                     continue  # a text that is scored as a whole has no answer
-                yield shown_answer(
-                    *([before, after], samples[0], (0, 1) if kind == TO_RIGHT else (1, 0)),
-                    run=f"{labels[key]}, {named}",
-                    task=task,
-                    document=samples[0].document,
-                    kind=kind,
-                    right=kind == TO_RIGHT,
-                )
+                place = {"run": f"{labels[key]}, {named}", "task": task, "document": samples[0].document}
+                yield shown_answer([before, after], [not right, right], kind, right=right, **place)

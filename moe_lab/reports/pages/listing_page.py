@@ -1,7 +1,5 @@
 """`outputs/index.html`: the list of all runs, studies and trainings in an output folder, finished or not."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

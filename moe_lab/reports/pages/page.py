@@ -1,7 +1,5 @@
 """Shared code of all pages: rendering, embedded files, and downloads."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -11,9 +9,9 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 from yaml import YAMLError
 
@@ -24,10 +22,6 @@ from moe_lab.results import measured
 from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_file
 from moe_lab.results.stored_files import SHOWN, DamagedError
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
 
 # A page is one self-contained HTML file. Values are escaped by jinja2. Style, script, data and pictures are in the
 # page; its content security policy forbids every request and every script but the page's own.
@@ -74,24 +68,10 @@ def write_page(path: Path, template: str, **content: Any) -> Path:
 @cache
 def environment() -> Environment:
     """jinja2 with autoescape. An undefined name is an error."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters = {
-        "number": number,
-        "interval": interval,
-        "plain": plain,
-        "fact": fact,
-        "sentence": sentence,
-        "json": inline_json,
-    }
-    made.filters |= filters
+    options: dict[str, Any] = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, **options)
+    made.filters |= dict(number=number, interval=interval, plain=plain, fact=fact)
+    made.filters |= dict(sentence=sentence, json=inline_json)
     script = (TEMPLATES / "script.js").read_text(encoding="utf-8")
     made.globals |= {
         "style": Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),

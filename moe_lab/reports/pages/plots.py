@@ -1,14 +1,11 @@
 """Plots on pages: differences, and scores against cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from moe_lab.reports.figures.primitives import difference_panels, panel_title
 from moe_lab.reports.papers.metrics import quantity
-from moe_lab.reports.scores import ScoreLine, has_verdict
+from moe_lab.reports.scores import ScoreLine, difference_panels, has_verdict, panel_title
 
 LEAST_SPAN = 0.02
 """The least length of an axis of scores or differences, so that a difference of 0.001 looks small."""
@@ -25,7 +22,7 @@ class Axis:
     """Whether ticks above 0 have a plus sign."""
 
     @classmethod
-    def over(cls, values: Iterable[float], label: str, signed: bool = False) -> Axis:
+    def over(cls, values: Iterable[float], label: str, signed: bool = False) -> Self:
         """The axis from the least to the largest value, at least LEAST_SPAN long."""
         low, high = min(found := list(values)), max(found)
         spare = max(0.0, LEAST_SPAN - (high - low)) / 2

@@ -1,8 +1,5 @@
 """The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance."""
 
-from __future__ import annotations
-
-import csv
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +10,16 @@ from typing import Any
 from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_columns
-from moe_lab.reports.pages.answers import CHANGED, CHANGES, answer_data, examples_of
+from moe_lab.reports.pages.answers import CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import fact, latex_of, pictures_in, text_uri, write_page
-from moe_lab.reports.pages.plots import ForestPanel, forest, plot
+from moe_lab.reports.pages.plots import forest, plot
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.reports.provenance import Provenance
-from moe_lab.reports.scores import CommandTable, ScoreLine, by_outcome, conclusion, has_verdict, sentence
+from moe_lab.reports.scores import CommandTable, by_outcome, conclusion, has_verdict, plotted, sentence
 from moe_lab.results.measured import number
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score_table import explained_marks
-from moe_lab.results.stored_files import damaged, read_csv, whole_mapping
+from moe_lab.results.stored_files import damaged, whole_mapping
 
 # The routing of runs: temperatures, changed decisions, the load of experts
 
@@ -32,8 +29,7 @@ Facts = dict[str, str | int | float]
 
 def facts_of(content: Mapping[str, object], hidden: Sequence[str] = ()) -> Facts:
     """The values that are a single number or word, without the keys in `hidden`."""
-    shown = {key: value for key, value in content.items() if key not in hidden}
-    return {key: value for key, value in shown.items() if isinstance(value, str | int | float)}
+    return {k: v for k, v in content.items() if k not in hidden and isinstance(v, str | int | float)}
 
 
 @dataclass(frozen=True)
@@ -125,22 +121,26 @@ def write_origin_page(folder: Path) -> Path | None:
 
 
 def _trials(folder: Path) -> list[Column]:
-    from pandas import Timedelta
+    from pandas import Timedelta, read_csv
 
     path = folder / "trials.csv"
-    columns: dict[str, list[str]] = {}
+    if not path.is_file():
+        return []
     try:
-        for trial in read_csv(path) if path.is_file() else []:
-            for column, value in trial.items():
-                name = column.removeprefix("params_").removeprefix("user_attrs_")
-                if column == "duration":
-                    name, value = "seconds", f"{Timedelta(value).total_seconds():.1f}" if value else ""
-                if not column.startswith(OPTUNAS_OWN):
-                    shown = f"{float(value):.6g}" if DECIMAL.fullmatch(value) else value
-                    columns.setdefault(name.replace("_", " "), []).append(shown)
-    except (OSError, ValueError, csv.Error) as error:
+        trials = read_csv(path, dtype=str, keep_default_na=False).fillna("")
+        trials = trials.rename(columns={"duration": "seconds"})
+        if "seconds" in trials:
+            trials["seconds"] = [
+                f"{Timedelta(each).total_seconds():.1f}" if each else "" for each in trials["seconds"]
+            ]
+    except (OSError, ValueError) as error:
         raise damaged(path, error) from error
-    return [texts(name, cells) for name, cells in columns.items()]
+    columns = []
+    for name in (name for name in trials if not name.startswith(OPTUNAS_OWN)):
+        cells = [f"{float(cell):.6g}" if DECIMAL.fullmatch(cell) else cell for cell in trials[name]]
+        heading = name.removeprefix("params_").removeprefix("user_attrs_").replace("_", " ")
+        columns.append(texts(heading, cells))
+    return columns
 
 
 # The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance
@@ -177,7 +177,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         leads=[*(map(sentence, compared) if few else ()), *prices(table)],
         verdicts={} if len(compared) <= FEW else by_outcome(compared),
         count=len(compared),
-        forest=_forest(table.lines, several_models=len({run.model for run in runs}) > 1),
+        forest=forest(plotted(table.lines)),
         scores=columns,
         ids=[{"data-run": line.score.run_id} for line in table.lines],
         metrics=metrics_of(runs, names),
@@ -185,15 +185,13 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         latex=text_uri(latex_of(columns, _title(runs)), "x-tex"),
         examples=examples,
         answer_data=answer_data(examples.answers),
-        kinds=[
-            kind for kind in CHANGES if kind != CHANGED and any(one.kind == kind for one in examples.answers)
-        ],
+        kinds=[kind for kind in CHANGES[:-1] if any(one["kind"] == kind for one in examples.answers)],
         routing=routing,
         facts=facts_columns(routing),
         profiles=profiles_of(routing),
         origins=origins_of(runs),
         costs=cost_columns(runs, names),
-        plots=[_plots(table.lines, runs, key) for key in COSTS],
+        plots=[_plots(table, key) for key in COSTS],
         runs=[Provenance.of(run) for run in runs],
         notes=explained_marks(mark for line in table.lines for mark in line.score.marks),
     )
@@ -273,16 +271,6 @@ def facts_columns(routing: Sequence[RunRouting]) -> list[Column]:
     ]
 
 
-def _forest(lines: Sequence[ScoreLine], several_models: bool) -> list[ForestPanel]:
-    """The differences to the base model and to the runs in `compared`."""
-    rows = []
-    for line in lines:
-        parts = [line.score.model] * several_models + [line.score.method, line.label.replace("method.", "")]
-        to = "" if line.score.other == BASE else f", minus {line.score.other.replace('_', ' ')}"
-        rows.append(ScoreLine(line.score, ", ".join(part for part in parts if part) + to))
-    return forest(rows)
-
-
 def _title(runs: Sequence[RunResult]) -> str:
     """The methods and tasks of the runs. The base model is named only if nothing else ran."""
     methods = list(dict.fromkeys(run.method for run in runs))
@@ -291,10 +279,10 @@ def _title(runs: Sequence[RunResult]) -> str:
     return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
 
 
-def _plots(lines: Sequence[ScoreLine], runs: Sequence[RunResult], key: str) -> list[dict[str, Any]]:
+def _plots(table: CommandTable, key: str) -> list[dict[str, Any]]:
     """Each score of a task against a cost, if two runs or more have both. Points have the numbers of their runs."""
-    places = {run.run_id: str(place) for place, run in enumerate(runs, start=1)}
-    single = [line for line in lines if line.score.run_id in places and line.score.other == BASE]
+    places = {run.run_id: str(place) for place, run in enumerate(table.runs, start=1)}
+    single = [line for line in table.lines if line.score.run_id in places and line.score.other == BASE]
     plots, (axis, unit) = [], COSTS[key]
     for task, metric in dict.fromkeys((line.score.task, line.score.metric) for line in single):
         points = [

@@ -1,7 +1,5 @@
 """`outputs/tables/index.html`: every table and figure of the folder, published and measured numbers side by side."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Sequence
@@ -114,6 +112,7 @@ class ShownTable:
     """A table as the template shows it."""
 
     content: Table
+    paper: str
     columns: list[Column]
     data: list[dict[str, str]]
     """The attributes of each row."""
@@ -122,10 +121,6 @@ class ShownTable:
     """Data URIs."""
     csv: str | None
     latex: str | None
-
-    @property
-    def paper(self) -> str:
-        return PAPERS.get(self.content.paper, self.content.paper)
 
 
 def _counted(tables: Sequence[ShownTable], states: Sequence[State]) -> int:
@@ -145,27 +140,21 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
     else:
         columns = cell_columns(table, rows)
     pictures = [folder / f"{table.stem}-{kind}.png" for kind in FIGURES]
+    paper = PAPERS.get(table.paper, table.paper)
     return ShownTable(
         table,
+        paper,
         columns,
-        data=[] if table.of_settings else [_attributes(table, row) for row in rows],
+        data=[
+            {"data-row": "", "data-paper": paper, "data-state": str(row.state)}
+            | {"data-run": score.run_id, "data-metric": score.metric}
+            for row, score in ((row, row.score or NO_SCORE) for row in rows)
+        ],
         ranking=ranking_columns(table.ranking),
         pictures=[picture_of(picture) for picture in pictures if picture.is_file()],
         csv=text_uri(text, "csv") if text else None,
         latex=text_uri(latex_of(columns, table.title), "x-tex") if rows or text else None,
     )
-
-
-def _attributes(table: Table, row: Row) -> dict[str, str]:
-    score = row.score or NO_SCORE
-    paper = PAPERS.get(table.paper, table.paper)
-    return {
-        "data-row": "",
-        "data-paper": paper,
-        "data-state": str(row.state),
-        "data-run": score.run_id,
-        "data-metric": score.metric,
-    }
 
 
 def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:

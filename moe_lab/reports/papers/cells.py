@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, MEASURE, Experiment, Published
 from moe_lab.reports.papers.metrics import EXPERT, METRICS, TRAINING, expert_score, training_score, unit_of
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.score_table import NO_COMPARISONS, Family, compared_summary, mean_score, task_mean
+from moe_lab.results.score_table import NO_COMPARISONS, Family, mean_score, task_mean
 from moe_lab.results.scores import NO_SCORE, Score, scores_of
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ class TableCell:
             return training_score(self.results, self.metric)
         if self.metric.startswith(EXPERT):
             measured = zip(self.results, self.expert, strict=True)
-            name = "baseline" if other == BASE else other
-            found = [expert_score(results, one, self.metric, name) for results, one in measured if one]
-            scores = [replace(score, other=other) for score in found]
+            scores = [expert_score(results, one, self.metric, other) for results, one in measured if one]
         else:
             metric = None if self.metric == "headline" else self.metric
             scores = [own[0] for results in self.results if (own := scores_of(results, metric, other))]
@@ -64,7 +62,7 @@ class TableCell:
             scores = [score for score in scores if metric in (None, score.metric)]
         if len(scores) < 2:
             return scores[0] if scores else None
-        return mean_score(scores, compared_summary((self.summary or {}).get("scores", {}), other))
+        return mean_score(scores, (self.summary or {}).get("scores", {}))
 
     def scores(self, family: Family = NO_COMPARISONS) -> dict[str, Score]:
         """Its scores by the run to compare with, the base model's first, with the corrected p of the family."""
@@ -171,11 +169,12 @@ class CellTable:
     family: Family = NO_COMPARISONS
     """The families of the comparisons of the command."""
 
-    def frame(self, cells: Sequence[TableCell] | None = None) -> DataFrame:
+    def frame(self, cells: Sequence[TableCell] | None = None, **places: Sequence[str]) -> DataFrame:
         """One row per measured cell: the TableCell and its numbers (COLUMNS). Missing numbers are None.
 
         Args:
             cells: other cells of the experiment, its averages for example.
+            places: columns of coordinates on some axes; of the numbers' own columns for cells without these axes.
         """
         from pandas import DataFrame
 
@@ -183,14 +182,16 @@ class CellTable:
         for cell in self.cells if cells is None else cells:
             score, published = cell.score(), published_of(self.experiment, cell)
             if score is not None and score.value is not None:
-                own = {"cell": cell, "published": None if published is None else published.fraction}
-                rows.append(score.columns() | own)
-        return DataFrame(rows, columns=COLUMNS, dtype=object)
+                row = score.columns() | {"cell": cell, "published": published and published.fraction}
+                known = row | cell.coordinates
+                rows.append(
+                    row | {name: ", ".join(known[key] for key in keys) for name, keys in places.items()}
+                )
+        return DataFrame(rows, columns=list(dict.fromkeys([*COLUMNS, *places])), dtype=object)
 
-
-def coordinates(frame: DataFrame, axis: str) -> list[str]:
-    """The cells' places on an axis of the experiment; the column `axis` for cells without a place on it."""
-    return [cell.coordinates.get(axis, own) for cell, own in zip(frame["cell"], frame[axis], strict=True)]
+    def varied(self, keys: Sequence[str]) -> list[str]:
+        """The axes on which its cells differ."""
+        return [key for key in keys if len({cell.coordinates[key] for cell in self.cells}) > 1]
 
 
 def varied_label(cell: TableCell, cells: Sequence[TableCell]) -> str:

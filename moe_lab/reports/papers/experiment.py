@@ -1,7 +1,5 @@
 """An experiment: a YAML in a folder `experiments/` that names a paper's table, its cells and the paper's numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +10,7 @@ from typing import Any
 import yaml
 
 from moe_lab.config.catalog import experiment_files, experiment_folders, resource_folder
-from moe_lab.config.validators import build, did_you_mean
+from moe_lab.config.validators import build, did_you_mean, one_of
 from moe_lab.errors import ConfigError, reading
 
 # The kinds of figures that an experiment's `figure:` names.
@@ -34,6 +32,8 @@ FIGURES = {
     if first in DATA
 }
 """The data and the module of each kind."""
+TRACES = "traces.jsonl"
+"""In the folder of a run with `method.trace=true`."""
 TABLES = ("recipe", "references", "setup")
 """Kinds that replace the table of cells by a table of their own (`runs/experiments/runner.py`)."""
 
@@ -147,12 +147,7 @@ class Experiment:
     """The folders of `--config-dir`."""
 
     def __post_init__(self) -> None:
-        kinds = sorted([*FIGURES, *TABLES])
-        if self.figure is not None and self.figure not in kinds:
-            raise ConfigError(
-                f"figure={self.figure} is unknown.{did_you_mean(self.figure, kinds)} "
-                f"Choices: {', '.join(kinds)}."
-            )
+        one_of("figure", self.figure, sorted([*FIGURES, *TABLES]))
         metrics = [self.metric, *(scale.metric for scale in self.scales.values() if scale.metric is not None)]
         if any(isinstance(metric, dict) != (MEASURE in self.keys) for metric in metrics):
             raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")

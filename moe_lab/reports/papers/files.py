@@ -1,7 +1,5 @@
 """The files of a paper's table: their names, and tables of settings."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,13 +57,13 @@ def title(experiment: Experiment, scale: str) -> str:
     return f"{experiment.title} ({', '.join([f'scale {scale}', *experiment.typed])})"
 
 
-def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
 
 
-def column_lines(columns: Sequence[Column]) -> list[str]:
+def column_lines(columns: Sequence[Column]) -> str:
     """Columns as a table in Markdown, without those that are empty."""
     shown = [column for column in columns if column.shown]
     return table_lines(
@@ -82,18 +80,17 @@ def write_settings(
 ) -> list[Path]:
     """Write rows that share their keys as `<stem>.md` and `<stem>.csv`; returns both paths."""
     stem, names = file_stem(experiment, scale), list(rows[0])
-    rows = [{name: _whole(value) for name, value in row.items()} for row in rows]
+    rows = [
+        # a published 100.0 is the setting 100
+        {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in row.items()}
+        for row in rows
+    ]
     header = [name.replace("_", " ") for name in names]
     lines = [f"# {title(experiment, scale)}", "", experiment.source, ""]
-    lines += table_lines(header, ([_setting(row[name]) for name in names] for row in rows))
+    lines.append(table_lines(header, ([_setting(row[name]) for name in names] for row in rows)))
     lines += ["", "Failed cells:", "", *(f"- {problem}" for problem in problems)] if problems else []
     markdown = write_file(folder / f"{stem}.md", "\n".join(lines) + "\n")
     return [markdown, write_rows(rows, folder / f"{stem}.csv")]
-
-
-def _whole(value: Any) -> Any:
-    """A published 100.0 is the setting 100."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _setting(value: Any) -> str:

@@ -1,10 +1,14 @@
 """The table of an experiment as Markdown: measured and published values side by side."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
 
+from jinja2 import StrictUndefined, Template
+
+from moe_lab.reports.columns import texts
 from moe_lab.reports.papers.cells import NOTE
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
 from moe_lab.reports.papers.files import column_lines, table_lines
@@ -16,59 +20,43 @@ from moe_lab.results.measured import bounds_text
 from moe_lab.results.score_table import explained_marks
 from moe_lab.results.scores import AVERAGE, Score
 
-NOT_COMPARABLE = {
-    "tiny": "Scale tiny: the embedded model and the toy tasks replace the paper's; no number is comparable.",
-    "small": "Scale small: part of the documents.",
-}
-SEEDS = (
-    "A mean over seeds has its standard deviation after ± and two intervals: the first is over documents (other "
-    "questions, the same runs), `seeds [...]` is Student's interval over seeds (other runs, the same questions)."
-)
-
 
 def markdown(experiment: Experiment, table: Table) -> str:
-    """The Markdown file."""
-    lines = [f"# {table.title}", "", table.source, ""]
-    if table.scale in NOT_COMPARABLE:
-        lines += [NOT_COMPARABLE[table.scale], ""]
+    """The Markdown file, of `table.md.j2`."""
     cells = [row for row in table.rows if not row.average]
     measured = [row.score for row in cells if row.score]
     compared = [score for row in table.shown for score in (row.score, *row.compared.values()) if score]
-    lines.append(
-        f"{len(measured)} of {len(cells)} cells are measured. Rates are fractions, with standard errors "
-        "(in brackets) and 95% intervals over documents."
-        + (f" {SEEDS}" if any(score.seeds > 1 for score in measured) else "")
-    )
-    lines += ["", NOTE, ""] if len(cells) < len(table.rows) else [""]
-    lines += [*correction_note(compared), *_grid(experiment, table), ""]
-    if table.ranking:
-        lines += [RANKED, "", *column_lines(ranking_columns(table.ranking)), ""]
-    lines += _metrics(experiment, cells)
-    if table.stated:
-        header = ["quantity", "model, task", "measured", "published", "place"]
-        lines += ["Numbers in the text of the paper, and the same quantity measured here:", ""]
-        lines += [*table_lines(header, map(_stated, table.stated)), ""]
     stated = [row.published for row in table.stated]
-    lines += _listed("Published numbers and their places:", _published(experiment, stated))
-    lines += _listed("", explained_marks(mark for score in measured for mark in score.marks))
-    failed = (f"{', '.join(row.coordinates.values())}: {row.problem}" for row in cells if row.problem)
-    lines += _listed("Failed cells:", failed)
-    runs: dict[str, None] = {}
-    for row in (row for row in cells if row.runs or row.studies):
-        name = ", ".join(value for key, value in row.coordinates.items() if key != MEASURE)
-        tuned = f" (tuned by {', '.join(row.studies)})" if row.studies else ""
-        runs[f"{name}: {' '.join(row.runs)}{tuned}"] = None
-    lines += _listed("Runs:", runs)
-    return "\n".join(lines).rstrip() + "\n"
+    header = ["quantity", "model, task", "measured", "published", "place"]
+    file = Path(__file__).with_name("table.md.j2")
+    options: dict[str, Any] = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    text = Template(file.read_text(encoding="utf-8"), **options).render(
+        table=table,
+        cells=cells,
+        measured=measured,
+        average_note=NOTE,
+        correction_note=correction_note(compared),
+        grid=_grid(experiment, table),
+        ranking_note=RANKED,
+        ranking=column_lines(ranking_columns(table.ranking)),
+        metrics=_metrics(experiment, cells),
+        stated=table_lines(header, map(_stated, table.stated)),
+        published=_published(experiment, stated),
+        marks=explained_marks(mark for score in measured for mark in score.marks),
+        failed=[f"{', '.join(row.coordinates.values())}: {row.problem}" for row in cells if row.problem],
+        runs=dict.fromkeys(map(_runs, (row for row in cells if row.runs or row.studies))),
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _listed(heading: str, items: Iterable[str]) -> list[str]:
-    """A list with its heading; nothing without items."""
-    lines = [f"- {item}" for item in items]
-    return [*[heading, ""] * bool(heading), *lines, ""] if lines else []
+def _runs(row: Row) -> str:
+    """The runs and studies of a cell, whatever its measure."""
+    name = ", ".join(value for key, value in row.coordinates.items() if key != MEASURE)
+    tuned = f" (tuned by {', '.join(row.studies)})" if row.studies else ""
+    return f"{name}: {' '.join(row.runs)}{tuned}"
 
 
-def _grid(experiment: Experiment, table: Table) -> list[str]:
+def _grid(experiment: Experiment, table: Table) -> str:
     shown, others = table.shown, table.compared
     across = [key for key in experiment.keys if key not in experiment.rows]
     named = [key for key in experiment.rows if any(row.coordinates[key] != "-" for row in shown)]
@@ -80,13 +68,12 @@ def _grid(experiment: Experiment, table: Table) -> list[str]:
         minus = [f"{name} - {other.replace('_', ' ')}" for other in ("base", *others)]
         header += [name, f"{name}, published", *minus]
     printed = any(row.published for row in shown)
-    body = []
+    rows = []
     for line in lines:
         cells = [by_place.get((line, column)) for column in columns]
-        texts = (_texts(cell, others, printed) if cell else [""] * (3 + len(others)) for cell in cells)
-        body.append([*line, *_counts([cell for cell in cells if cell]), *chain.from_iterable(texts)])
-    kept = [index for index in range(len(header)) if any(line[index] for line in body)]
-    return table_lines([header[index] for index in kept], ([line[index] for index in kept] for line in body))
+        own = (_texts(cell, others, printed) if cell else [""] * (3 + len(others)) for cell in cells)
+        rows.append([*line, *_counts([cell for cell in cells if cell]), *chain.from_iterable(own)])
+    return column_lines(list(map(texts, header, zip(*rows, strict=True))))
 
 
 def _texts(row: Row, others: Sequence[str], printed: bool) -> list[str]:
@@ -138,17 +125,15 @@ def _key(row: Row, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(row.coordinates[name] for name in names)
 
 
-def correction_note(scores: Iterable[Score]) -> list[str]:
+def correction_note(scores: Iterable[Score]) -> str:
     """A paragraph about p and bold differences; empty for a table without a p."""
     scores = [score for score in scores if score.p_holm is not None]
-    if not scores:
-        return []
     counts = {score.question: score.family or 1 for score in scores}
     named = ", ".join(f"{question}: {count}" for question, count in counts.items())
     note = f"Bold differences are statistically significant. {EXPLAINED} Comparisons: {named}."
     if any(score.test == AVERAGE for score in scores):
         note += " For an average over tasks, p belongs to its interval."
-    return [note, ""]
+    return note if scores else ""
 
 
 def difference_text(score: Score | None) -> str:
@@ -181,7 +166,7 @@ def _metrics(experiment: Experiment, cells: Sequence[Row]) -> list[str]:
     for name, metrics in found.items():
         named = (f"{metric} ({', '.join(dict.fromkeys(tasks))})" for metric, tasks in metrics.items())
         lines.append(f"{name}: {'; '.join(named if len(metrics) > 1 else metrics)}")
-    return _listed("Metrics:", lines)
+    return lines
 
 
 def _published(experiment: Experiment, stated: Sequence[Published | None]) -> list[str]:

@@ -1,17 +1,15 @@
 """Numbers of a paper's table that are not scores of lm-eval: expert metrics, and measurements of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moe_lab.errors import ConfigError
+from moe_lab.config.validators import one_of
 from moe_lab.metrics.registry import counted_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.expert import expert_lines
 from moe_lab.results.measured import Value
-from moe_lab.results.model import Block, RunResult
+from moe_lab.results.model import BASE, Block, RunResult
 from moe_lab.results.scores import Score, empty_score
 from moe_lab.results.statistics import over_seeds
 
@@ -23,21 +21,19 @@ EXPERT = "expert."
 """The prefix of the names of expert metrics."""
 
 
-def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: str = "baseline") -> Score:
+def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: str = BASE) -> Score:
     """One metric of a run's expert_metrics.json, over all its tokens and tasks, with the difference to another run.
 
     Raises ConfigError for a metric that does not exist.
     """
     known = [*counted_metrics(), *(each.name for _, each in interventions())]
-    score, name = empty_score(result, metric), metric.removeprefix(EXPERT)
-    if name not in known:
-        names = ", ".join(f"{EXPERT}{each}" for each in known)
-        raise ConfigError(f"metric: {metric} is not an expert metric. Choices: {names}.")
+    one_of("metric", metric, [f"{EXPERT}{name}" for name in known])
+    score, name = replace(empty_score(result, metric), other=other), metric.removeprefix(EXPERT)
     lines = [line for line in expert_lines(stored) if line.name == name]
     if not lines:  # a method that allows no interventions
         return score
     line = next((one for one in lines if one.task == "all"), lines[0])  # the documents of several tasks
-    to = stored.difference(other, *line.path)
+    to = stored.difference("baseline" if other == BASE else other, *line.path)
     return replace(
         score,
         value=line.value,
@@ -86,8 +82,7 @@ def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
     One model has an interval over held-out rows. Several have their standard deviation over seeds, and Student's
     interval over seeds alone. Raises ConfigError.
     """
-    if metric not in METRICS:
-        raise ConfigError(f"metric: {metric} is not a number of a training. Choices: {', '.join(METRICS)}.")
+    one_of("metric", metric, list(METRICS))
     trained = [each for each in results if training_of(each)]
     if not trained:
         return None

@@ -1,7 +1,5 @@
 """Pre-trained designs ranked by the loss on held-out rows, with their accuracy and the chance level next to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +11,7 @@ from moe_lab.reports.papers.cells import TableCell, averages
 from moe_lab.reports.papers.experiment import MEASURE, Experiment
 from moe_lab.reports.papers.metrics import LOSS, NO_TASK, training_of
 from moe_lab.reports.scores import limits
-from moe_lab.results.measured import Interval, number
+from moe_lab.results.measured import number
 from moe_lab.results.score_table import BEST_DESIGN, Family
 from moe_lab.results.scores import NO_SCORE, SEEDS, ComparisonKey, Score
 from moe_lab.results.significance import p_over_seeds
@@ -40,14 +38,9 @@ class Ranked:
     design: str
     """The coordinates in which it differs from other designs."""
     loss: Score
-    """With the difference to the first design, where there is one."""
+    """With the difference to the first design, where there is one: over rows of a single seed, else over seeds."""
     accuracy: Score | None
     chance: float | None
-
-    @property
-    def interval(self) -> Interval | None:
-        """The interval of the difference: over rows of a single seed, else over seeds."""
-        return self.loss.tested_interval
 
 
 def ranking(experiment: Experiment, cells: Sequence[TableCell], family: Family) -> list[Ranked]:
@@ -85,7 +78,7 @@ def ranking_columns(ranked: Sequence[Ranked]) -> list[Column]:
         numbers("std", [one.std for one in losses], number),
         limits("95% over seeds", [one.seed_interval for one in losses]),
         numbers("more than the first", [one.difference for one in losses], partial(number, sign=True)),
-        limits("95% of it", [one.interval for one in ranked], sign=True),
+        limits("95% of it", [one.tested_interval for one in losses], sign=True),
         numbers("p (Holm)", [one.p_holm for one in losses], number),
         numbers("accuracy", [one.value for one in accuracies], number),
         limits("95% over documents", [one.interval for one in accuracies]),

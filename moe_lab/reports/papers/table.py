@@ -283,15 +283,9 @@ def stated_numbers(experiment: Experiment, scale: str, folder: Path) -> list[Row
     return rows
 
 
-def _clean_cache(rows: DataFrame) -> DataFrame:
-    """The row of n=64 with the clean cache, at temperature 0 (RoE, Figure 4)."""
-    return rows[(rows["cache"] == "clean") & (rows["temperature"].astype(str) == "0") & (rows["n"] == 64)]
-
-
-def _below(rows: DataFrame, column: str) -> Series:
-    """The saving of RoE against the larger model, at the n with the largest equivalent size (RoE, Figure 5)."""
-    best = rows.nlargest(1, "size_ratio")
-    return 1 - best[f"roe_{column}"] / best[f"equivalent_{column}"]
+def _of(where: str, value: str) -> Quantity:
+    """The quantity of the rows that a query of pandas selects."""
+    return lambda rows: rows.query(where).eval(value)
 
 
 def _flat_from(rows: DataFrame) -> Series:
@@ -303,36 +297,34 @@ def _flat_from(rows: DataFrame) -> Series:
     return ordered["core_experts"][flat]
 
 
+LARGEST_N = "cache == 'clean' and temperature in [0, '0'] and n == 64"
+LARGEST_SIZE = "size_ratio == size_ratio.max()"
 QUANTITIES: dict[str, dict[str, Quantity]] = {
-    "overhead": {
-        "memory, n=64 over n=1": lambda rows: _clean_cache(rows)["relative_memory_bytes"] - 1,
-        "power, n=64 over n=1": lambda rows: _clean_cache(rows)["relative_watts"] - 1,
+    "overhead": {  # at temperature 0 (RoE, Figure 4)
+        "memory, n=64 over n=1": _of(LARGEST_N, "relative_memory_bytes - 1"),
+        "power, n=64 over n=1": _of(LARGEST_N, "relative_watts - 1"),
     },
-    "equivalent": {
-        "equivalent size of OLMoE-7B": lambda rows: (
-            rows.nlargest(1, "size_ratio")["equivalent_non_embedding_parameters"] / 1e9
+    "equivalent": {  # at the n with the largest equivalent size (RoE, Figure 5)
+        "equivalent size of OLMoE-7B": _of(LARGEST_SIZE, "equivalent_non_embedding_parameters / 1e9"),
+        "memory below the larger model": _of(LARGEST_SIZE, "1 - roe_mebibytes / equivalent_mebibytes"),
+        "latency below the larger model": _of(
+            LARGEST_SIZE, "1 - roe_milliseconds_per_token / equivalent_milliseconds_per_token"
         ),
-        "memory below the larger model": lambda rows: _below(rows, "mebibytes"),
-        "latency below the larger model": lambda rows: _below(rows, "milliseconds_per_token"),
     },
     "flops": {
         # the largest gain over the next smaller number; base has none
-        "core experts with the greatest gain": lambda rows: rows[rows["gain"] > 0].nlargest(1, "gain")[
-            "core_experts"
-        ],
+        "core experts with the greatest gain": _of("gain > 0 and gain == gain.max()", "core_experts"),
         "core experts from which accuracy is flat": _flat_from,
     },
     "retained": {
-        "top 8 afterwards among the first 8": lambda rows: rows["share"][rows["n"] == 8],
-        "top 8 afterwards among the first 20": lambda rows: rows["share"][rows["n"] == 20],
+        "top 8 afterwards among the first 8": _of("n == 8", "share"),
+        "top 8 afterwards among the first 20": _of("n == 20", "share"),
     },
     "steps": {
-        "accuracy, step 0": lambda rows: rows["accuracy"][rows["step"] == 0],
-        "accuracy, step 6": lambda rows: rows["accuracy"][rows["step"] == 6],
-        "accuracy, step 10": lambda rows: rows["accuracy"][rows["step"] == 10],
-        "right at first and wrong after step 10, of those right at first": lambda rows: rows["became_wrong"][
-            rows["step"] == 10
-        ],
+        "accuracy, step 0": _of("step == 0", "accuracy"),
+        "accuracy, step 6": _of("step == 6", "accuracy"),
+        "accuracy, step 10": _of("step == 10", "accuracy"),
+        "right at first and wrong after step 10, of those right at first": _of("step == 10", "became_wrong"),
     },
 }
 """The quantities by kind of figure and name."""

@@ -1,7 +1,5 @@
 """A comparison of stored evaluations with the first one: the scores of both, matched example by example."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """One stored evaluation, of this package or of lm-eval: its scores and its sample logs."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass
@@ -166,7 +164,7 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
         )
     found = stored_results(results, file, MOVED)
     own = found if isinstance(found, RunResult) else None
-    tasks = [task for task in found.configs if found.evaluated(task)]
+    tasks = [task for task in found.configs if task in found.results]
     files = {task: samples_file(file.parent, task) if own else lm_eval_samples(file, task) for task in tasks}
     samples = read_samples(own) if own else {task: _lines(files[task]) for task in tasks}
     if own is None:

@@ -15,8 +15,6 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.reports.csv_rows import write_rows
-from moe_lab.reports.figures.studies import studies_of
-from moe_lab.reports.figures.traces import traces_of
 from moe_lab.reports.frames import typed_frame
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import CellTable, TableCell
@@ -63,7 +61,7 @@ def write_tables(
 
     tables = [filled(one, config.scale, cells, outcomes, failures) for one, cells in experiments]
     in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
-    family = Family.of(in_tables, measured)
+    family = Family.of({**in_tables, **measured})
     folder = Path(config.output_dir) / "tables"
     unmeasured = [
         experiment.name
@@ -122,7 +120,7 @@ def equivalent_rows(
 
     rows = []
     for cell in cells:
-        if not cell.results or cell.results[0].other_id() is None:
+        if not cell.results or cell.results[0].base_id is None:
             continue
         quality, roe, config = _quality(cell), cell.results[0].report, cell.config
         assert config is not None
@@ -253,8 +251,12 @@ def make_figure(
     name, module = FIGURES[kind]
     data: Any = CellTable(experiment, cells, family)
     if name == "studies":
+        from moe_lab.reports.figures.studies import studies_of
+
         data = studies_of(data.cells)
     elif name == "traces":
+        from moe_lab.reports.figures.traces import traces_of
+
         data = traces_of(data.cells)
     elif name != "cells":
         data = equivalent_rows(data.cells, models, compute=compute)

@@ -12,7 +12,7 @@ from moe_lab.config.schema import Config, TaskConfig, TuningConfig
 from moe_lab.errors import ConfigError, TaskError, reading
 from moe_lab.methods import get_method
 from moe_lab.methods.profile import Profile, read_profile
-from moe_lab.results.stored_files import read_csv, whole_mapping
+from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.tuning.search import Search, resolve, resolve_grid, resolve_scale
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Study:
     def finished(self) -> int:
         """The number of finished trials, as trials.csv has it; 0 without one that can be read."""
         try:
-            return sum(row["state"] in ("COMPLETE", "PRUNED") for row in read_csv(self.folder / "trials.csv"))
+            with (self.folder / "trials.csv").open(encoding="utf-8", newline="") as file:
+                return sum(row["state"] in ("COMPLETE", "PRUNED") for row in csv.DictReader(file))
         except (OSError, ValueError, KeyError, csv.Error):
             return 0
 

@@ -9,18 +9,18 @@ from itertools import product
 import pytest
 
 from moe_lab.reports.figures import write_study_figures
-from moe_lab.reports.figures.comparisons import control_rows, draw_effects
-from moe_lab.reports.figures.cost import draw_quality_cost, overhead_rows, quality_rows
+from moe_lab.reports.figures.comparisons import draw_control, draw_effects
+from moe_lab.reports.figures.cost import draw_overhead, draw_quality_cost
 from moe_lab.reports.figures.curves import draw_epochs
 from moe_lab.reports.figures.primitives import differences_figure
 from moe_lab.reports.figures.studies import draw_sweep, read_study
-from moe_lab.reports.figures.training import design_rows, draw_designs
+from moe_lab.reports.figures.training import draw_designs
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine
 from moe_lab.results.scores import NO_SCORE
-from tests.support.finetuned_cells import bars, records
+from tests.support.finetuned_cells import bars
 from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import cell_of, cell_table, expert_results, overhead_cell, results_of
 from tests.support.stored_studies import PROFILE, rows_of, write_study
@@ -46,10 +46,10 @@ def test_a_sweep_has_an_interval_where_the_metric_is_a_share_of_documents(tmp_pa
 
 def test_expert_work_is_rows_times_experts():
     base = cell_of(method="base", model={"name": "tiny", "top_k": 8}, value=0.4)
-    rows = control_rows(cell_table(cell_of(n=2), base, cell_of(n=4)))
-    columns = rows[["method", "rows", "experts_per_token", "expert_work"]]
+    rows = draw_control(cell_table(cell_of(n=2), base, cell_of(n=4))).rows
+    columns = ("method", "rows", "experts_per_token", "expert_work")
     expected = [("base", 1, 8, 8), ("roe", 2, 4, 8), ("roe", 4, 4, 16)]
-    assert list(columns.itertuples(index=False, name=None)) == expected
+    assert [tuple(row[name] for name in columns) for row in rows] == expected
 
 
 KEYS = {"name": "own/e", "title": "T", "source": "S", "scales": {}, "metric": "headline", "paper": []}
@@ -93,16 +93,15 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
 
 
 def test_overhead_is_relative_to_one_row():
-    rows = overhead_rows(
-        [
-            overhead_cell(64, 8.0, temperature=0.2, tokens_out=200),
-            overhead_cell(64, 3.0, peak_working_bytes=2 * 10**6),
-            overhead_cell(1, 2.0),
-            overhead_cell(8, 2.5, cache="none"),
-            cell_of(cost=results_of()["moe_lab"]["cost"] | {"tokens_out": 0}),
-            TableCell(coordinates={}, run_id=None, problem="no data"),
-        ]
+    table = cell_table(
+        overhead_cell(64, 8.0, temperature=0.2, tokens_out=200),
+        overhead_cell(64, 3.0, peak_working_bytes=2 * 10**6),
+        overhead_cell(1, 2.0),
+        overhead_cell(8, 2.5, cache="none"),
+        cell_of(cost=results_of()["moe_lab"]["cost"] | {"tokens_out": 0}),
+        TableCell(coordinates={}, run_id=None, problem="no data"),
     )
+    rows = draw_overhead(table).rows
     told = [(row["cache"], row["temperature"], row["n"], row["relative_seconds_per_token"]) for row in rows]
     assert told == [
         ("clean", "0", 1, 1.0),
@@ -118,11 +117,12 @@ def test_overhead_is_relative_to_one_row():
 def test_on_a_gpu_memory_is_the_devices_peak_and_power_is_energy_over_time():
     gpu = {"device": "cuda:0", "energy_joules": 300.0}
     more = gpu | {"energy_joules": 720.0}
-    rows = overhead_rows([overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **more)])
+    rows = draw_overhead(cell_table(overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **more))).rows
     assert [row["watts"] for row in rows] == [300.0, pytest.approx(600.0)]
     assert rows[1]["relative_watts"] == pytest.approx(2.0)
     assert rows[0]["memory_bytes"] == 10**9
-    assert overhead_rows([overhead_cell(8, 1.0)])[0]["relative_seconds_per_token"] is None, "without one row"
+    [alone] = draw_overhead(cell_table(overhead_cell(8, 1.0))).rows
+    assert alone["relative_seconds_per_token"] is None, "without one row"
 
 
 TABLE = Experiment(**KEYS, rows=["model", "method", "method.n"], columns=["task"])
@@ -158,7 +158,7 @@ def test_work_is_tokens_times_experts_relative_to_the_same_tasks_base():
         TableCell(coordinates={"model": "tiny", "method": "c3po", "method.n": "-", "task": "t"}, run_id=None),
         cell("roe", [7], task="without base", n="8", roe=roe),
     )
-    rows = {row["label"]: row["work"] for row in records(quality_rows(table)) if row["label"] != "base"}
+    rows = {row["label"]: row["work"] for row in draw_quality_cost(table).rows if row["label"] != "base"}
     assert rows == {"roe n=2": 2.0, "top-p": 0.5}, "the model's own number of experts is 4"
 
 
@@ -168,7 +168,7 @@ def test_a_difference_is_the_paired_one_or_has_no_interval(tmp_path):
         cell("scmoe", [200], paired=PAIRED, scmoe={}),
         cell("roe", [800], value=0.45, n="1", roe={"n": 1, "temperatures": [0.0], "cache": "clean"}),
     )
-    base, paired, alone = records(quality_rows(table))
+    base, paired, alone = draw_quality_cost(table).rows
     assert (base["difference"], base["work"]) == (0.0, 1.0)
     expected = (0.1, 0.05, 0.15, True)
     assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == expected
@@ -229,7 +229,7 @@ def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
     place = {"method.label": "2/8", "method.backbone": "olmoe", "task": "average", "measure": "accuracy"}
     paper = [Published(cell=place, value=35.0, unit="percent", place="T")]
     table = CellTable(experiment(**AXES, paper=paper), cells())
-    rows = records(design_rows(table))
+    rows = draw_designs(table).rows
     assert [(row["panel"], row["design"], row["series"]) for row in rows] == [
         (panel, label, backbone)
         for panel in ("held-out loss", "accuracy")
@@ -244,12 +244,12 @@ def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
 
 def test_the_interval_at_a_loss_is_that_of_its_paired_difference():
     told = design_cells("2/8", [[2.0, 3.0, 4.0]]) + design_cells("4/16", [[2.1, 3.1, 4.1]])
-    lowest, other, *_ = records(design_rows(CellTable(experiment(), told)))
+    lowest, other, *_ = draw_designs(CellTable(experiment(), told)).rows
     assert (lowest["value"], lowest["low"]) == (3.0, None)
     assert (other["low"], other["high"]) == (pytest.approx(3.1), pytest.approx(3.1))
 
 
 def test_one_task_is_drawn_as_it_is():
     told = [cell for cell in cells() if cell.coordinates["task"] != "b"]
-    rows = records(design_rows(CellTable(experiment(**AXES), told)))
+    rows = draw_designs(CellTable(experiment(**AXES), told)).rows
     assert {row["panel"] for row in rows} == {"held-out loss", "accuracy"} and len(rows) == 10

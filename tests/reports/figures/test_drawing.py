@@ -23,7 +23,7 @@ from moe_lab.reports.figures.style import (
     GREY,
     LEAST_SPAN,
     LIGHT_INK,
-    RC,
+    STYLE,
     fit,
     svg_of,
     widen_x,
@@ -123,7 +123,7 @@ def drawn(count, values=(0.5, 0.501)):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_nothing_is_cut_at_the_sides(count):
-    with matplotlib.rc_context(RC):
+    with matplotlib.rc_context(fname=STYLE):
         figure, axes = drawn(count)
         fit(figure)
         figure.draw_without_rendering()
@@ -192,7 +192,7 @@ SERIES = {colour.lower() for colour in COLOURS} | {DARK_INK.lower(), LIGHT_INK.l
 
 
 def drawn_svg():
-    with matplotlib.rc_context(RC):
+    with matplotlib.rc_context(fname=STYLE):
         figure, (curve, map_) = panels(2)
         curve.plot([0, 1], [0.0, 1.0], "o-", color=GREEN, mfc="white", label="a <b> & c")
         curve.axhline(0.5, color=GREY, ls=":", label="base")

@@ -9,14 +9,8 @@ import pytest
 from moe_lab.errors import ResultsError
 from moe_lab.methods import get_method
 from moe_lab.reports.figures import write_run_figures
-from moe_lab.reports.figures.curves import draw_flops, flops_rows
-from moe_lab.reports.figures.pathways import (
-    activation_rows,
-    draw_activation,
-    draw_sample,
-    frequency_LE,
-    sample_rows,
-)
+from moe_lab.reports.figures.curves import draw_flops
+from moe_lab.reports.figures.pathways import draw_activation, draw_sample, frequency_LE
 from moe_lab.reports.figures.traces import draw_retained, draw_steps, read_traces, retained_rows, step_rows
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.model import RunResult
@@ -75,7 +69,7 @@ def test_activation_counts_the_experts_that_are_taken(tmp_path):
     run = run_of(tmp_path / "run", ["A", "A"])
     assert frequency_LE(run, "before").tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
     assert frequency_LE(run, "after").tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
-    rows = activation_rows(run)
+    rows = draw_activation([run]).rows
     expected = [(4, 0, 1.0, 0.0), (4, 1, 1.0, 1.0)]
     assert [(row["layer"], row["expert"], row["before"], row["after"]) for row in rows][4:6] == expected
 
@@ -91,11 +85,12 @@ def test_cost_is_by_core_experts(tmp_path):
     untouched = results_of(method="base", value=0.25, model=model)
     base = TableCell(coordinates={}, run_id="b", results=[untouched])
     cells = [cell(None, 3e9), base, cell(2, 2e9), missing]
-    rows = flops_rows(cell_table(*cells))
+    drawing = draw_flops(cell_table(*cells))
     value = cells[0].results[0].scores("t")["acc,none"]
-    found = rows[["core_experts", "flops", "plain_flops", "gain"]].fillna(-1).to_numpy().tolist()
-    assert found == [[0, 1e9, 1e9, -1], [2, 2e9, 1e9, value - 0.25], [4, 3e9, 1e9, 0]]
-    png, _ = draw_flops(cell_table(*cells)).save(tmp_path, "f", "T")
+    found = [[row[name] for name in ("core_experts", "flops", "plain_flops", "gain")] for row in drawing.rows]
+    assert found[0][:3] == [0, 1e9, 1e9] and found[0][3] != found[0][3], "base has no gain"
+    assert found[1:] == [[2, 2e9, 1e9, value - 0.25], [4, 3e9, 1e9, 0]]
+    png, _ = drawing.save(tmp_path, "f", "T")
     assert png.exists()
 
 
@@ -118,7 +113,7 @@ def test_the_question_shown_is_the_first_that_became_right(tmp_path):
 
 
 def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path):
-    rows = sample_rows(run_of(tmp_path / "run", ["BA"]), 0).to_dict("records")
+    rows = draw_sample([run_of(tmp_path / "run", ["BA"])]).rows
     expected = ["question, before", "question, after", "neighbour 1", "neighbour 2"]
     assert list(dict.fromkeys(row["of"] for row in rows)) == expected
     assert {row["layer"] for row in rows} == {4}

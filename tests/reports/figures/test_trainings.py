@@ -9,29 +9,18 @@ from matplotlib.axes import Axes
 
 from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control, draw_forest
 from moe_lab.reports.figures.cost import draw_overhead
-from moe_lab.reports.figures.curves import (
-    draw_flops,
-    draw_lines,
-    draw_schedules,
-    schedule_label,
-    schedule_rows,
-)
-from moe_lab.reports.figures.training import (
-    curve_rows,
-    draw_designs,
-    draw_training_curves,
-    write_training_loss,
-)
+from moe_lab.reports.figures.curves import draw_flops, draw_lines, draw_schedules, schedule_label
+from moe_lab.reports.figures.training import draw_designs, draw_training_curves, write_training_loss
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
-from tests.support.finetuned_cells import KEYS, bars, cell, cells, records
+from tests.support.finetuned_cells import KEYS, bars, cell, cells
 from tests.support.pretrained_cells import design_cells, experiment, trained_results
 from tests.support.runs import write_jsonl
 from tests.support.stored_results import cell_table
 
 
 def test_each_column_is_a_panel_with_the_average_last(tmp_path):
-    rows = records(schedule_rows(CellTable(bars(), cells())))
+    rows = draw_schedules(CellTable(bars(), cells())).rows
     assert [row["panel"] for row in rows] == ["arc", "piqa"] * 3 + ["average"] * 3
     found = {(row["panel"], row["schedule"]): row for row in rows}
     assert found["piqa", "N→R"]["value"] == pytest.approx(0.7)
@@ -59,7 +48,7 @@ def test_an_average_without_its_axis_stands_alone():
         )
         for one in cells()
     ]
-    rows = records(schedule_rows(CellTable(bars(columns=["model"]), told)))
+    rows = draw_schedules(CellTable(bars(columns=["model"]), told)).rows
     expected = [("tiny", "base"), ("tiny", "N→R"), ("tiny", "E→E")]
     assert [(row["panel"], row["schedule"]) for row in rows] == expected
 
@@ -122,8 +111,8 @@ def test_differences_are_to_the_first_line_of_the_same_seed(tmp_path):
         line = {"loss": 3.0 + seed + (0.5 + seed) * (name == "n"), "step": 20}
         write_jsonl(tmp_path / "models" / f"{name}{seed}" / "log.jsonl", [line])
     cells = [*cells_of("2/8", "z-loss", tmp_path), *cells_of("4/16", "z-loss", tmp_path, model="n")]
-    rows = curve_rows(CellTable(experiment(**AXES), cells))[["line", "seed", "difference"]]
-    assert list(rows.itertuples(index=False, name=None)) == [
+    rows = draw_training_curves(CellTable(experiment(**AXES), cells)).rows
+    assert [(row["line"], row["seed"], row["difference"]) for row in rows] == [
         ("2/8", 0, 0.0), ("2/8", 1, 0.0), ("4/16", 0, 0.5), ("4/16", 1, 1.5)]  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from moe_lab.reports.pages.answers import (
     CHANGED,
     GROUPS,
     KINDS,
-    ShownAnswer,
     answer_data,
     answer_of,
     baseline_of,
@@ -118,7 +117,7 @@ def kinds(output, before, after, **changes):
     runs = pair_of_runs(output, before, after, **changes)
     found = examples_of(runs, ["base", "roe"])
     assert not found.problems
-    return found, {each.document: each.kind for each in found.answers if each.changed}
+    return found, {each["document"]: each["kind"] for each in found.answers if each["changed"]}
 
 
 def test_kinds_are_those_of_a_plain_loop(tmp_path):
@@ -135,15 +134,15 @@ def test_kinds_are_those_of_a_plain_loop(tmp_path):
             expected[number] = f"{'right' if value else 'wrong'}, with another answer"
     assert shown == expected and found.documents == 60
     assert len(Counter(expected.values())) == 4
-    order = [KINDS.index(each.kind) for each in found.answers]
+    order = [KINDS.index(each["kind"]) for each in found.answers]
     assert order == sorted(order)
 
 
 def test_both_answers_stand_side_by_side(tmp_path):
     found, _ = kinds(tmp_path, [("5 + 2 = 7", 0.0)], [("5 * 2 = 10", 1.0)])
     [one] = found.answers
-    assert (one.base, one.own, one.differs) == ("5 + 2 = 7", "5 * 2 = 10", 2)
-    assert (one.prompt, one.target, one.run, one.task) == ("Question 0", "target 0", "roe", "t")
+    assert (one["base"], one["own"], one["differs"]) == ("5 + 2 = 7", "5 * 2 = 10", 2)
+    assert (one["prompt"], one["target"], one["run"], one["task"]) == ("Question 0", "target 0", "roe", "t")
 
 
 def test_choices_have_both_scores(tmp_path):
@@ -153,19 +152,19 @@ def test_choices_have_both_scores(tmp_path):
     )
     assert shown == {0: "right to wrong"}, "another log-probability alone is no other answer"
     one = found.answers[0]
-    assert one.options[0] == [" red", -1.0, -2.5] and one.picked == [0, 1] and one.target == "red"
+    assert one["options"][0] == [" red", -1.0, -2.5] and one["picked"] == [0, 1] and one["target"] == "red"
 
 
 def test_scores_that_are_no_right_or_wrong(tmp_path):
     found, shown = kinds(tmp_path, [("a", 0.3), ("b", 0.5)], [("c", 0.4), ("b", 0.5)])
-    assert shown == {0: CHANGED} and found.answers[0].scores == [0.3, 0.4]
+    assert shown == {0: CHANGED} and found.answers[0]["scores"] == [0.3, 0.4]
 
 
 @pytest.mark.parametrize(("better", "kind"), [(True, "wrong to right"), (False, "right to wrong")])
 def test_less_may_be_better(tmp_path, better, kind):
     base, own = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
     own = RunResult(own.content | {"higher_is_better": {"t": {"exact_match": better}}}, own.folder)
-    assert [each.kind for each in examples_of([own], ["roe"]).answers] == [kind]
+    assert [each["kind"] for each in examples_of([own], ["roe"]).answers] == [kind]
 
 
 def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):
@@ -176,7 +175,10 @@ def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):
     own = stored_run(tmp_path, "a" * 64, answers, baseline="b" * 64)
     found = examples_of([own], ["roe"])
     assert not found.problems
-    assert {(one.document, one.base, one.own) for one in found.answers} == {(2, "z", "d"), (0, "x", "b")}
+    assert {(one["document"], one["base"], one["own"]) for one in found.answers} == {
+        (2, "z", "d"),
+        (0, "x", "b"),
+    }
 
 
 def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
@@ -216,8 +218,8 @@ def test_all_answers_are_there_and_each_prompt_once(tmp_path):
     )
     found = examples_of([base, roe, roe], ["base", "roe", "again"])
     expected = ["wrong, unchanged", "right, unchanged", "unchanged"]
-    assert [each.kind for each in found.answers if each.run == "roe"] == expected
-    assert {each.run for each in found.answers} == {"roe", "again"} and found.changed == 0
+    assert [each["kind"] for each in found.answers if each["run"] == "roe"] == expected
+    assert {each["run"] for each in found.answers} == {"roe", "again"} and found.changed == 0
     data = answer_data(found.answers)
     assert [prompt for prompt, _ in data["prompts"]] == ["Question 1", "Question 0", "Question 2"]
     assert [each["right"] for each in data["answers"] if "right" in each] == [False, False, True, True]
@@ -227,7 +229,7 @@ def test_a_run_that_is_compared_with_none_has_its_answers(tmp_path):
     base, _ = pair_of_runs(tmp_path, [("1", 1.0), ("2", 0.0)], [("1", 1.0), ("2", 0.0)])
     found = examples_of([base], ["base"])
     expected = [("wrong", None, "2"), ("right", None, "1")]
-    assert [(each.kind, each.base, each.own) for each in found.answers] == expected
+    assert [(each["kind"], each.get("base"), each["own"]) for each in found.answers] == expected
     assert not found.problems and found.documents == 0
 
 
@@ -235,8 +237,7 @@ def question(scores, before, after, picked=0):
     """A question whose answer before and after is right or wrong."""
     kind = {(True, False): "right to wrong", (False, True): "wrong to right"}.get((before, after), "other")
     options = [[str(i), score, 0.0] for i, score in enumerate(scores)]
-    place = {"run": "r", "task": "t", "document": 0, "prompt": "", "target": "", "kind": kind}
-    return ShownAnswer(**place, right=after, options=options, picked=[picked, 0])
+    return {"kind": kind, "right": after, "options": options, "picked": [picked, 0]}
 
 
 def test_groups_of_confidence_hold_each_question_once():

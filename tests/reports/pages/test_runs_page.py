@@ -157,7 +157,7 @@ def study(output):
     (folder / "trials.csv").write_text(
         "number,value,datetime_start,duration,params_temperature_2,system_attrs_x,state\n"
         "0,1.7512345678,2026-01-01 00:00:00,0 days 00:01:04.063077,0.05,y,COMPLETE\n"
-        "1,1.5,2026-01-01 00:00:00,,0.0,,PRUNED\n"
+        "1,1.5,2026-01-01 00:00:00,,0.0,,PRUNED\n2,1."
     )
     return folder
 
@@ -177,12 +177,12 @@ def test_the_study_of_tuned_runs_is_shown_once(tmp_path):
     assert [name for name, _ in origin.pictures] == ["history"]
     shown = {column.heading: list(column.cells) for column in origin.trials}
     assert shown == {
-        "number": ["0", "1"],
-        "value": ["1.75123", "1.5"],
-        "seconds": ["64.1", ""],
-        "temperature 2": ["0.05", "0"],
-        "state": ["COMPLETE", "PRUNED"],
-    }, "without Optuna's own columns"
+        "number": ["0", "1", "2"],
+        "value": ["1.75123", "1.5", "1."],
+        "seconds": ["64.1", "", ""],
+        "temperature 2": ["0.05", "0", ""],
+        "state": ["COMPLETE", "PRUNED", ""],
+    }, "without Optuna's own columns, and empty where the row was cut"
 
 
 def test_the_training_of_a_run(tmp_path):
@@ -203,7 +203,7 @@ def test_its_page(tmp_path):
     assert facts["metric"] == "perplexity" and facts["untuned score"] == "1.75"
     assert texts(root.xpath("//h1")) == ["Study s"] and foreign_urls(page) == []
     trials = texts(root.xpath("//table[@class='sortable']/tbody/tr"))
-    assert trials == ["01.7512364.10.05COMPLETE", "11.50PRUNED"] and len(root.xpath("//img")) == 1
+    assert trials == ["01.7512364.10.05COMPLETE", "11.50PRUNED", "21."] and len(root.xpath("//img")) == 1
 
 
 def test_a_folder_without_a_record_has_none(tmp_path):

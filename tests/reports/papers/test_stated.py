@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from moe_lab.reports.csv_rows import write_rows
-from moe_lab.reports.figures.cost import overhead_rows
+from moe_lab.reports.figures.cost import draw_overhead
 from moe_lab.reports.figures.traces import retained_rows, step_rows
 from moe_lab.reports.papers.experiment import Experiment, find_experiments
 from moe_lab.reports.papers.table import QUANTITIES, stated_numbers
-from tests.support.stored_results import overhead_cell
+from tests.support.stored_results import cell_table, overhead_cell
 from tests.support.stored_traces import run_of
 from tests.support.views import markdown
 
@@ -22,15 +22,14 @@ Rows = list[dict[str, Any]]
 def overhead(folder: Path) -> Rows:
     """64 rows with the clean cache at temperature 0: 12% more memory; 36 J in 3 s are 20% more power than 20 J in 2 s."""
     tuned = GPU | {"peak_memory_bytes": 9000}
-    return overhead_rows(
-        [
-            overhead_cell(1, 2.0, **GPU),
-            overhead_cell(64, 3.0, temperature=0.2, **tuned),
-            overhead_cell(64, 3.0, cache="none", **tuned),
-            overhead_cell(32, 3.0, **tuned),
-            overhead_cell(64, 3.0, **GPU | {"energy_joules": 36.0, "peak_memory_bytes": 1120}),
-        ]
+    table = cell_table(
+        overhead_cell(1, 2.0, **GPU),
+        overhead_cell(64, 3.0, temperature=0.2, **tuned),
+        overhead_cell(64, 3.0, cache="none", **tuned),
+        overhead_cell(32, 3.0, **tuned),
+        overhead_cell(64, 3.0, **GPU | {"energy_joules": 36.0, "peak_memory_bytes": 1120}),
     )
+    return draw_overhead(table).rows
 
 
 def equivalent(folder: Path) -> Rows:

@@ -256,7 +256,7 @@ def correlation(random: np.random.Generator, n: int) -> tuple[float, Interval]:
 @pytest.mark.parametrize(
     "experiment", [accuracy, paired_accuracy, mean_over_seeds, difference_over_seeds, mean_of_tasks]
 )
-def test_intervals_of_shares_cover(experiment, n):
+def test_intervals_of_shares_cover(experiment, n, fewer_resamples):
     assert 0.93 <= coverage(experiment, 1000, n) <= 0.97
 
 

@@ -46,7 +46,7 @@ from tests.support.ensembles import (
     temperatures_for,
 )
 from tests.support.families import COMMON, WINDOW, ZOO
-from tests.support.models import build, kv_cache_model, small_model
+from tests.support.models import build, kv_cache_model, make_model, small_model
 from tests.support.tiers import by_family, first_fast
 
 
@@ -100,6 +100,9 @@ KV_CACHE = (
 )
 RECURRENT = ("qwen3_next", "minimax", "granitemoehybrid", "jamba", "llama4_text")
 """Llama 4 scales its queries by their positions, or not (`ON_A_KV_CACHE`)."""
+EVERY_HISTORY = ("olmoe", "gpt_oss", "llama4_text", "qwen3_next, recurrent")
+"""Full attention, windows, chunks, a recurrent state. The other models have other layers: one history with samples that
+share keys and values, one with samples that have their own."""
 MODELS = dict.fromkeys(KV_CACHE, kv_cache_model) | {f"{name}, recurrent": small_model for name in RECURRENT}
 CASES = pytest.mark.parametrize(
     ("name", "history", "perturbed"),
@@ -111,7 +114,10 @@ CASES = pytest.mark.parametrize(
                 marks=[*name.marks, *history.marks],
             )
             for name in [*by_family(KV_CACHE), *first_fast(list(MODELS)[len(KV_CACHE) :])]
-            for history in first_fast(HISTORIES, len(HISTORIES) if "olmoe" in name.values else 1)
+            for history in first_fast(
+                HISTORIES if {*name.values} & {*EVERY_HISTORY} else HISTORIES[:3:2],
+                len(HISTORIES) if "olmoe" in name.values else 1,
+            )
         ),
         # the weights of the chosen experts do not depend on where keys and values come from
         pytest.param("olmoe", HISTORIES[0], True, id="olmoe-perturbed-weights"),
@@ -219,8 +225,14 @@ def test_without_noise_it_is_the_plain_model(olmoe, history, n, temperatures):
     assert answers_of(olmoe, prompts, Budget(4000), 5, ensemble) == plain
 
 
-@pytest.mark.parametrize("history", first_fast(HISTORIES, 2), ids="-".join)
-def test_sharing_the_first_layers_changes_nothing(moe_model, history):
+@pytest.mark.parametrize(
+    ("family", "history"),
+    [*(("olmoe", history) for history in HISTORIES[:2])]
+    + [pytest.param("olmoe", history, marks=pytest.mark.slow) for history in HISTORIES[2:]]
+    + [pytest.param("qwen2_moe", HISTORIES[1], marks=pytest.mark.slow)],  # its second layer is dense
+)
+def test_sharing_the_first_layers_changes_nothing(family, history):
+    moe_model = make_model(family)
     questions, prompts = questions_for(random.Random(9), 4), prompts_for(random.Random(9), 4)
     layers = len(find_routers(moe_model))
     temperatures = [0.0, 0.0] + [0.6] * (layers - 2)

@@ -108,7 +108,7 @@ DESIGNS = (
 )
 
 
-@pytest.mark.parametrize("settings", first_fast(DESIGNS, 2))
+@pytest.mark.parametrize("settings", first_fast(DESIGNS))
 def test_the_plan_of_a_pre_training_holds(settings, tmp_path, monkeypatch):
     training = pretrainings.training_of(tmp_path, **({"sequence_length": 48, "steps": 2} | settings))
     method = Pretrain(training.design)

@@ -80,7 +80,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 
 @pytest.mark.slow
 def test_a_run_writes_what_the_contract_says(roe):
-    outcome = run(replace(roe, overrides=["method=roe"]))
+    outcome = run(replace(roe, limit=7, seed=3, overrides=["method=roe"]))
     folder = outcome.run.folder
     assert outcome.path == folder / "results.json" and not outcome.stored
     assert folder.parent == Path(roe.output_dir) / "runs"
@@ -90,14 +90,10 @@ def test_a_run_writes_what_the_contract_says(roe):
     assert yaml.safe_load((folder / "overrides.yaml").read_text()) == ["method=roe"]
     assert yaml.safe_load((folder / "config.yaml").read_text())["method"]["n"] == 2
     lines = [json.loads(line) for line in (folder / "samples_arc_easy.jsonl").read_text().splitlines()]
-    assert [line["doc_id"] for line in lines] == list(range(10))
+    assert [line["doc_id"] for line in lines] == outcome.run.samples["arc_easy"] and len(lines) == 7
     assert lines[0]["arguments"]["gen_args_0"]["arg_1"] == " red"
-    assert len((folder / "responses.jsonl").read_text().splitlines()) >= 31
+    assert len((folder / "responses.jsonl").read_text().splitlines()) >= 22
 
-
-@pytest.mark.slow
-def test_the_moe_lab_block(roe):
-    outcome = run(replace(roe, limit=7, seed=3))
     block = outcome.results["moe_lab"]
     untouched = outcome.run.compared_runs["baseline"].stored()
     assert block["seed"] == 3 and untouched is not None and untouched["moe_lab"]["seed"] is None

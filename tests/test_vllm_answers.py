@@ -28,7 +28,7 @@ stored = json.loads(ANSWERS.read_text(encoding="utf-8"))
 of_model = cache(loaded)
 
 
-@pytest.mark.parametrize("name", first_fast(CASES, 2))
+@pytest.mark.parametrize("name", first_fast(CASES))
 def test_stored_answers_are_current(name):
     """Of the first prompts; their texts do not depend on the other prompts."""
     model, tokenizer, weights = of_model(CASES[name].model)

@@ -14,8 +14,8 @@ from moe_lab.cli.help import GROUPS
 from moe_lab.config.catalog import about, option_files, resource_folder
 from moe_lab.config.compose import compose, compose_cell
 from moe_lab.config.overrides import quote
-from moe_lab.config.schema import KEYS, Config
-from moe_lab.config.validators import coerce
+from moe_lab.config.schema import KEYS, Config, TaskConfig
+from moe_lab.config.validators import build, coerce
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
 from moe_lab.reports.papers.experiment import LOADER
@@ -26,10 +26,10 @@ FILES = sorted([*CONF.rglob("*.yaml"), *resource_folder("experiments").rglob("*.
 OPTIONS = [
     " ".join(filter(None, options))
     for options in zip_longest(
-        *([f"{group}={name}" for name in option_files(group, [CONF])] for group in GROUPS)
+        *([f"{group}={name}" for name in option_files(group, [CONF])] for group in GROUPS if group != "task")
     )
 ]
-"""Options of different groups, composed together: Hydra takes as long for six as for one."""
+"""Options of different groups, composed together: Hydra takes as long for five as for one."""
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
@@ -48,13 +48,20 @@ def test_a_file_is_short_and_a_comment_stands_above_every_key(file):
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option_composes(options, monkeypatch):
     monkeypatch.setattr("moe_lab.config.compose._composed_before", False)  # Hydra composes the whole
-    needed = {"lm_eval": "task.name=piqa", "policy": f"method.policy={__file__}:test_every_option_composes"}
-    chosen = [option.split("=") for option in options.split()]
-    [cell] = compose([*options.split(), *(needed[name] for _, name in chosen if name in needed)])
+    policy = f"method.policy={__file__}:test_every_option_composes"
+    [cell] = compose([*options.split(), *([policy] if "method=policy" in options else [])])
     config = to_config(cell)
-    assert all(getattr(config, group).name == name or group == "task" for group, name in chosen)
+    assert all(
+        getattr(config, group).name == name for group, name in (each.split("=") for each in options.split())
+    )
     own = get_method(config.method.name).Config
     assert "policy" in options or config.method == own(name=config.method.name), "the defaults in Python"
+
+
+@pytest.mark.parametrize("name", option_files("task", [CONF]))
+def test_a_tasks_yaml_has_keys_of_the_schema(name):
+    values = yaml.load((CONF / "task" / f"{name}.yaml").read_text(encoding="utf-8"), Loader=LOADER)
+    build(TaskConfig, values | ({"name": "piqa"} if name == "lm_eval" else {}), "task.")
 
 
 @pytest.mark.parametrize("name", option_files("method", [CONF]))

@@ -48,8 +48,7 @@ def test_only_token_choice_runs_on_a_shared_cache():
     assert [reads_the_batch(model_of(router)) for router in ROUTERS] == [False, False, False, False, True]
 
 
-@pytest.mark.parametrize("batch_size", ["auto", 3])
-@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize(("router", "batch_size"), [*((router, 3) for router in ROUTERS), ("word", "auto")])
 def test_log_likelihoods_are_those_of_whole_passes(router, batch_size):
     model = model_of(router)
     lm = EngineLM(model, make_tokenizer(), batch_size=batch_size)

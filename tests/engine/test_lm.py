@@ -44,10 +44,13 @@ def pairs(rng):
 
 
 @pytest.mark.parametrize(
-    "batch_size", ["auto", 3, *(pytest.param(other, marks=pytest.mark.slow) for other in ("auto:4", 1, 8))]
+    ("family", "batch_size"),
+    [("olmoe", "auto"), ("olmoe", 3)]
+    + [pytest.param("olmoe", other, marks=pytest.mark.slow) for other in ("auto:4", 1)]
+    + [pytest.param(family, "auto", marks=pytest.mark.slow) for family in ("mixtral", "qwen2_moe")],
 )
-def test_answers_are_those_of_hf(moe_model, tokenizer, batch_size):
-    rng = random.Random(0)
+def test_answers_are_those_of_hf(family, tokenizer, batch_size):
+    moe_model, rng = make_model(family), random.Random(0)
     hf = HFLM(pretrained=moe_model, tokenizer=tokenizer, batch_size=3)
     ours = EngineLM(moe_model, tokenizer, batch_size=batch_size)
     scored = requests_of("loglikelihood", pairs(rng))

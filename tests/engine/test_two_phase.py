@@ -113,9 +113,7 @@ def assert_same(kind, found, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("family", "batch_size"), [("olmoe", "auto"), ("olmoe", 1), ("mixtral", "auto"), ("qwen2_moe", 1)]
-)
+@pytest.mark.parametrize(("family", "batch_size"), [("olmoe", "auto"), ("mixtral", 1), ("qwen2_moe", "auto")])
 def test_same_answers_as_in_whole_passes_with_and_without_reuse(family, tokenizer, kind, batch_size):
     model = make_model(family)
     options = dict(batch_size=batch_size, max_length=120, progress=False)
@@ -138,7 +136,7 @@ def test_same_answers_as_in_whole_passes_with_and_without_reuse(family, tokenize
 def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch):
     ensembles = ensembles_for(olmoe)
     expected = ask(direct(olmoe, tokenizer, ensembles[0]), "loglikelihood_rolling")
-    for samples, tokens in ((8, 2048), (8, 20), (2, 3), (256, 7)):
+    for samples, tokens in ((8, 20), (2, 3), (256, 7)):
         monkeypatch.setattr(two_phase, "CHUNK_SAMPLES", samples)
         monkeypatch.setattr(pass_size, "CPU_TOKENS", tokens)
         lm = EngineLM(olmoe, tokenizer, ensemble=ensembles[0], reuse=True)

@@ -55,6 +55,17 @@ def greedy_by(log_probs_after, prompt):
 
 
 RECURRENT = ("jamba", "qwen3_next")
+LAYERS = (
+    "deepseek_v32",
+    "dots3_note_text",
+    "gemma4_text",
+    "granitemoehybrid",
+    "inkling2_text",
+    "kimi_linear",
+    "lfm2_moe",
+)
+LAYERS += ("llama4_text", "longcat_flash", "minimax", "nemotron_h", "qwen2_moe", "qwen4_exp_text")
+"""One family of each kind of layers' keys, values and states. What samples keep of their own depends on nothing else."""
 
 
 def settings_of_families(everywhere, others, families=()):
@@ -99,7 +110,9 @@ def ensemble_of(model_type, cache_kind):
 
 
 @pytest.mark.parametrize(
-    "cache_kind, model_type", settings_of_families(["clean", "standard"], ["none"], RECURRENT)
+    "cache_kind, model_type",
+    settings_of_families(["clean"], ["none"], RECURRENT)
+    + settings_of_families([], ["standard"], (*RECURRENT, *LAYERS)),
 )
 def test_roe_is_the_slow_reference(model_type, cache_kind):
     ensemble, temperatures = ensemble_of(model_type, cache_kind)

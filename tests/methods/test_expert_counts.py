@@ -6,6 +6,7 @@ base model bit for bit, impossible values that are not refused before weights lo
 """
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -42,8 +43,7 @@ def slow(model: Any, k: int) -> Any:
     return double
 
 
-@pytest.mark.parametrize("k", [1, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "k"), [*product(FAMILIES, [1]), (FAMILIES[0], 4)])
 def test_it_is_the_model_with_another_top_k(family, k, tokenizer):
     model = small_model(family)
     double = slow(model, k)
@@ -120,9 +120,13 @@ def check(method: Any, model: Any, tokenizer: Any, p: float, k_max: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("p", "k_max"), [(0.5, 3), pytest.param(0.7, None, marks=pytest.mark.slow), (1.0, 3)]
+    ("family", "p", "k_max"),
+    [
+        *((family, 0.5, 3) for family in FAMILIES),
+        ("deepseek_v3", 1.0, 3),
+        pytest.param("olmoe", 0.7, None, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_take_the_fewest_experts_that_reach_p(family, p, k_max, tokenizer):
     check(top_p(p=p, k_max=k_max), small_model(family), tokenizer, p, k_max or 8)
 

@@ -29,15 +29,11 @@ from tests.support.requests import generating
 from tests.support.roe_reference import in_float64
 from tests.support.routed_by_hand import FACTS, FAMILIES, open_experts, routed_pass, weights_of
 from tests.support.runs import facts as facts_of
-from tests.support.tiers import by_family
+from tests.support.tiers import by_family, first_fast
 
 SEED, BETA, ALPHA = 5, 0.6, 0.15
 WEAK = ("rank", "top-1", "random", "others")
-FAST = {(family, "rank") for family in FAMILIES} | {
-    ("olmoe", "random"),
-    ("mixtral", "others"),
-    ("deepseek_v3", "top-1"),
-}
+FAST = [*zip(FAMILIES, ("random", "others", "rank", "top-1"), strict=True)]
 CASES = [
     pytest.param(family, weak, marks=[] if (family, weak) in FAST else [pytest.mark.slow])
     for family in FAMILIES
@@ -141,7 +137,7 @@ def test_it_equals_two_full_passes(family, weak, tokenizer):
     check_against_brute_force(small_model(family), tokenizer, weak, 3, "clean")
 
 
-@pytest.mark.parametrize("weak", ["rank", "others"])
+@pytest.mark.parametrize("weak", first_fast(["others", "rank"]))
 def test_a_history_of_its_own_is_read_weakly_from_the_first_token_on(weak, tokenizer):
     check_against_brute_force(small_model("mixtral"), tokenizer, weak, 2, "standard")
 

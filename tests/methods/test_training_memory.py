@@ -44,7 +44,8 @@ def drawn(seed: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", first_fast((6, *range(6), *range(7, 15))))
+# every family with and without an adapter and checkpointing, and with each dtype
+@pytest.mark.parametrize("seed", first_fast((6, 0, 1, 3, 5, 7, 9, 11, 14)))
 def test_the_plan_of_a_fine_tuning_holds(seed, tmp_path, monkeypatch):
     family, settings = FAMILIES[seed % 3], drawn(seed)
     length, dtype, peaks = settings.pop("length"), settings.pop("dtype"), []
@@ -107,7 +108,7 @@ DESIGNS = (
 )
 
 
-@pytest.mark.parametrize("settings", first_fast(DESIGNS, 2))
+@pytest.mark.parametrize("settings", first_fast(DESIGNS))
 def test_the_plan_of_a_pre_training_holds(settings, tmp_path, monkeypatch):
     training = pretrainings.training_of(tmp_path, **({"sequence_length": 48, "steps": 2} | settings))
     method = Pretrain(training.design)

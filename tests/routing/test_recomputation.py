@@ -44,8 +44,7 @@ def routes():
 
 
 @REENTRANT
-@pytest.mark.parametrize("weights", ["record", "model"])
-@pytest.mark.parametrize("order", ["each", "sum", "reversed"])
+@pytest.mark.parametrize(("weights", "order"), [("record", "each"), ("model", "sum"), ("model", "reversed")])
 def test_a_replay_has_the_gradients_of_one_without_checkpointing(reentrant, weights, order, routes):
     found = []
     for model in (training_model(), training_model(reentrant)):

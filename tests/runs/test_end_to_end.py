@@ -19,8 +19,6 @@ from moe_lab.results.logs import ResponseLog
 from tests.support.command import fork_command, run_command
 from tests.support.pages import rows_of, tree
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.slow
 def test_a_grid_loads_its_model_once_and_then_never(tiny_olmoe_dir, tmp_path, capsys, loads, monkeypatch):

@@ -51,7 +51,7 @@ def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():
 def test_the_run_is_checked_before_its_model_is_trained(typed, says, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Training, "make", lambda *_: pytest.fail("The model is trained."))
-    for mode in ("run", "plan", "run"):
+    for mode in ("run", "plan"):
         ended = run_command(capsys, *typed, "model=toy-rules", "task=toy_rules", "limit=3", f"mode={mode}")
         assert ended.code == 2 and says in ended.out + ended.err, ended.err
         assert not (tmp_path / "outputs").exists()

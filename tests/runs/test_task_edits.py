@@ -256,7 +256,7 @@ HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
     "a module's docstring": (SCORING, "How answers are scored.", "Scores."),
     "a method's docstring": (CLASS, "The prompt.", "What is asked."),
     "a new docstring": (HELPERS, "def scale(doc):\n", "def scale(doc):\n    '''Its factor.'''\n"),
-    "quotation marks": (SCORING, '["a", "b"]', "['a', 'b']"),
+    "quotation marks": (SCORING, '"names"', "'names'"),
     "line breaks": (SCORING, '["a", "b"]', '[\n    "a",\n    "b",\n]'),
     "parentheses": (SCORING, "worth(doc) + bonus()", "(worth(doc)) + (bonus())"),
     "a comment in an imported module": ("tasks/chain.py", "def link", "# next\ndef link"),
@@ -281,8 +281,8 @@ HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
     "a file that nothing imports": ("tasks/unrelated.py", "X = 1", "X = 2"),
     "a new file": lambda folder: (folder / "tasks" / "new.py").write_text("Y = 1\n"),
     "the time of a file": lambda folder: os.utime(folder / SCORING, (1, 1)),
-    "a renamed folder": lambda folder: (folder / "tasks").rename(folder / "renamed"),
     "a renamed file": lambda folder: (folder / MINE).rename(folder / "tasks" / "yours.yaml"),
+    "a renamed folder": lambda folder: (folder / "tasks").rename(folder / "renamed"),
 }
 
 
@@ -310,18 +310,19 @@ def replace_text(folder: Path, edit: Edit) -> None:
 
 
 @pytest.fixture(scope="module")
-def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], str]:
-    """The id of a run of the group in a new folder, with one of the edits above."""
+def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The id of a run of the group in a new folder, with some of the edits above."""
 
     @cache
-    def identified(name: str | None) -> str:
+    def identified(*names: str) -> str:
         folder = tmp_path_factory.mktemp("own")
         write(folder, FILES)
-        edit = (EDITS | HARMLESS).get(name or "", lambda _: None)
-        if callable(edit):
-            edit(folder)
-        else:
-            replace_text(folder, edit)
+        for name in names:
+            edit = (EDITS | HARMLESS)[name]
+            if callable(edit):
+                edit(folder)
+            else:
+                replace_text(folder, edit)
         tasks = folder / "renamed" if (folder / "renamed").exists() else folder / "tasks"
         group = TaskConfig(name="all", include_path=str(tasks))
         one = config(tiny_olmoe_dir, folder, folder, task_config=group)
@@ -345,19 +346,28 @@ def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
     return identified
 
 
-@pytest.mark.parametrize("name", EDITS)
+FAST = (
+    "a function's sum",
+    "a module that a function imports",
+    "a relative import",
+    "a base class's constant",
+)
+
+
+@pytest.mark.parametrize("name", (*FAST, "an included prompt", "a group's weights", "an answer"))
 def test_an_edit_is_another_run(run_id, name):
-    assert run_id(name) != run_id(None)
+    assert run_id(name) != run_id()
 
 
 @pytest.mark.slow
-def test_no_two_edits_are_one_run(run_id):
-    assert len(EDITS) >= 50 and len({run_id(name) for name in EDITS}) == len(EDITS)
+def test_each_edit_is_another_run(run_id):
+    ids = {name: run_id(name) for name in EDITS} | {"none": run_id()}
+    assert len(EDITS) >= 50 and len(set(ids.values())) == len(ids), ids
 
 
-@pytest.mark.parametrize("name", HARMLESS)
-def test_a_harmless_edit_is_the_same_run(run_id, name):
-    assert run_id(name) == run_id(None)
+def test_harmless_edits_are_the_same_run(run_id):
+    """All at once."""
+    assert run_id(*HARMLESS) == run_id()
 
 
 SMALL = {

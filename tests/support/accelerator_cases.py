@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import moe_lab
-from moe_lab.engine.forward.decode_step import DecodeStep
+from moe_lab.engine.forward.decode_step import RECORDED, DecodeStep
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import NEVER_RECORDED, EnsembleForward
 from moe_lab.engine.forward.histories import LATE
@@ -201,7 +201,7 @@ def test_a_step_in_place_neither_reads_nor_uploads(family, name, monkeypatch):
     monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: True)
     monkeypatch.setattr(DecodeStep, "_check", lambda self: setattr(self, "scores_BV", self._run()))
     monkeypatch.setattr(DecodeStep, "_record", record)
-    generated(model, ensembles(model)[name])
+    answers_of(model, prompts_for(random.Random(2), 3), Budget(4000), 2 * RECORDED, ensembles(model)[name])
     assert counts and not any(counts), counts
 
 

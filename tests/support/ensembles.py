@@ -110,10 +110,11 @@ def plain(model, question, continuation):
 HISTORIES = [
     ("clean", "noisy"),
     ("standard", "noisy"),
+    ("none", "clean"),
     ("standard", "clean"),
     ("none", "noisy"),
-    ("none", "clean"),
 ]
+"""(cache, prefill). The first three have each value."""
 N, SEED = 4, 3
 
 

@@ -146,7 +146,8 @@ def references_for(requests: list[ScoringRequest]) -> ReferenceSet:
     return Given(None, [""] * R, [""] * R, prompts, golds, pathways, embedding_RX, {}, how="given")
 
 
-@pytest.mark.parametrize("number", range(16))
+# each kind with every cache, with and without a bound of sequences; 14: a study of eight sequences at once
+@pytest.mark.parametrize("number", [*range(10), 14])
 def test_the_plan_is_the_metered_peak(number):
     case = Case(number)
     meta = meta_model(case.config, torch.float32)

@@ -1,4 +1,4 @@
-"""Steps of decoding that keep their tensors in place, and their recording, for which a trace stands here.
+"""Steps of decoding that keep their tensors in place, and their recording, for which a step or its trace stands here.
 
 Broken by a shape or a value that the first steps fix, by a finished sequence that counts, by slots beyond the end, and by
 a recording that misses what others do at each step.
@@ -21,10 +21,15 @@ from moe_lab.routing.policies import OtherExperts
 from tests.support.decoding import ENSEMBLES, ensembles, generated
 from tests.support.models import small_model
 
-SLOW = [
-    pytest.param(family, marks=pytest.mark.slow)
-    for family in ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
-]
+recorded = []
+
+
+def repeat(step, run=None):
+    """The step is computed again by the host."""
+    run = run or step._run
+    step.scores_BV = torch.empty_like(step.scores_BV)
+    step.graph = SimpleNamespace(replay=lambda: step.scores_BV.copy_(run()))
+    recorded.append(step)
 
 
 def trace(step):
@@ -34,14 +39,12 @@ def trace(step):
     traced = make_fx(lambda: step._run())()
     for device, sums in before.items():  # a recording computes nothing, and a trace does
         counter._sums[device].copy_(sums)
-    step.scores_BV = traced()
-    for device, sums in before.items():
-        counter._sums[device].copy_(sums)
-    step.graph = SimpleNamespace(replay=lambda: step.scores_BV.copy_(traced()))
-    recorded.append(step)
+    repeat(step, traced)
 
 
-recorded = []
+TRACED = [*(("olmoe", name) for name in ENSEMBLES), ("gpt_oss", "roe, standard cache")]
+TRACED += [(family, "roe") for family in ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")]
+"""Every ensemble, and every kind of routing and attention with noise."""
 
 
 def in_place(monkeypatch, record):
@@ -50,12 +53,17 @@ def in_place(monkeypatch, record):
     monkeypatch.setattr(DecodeStep, "_record", record)
 
 
-@pytest.mark.parametrize("name", ENSEMBLES)
-@pytest.mark.parametrize("family", ["olmoe", *SLOW])
-def test_steps_in_place_and_recorded_are_those_of_the_host(family, name, monkeypatch):
+@pytest.mark.parametrize(
+    ("record", "family", "name"),
+    [
+        *((repeat, "olmoe", name) for name in ENSEMBLES),
+        *(pytest.param(trace, *case, marks=pytest.mark.slow) for case in TRACED),
+    ],
+)
+def test_steps_in_place_and_recorded_are_those_of_the_host(record, family, name, monkeypatch):
     model = small_model(family)
     expected = generated(model, ensembles(model)[name])
-    in_place(monkeypatch, trace)
+    in_place(monkeypatch, record)
     recorded.clear()
     found = generated(model, ensembles(model)[name])
     assert found[0] == expected[0] and found[2:] == expected[2:]

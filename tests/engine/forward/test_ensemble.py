@@ -55,8 +55,15 @@ def scored(model, tokenizer, ensemble: Ensemble, reuse: bool = False) -> list[fl
     return [value for value, _ in answered(lm, "loglikelihood", TEXTS)]
 
 
-@pytest.mark.parametrize("cache", ["clean", "standard"])
-@pytest.mark.parametrize(("n", "noise", "reuse"), [(1, 0.0, True), (4, 0.5, False), (4, 0.0, True)])
+@pytest.mark.parametrize(
+    ("n", "noise", "reuse", "cache"),
+    [
+        (1, 0.0, True, "clean"),
+        (4, 0.5, False, "clean"),
+        (4, 0.5, False, "standard"),
+        (4, 0.0, True, "standard"),
+    ],
+)
 def test_a_sweep_has_the_sums_that_scoring_gives_at_each_scale(olmoe, tokenizer, n, noise, reuse, cache):
     routing = GumbelTopK([0.0, noise, noise, 0.0], seed=1) if n > 1 else None
     ensemble = Ensemble(n=n, routing=routing, first_noisy=1, cache=cache)

@@ -46,7 +46,7 @@ from tests.support.ensembles import (
     temperatures_for,
 )
 from tests.support.families import COMMON, WINDOW, ZOO
-from tests.support.models import build, kv_cache_model, small_model
+from tests.support.models import build, kv_cache_model, make_model, small_model
 from tests.support.tiers import by_family, first_fast
 
 
@@ -100,6 +100,9 @@ KV_CACHE = (
 )
 RECURRENT = ("qwen3_next", "minimax", "granitemoehybrid", "jamba", "llama4_text")
 """Llama 4 scales its queries by their positions, or not (`ON_A_KV_CACHE`)."""
+EVERY_HISTORY = ("olmoe", "gpt_oss", "llama4_text", "qwen3_next, recurrent")
+"""Full attention, windows, chunks, a recurrent state. The other models have other layers: one history of samples that
+share keys and values, one of samples that have their own."""
 MODELS = dict.fromkeys(KV_CACHE, kv_cache_model) | {f"{name}, recurrent": small_model for name in RECURRENT}
 CASES = pytest.mark.parametrize(
     ("name", "history", "perturbed"),
@@ -111,7 +114,10 @@ CASES = pytest.mark.parametrize(
                 marks=[*name.marks, *history.marks],
             )
             for name in [*by_family(KV_CACHE), *first_fast(list(MODELS)[len(KV_CACHE) :])]
-            for history in first_fast(HISTORIES, len(HISTORIES) if "olmoe" in name.values else 1)
+            for history in first_fast(
+                HISTORIES if {*name.values} & {*EVERY_HISTORY} else HISTORIES[:2],
+                3 if "olmoe" in name.values else 1,
+            )
         ),
         # the weights of the chosen experts do not depend on where keys and values come from
         pytest.param("olmoe", HISTORIES[0], True, id="olmoe-perturbed-weights"),
@@ -208,8 +214,10 @@ def test_batch_and_order_change_nothing(olmoe, history):
     assert together == [tokens for i in range(5) for tokens in alone[2 * (4 - i) : 2 * (4 - i) + 2]]
 
 
-@pytest.mark.parametrize("history", HISTORIES, ids="-".join)
-@pytest.mark.parametrize(("n", "temperatures"), [(N, [0.0] * 4), (1, [0.5] * 4)], ids=["t=0", "n=1"])
+@pytest.mark.parametrize(
+    ("n", "temperatures", "history"),
+    [*((N, [0.0] * 4, history) for history in HISTORIES), (1, [0.5] * 4, HISTORIES[1])],
+)
 def test_without_noise_it_is_the_plain_model(olmoe, history, n, temperatures):
     questions, prompts = questions_for(random.Random(5), 4), prompts_for(random.Random(5), 4)
     ensemble = ensemble_for(olmoe, history, temperatures=temperatures, n=n)
@@ -219,8 +227,14 @@ def test_without_noise_it_is_the_plain_model(olmoe, history, n, temperatures):
     assert answers_of(olmoe, prompts, Budget(4000), 5, ensemble) == plain
 
 
-@pytest.mark.parametrize("history", first_fast(HISTORIES, 2), ids="-".join)
-def test_sharing_the_first_layers_changes_nothing(moe_model, history):
+@pytest.mark.parametrize(
+    ("family", "history"),
+    [*(("olmoe", history) for history in HISTORIES[:2])]
+    + [pytest.param("olmoe", history, marks=pytest.mark.slow) for history in HISTORIES[2:]]
+    + [pytest.param("qwen2_moe", HISTORIES[1], marks=pytest.mark.slow)],  # its second layer is dense
+)
+def test_sharing_the_first_layers_changes_nothing(family, history):
+    moe_model = make_model(family)
     questions, prompts = questions_for(random.Random(9), 4), prompts_for(random.Random(9), 4)
     layers = len(find_routers(moe_model))
     temperatures = [0.0, 0.0] + [0.6] * (layers - 2)

@@ -26,7 +26,6 @@ from tests.support.c3po import ANSWERS, CORE, LONG_ANSWERS, WEIGHT_NK, setting_o
 from tests.support.models import small_model
 from tests.support.tiers import first_fast
 
-SMALL = [1e-3, 1e-3]
 SPANS = [TokenSpan(), TokenSpan("first", 1), TokenSpan("middle", 1), TokenSpan("last", 3)]
 
 

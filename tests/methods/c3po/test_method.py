@@ -108,14 +108,15 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
 @pytest.mark.parametrize(
     "keys",
     [
-        ["method.kernel=matern"],
-        ["method.kernel=polynomial", "method.relax=topk"],
-        ["method.kernel=linear", "method.update=gd", "method.parameters=weights"],
-        ["method.epsilon=0.4", "method.schedule=step"],
-        ["method.layers=first2+last3", "method.core_experts=null", "method.schedule=fixed"],
-        ["method.reference=toy_choice:far", "method.k=5"],
-        ["method.tokens=first1"],
-        ["method.tokens=middle1", "method.loss=l2"],
+        ["method.kernel=matern", "method.epsilon=0.4", "method.schedule=step", "method.tokens=first1"],
+        [
+            "method.kernel=polynomial",
+            "method.relax=topk",
+            "method.layers=first2+last3",
+            "method.schedule=fixed",
+        ],
+        ["method.kernel=linear", "method.update=gd", "method.parameters=weights", "method.core_experts=null"],
+        ["method.tokens=middle1", "method.loss=l2", "method.reference=toy_choice:far", "method.k=5"],
         ["method.tokens=last3", "method.layers=middle4", "method.optimizer=kernel_regression"],
         ["method.tokens=first3", "method.layers=all", "method.optimizer=mode_finding"],
         ["method.tokens=middle3", "method.layers=[1,6]", "method.optimizer=oracle", "method.loss=l2"],
@@ -170,13 +171,13 @@ def test_a_prompt_with_too_few_tokens_is_named(outputs, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_test_labels_reach_nothing_but_the_oracle(optimizer, tmp_path, capsys):
+def test_test_labels_reach_nothing_but_the_oracle(optimizer, outputs, capsys):
     found = []
     for answers in ("ABCABC", "CABBCA"):
-        data = arc(tmp_path / answers, answers)
+        data = arc(outputs / answers, answers)
         keys = [f"data_dir={data}", "task=arc_easy", "method.reference=arc_easy:train", "method.k=1"]
         keys += ["method.steps=3", "baseline=false"]
-        ended = command(capsys, tmp_path / f"out-{answers}", *keys, f"method.optimizer={optimizer}")
+        ended = command(capsys, outputs / f"out-{answers}", *keys, f"method.optimizer={optimizer}")
         found.append(result(ended)[1])
     assert (found[0] == found[1]) == (optimizer != "oracle")
 

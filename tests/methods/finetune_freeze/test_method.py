@@ -69,6 +69,9 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     assert own["training"]["schedule"] == "N→R" and own["training"]["parameters"]["router"] == 8 * 16 * 128
     assert block["baseline"]["run_id"] and "paired" in block
     assert "router 16,384, experts 3,145,728, shared_experts 0, other" in ended.err
+    full = block["compared"]["full_fine_tuning"]
+    assert " full fine tuning " in ended.out and full["paired"]["toy_choice"]["acc,none"]["n"] == 3
+    assert "learning_rate" not in ended.out, "the Trainer's log is in log.jsonl, and the loss on the bar"
     folder = tmp_path / "models" / own["model"]
     assert not (folder / "status.json").exists()
     assert not (folder / "checkpoints").exists() and (folder / "figures" / "loss.png").stat().st_size > 1000
@@ -98,21 +101,10 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     same = "method.phases=[{frozen:[],until:0.5},{frozen:[router],until:1.0}]"
     assert block_of(command(capsys, tmp_path, *SHORT, same))["run_id"] == block["run_id"]
 
-
-@pytest.mark.slow
-def test_full_fine_tuning_by_the_same_recipe_stands_beside_it(tmp_path, capsys):
-    """Also on the terminal; it is the run that schedule=none makes, and can be left out."""
-    ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts")
-    block = block_of(ended)
-    full = block["compared"]["full_fine_tuning"]
-    assert " full fine tuning " in ended.out
-    assert "learning_rate" not in ended.out, "the Trainer's log is in log.jsonl, and the loss on the bar"
-    assert full["paired"]["toy_choice"]["acc,none"]["n"] == 3
-    assert len(answers(tmp_path, "finetune-freeze", full["run_id"])) == 3
-
     alone = block_of(command(capsys, tmp_path, *SHORT, "method.schedule=none"))
-    assert alone["run_id"] == full["run_id"] and "compared" not in alone
+    assert alone["run_id"] == full["run_id"] and "compared" not in alone, "the full fine-tuning"
     assert alone["paired"], "the full one was compared with the untouched model at once"
+    assert len(answers(tmp_path, "finetune-freeze", full["run_id"])) == 3
     assert len(list((tmp_path / "models").iterdir())) == 2
 
 

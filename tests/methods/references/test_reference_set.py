@@ -134,21 +134,24 @@ def test_a_set_is_built_once(config, asked):
     assert again.embedding_RX.equal(first.embedding_RX)
 
 
-@pytest.mark.parametrize("change", ["model", "prompt", "chat", "sample_seed", "data"])
-def test_what_determines_a_set_makes_another_one(config, models, change, tmp_path):
-    first, _ = build(config, reference_size=10)
+def test_what_determines_a_set_makes_another_one(config, models, tmp_path):
     changes = {
+        "none": {},
         "model": {"model": ModelConfig(name="small", path=str(models[1]))},
         "prompt": {"task": replace(config.task, answer="text")},
         "chat": {"task": replace(config.task, chat_template=True), "apply_chat_template": True},
         "sample_seed": {"sample_seed": 3},
+        "data": {},
     }
-    if change == "data":
-        changed = [row | {"question_stem": row["question_stem"] + "?"} for row in rows(QUESTIONS)]
-        write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", changed)
-    other, _ = build(replace(config, **changes.get(change, {})), reference_size=10)
-    assert other.folder != first.folder
-    assert other.texts[0].startswith("User: ") is (change == "chat")
+    folders = set()
+    for change, keys in changes.items():
+        if change == "data":
+            changed = [row | {"question_stem": row["question_stem"] + "?"} for row in rows(QUESTIONS)]
+            write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", changed)
+        found, _ = build(replace(config, **keys), reference_size=10)
+        folders.add(found.folder)
+        assert found.texts[0].startswith("User: ") is (change == "chat")
+    assert len(folders) == len(changes)
 
 
 def test_a_stored_set_leaves_nothing_to_read(stored):
@@ -169,8 +172,14 @@ def test_a_set_with_tokens_that_a_model_lacks_is_refused(stored):
         check_own(found.folder, "last1", loaded, Budget(64))
 
 
-@pytest.mark.parametrize("damage", ["half a file", "a line less", "no file"])
-@pytest.mark.parametrize("file", ["references.jsonl", "pathways.safetensors", "embeddings-*"])
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("references.jsonl", "a line less"),
+        *((file, "half a file") for file in ("references.jsonl", "pathways.safetensors", "embeddings-*")),
+        *((file, "no file") for file in ("pathways.safetensors", "embeddings-*")),
+    ],
+)
 def test_a_damaged_set_is_one_error(stored, file, damage):
     found, _ = build(stored)
     [path] = found.folder.glob(file)

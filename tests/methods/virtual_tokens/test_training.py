@@ -31,7 +31,7 @@ KINDS = ("soft-prompt", "prefix-tuning")
 PAIRS = [
     (prompt, answer)
     for prompt in ("How many? Ten. Then", "a", "x" * 30, "x" * 28 + "yz")
-    for answer in (" it", " it was one", "!")
+    for answer in (" it was one", "!")
 ]
 """Prompts of unlike lengths, two of which begin alike, with answers of unlike lengths."""
 

@@ -6,6 +6,7 @@ but is taken.
 """
 
 import copy
+from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,8 @@ IDS = torch.randint(0, 256, (2, 14), generator=torch.Generator().manual_seed(5))
 ROUTERS = ("token", "word", "sentence", "word-hash", "expert")
 CAUSAL = ROUTERS[:4]
 routers = pytest.mark.parametrize("router", ROUTERS)
+designs = pytest.mark.parametrize(("router", "backbone"), [*zip(ROUTERS, cycle(BACKBONES))])
+"""Every router, on one backbone or the other: what is tested does not depend on the pair."""
 
 
 def logits_of(model, ids, **options):
@@ -105,8 +108,7 @@ def test_reading_in_parts_over_a_cache_is_reading_at_once(router, backbone):
 
 
 @pytest.mark.parametrize("beams", first_fast([1, 3]))
-@pytest.mark.parametrize("backbone", BACKBONES)
-@routers
+@designs
 def test_generation_from_padded_prompts_is_that_of_whole_passes(router, backbone, beams):
     model = design(router, **BACKBONES[backbone])
     model.generation_config.eos_token_id = None
@@ -123,8 +125,7 @@ def test_generation_from_padded_prompts_is_that_of_whole_passes(router, backbone
         assert greedy.tolist() == found[1, 14:].tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@routers
+@pytest.mark.parametrize(("router", "dtype"), [*zip(ROUTERS, cycle((torch.float32, torch.bfloat16)))])
 def test_every_parameter_learns(router, dtype):
     biased = router not in ("expert", "word-hash")
     model = design(router, n_shared_experts=1, selection_bias=biased).to(dtype).train()
@@ -178,8 +179,7 @@ def test_router_logits_are_recorded_of_every_moe_layer(router):
     assert len(out.hidden_states) == 4
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
-@routers
+@designs
 def test_a_model_comes_back_without_its_tokenizer(router, backbone, tmp_path):
     biased = router not in ("expert", "word-hash")
     model = design(router, selection_bias=biased, n_shared_experts=1, **BACKBONES[backbone])
@@ -201,9 +201,8 @@ def test_a_model_comes_back_without_its_tokenizer(router, backbone, tmp_path):
         assert kept.equal(model.model.layers[1].mlp.gate.selection_bias)
 
 
-@routers
-def test_it_is_loaded_like_any_other_model(router, tmp_path):
-    model = design(router, **BACKBONES["deepseek"])
+def test_it_is_loaded_like_any_other_model(tmp_path):
+    model = design("word", **BACKBONES["deepseek"])
     loaded = load_folder(save_model(model, tmp_path))
     torch.testing.assert_close(logits_of(loaded.model, IDS), logits_of(model, IDS), rtol=1e-4, atol=1e-5)
 

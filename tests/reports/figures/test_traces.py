@@ -5,6 +5,7 @@ import csv
 import json
 
 import pytest
+from matplotlib.text import Text
 
 from moe_lab.errors import ResultsError
 from moe_lab.methods import get_method
@@ -108,8 +109,8 @@ def test_retained_experts_are_counted_by_the_routers_rank(tmp_path):
 @pytest.mark.slow
 def test_the_question_shown_is_the_first_that_became_right(tmp_path):
     for answers, shown in ((["AB", "BAB", "BA", "BA"], "Question: 2?"), (["AA", "AB", "BB"], "Question: 0?")):
-        png, _ = draw_sample([run_of(tmp_path / answers[0], answers)]).save(tmp_path, "f")
-        assert f"question: {shown}" in png.with_suffix(".svg").read_text()
+        figure = draw_sample([run_of(tmp_path / answers[0], answers)]).draw("")
+        assert any(f"question: {shown}" in text.get_text() for text in figure.findobj(Text))
 
 
 def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path):

@@ -27,7 +27,7 @@ def test_each_column_is_a_panel_with_the_average_last(tmp_path):
     assert found["average", "E→E"]["value"] == pytest.approx(0.8)
     assert found["average", "N→R"]["published"] == 0.65 and found["arc", "N→R"]["published"] is None
     png, _ = draw_schedules(CellTable(bars(), cells())).save(tmp_path, "f", "T")
-    assert png.stat().st_size > 10_000
+    assert png.stat().st_size > 1000
 
 
 def test_a_forest_has_a_point_for_each_setting_with_the_average_last(tmp_path):
@@ -37,7 +37,7 @@ def test_a_forest_has_a_point_for_each_setting_with_the_average_last(tmp_path):
     assert list(dict.fromkeys(panel for panel, _ in found)) == ["arc", "piqa", "average"]
     assert found["arc", "base"] == ("finetune-freeze", pytest.approx(0.1)), "the method of the run"
     assert found["average", "finetune-freeze, experts"][1] == pytest.approx(0.8) and len(found) == 9
-    assert png.stat().st_size > 10_000
+    assert png.stat().st_size > 1000
 
 
 def test_an_average_without_its_axis_stands_alone():
@@ -103,7 +103,7 @@ def test_a_panel_has_a_line_for_each_granularity(tmp_path):
     ]
     assert {row["difference"] for row in rows} == {"0.0"}
     assert len(rows) == 3 * 2 * 2 and rows[-1]["panel"] == "z-loss, shared experts: 1"
-    assert png.stat().st_size > 10_000
+    assert png.stat().st_size > 1000
 
 
 def test_differences_are_to_the_first_line_of_the_same_seed(tmp_path):

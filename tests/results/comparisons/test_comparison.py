@@ -117,9 +117,6 @@ def test_the_content_is_plain_json(tmp_path):
     assert content["evaluations"][1]["samples"] == {"t": str(b.samples_files["t"])}
 
 
-PERPLEXITY = {"t": {"metric_list": [{"metric": "word_perplexity"}]}}
-
-
 def rows_of(tmp_path: Path, mine: list[Any], theirs: list[Any], *more: Any) -> tuple[Any, list[str]]:
     mine_more, theirs_more = more or ({}, {})
     a = evaluation(tmp_path, "a", {"t": mine}, **mine_more)

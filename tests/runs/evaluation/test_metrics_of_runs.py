@@ -93,7 +93,7 @@ def balanced_questions(tokenizer: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("k", [1, 4])
 def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(k, tokenizer, tmp_path):
     weight_ED = torch.zeros(EXPERTS, WIDTH)
     for remainder in range(EXPERTS):
@@ -112,7 +112,7 @@ def test_uniform_routing_has_a_load_balance_of_log2_of_the_experts(k, tokenizer,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("k", [1, 4])
 def test_the_same_experts_every_time_have_a_load_balance_of_log2_of_k(k, tokenizer, tmp_path):
     weight_ED = torch.zeros(EXPERTS, WIDTH)
     weight_ED[2 : 2 + k, EXPERTS] = torch.arange(10.0, 10.0 + k)

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.cli.main import main
 from moe_lab.config.catalog import resource_folder
-from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.config import SCHEDULES, FinetuneConfig
 from moe_lab.methods.finetune_freeze.trainer import Order
 from moe_lab.methods.tokenized import EMPTY
 from moe_lab.methods.trained import COMPLETE
@@ -36,9 +36,8 @@ WRAPS = ("ddp", "fsdp")
 NOISE = {"routing_noise": 1.0, "routing_noise_schedule": "linear"}
 KILLED = {"schedule": "router-none", "router_aux_loss_coef": 0.01, "save_steps": 2} | NOISE
 """A training that is killed in its second phase, and the same one whole."""
-SCHEDULES = ("none", "router", "none-experts", "experts-router")
 TRAININGS = {schedule: {"schedule": schedule} | NOISE for schedule in SCHEDULES} | {"router-none": KILLED}
-"""Each group is frozen in each half: `experts-router` freezes what had moments, and thaws what had none."""
+"""All nine: `experts-router`, for example, freezes what had moments, and thaws what had none."""
 AUXILIARY = {"held_out": 0, "epochs": 1, "schedule": "none", "router_aux_loss_coef": 0.1}
 COUNTS = (9, 11)
 """Rows of trainings with the auxiliary loss."""

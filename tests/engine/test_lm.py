@@ -16,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring import Budget
-from moe_lab.errors import ConfigError, ModelError
+from moe_lab.errors import ConfigError
 from moe_lab.routing import GumbelTopK, document_key, gumbel
 from tests.support.command import run_command
 from tests.support.ensembles import answered, answers_of
@@ -89,12 +89,6 @@ def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
     first, second = lm.generate_until([instance, instance])
     assert first != second  # 16 tokens of 300: they agree with odds far below 1e-9
     assert lm.generate_until([instance, instance]) == [first, second]
-
-
-def test_an_ensemble_on_a_dense_model_is_refused(tokenizer):
-    ensemble = Ensemble(4, GumbelTopK([0.5], 0))
-    with pytest.raises(ModelError, match="No router was found in LlamaForCausalLM"):
-        EngineLM(make_model("llama"), tokenizer, ensemble=ensemble)
 
 
 def test_a_recurrent_model_is_run_by_hf(tokenizer):

@@ -15,12 +15,10 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from moe_lab.methods.finetune_freeze import training
 from moe_lab.metrics.training_metrics import ExpertMetrics, correlations, measure, read_measurements, summary
 from moe_lab.reports.figures.curves import write_training_metrics
 from tests.support.interventions import some_rows
 from tests.support.models import small_model
-from tests.support.trainings import train
 
 STEPS_PER_EPOCH = 3
 
@@ -144,14 +142,3 @@ def test_correlations_say_how_many_points_they_have():
     three = correlations([*lines[:2], line(5.0, 1.0, None, 1.0)])
     assert {tuple(one["of"]): one["n"] for one in three}["load_balance", "capacity"] == 2
     assert three[0]["pearson"] is not None and three[0]["ci95"] is None
-
-
-@pytest.mark.slow
-def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(tmp_path, monkeypatch):
-    measured, plain = deepcopy(small_model("mixtral")), deepcopy(small_model("mixtral"))
-    told = train(measured, tmp_path / "measured", held_out=5, schedule="none-router", epochs=2)
-    assert told["expert_metrics"]["measurements"] == 3 and told["expert_metrics"]["rows"] == 5
-    monkeypatch.setattr(training, "find_routers", lambda model: [])
-    train(plain, tmp_path / "plain", held_out=5, schedule="none-router", epochs=2)
-    assert same_weights(plain, measured)
-    assert train(plain, tmp_path / "none")["expert_metrics"] is None

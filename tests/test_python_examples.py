@@ -93,8 +93,7 @@ def test_a_fresh_interpreter_without_hydra_suffices(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["olmoe"], indirect=True)
-@pytest.mark.parametrize("page", PAGES)
-def test_the_loaded_model_has_the_numbers_of_the_command(page, folder, capsys):
+def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
     """Of a checkpoint in bfloat16, on a CPU. Broken by another dtype in the example or in the command."""
     copy.deepcopy(small_model("olmoe")).bfloat16().save_pretrained(folder / "my" / "model")
     keys = ["method=roe", "model.path=my/model", "task=toy_choice", "limit=2", "method.n=4", "baseline=false"]
@@ -103,14 +102,15 @@ def test_the_loaded_model_has_the_numbers_of_the_command(page, folder, capsys):
     samples = [
         json.loads(line) for file in folder.glob("outputs/runs/*/samples_*.jsonl") for line in file.open()
     ]
-    names: dict[str, Any] = {}
-    exec(compile(loading(page), page, "exec"), names)
-    roe = moe_lab.RoE(names["model"], names["tokenizer"], n=4)
     assert samples
-    for sample in samples:
-        asked = [list(arguments.values()) for arguments in sample["arguments"].values()]
-        found = roe.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked])
-        assert found == pytest.approx([float(answer[0][0]) for answer in sample["resps"]], abs=1e-4)
+    for page in PAGES:
+        names: dict[str, Any] = {}
+        exec(compile(loading(page), page, "exec"), names)
+        roe = moe_lab.RoE(names["model"], names["tokenizer"], n=4)
+        for sample in samples:
+            asked = [list(arguments.values()) for arguments in sample["arguments"].values()]
+            found = roe.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked])
+            assert found == pytest.approx([float(answer[0][0]) for answer in sample["resps"]], abs=1e-4), page
 
 
 def test_an_example_has_at_most_twenty_lines():

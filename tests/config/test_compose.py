@@ -42,7 +42,7 @@ def by_hydra(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> module.Ce
         return compose_cell(overrides, [])
 
 
-@pytest.mark.parametrize("overrides", first_fast(OVERRIDES, 4), ids=" ".join)
+@pytest.mark.parametrize("overrides", first_fast(OVERRIDES, 3), ids=" ".join)
 def test_a_cell_is_what_hydra_composes(overrides, monkeypatch):
     expected = by_hydra(overrides, monkeypatch)
     assert compose_cell(overrides, []) == expected

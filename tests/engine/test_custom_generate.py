@@ -16,15 +16,6 @@ from tests.support.tiers import by_family
 PROMPTS = ["hello", "what is a cat and why", "abc" * 5]
 
 
-@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
-def test_one_sample_generates_as_transformers(family, tokenizer):
-    """With other options: tests/engine/test_sampling.py."""
-    model, options = small_model(family), {"max_new_tokens": 8, "do_sample": False}
-    inputs = left_padded(tokenizer, PROMPTS)
-    one = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
-    assert torch.equal(one, model.generate(**inputs, **options))
-
-
 def test_sampled_tokens_have_the_probabilities_of_the_model(olmoe, tokenizer):
     """4,000 answers of one token: each of the ten likeliest tokens within five standard errors (odds below 1e-5)."""
     draws, ids = 4000, tokenizer.encode("hello")

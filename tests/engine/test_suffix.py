@@ -286,9 +286,15 @@ def brute_logits(model, ids, length, probs, span, persistence):
         return routed_logits(model, ids, probs, decide)[-1]
 
 
-@pytest.mark.parametrize("persistence", PERSISTENCE)
-@pytest.mark.parametrize("span", GENERATION_SPANS, ids=str)
-@pytest.mark.parametrize("family", first_fast(FAMILIES))
+@pytest.mark.parametrize(
+    ("family", "span", "persistence"),
+    [  # every pair of a span and a persistence in some family
+        pytest.param(family, span, PERSISTENCE[(i + j) % 3], marks=[pytest.mark.slow] * bool(i))
+        for i, family in enumerate(FAMILIES)
+        for j, span in enumerate(GENERATION_SPANS)
+    ],
+    ids=str,
+)
 def test_generated_tokens_are_those_of_whole_passes(family, span, persistence):
     model = small_model(family)
     asked = prompts(least=span.size)

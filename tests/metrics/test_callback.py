@@ -15,13 +15,10 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from moe_lab.methods.finetune_freeze import training
 from moe_lab.metrics.training_metrics import ExpertMetrics, correlations, measure, read_measurements, summary
 from moe_lab.reports.figures.curves import write_training_metrics
 from tests.support.interventions import some_rows
-from tests.support.models import save_model, small_model
-from tests.support.trainings import train
-from tests.support.two_processes import by_one, by_two
+from tests.support.models import small_model
 
 STEPS_PER_EPOCH = 3
 
@@ -145,35 +142,3 @@ def test_correlations_say_how_many_points_they_have():
     three = correlations([*lines[:2], line(5.0, 1.0, None, 1.0)])
     assert {tuple(one["of"]): one["n"] for one in three}["load_balance", "capacity"] == 2
     assert three[0]["pearson"] is not None and three[0]["ci95"] is None
-
-
-@pytest.mark.slow
-def test_fine_tuning_is_measured_on_what_is_held_out_and_goes_as_without(tmp_path, monkeypatch):
-    measured, plain = deepcopy(small_model("mixtral")), deepcopy(small_model("mixtral"))
-    told = train(measured, tmp_path / "measured", held_out=5, schedule="none-router", epochs=2)
-    assert told["expert_metrics"]["measurements"] == 3 and told["expert_metrics"]["rows"] == 5
-    monkeypatch.setattr(training, "find_routers", lambda model: [])
-    train(plain, tmp_path / "plain", held_out=5, schedule="none-router", epochs=2)
-    assert same_weights(plain, measured)
-    assert train(plain, tmp_path / "none")["expert_metrics"] is None
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a `model` and its training by `one` process."""
-    folder = tmp_path_factory.mktemp("trained")
-    save_model(small_model("olmoe"), folder / "model")
-    by_one(folder / "model", folder / "one", schedule="router-none")
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_two_processes_measure_what_one_does(wrap, trained, tmp_path):
-    assert by_two(wrap, trained / "model", tmp_path, schedule="router-none") == [0, 0]
-    alone, together = read_measurements(trained / "one"), read_measurements(tmp_path)
-    assert [line["step"] for line in together] == [line["step"] for line in alone] == [0, 3, 6]
-    for mine, other in zip(together, alone, strict=True):
-        assert mine["tokens"] == other["tokens"] and mine["answer_tokens"] == other["answer_tokens"]
-        for metric in ("load_balance", "collaboration", "accuracy", "specialization"):
-            assert mine[metric]["value"] == pytest.approx(other[metric]["value"], abs=1e-4)

@@ -134,7 +134,6 @@ def test_what_is_left_out_and_settings_and_notes_are_said(tmp_path, capsys):
 @pytest.mark.parametrize(
     "most, command",
     [
-        (60, "method=roe task=toy_choice limit=6"),
         (60, "method=base task=toy_math limit=2"),
         (100, "-m method=roe,top-p task=toy_choice,toy_math limit=4"),
         (100, "method=roe task=toy_choice limit=4 seeds=3"),

@@ -9,6 +9,7 @@ token.
 import random
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -104,24 +105,21 @@ EVERY_HISTORY = ("olmoe", "gpt_oss", "llama4_text", "qwen3_next, recurrent")
 """Full attention, windows, chunks, a recurrent state. The other models have other layers: one history of samples that
 share keys and values, one of samples that have their own."""
 MODELS = dict.fromkeys(KV_CACHE, kv_cache_model) | {f"{name}, recurrent": small_model for name in RECURRENT}
+FAST = {*product(["olmoe"], HISTORIES[:3]), *product(["gpt_oss", "qwen3_next, recurrent"], HISTORIES[:1])}
+GIVEN = [
+    (name, history, False)
+    for name in MODELS
+    for history in (HISTORIES if name in EVERY_HISTORY else HISTORIES[:2])
+]
+# the weights of the chosen experts do not depend on where keys and values come from
+GIVEN += [("olmoe", HISTORIES[0], True), ("mixtral", HISTORIES[1], True)]
 CASES = pytest.mark.parametrize(
     ("name", "history", "perturbed"),
     [
-        *(
-            pytest.param(
-                *(*name.values, *history.values, False),
-                id="-".join((*name.values, *history.values[0])),
-                marks=[*name.marks, *history.marks],
-            )
-            for name in [*by_family(KV_CACHE), *first_fast(list(MODELS)[len(KV_CACHE) :])]
-            for history in first_fast(
-                HISTORIES if {*name.values} & {*EVERY_HISTORY} else HISTORIES[:2],
-                3 if "olmoe" in name.values else 1,
-            )
-        ),
-        # the weights of the chosen experts do not depend on where keys and values come from
-        pytest.param("olmoe", HISTORIES[0], True, id="olmoe-perturbed-weights"),
-        pytest.param("mixtral", HISTORIES[1], True, id="mixtral-perturbed-weights", marks=pytest.mark.slow),
+        pytest.param(
+            *given, marks=[] if given[:2] in FAST else [pytest.mark.slow], id="-".join(map(str, given))
+        )
+        for given in GIVEN
     ],
 )
 

@@ -24,7 +24,7 @@ from moe_lab.methods.trained import save_model
 from moe_lab.models.load import load_model
 from tests.support import rounding
 from tests.support.models import make_model, make_tokenizer, small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import by_family, first_fast
 from tests.support.trainings import assert_same, interrupted, train
 from tests.support.two_processes import SETTINGS, by_two
 
@@ -56,7 +56,7 @@ def adapter_of(model) -> dict[str, torch.Tensor]:
     return {name: own.detach().clone() for name, own in model.named_parameters() if own.requires_grad}
 
 
-@pytest.mark.parametrize("what", REACHED)
+@pytest.mark.parametrize("what", first_fast(REACHED, 2))
 def test_the_adapter_alone_is_trained_and_peft_reads_it_as_the_same_model(what, folder, tmp_path):
     """Also with the merged weights of `model.peft=`, in which a run evaluates it."""
     lora, group = REACHED[what]

@@ -25,6 +25,7 @@ from moe_lab.methods.finetune_freeze.config import SCHEDULES, FinetuneConfig
 from moe_lab.methods.finetune_freeze.trainer import Order
 from moe_lab.methods.tokenized import EMPTY
 from moe_lab.methods.trained import COMPLETE
+from moe_lab.metrics.training_metrics import read_measurements
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
 from tests.support.once import made_once
@@ -143,6 +144,16 @@ def test_two_processes_are_equal_to_each_other_and_train_as_one(schedule, shared
         before = after
     lines = [json.loads((x / "log.jsonl").read_text().splitlines()[-1]) for x in (folder, two)]
     assert lines[1]["validation_loss"] == pytest.approx(lines[0]["validation_loss"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_measure_experts_as_one_does(shared, alone):
+    by_one, by_both = map(read_measurements, (alone(**KILLED)[0], shared[1] / "router-none"))
+    assert [line["step"] for line in by_both] == [0, 3, 6]
+    for one, two in zip(by_one, by_both, strict=True):
+        assert all(one[key] == two[key] for key in ("step", "tokens", "answer_tokens"))
+        for metric in ("load_balance", "collaboration", "accuracy", "specialization"):
+            assert two[metric]["value"] == pytest.approx(one[metric]["value"], abs=1e-4)
 
 
 @pytest.mark.slow

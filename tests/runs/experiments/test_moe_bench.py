@@ -123,29 +123,6 @@ def test_mmlu_and_arc_challenge_are_marked_as_chance():
     )
 
 
-def test_what_the_source_says_of_routers_is_so():
-    """Expert choice has every column but ARC-C; token choice none, and two of its averages are below word choice's."""
-    found = table3()
-    best = {task: max(found, key=lambda row: found[row][task])[1] for task in COLUMNS}
-    assert best == {**dict.fromkeys(COLUMNS, "expert"), "arc_challenge": "word"}
-    labels = {label for label, _ in found}
-    averages = {key: line["average"] for key, line in found.items()}
-    for label in labels:
-        routers = {router: averages[label, router] for router in ("token", "expert", "word", "sentence")}
-        assert max(routers, key=routers.__getitem__) == "expert"
-    below = [label for label in labels if averages[label, "token"] < averages[label, "word"]]
-    assert set(below) == {"1/7+1", "2/8", "15/63+1"}
-
-
-def test_specialization_is_more_than_the_average_accuracy_above_chance():
-    """What Table 6's source says: of token choice, whose designs stand in both tables."""
-    chance = 100 / 3
-    above = [line["average"] - chance for (_, router), line in table3().items() if router == "token"]
-    assert (min(above), max(above)) == (pytest.approx(2.49, abs=0.005), pytest.approx(3.11, abs=0.005))
-    found = [line["Specialization"] for line in table6().values() if line["Specialization"] > 0.002]
-    assert (min(found), max(found)) == (0.0419, 0.0611) and len(found) == 21
-
-
 def test_table_6_has_23_rows_and_its_capacity_beside_both_readings():
     found = table6()
     assert len(found) == 23 and ("auxiliary loss", "8/32") not in found

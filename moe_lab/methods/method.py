@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.validators import check_limits
 from moe_lab.engine.planned import Asked
 from moe_lab.errors import ConfigError
 from moe_lab.models.hub import Upload
@@ -72,9 +73,15 @@ class Method(ABC):
 
     @dataclass(kw_only=True)
     class Config:
-        """The keys of `conf/method/<name>.yaml`; `__post_init__` raises ConfigError for an impossible value."""
+        """The keys of `conf/method/<name>.yaml`; `__post_init__` raises ConfigError for an impossible value.
+
+        Annotations limit values: `Literal[...]`, or pydantic's `PositiveInt`, `NonNegativeFloat` and the like.
+        """
 
         name: str
+
+        def __post_init__(self) -> None:
+            check_limits(self, "method.")
 
         @property
         def unread(self) -> set[str]:

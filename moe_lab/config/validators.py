@@ -167,7 +167,7 @@ LIMITS: dict[Any, Callable[[str, float], None]] = {
 
 def check_limits(values: Any, prefix: str) -> None:
     """Raise ConfigError for a field of a dataclass that breaks its annotation: a `Literal`, or one of `LIMITS`."""
-    for key, annotation in hints_of(type(values), include_extras=True).items():
+    for key, annotation in hints_of(values.__class__, include_extras=True).items():
         value = getattr(values, key)
         for choice in _alternatives(annotation):
             if get_origin(choice) is Literal:

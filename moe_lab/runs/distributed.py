@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TrainingError, exit_code, print_error
 from moe_lab.methods import get_method
-from moe_lab.methods.method import Context, ModelMaker, TrainingMethod
+from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.models.distributed import broadcast, num_processes, sharded
 
 if TYPE_CHECKING:
@@ -78,10 +78,6 @@ def _check(configs: Sequence[Config]) -> None:
             raise ConfigError(
                 "Each process of torchrun has one GPU: leave device=cuda:<index> and model.device_map out. "
                 "CUDA_VISIBLE_DEVICES says which GPUs they share."
-            )
-        if issubclass(method, ModelMaker) and (several or config.model.tp_plan):
-            raise ConfigError(
-                f"method={config.method.name} trains in one process: start it without torchrun."
             )
         if config.model.tp_plan and not several:
             raise ConfigError(

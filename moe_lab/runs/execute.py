@@ -65,9 +65,16 @@ def execute(
     with run.store.held():
         if (stored := _stored(run, compute)) is not None:  # by the process that held it
             return Outcome(run, stored, stored=True)
-        with run.store.status(), memory_errors(run.folder.name):
-            begin()
-            return Outcome(run, evaluate_run(run, models, _compared_results(run, models)), stored=False)
+        return Outcome(run, _computed(run, models, begin), stored=False)
+
+
+def _computed(run: Run, models: ModelPool, begin: Callable[[], None] = lambda: None) -> RunResult:
+    """The missing parts of a run whose lock this process holds."""
+    with run.store.status(), memory_errors(run.folder.name):
+        begin()
+        before = _compared_results(run, models)
+        with _run_log(run), naming(run.folder.name):
+            return evaluate_run(run, models, before)
 
 
 def _stored(run: Run, compute: bool) -> RunResult | None:
@@ -121,8 +128,8 @@ def _results_with_samples(run: Run, models: ModelPool) -> tuple[RunResult, dict[
         return results, read_samples(results)
     except DamagedError as error:
         _warn_of_samples(error)
-    with run.store.held(), run.store.status():
-        results = evaluate_run(run, models, _compared_results(run, models))
+    with run.store.held():
+        results = _computed(run, models)
     return results, read_samples(results)
 
 
@@ -136,14 +143,8 @@ def _warn_of_samples(error: DamagedError) -> None:
 def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
     """Answer the requests without a stored answer, let lm-eval evaluate all answers, and write the run's files.
 
-    The caller holds the run's lock. `before` as in `moe_lab_block`. Returns the content of results.json, which is
-    written before the metrics.
+    `before` as in `moe_lab_block`. Returns the content of results.json, which is written before the metrics.
     """
-    with _run_log(run), naming(run.folder.name):
-        return _evaluate_and_write(run, models, before)
-
-
-def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
     from moe_lab.models.tokenizer import template_block
 
     config = recorded(run.config)

@@ -20,7 +20,8 @@ from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, LauncherConfig, TuningConfig
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker, TrainingMethod
+from moe_lab.methods.method import ModelMaker, TrainingMethod, refuse
+from moe_lab.models.distributed import num_processes
 from moe_lab.reports.expert import comparisons
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
@@ -62,6 +63,9 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
     Args:
         argv: the command line, which workers of `launcher=` get, too.
     """
+    makers = [issubclass(get_method(one.method.name), ModelMaker) and not one.experiment for one in configs]
+    if any(makers):
+        return _make_models(configs, makers)
     several = len(configs) > 1 or configs[0].num_seeds > 1 or configs[0].num_studies
     with_experiment = any(config.experiment for config in configs)
     if (several or with_experiment) and configs[0].logger.name == "wandb" and "WANDB_RUN_ID" in os.environ:
@@ -80,21 +84,34 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
     return _run(configs, cells, argv) if mode == "run" else _report(configs, cells)
 
 
+def _make_models(configs: Sequence[Config], makers: Sequence[bool]) -> Results:
+    """Train the model of every configuration. Raises ConfigError for what else a command may do with runs."""
+    config, trains = configs[0], f"method={configs[makers.index(True)].method.name} trains"
+    refuse(
+        {
+            "One method of this grid evaluates and another one trains. Train first.": not all(makers),
+            f"{trains}: it has mode=run only.": config.mode != "run",
+            f"{trains} one model, which workers cannot share. Leave launcher= out.": (
+                config.launcher.name != "none"
+            ),
+            f"{trains} in one process: start it without torchrun.": (
+                num_processes() > 1 or config.model.tp_plan is not None
+            ),
+        }
+    )
+    follow(configs)  # forgets what a launcher of one process has set
+    seeded = [one for each in configs for one in seeds_of(each)]
+    methods: list[Any] = [get_method(one.method.name)(one.method) for one in seeded]
+    return Results(files=[method.train(one) for method, one in zip(methods, seeded, strict=True)])
+
+
 def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Results:
-    """Train or run every configuration, and write summaries over seeds and the page, or the tables."""
+    """Run every configuration, and write summaries over seeds and the page, or the tables."""
     from moe_lab.reports.loggers import open_logger
 
     config = configs[0]
     if (code := follow(configs)) is not None:
         return Results(code=code)
-    makers = [issubclass(get_method(one.method.name), ModelMaker) and not one.experiment for one in configs]
-    if any(makers) and not all(makers):
-        evaluating = configs[makers.index(False)].method.name
-        raise ConfigError(f"method={evaluating} evaluates and others of this grid train. Train first.")
-    if all(makers):
-        seeded = [one for each in configs for one in seeds_of(each)]
-        trained: list[Any] = [get_method(one.method.name)(one.method) for one in seeded]
-        return Results(files=[one.train(own) for one, own in zip(trained, seeded, strict=True)])
     experiments = _experiments(config, cells[0]) if config.experiment else []
     if experiments:
         if any(getattr(one.config.method, "push_to_hub", False) for _, of in experiments for one in of):

@@ -22,7 +22,7 @@ from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.errors import TERMINATED, ConfigError, RunHeldError, need_package, reading
 from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker, TrainingMethod
+from moe_lab.methods.method import TrainingMethod
 from moe_lab.models.distributed import num_processes
 from moe_lab.results.folder import ATTEMPT, check_writable
 from moe_lab.runs.attempts import PAUSE, STARTER, steps_of
@@ -309,10 +309,6 @@ def check_launcher(configs: Sequence[Config]) -> None:
     if launcher in ("ray", "submitit"):
         need_package(launcher, launcher, f"launcher={launcher}")
     for config in configs if mode == "run" else ():
-        if issubclass(get_method(config.method.name), ModelMaker):
-            raise ConfigError(
-                f"method={config.method.name} trains one model, which workers cannot share. Leave launcher= out."
-            )
         if config.rerun:
             raise ConfigError("rerun=true would compute every run in every worker. Leave launcher= out.")
         if config.device.startswith("cuda:"):

@@ -123,6 +123,9 @@ class FakeRun:
     def check_free(self) -> None:
         """No other process works on it."""
 
+    def stored_metrics(self) -> None:
+        """It has none."""
+
 
 @dataclass
 class FakeOutcome:

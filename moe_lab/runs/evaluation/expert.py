@@ -27,9 +27,7 @@ from moe_lab.metrics.stored import (
     FILE,
     FOLDER,
     SCHEMA_VERSION,
-    StoredMetrics,
     read_arrays,
-    stored_metrics,
     without_arrays,
     write_arrays,
 )
@@ -154,19 +152,14 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
             found[name] = metric.evaluate(selections, evaluate, lost)
     found, arrays = without_arrays(found)
     write_arrays(run.folder / FOLDER, arrays)
-    if run.baseline is not None and (before := _stored(run.baseline)) is not None:
+    if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
         found["baseline"] = {key: before.content[key] for key in ("run_id", *metrics())}
     found["differences"] = {
         name: differences(arrays, read_arrays(other.folder / FOLDER))
         for name, other in run.compared_runs.items()
-        if _stored(other) is not None
+        if other.stored_metrics() is not None
     }
     write_json(run.folder / FILE, found)
-
-
-def _stored(run: Run) -> StoredMetrics | None:
-    """The stored expert metrics of a run that this one is compared with."""
-    return stored_metrics(run.folder, run.run_id, run.facts.commit)
 
 
 def entropies(counts: Counts) -> dict[str, Any]:

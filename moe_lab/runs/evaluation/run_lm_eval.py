@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.errors import MoeLabError, TaskError, first_line
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from moe_lab.config.schema import Config
     from moe_lab.engine.forward.forward import Observer
     from moe_lab.engine.hf import Request
+    from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
     from moe_lab.models.memory import ModelPool
     from moe_lab.results.logs import ResponseLog
     from moe_lab.results.samples import Log
@@ -118,7 +117,7 @@ def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
     from moe_lab.engine.hf import Request
 
     apart = [0.0]
-    with run.method.open(*load_for(run, models, None)) as lm:
+    with opened_again(run, models) as lm:
         if not isinstance(lm.engine, KVEngine):
             return {}
         lm.budget = lm.engine.budget = replace(lm.budget, sequences=8 if lm.budget.sequences == 1 else 1)
@@ -141,10 +140,10 @@ def _likelihood(answer: Any) -> float:
     return float(answer[0] if isinstance(answer, tuple | list) else answer)
 
 
-def load_for(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedModel, Context]:
-    """The run's model, trained first if necessary, and the context to open the method with."""
+def opened_again(run: Run, models: ModelPool) -> AbstractContextManager[EngineLM]:
+    """The run's method on its model, to ask again what is answered already."""
     config = trained_config(run, models)
-    return models.get(config), Context(config=config, folder=folder)
+    return run.method.open(models.get(config), Context(config=config))
 
 
 def trained_config(run: Run, models: ModelPool) -> Config:
@@ -202,7 +201,7 @@ def ask_again(
     print(
         f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr
     )
-    with run.method.open(*load_for(run, models, None)) as lm, observed(lm, observer):
+    with opened_again(run, models) as lm, observed(lm, observer):
         for kind in dict.fromkeys(kind for kind, _ in requests):
             own = [request for request_kind, request in requests if request_kind == kind]
             lm.answer(kind, own, lambda index, answer: None)

@@ -15,7 +15,6 @@ from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import config_class, methods_with
-from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
 from moe_lab.reports.papers.files import typed_settings
@@ -274,12 +273,7 @@ def _whole_cell(
         coordinates=place,
         run_id=ids[0] if ids else None,
         results=[outcome.results for outcome in done],
-        expert=[
-            stored_metrics(run.folder, run.run_id, run.facts.commit)
-            if run.config.metrics == "expert"
-            else None
-            for run in (outcome.run for outcome in done)
-        ],
+        expert=[outcome.run.stored_metrics() for outcome in done],
         summary=summary(done) if len(done) > 1 else None,
         studies=[folder for folder in studies if (folder / "best.yaml").exists()],
         problem=None if error is None else " ".join(str(error).split()),

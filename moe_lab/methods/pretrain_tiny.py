@@ -4,8 +4,6 @@ The embedded model is the result of `method=pretrain-tiny model=tiny`. The archi
 `model=`; its weights are not read. The corpus is the toy world's. `method=pretrain` compares designs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Execution of a run: returns the stored result, or computes the missing parts and writes the run's files."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

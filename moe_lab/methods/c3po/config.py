@@ -1,7 +1,5 @@
 """The keys of `method=c3po`, their valid values and combinations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -11,8 +11,6 @@ outputs/models/<model>-finetune-freeze-<id8>/
   training.json    all that determines the weights, and the course of the training; written last
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import sys

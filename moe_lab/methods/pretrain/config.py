@@ -3,8 +3,6 @@
 `architecture` is the design as a configuration of transformers or of `models/designs`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

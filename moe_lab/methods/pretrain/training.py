@@ -11,8 +11,6 @@ outputs/models/<model>-pretrain-<id8>/
 In `leak`: R = rows, P = target positions, S = positions of a row, V = vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -1,7 +1,5 @@
 """The search of a study: presets (RoE, Table 1), and the space of temperatures, logit scales and other settings."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Judges the answers of a run. Stored verdicts are read from judgements.jsonl, new ones are appended to it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -165,7 +165,7 @@ LIMITS: dict[Any, Callable[[str, float], None]] = {
 """The check of a value by its annotation."""
 
 
-def check_limits(values: Any, prefix: str) -> None:
+def check_limits(values: Any, prefix: str = "method.") -> None:
     """Raise ConfigError for a field of a dataclass that breaks its annotation: a `Literal`, or one of `LIMITS`."""
     for key, annotation in hints_of(values.__class__, include_extras=True).items():
         value = getattr(values, key)

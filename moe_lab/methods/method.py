@@ -80,8 +80,7 @@ class Method(ABC):
 
         name: str
 
-        def __post_init__(self) -> None:
-            check_limits(self, "method.")
+        __post_init__ = check_limits  # type: ignore[misc]
 
         @property
         def unread(self) -> set[str]:

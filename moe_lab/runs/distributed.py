@@ -19,17 +19,22 @@ from datetime import timedelta
 from functools import cache, partial, partialmethod
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+from transformers.utils import logging
+
 from moe_lab.config.schema import Config
+from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, TrainingError, exit_code, print_error
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.models.distributed import broadcast, num_processes, sharded
+from moe_lab.models.memory import ModelPool
+from moe_lab.models.source import model_folder
 
 if TYPE_CHECKING:
-    from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
-    from moe_lab.models.memory import ModelPool
-
 PATIENCE = timedelta(days=7)
 """The time that a process waits for process 0, which may be downloading weights or evaluating."""
 
@@ -46,9 +51,6 @@ def follow(configs: Sequence[Config]) -> int | None:
         return None
     sharded()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
-    import torch
-    import torch.distributed as dist
-
     if torch.cuda.is_available() and configs[0].device != "cpu":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(timeout=PATIENCE)
@@ -64,8 +66,6 @@ def end_processes(code: int) -> None:
     if (
         code == 0 and num_processes() > 1
     ):  # after a failure they may wait in a forward pass: torchrun ends them
-        import torch.distributed as dist
-
         broadcast(None)
         dist.destroy_process_group()
 
@@ -104,10 +104,6 @@ def _check(configs: Sequence[Config]) -> None:
 
 def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:
     """The model of a run, loaded in all processes; with `model.tp_plan` each one has a part of it."""
-    import torch.distributed as dist
-
-    from moe_lab.models.source import model_folder
-
     model_folder(config.model, offline=config.offline, weights=True)  # fetched once, by this process
     broadcast(partial(_load, config))
     loaded = models.get(config)
@@ -124,10 +120,6 @@ def free_on_all_ranks(models: ModelPool) -> None:
 
 def _follow(rank: int) -> int:
     """Make the calls that process 0 broadcasts until it is done. Returns the exit code."""
-    import torch.distributed as dist
-    from tqdm import tqdm
-    from transformers.utils import logging
-
     tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
     logging.set_verbosity_error()
     try:
@@ -153,14 +145,10 @@ def _follow(rank: int) -> int:
 
 @cache
 def _models() -> ModelPool:
-    from moe_lab.models.memory import ModelPool
-
     return ModelPool()
 
 
 def _load(config: Config) -> None:
-    import torch.distributed as dist
-
     with follower_lm(config):  # so that its imports count as loading, too
         dist.barrier()
 

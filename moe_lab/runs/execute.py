@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import yaml
 
 from moe_lab.config.progress import naming
@@ -14,11 +15,13 @@ from moe_lab.config.recorded import recorded, without_values
 from moe_lab.errors import ModelError, MoeLabError, ResultsError, RunHeldError, first_line
 from moe_lab.metrics.counts import Routes
 from moe_lab.models.memory import ModelPool
+from moe_lab.models.tokenizer import template_block
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Sample, check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
+from moe_lab.runs.evaluation.expert import measure
 from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_lab_block
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
 from moe_lab.runs.run import Outcome, Run
@@ -30,8 +33,6 @@ logger = logging.getLogger("moe_lab")
 @contextmanager
 def memory_errors(name: str) -> Iterator[None]:
     """Turn "out of memory", of the device or the machine, into a MoeLabError that names the run or study."""
-    import torch
-
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -143,8 +144,6 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
 
     `before` as in `moe_lab_block`. Returns the content of results.json, which is written before the metrics.
     """
-    from moe_lab.models.tokenizer import template_block
-
     config = recorded(run.config)
     overrides = config.pop("overrides")
     write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
@@ -186,8 +185,6 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
     results = RunResult(content, run.folder)
     write_json(run.folder / "results.json", content)
     if routes is not None:
-        from moe_lab.runs.evaluation.expert import measure
-
         measure(run, models, samples, routes)
     return results
 

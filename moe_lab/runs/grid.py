@@ -3,8 +3,6 @@
 Each returns an object. The command line prints it; `moe_lab.run`, `plan` and `report` return it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys
@@ -12,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import OWN_GRID
@@ -22,7 +20,12 @@ from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, TrainingMethod, refuse
 from moe_lab.models.distributed import num_processes
+from moe_lab.models.hub import Upload, check_upload, push
+from moe_lab.models.memory import ModelPool
 from moe_lab.reports.expert import comparisons
+from moe_lab.reports.loggers import open_logger
+from moe_lab.reports.pages.listing_page import write_listing_page
+from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
@@ -37,6 +40,7 @@ from moe_lab.runs.experiments.cells import (
     prepare_experiments,
     refused_of,
 )
+from moe_lab.runs.experiments.runner import write_tables
 from moe_lab.runs.jobs import (
     Job,
     by_model,
@@ -48,11 +52,8 @@ from moe_lab.runs.jobs import (
 from moe_lab.runs.launchers import check_launcher, working
 from moe_lab.runs.plan import Plan, lacks_of, task_name
 from moe_lab.runs.results import Results, measured, with_compared
-
-if TYPE_CHECKING:
-    from moe_lab.models.hub import Upload
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.runs.run import Outcome, Run
+from moe_lab.runs.run import Outcome, Run
+from moe_lab.runs.summaries import summarize, write_summaries
 
 
 def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Any:
@@ -107,8 +108,6 @@ def _make_models(configs: Sequence[Config], makers: Sequence[bool]) -> Results:
 
 def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Results:
     """Run every configuration, and write summaries over seeds and the page, or the tables."""
-    from moe_lab.reports.loggers import open_logger
-
     config = configs[0]
     if (code := follow(configs)) is not None:
         return Results(code=code)
@@ -178,8 +177,6 @@ def _report(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
         return stored_tables(_experiments(config, cells[0], compute=False), config)
     typed = {text.lstrip("+").partition("=")[0] for text in config.overrides}
     if len(configs) == 1 and typed <= {"mode", "output_dir"}:
-        from moe_lab.reports.pages.listing_page import write_listing_page
-
         output = Path(config.output_dir)
         if (page := write_listing_page(output)) is None:
             raise ConfigError(f"Nothing is stored in {output}. output_dir= names another folder.")
@@ -196,8 +193,6 @@ def _report(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
 
 def stored_tables(experiments: Experiments, config: Config) -> Results:
     """Write the tables of stored results. Raises ConfigError if there are none."""
-    from moe_lab.models.memory import ModelPool
-
     jobs = jobs_of_cells(experiments)
     finished = Results(jobs=jobs, outcomes=stored_outcomes(jobs), alone=not jobs)
     return _with_tables(finished, experiments, config, ModelPool(), compute=False)
@@ -214,7 +209,6 @@ def _experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experim
 
 def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
     """The stored results of the jobs' runs. Nothing is computed."""
-    from moe_lab.models.memory import ModelPool
     from moe_lab.runs.execute import execute
 
     return [execute(run, ModelPool(), compute=False) for run in distinct_runs(jobs) if run.done]
@@ -222,8 +216,6 @@ def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
 
 def _with_page(finished: Results) -> Results:
     """The same with its table, after the summaries over seeds and the page are written."""
-    from moe_lab.runs.summaries import write_summaries
-
     table = command_table(finished.outcomes, finished.jobs)
     write_summaries(table.groups)
     page = write_report(finished.outcomes, table)
@@ -236,8 +228,6 @@ def _with_tables(
     finished: Results, experiments: Experiments, config: Config, models: ModelPool, *, compute: bool = True
 ) -> Results:
     """The same with its tables, after they are written."""
-    from moe_lab.runs.experiments.runner import write_tables
-
     jobs, outcomes, failures = finished.jobs, finished.outcomes, finished.failures
     stored = stored_outcomes(jobs) if compute else []  # also of a run that failed with rerun=true
     by_id = {outcome.run.run_id: outcome for outcome in [*stored, *outcomes]}
@@ -260,8 +250,6 @@ def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTa
     Runs that others are compared with, such as calibration, are groups of their own. Those of a run with several seeds
     are left out, because a single seed has no test.
     """
-    from moe_lab.runs.summaries import summarize
-
     groups = summarize(outcomes, repeated_studies(jobs))
     single = {group.results[0].run_id for group in groups if group.summary is None}
     shown = {outcome.run.run_id for outcome in outcomes}
@@ -305,8 +293,6 @@ def write_report(outcomes: Sequence[Outcome], table: CommandTable) -> Path:
     The page is `<models>-<methods>-<tasks>-<id8>.html`, where the id is the SHA-256 of the run ids: the same runs have
     the same page, whatever their order.
     """
-    from moe_lab.reports.pages.runs_page import write_runs_page
-
     results = [outcome.results for outcome in outcomes]
     digest = hashlib.sha256(" ".join(sorted(result.run_id for result in results)).encode()).hexdigest()
     tasks = [task for result in results for task in result.tasks]
@@ -331,8 +317,6 @@ def check_uploads(jobs: Sequence[Job]) -> None:
     folders: dict[str, set[object]] = {}
     for run in distinct_runs(jobs):
         if (upload := _upload_of(run)) is not None:
-            from moe_lab.models.hub import check_upload
-
             check_upload(upload, offline=run.config.offline)
             folders.setdefault(upload.repository, set()).add(upload.folder)
             if len(folders[upload.repository]) > 1:
@@ -353,8 +337,6 @@ def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
             by_folder.setdefault(upload.folder, []).append(outcome)
     failures = []
     for several in by_folder.values():
-        from moe_lab.models.hub import push
-
         run = several[0].run
         method: Any = run.method
         scores = [family.correct(score) for outcome in several for score in shown_scores(outcome.results)]

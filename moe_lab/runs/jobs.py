@@ -14,13 +14,13 @@ from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
+from moe_lab.models.memory import ModelPool
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.runs.config import in_cell
+from moe_lab.runs.run import Run
 
 if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
 
 

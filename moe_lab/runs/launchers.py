@@ -3,8 +3,6 @@
 The command waits for them. Then it computes what they left, if anything, and writes the tables.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -15,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.progress import Progress
@@ -24,14 +24,12 @@ from moe_lab.errors import TERMINATED, ConfigError, RunHeldError, need_package, 
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.models.distributed import num_processes
+from moe_lab.models.memory import ModelPool
 from moe_lab.results.folder import ATTEMPT, check_writable
 from moe_lab.runs.attempts import PAUSE, STARTER, steps_of
 from moe_lab.runs.budget import GIGABYTE, gpu_memory, gpus_for
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.plan import Plan
-
-if TYPE_CHECKING:
-    from moe_lab.models.memory import ModelPool
 
 WORKERS = 2
 """Their number where none is given and there is no GPU."""
@@ -44,8 +42,6 @@ def working(config: Config, argv: Sequence[str], jobs: Sequence[Job]) -> Iterato
     What failed in a worker is not tried again inside the context; what workers left because they died is. The folder
     with their output is kept if one failed. Raises ConfigError for a command that workers cannot share.
     """
-    from moe_lab.models.memory import ModelPool
-
     if config.launcher.name == "none":
         yield ModelPool()
         return
@@ -212,8 +208,6 @@ def environment(number: int, count: int, gpus: int, each: int = 1) -> dict[str, 
         visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))).split(",")
         first = number % (gpus // each) * each
         return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + each])}
-    import torch
-
     threads = max(1, torch.get_num_threads() // count)
     return {"OMP_NUM_THREADS": str(threads), **os.environ}
 

@@ -14,16 +14,17 @@ from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code, prin
 from moe_lab.methods import get_method
 from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.expert import print_expert_metrics
+from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
 from moe_lab.reports.scores import CommandTable, ScoreLine
+from moe_lab.reports.terminal import notes, print_failed, print_scores, print_studies
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.jobs import Job, distinct_runs, with_baselines
+from moe_lab.runs.run import Outcome, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from moe_lab.runs.run import Outcome, Run
 
 FOOTNOTES = 8
 """Most lines of methods below the tables of a command."""
@@ -125,8 +126,6 @@ class Results(Shown, Sequence[dict[str, Any]]):
         - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
           `metrics=` measured, as loggers name it. Both are of single runs.
         """
-        from moe_lab.reports.frames import score_frame
-
         asked = [run.config for run in self.runs]
         return score_frame(self.table, self.configs, asked, all_settings)
 
@@ -140,8 +139,6 @@ class Results(Shown, Sequence[dict[str, Any]]):
 
         Raises DamagedError for a sample log that cannot be read.
         """
-        from moe_lab.reports.frames import example_frame, settings_by_run
-
         asked = [run.config for run in self.runs]
         runs = self.table.runs
         return example_frame(runs, settings_by_run(runs, self.configs, asked))
@@ -170,15 +167,11 @@ class Results(Shown, Sequence[dict[str, Any]]):
         return _shown_by_notebooks(differences_figure(lines))
 
     def _columns(self) -> tuple[list[Column], list[str]]:
-        from moe_lab.reports.terminal import notes
-
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
         return self.table.columns(), [runs, *notes(self.table)] if self.outcomes else ["no results"]
 
     def print(self) -> None:
         """Print tables and paths, and the failures on stderr."""
-        from moe_lab.reports.terminal import print_failed, print_studies
-
         print_studies(self.studies)
         known = {outcome.run.run_id for outcome in self.outcomes}
         without = [failure for failure in self.failures if failure.run_id not in known]
@@ -244,8 +237,6 @@ def measured(outcomes: Sequence[Outcome]) -> list[RunResult]:
 
 def print_results(outcomes: Sequence[Outcome], table: CommandTable) -> None:
     """Print the tables of results and of metrics, each run after those that it is compared with."""
-    from moe_lab.reports.terminal import print_scores
-
     lines = sorted({line for run in table.runs for line in get_method(run.method).footnotes(run["moe_lab"])})
     if len(lines) > FOOTNOTES:
         lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."]

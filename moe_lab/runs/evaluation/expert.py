@@ -1,18 +1,19 @@
 """`metrics=expert`: the expert metrics of a run (MoE-Bench, section 4.1)."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from lm_eval.tasks.manager import TaskDict
 
+from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.methods.method import Method
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
 from moe_lab.metrics.intervals import differences, entropies_of, losses
 from moe_lab.metrics.registry import (
@@ -31,29 +32,23 @@ from moe_lab.metrics.stored import (
     without_arrays,
     write_arrays,
 )
+from moe_lab.models.facts import ModelFacts
+from moe_lab.models.memory import ModelPool
 from moe_lab.results.atomic import write_file, write_json
 from moe_lab.results.identity import versions
 from moe_lab.results.logs import ResponseLog
+from moe_lab.results.samples import Log
+from moe_lab.routing.hook import no_router_message
 from moe_lab.runs.evaluation.result_block import cost_block
 from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
-
-if TYPE_CHECKING:
-    from lm_eval.tasks.manager import TaskDict
-
-    from moe_lab.config.schema import Config
-    from moe_lab.methods.method import Method
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.results.samples import Log
-    from moe_lab.runs.run import Run
+from moe_lab.runs.run import Run
+from moe_lab.tasks.judges import is_judged
 
 logger = logging.getLogger("moe_lab")
 
 
 def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
     """Raise ConfigError for a method that mixes routings or without an accuracy, ModelError for a dense model."""
-    from moe_lab.tasks.judges import is_judged
-
     if method.expert_metrics == "none":
         raise ConfigError(
             f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or "
@@ -77,8 +72,6 @@ def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) ->
     if config.model.tp_plan is not None:
         raise ConfigError("metrics=expert takes one process. Use model.device_map=auto for a large model.")
     if not facts.moe_layers:
-        from moe_lab.routing.hook import no_router_message
-
         raise ModelError(no_router_message(facts.path or facts.name, facts.family))
     if facts.top_k >= facts.experts:
         raise ConfigError(

@@ -1,36 +1,38 @@
 """lm-eval over a run's answers. The model is loaded for the first answer that is missing in the log."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lm_eval.api.model import LM
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks.manager import TaskDict
+
+from moe_lab.config.schema import Config
+from moe_lab.engine.engine import KVEngine
+from moe_lab.engine.forward.forward import Observer, observed
+from moe_lab.engine.hf import Request
+from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import MoeLabError, TaskError, first_line
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.trained import training_folder
 from moe_lab.models.distributed import num_processes
+from moe_lab.models.facts import ModelFacts
+from moe_lab.models.memory import ModelPool, reset_peak_memory, weight_bytes
+from moe_lab.models.tokenizer import prompt_tokenizer
+from moe_lab.reports.figures import write_training_figures
+from moe_lab.results.logs import ResponseLog
+from moe_lab.results.samples import Log
 from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
+from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
+from moe_lab.runs.run import Run
 from moe_lab.tasks.judges.judging import judging
-
-if TYPE_CHECKING:
-    from lm_eval.api.model import LM
-    from lm_eval.tasks.manager import TaskDict
-
-    from moe_lab.config.schema import Config
-    from moe_lab.engine.forward.forward import Observer
-    from moe_lab.engine.hf import Request
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.results.logs import ResponseLog
-    from moe_lab.results.samples import Log
-    from moe_lab.runs.run import Run
-
+from moe_lab.tasks.requests import reseed
+from moe_lab.tasks.sandbox.programs import unconfined
 
 logger = logging.getLogger("moe_lab")
 
@@ -49,11 +51,6 @@ def evaluate_answers(
     All processes of torchrun answer a part. With an observer, which sees the passes of one process only, process 0
     answers alone.
     """
-    from moe_lab.engine.forward.forward import observed
-    from moe_lab.models.memory import reset_peak_memory, weight_bytes
-    from moe_lab.models.tokenizer import prompt_tokenizer
-    from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
-
     config = run.config
     together = num_processes() > 1 and observer is None
     with ExitStack() as opened:
@@ -113,9 +110,6 @@ def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
     of the stored answers of each task are computed once more. Tasks of choices or of generated texts need no bound:
     changed answers are counted.
     """
-    from moe_lab.engine.engine import KVEngine
-    from moe_lab.engine.hf import Request
-
     apart = [0.0]
     with opened_again(run, models) as lm:
         if not isinstance(lm.engine, KVEngine):
@@ -161,7 +155,6 @@ def resolve_trained(
     folder = training_folder(resolved)
     if (folder / "log.jsonl").is_file() and not (folder / "figures" / "loss.png").is_file():
         from moe_lab.methods.trainer import LOSS
-        from moe_lab.reports.figures import write_training_figures
 
         write_training_figures(folder, LOSS)
     return resolved
@@ -171,11 +164,6 @@ def evaluate_tasks(
     config: Config, tasks: TaskDict, lm: LM, samples: dict[str, Any] | None, bootstrap_iters: int = 100000
 ) -> dict[str, Any]:
     """The results of `lm_eval.evaluate` for the tasks. `samples` are document numbers, None for all documents."""
-    from lm_eval.evaluator import evaluate
-
-    from moe_lab.tasks.requests import reseed
-    from moe_lab.tasks.sandbox.programs import unconfined
-
     reseed(config, tasks)
     with unconfined(config.task.confirm_run_unsafe_code):
         evaluated = evaluate(
@@ -196,8 +184,6 @@ def ask_again(
     run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
 ) -> None:
     """Answer requests again so that an observer sees their passes. The answers are dropped."""
-    from moe_lab.engine.forward.forward import observed
-
     print(
         f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr
     )

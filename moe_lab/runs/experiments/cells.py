@@ -1,13 +1,11 @@
 """The cells of an experiment: composed, prepared, and placed in its table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.config.compose import Cell, compose_cell
 from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
@@ -23,12 +21,9 @@ from moe_lab.results.folder import check_writable
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.config import to_config
 from moe_lab.runs.jobs import PROFILE, Job, by_model, job_after, job_of
+from moe_lab.runs.run import Outcome
 from moe_lab.runs.summaries import summary
-
-if TYPE_CHECKING:
-    from moe_lab.runs.run import Outcome
-    from moe_lab.runs.tuning.study import Study
-
+from moe_lab.runs.tuning.study import Study, prepare_study
 
 # The cells of an experiment, composed with the user's overrides and checked
 
@@ -167,8 +162,6 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
 
 
 def _study(config: Config | None) -> Study:
-    from moe_lab.runs.tuning.study import prepare_study
-
     if config is None:
         raise ConfigError(
             f"method.temperature={PROFILE} needs `profile`, the overrides of a study, at this scale."

@@ -1,7 +1,5 @@
 """The tables and figures of `experiment=`: their cells from stored results, and their files."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,15 +7,19 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.models.memory import ModelPool
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.figures.studies import studies_of
 from moe_lab.reports.figures.traces import traces_of
 from moe_lab.reports.frames import typed_frame
+from moe_lab.reports.loggers import open_logger
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment
@@ -31,13 +33,10 @@ from moe_lab.results.score_table import Family
 from moe_lab.results.scores import ComparisonKey
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.experiments.cells import NOTHING_STORED, Experiments, filled
+from moe_lab.runs.experiments.equivalent import measured
 from moe_lab.runs.jobs import digest_of
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.runs.run import Outcome
+from moe_lab.runs.run import Outcome
+from moe_lab.runs.tuning.search import preset
 
 
 def write_tables(
@@ -59,8 +58,6 @@ def write_tables(
         outcomes: the stored results, by run id.
         measured: the p of the comparisons in `metrics=`.
     """
-    from moe_lab.reports.loggers import open_logger
-
     tables = [filled(one, config.scale, cells, outcomes, failures) for one, cells in experiments]
     in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
     family = Family.of(in_tables, measured)
@@ -118,8 +115,6 @@ def equivalent_rows(
     The interval of the size is that of the paired difference in perplexity, resampled over documents. With
     `compute=False` cells whose time was not measured yet are left out.
     """
-    from moe_lab.runs.experiments.equivalent import measured
-
     rows = []
     for cell in cells:
         if not cell.results or cell.results[0].other_id() is None:
@@ -200,8 +195,6 @@ NAMES = {"metric": ("accuracy", "perplexity"), "cache": ("clean", "standard")}
 
 def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
     """RoE's Table 1: the default of tuning for every published number."""
-    from moe_lab.runs.tuning.search import preset
-
     rows = []
     for published in experiment.paper:
         where, names = published.cell, NAMES.get(published.cell["quantity"])

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from moe_lab.config.schema import Config
+from moe_lab.engine.forward.ensemble import at_bound
 from moe_lab.errors import ConfigError
 from moe_lab.methods.policy_method import PolicyMethod
 from moe_lab.models.facts import ModelFacts
@@ -150,8 +151,6 @@ class Search:
 
     def at_bound(self, params: dict[str, float], logit_scale: float) -> list[str]:
         """The parameters whose value is at the upper bound of the search, and "logit_scale" at either of its own."""
-        from moe_lab.engine.forward.ensemble import at_bound
-
         near = [name for name, (_, most) in self.bounds.items() if params[name] >= NEAR * most]
         named = [name for name in near if self.grid is None or name in self.open_ended]
         return named + (["logit_scale"] if at_bound(logit_scale) else [])

@@ -26,9 +26,9 @@ from transformers.utils import logging
 
 from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM
-from moe_lab.errors import ConfigError, TrainingError, exit_code, print_error
+from moe_lab.errors import TrainingError, exit_code, print_error
 from moe_lab.methods import get_method
-from moe_lab.methods.method import Context, TrainingMethod
+from moe_lab.methods.method import Context, TrainingMethod, refuse
 from moe_lab.models.distributed import broadcast, num_processes, sharded
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.source import model_folder
@@ -72,34 +72,29 @@ def end_processes(code: int) -> None:
 
 def _check(configs: Sequence[Config]) -> None:
     one, several = configs[0], num_processes() > 1
+    shared, seeds = several and not one.experiment, len(configs) > 1 or one.num_seeds > 1
     for config in configs:
-        method = get_method(config.method.name)
-        if several and (config.model.device_map or config.device.startswith("cuda:")):
-            raise ConfigError(
+        model, tuned = config.model, config.tuning.name != "none"
+        refuse(
+            {
                 "Each process of torchrun has one GPU: leave device=cuda:<index> and model.device_map out. "
-                "CUDA_VISIBLE_DEVICES says which GPUs they share."
-            )
-        if config.model.tp_plan and not several:
-            raise ConfigError(
+                "CUDA_VISIBLE_DEVICES says which GPUs they share.": (
+                    several and (model.device_map or config.device.startswith("cuda:"))
+                ),
                 "model.tp_plan splits a model over several processes: torchrun --nproc-per-node 2 -m moe_lab ... "
-                "model.device_map=auto uses several GPUs in one process."
-            )
-        if config.model.tp_plan and (
-            len(configs) > 1 or one.num_seeds > 1 or one.tuning.name != "none" or one.experiment
-        ):
-            raise ConfigError("model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.")
-        if several and not one.experiment and config.tuning.name != "none":
-            raise ConfigError(
+                "model.device_map=auto uses several GPUs in one process.": model.tp_plan and not several,
+                "model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.": (
+                    model.tp_plan and (seeds or tuned or one.experiment)
+                ),
                 "Processes of torchrun divide one evaluation, and no study. tuning= with launcher=, or the same "
-                "command in several terminals, shares its trials."
-            )
-        if (
-            several
-            and not one.experiment
-            and config.metrics != "none"
-            and not issubclass(method, TrainingMethod)
-        ):
-            raise ConfigError(f"metrics={config.metrics} takes one process: start it without torchrun.")
+                "command in several terminals, shares its trials.": shared and tuned,
+                f"metrics={config.metrics} takes one process: start it without torchrun.": (
+                    shared
+                    and config.metrics != "none"
+                    and not issubclass(get_method(config.method.name), TrainingMethod)
+                ),
+            }
+        )
 
 
 def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:

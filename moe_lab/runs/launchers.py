@@ -22,7 +22,7 @@ from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.errors import TERMINATED, ConfigError, RunHeldError, need_package, reading
 from moe_lab.methods import get_method
-from moe_lab.methods.method import TrainingMethod
+from moe_lab.methods.method import TrainingMethod, refuse
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.folder import ATTEMPT, check_writable
@@ -284,16 +284,15 @@ def _spread(configs: Sequence[Config]) -> list[str]:
     Raises ConfigError for a device of one's own, and for trainings, which take one.
     """
     for config in configs:
-        if config.device != "auto":
-            raise ConfigError(
+        refuse(
+            {
                 f"device={config.device}: a worker with several GPUs spreads its models over them "
-                "(model.device_map=auto). Leave device= out."
-            )
-        if issubclass(get_method(config.method.name), TrainingMethod):
-            raise ConfigError(
-                f"method={config.method.name} trains on one GPU, and a worker has several (launcher.gpus_per_worker).\n"
-                "Give trainings a command of their own; torchrun splits a larger one (docs/finetuning.md)."
-            )
+                "(model.device_map=auto). Leave device= out.": config.device != "auto",
+                f"method={config.method.name} trains on one GPU, and a worker has several "
+                "(launcher.gpus_per_worker).\nGive trainings a command of their own; torchrun splits a larger one "
+                "(docs/finetuning.md).": issubclass(get_method(config.method.name), TrainingMethod),
+            }
+        )
     return [] if any(config.model.device_map for config in configs) else ["model.device_map=auto"]
 
 
@@ -303,16 +302,15 @@ def check_launcher(configs: Sequence[Config]) -> None:
     if launcher in ("ray", "submitit"):
         need_package(launcher, launcher, f"launcher={launcher}")
     for config in configs if mode == "run" else ():
-        if config.rerun:
-            raise ConfigError("rerun=true would compute every run in every worker. Leave launcher= out.")
-        if config.device.startswith("cuda:"):
-            raise ConfigError(
+        refuse(
+            {
+                "rerun=true would compute every run in every worker. Leave launcher= out.": config.rerun,
                 f"device={config.device}: each worker has GPUs of its own. Leave it out, or launcher=. "
-                "CUDA_VISIBLE_DEVICES says which GPUs workers share."
-            )
-    if mode == "run" and num_processes() > 1:
-        raise ConfigError(
-            "torchrun starts the processes of one run, launcher= those of a grid. Leave one of them out."
+                "CUDA_VISIBLE_DEVICES says which GPUs workers share.": config.device.startswith("cuda:"),
+                "torchrun starts the processes of one run, launcher= those of a grid. Leave one of them out.": (
+                    num_processes() > 1
+                ),
+            }
         )
 
 

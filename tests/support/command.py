@@ -20,6 +20,7 @@ from moe_lab.models.facts import ModelFacts
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
 from moe_lab.runs import grid, plan
+from moe_lab.runs.run import Run
 from tests.support.requests import generating
 from tests.support.runs import facts
 from tests.support.stored_results import block_of
@@ -123,8 +124,7 @@ class FakeRun:
     def check_free(self) -> None:
         """No other process works on it."""
 
-    def stored_metrics(self) -> None:
-        """It has none."""
+    stored_metrics = Run.stored_metrics
 
 
 @dataclass

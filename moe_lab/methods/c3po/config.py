@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from moe_lab.engine.token_span import named_tokens
-from moe_lab.errors import ConfigError
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Method, refuse
 
 ALPHAS = tuple(step / 10 for step in range(11))
 """Values of alpha that `optimizer=kernel_regression` tries if `alpha` is null."""
@@ -59,25 +58,25 @@ class C3POConfig(Method.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         named_tokens(self.tokens)
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise ConfigError(f"method.alpha={self.alpha}: must be between 0 and 1.")
-        if len(self.learning_rate) != 2 or min(self.learning_rate) <= 0:
-            raise ConfigError(
+        radius = 1 - self.most_similar
+        refuse(
+            {
+                f"method.alpha={self.alpha}: must be between 0 and 1.": not 0 <= (self.alpha or 0) <= 1,
                 f"method.learning_rate={self.learning_rate}: give the first and the last, both above 0, e.g. "
-                "[0.1,0.0001]."
-            )
-        if self.bandwidth is not None and self.kernel in ("linear", "polynomial"):
-            raise ConfigError(
+                "[0.1,0.0001].": len(self.learning_rate) != 2 or min(self.learning_rate) <= 0,
                 f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it out, or use "
-                "method.kernel=gaussian or matern."
-            )
-        by_embeddings = self.optimizer in ("ngd", "kernel_regression")
-        if by_embeddings and self.epsilon is not None and self.epsilon <= 1 - self.most_similar:
-            raise ConfigError(
+                "method.kernel=gaussian or matern.": (
+                    self.bandwidth is not None and self.kernel in ("linear", "polynomial")
+                ),
                 f"method.epsilon={self.epsilon} finds no neighbour: it is a cosine distance (1 - cos), and references "
-                f"nearer than {1 - self.most_similar:.4g} are dropped as near duplicates "
-                f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the paper's 0.5."
-            )
+                f"nearer than {radius:.4g} are dropped as near duplicates "
+                f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the paper's 0.5.": (
+                    self.optimizer in ("ngd", "kernel_regression")
+                    and self.epsilon is not None
+                    and self.epsilon <= radius
+                ),
+            }
+        )
 
     @property
     def unread(self) -> set[str]:

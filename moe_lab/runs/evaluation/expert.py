@@ -13,7 +13,7 @@ from lm_eval.tasks.manager import TaskDict
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Method, refuse
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
 from moe_lab.metrics.intervals import differences, entropies_of, losses
 from moe_lab.metrics.registry import (
@@ -49,30 +49,26 @@ logger = logging.getLogger("moe_lab")
 
 def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
     """Raise ConfigError for a method that mixes routings or without an accuracy, ModelError for a dense model."""
-    if method.expert_metrics == "none":
-        raise ConfigError(
+    judged, name = (
+        [name for name, task in tasks["tasks"].items() if is_judged(task)],
+        facts.path or facts.name,
+    )
+    refuse(
+        {
             f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or "
-            "reads other texts.\n"
-            "Use method=base (with model.path= for a model of your own), finetune-freeze or c2r."
-        )
-    if facts.fixed_routing:
-        raise ConfigError(
-            f"metrics=expert reads and changes the routing of single tokens, which {facts.path or facts.name} does "
-            f"not allow: {facts.fixed_routing}.\nLeave metrics=expert out."
-        )
-    if config.predict_only:
-        raise ConfigError(
-            "metrics=expert compares scores, and predict_only=true computes none. Leave one out."
-        )
-    if judged := [name for name, task in tasks["tasks"].items() if is_judged(task)]:
-        raise ConfigError(
-            f"metrics=expert compares accuracies, and {judged[0]} has none: its answers are judged.\n"
-            "Leave metrics=expert out, or take a task with right answers."
-        )
-    if config.model.tp_plan is not None:
-        raise ConfigError("metrics=expert takes one process. Use model.device_map=auto for a large model.")
+            "reads other texts.\nUse method=base (with model.path= for a model of your own), finetune-freeze or c2r.": (
+                method.expert_metrics == "none"
+            ),
+            f"metrics=expert reads and changes the routing of single tokens, which {name} does not allow: "
+            f"{facts.fixed_routing}.\nLeave metrics=expert out.": facts.fixed_routing,
+            "metrics=expert compares scores, and predict_only=true computes none. Leave one out.": config.predict_only,
+            f"metrics=expert compares accuracies, and the answers of {', '.join(judged)} are judged.\n"
+            "Leave metrics=expert out, or take a task with right answers.": judged,
+            "metrics=expert takes one process. Use model.device_map=auto for a large model.": config.model.tp_plan,
+        }
+    )
     if not facts.moe_layers:
-        raise ModelError(no_router_message(facts.path or facts.name, facts.family))
+        raise ModelError(no_router_message(name, facts.family))
     if facts.top_k >= facts.experts:
         raise ConfigError(
             f"metrics=expert masks an expert, and this model takes all of its {facts.experts} for every token."

@@ -6,6 +6,7 @@ from typing import Any
 from moe_lab.config.schema import Config
 from moe_lab.engine.forward.ensemble import at_bound
 from moe_lab.errors import ConfigError
+from moe_lab.methods.method import refuse
 from moe_lab.methods.policy_method import PolicyMethod
 from moe_lab.models.facts import ModelFacts
 
@@ -162,27 +163,25 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
     Raises ConfigError for settings that contradict a search.
     """
     typed = {override.partition("=")[0].lstrip("+") for override in config.overrides}
-    default = type(config.method)()
-    if "method.temperature" in typed or config.method.temperature != default.temperature:
-        raise ConfigError(
-            f"tuning={config.tuning.name} searches the temperatures: leave method.temperature out, or tuning."
-        )
-    usual = preset(config.task.category, paper_model(facts))
-    uniform = config.tuning.name == "uniform"
+    default, given = type(config.method)(), config.tuning
+    usual, uniform = preset(config.task.category, paper_model(facts)), given.name == "uniform"
     skip = config.method.skip_layers
     if skip is None:
         skip = 0 if uniform else usual.skip_layers
-    if 2 * skip >= facts.moe_layers:
-        raise ConfigError(
-            f"method.skip_layers={skip} leaves none of the {facts.moe_layers} MoE layers to tune. Choose a smaller one."
-        )
-    given = config.tuning
-    if given.logit_scale and (given.metric or usual.metric) != "perplexity":
-        raise ConfigError("tuning.logit_scale=true is searched by perplexity: add tuning.metric=perplexity.")
-    if uniform and given.n_trials is not None:
-        raise ConfigError(
-            f"tuning=uniform tries every step of {given.step} up to tuning.max_temperature: leave tuning.n_trials out."
-        )
+    refuse(
+        {
+            f"tuning={given.name} searches the temperatures: leave method.temperature out, or tuning.": (
+                "method.temperature" in typed or config.method.temperature != default.temperature
+            ),
+            f"method.skip_layers={skip} leaves none of the {facts.moe_layers} MoE layers to tune. Choose a smaller "
+            "one.": 2 * skip >= facts.moe_layers,
+            "tuning.logit_scale=true is searched by perplexity: add tuning.metric=perplexity.": (
+                given.logit_scale and (given.metric or usual.metric) != "perplexity"
+            ),
+            f"tuning=uniform tries every step of {given.step} up to tuning.max_temperature: leave tuning.n_trials "
+            "out.": uniform and given.n_trials is not None,
+        }
+    )
     last = given.max_temperature or (1.0 if uniform else usual.max_temperature)
     search = Search(
         tuning=given.name,
@@ -198,8 +197,8 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
 
     def chosen(key: str) -> Any:
         """The value of a method's key if it was given, else the preset's."""
-        given = getattr(config.method, key)
-        return given if f"method.{key}" in typed or given != getattr(default, key) else getattr(usual, key)
+        own = getattr(config.method, key)
+        return own if f"method.{key}" in typed or own != getattr(default, key) else getattr(usual, key)
 
     n = chosen("n")
     if n == 1:

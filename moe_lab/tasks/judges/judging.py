@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from moe_lab.config.progress import Progress
+from moe_lab.models.facts import resolve_device
+from moe_lab.models.identity import known_weights
+from moe_lab.models.memory import free_memory
 from moe_lab.results.logs import ResponseLog
 from moe_lab.tasks.judges import Exchange, Judge, Verdict, judged_by
 
@@ -62,10 +65,6 @@ def _verdicts(
 
 
 def _judge(judge: Judge, missing: dict[str, Exchange], log: ResponseLog, free: Callable[[], None]) -> None:
-    from moe_lab.models.facts import resolve_device
-    from moe_lab.models.identity import known_weights
-    from moe_lab.models.memory import free_memory
-
     keys, start = list(missing), time.perf_counter()
     if (folder := judge.folder()) is not None:
         room = ROOM * sum((folder / name).stat().st_size for name in known_weights(folder))

@@ -1,7 +1,5 @@
 """C3PO on a model of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Functions on a model of one's own: `freeze` (parameters), `expert_metrics` (MoE-Bench); `tiny`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

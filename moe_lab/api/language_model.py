@@ -3,8 +3,6 @@
 V = vocabulary.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

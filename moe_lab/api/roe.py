@@ -1,7 +1,5 @@
 """RoE on a model of one's own."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`--help`, read from the YAML files in `conf/` without Hydra and torch: the overview, or what a word names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields

@@ -3,8 +3,6 @@
 python -m moe_lab method=roe model=tiny task=toy_math
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

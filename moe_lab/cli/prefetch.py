@@ -1,7 +1,5 @@
 """mode=prefetch: fetches all files that the same command needs offline. Loads no weights into memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from moe_lab.config.compose import Cell

@@ -5,8 +5,6 @@ transformers prepares inputs, logits processors and stopping criteria; the engin
 B = sequences, S = tokens of the longest prompt, A = unfinished sequences, V = vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ of kernels and fragmentation.
     peak = planned_peak(model, lambda: KVEngine(...).score(requests, on_scores))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace

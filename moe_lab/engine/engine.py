@@ -1,7 +1,5 @@
 """The interface between `EngineLM` and the code that runs the model, and the engine over a KV cache."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ on a CPU.
 T = tokens, D = input size, E = experts, O = output size.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

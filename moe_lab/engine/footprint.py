@@ -5,8 +5,6 @@ as in the kernels of GPUs, which keep no scores. What a device adds is not count
 and fragmentation.
 """
 
-from __future__ import annotations
-
 import json
 import weakref
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """lm-eval's own `hf` model with a count of tokens, and the tokenization of its requests."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@
 extends lm-eval's `hf` model, and has its tokenization, prompts, chat templates and truncation.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The size of a forward pass, from the free memory and the model's shape."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -3,8 +3,6 @@
 A = unfinished sequences, V = vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 M = logit positions, n = routing samples, V = vocabulary, P = tokens to score.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

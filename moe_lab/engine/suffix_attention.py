@@ -7,8 +7,6 @@ N = sequences, H = query heads, J = key-value heads, G = query heads of each, S 
 K = T + S, D = head size.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Spans of re-routed tokens in a prompt, named as in Table 9 of the C3PO paper."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ M = logit positions of a request, C = those of a chunk, n = routing samples of e
 T = cached slots, D = hidden size, V = vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ G = groups of documents that the jackknife leaves out in turn, L = MoE layers, E
 policy, N = documents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

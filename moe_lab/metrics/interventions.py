@@ -3,8 +3,6 @@
 T = tokens of a pass, L = MoE layers, E = experts, K = experts per token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files of a run's expert metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ N = examples (rows), G = groups of them, B = examples of a pass, S = tokens of t
 L = MoE layers, E = experts (of the layer with the most), K = experts per token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

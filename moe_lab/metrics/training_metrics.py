@@ -6,8 +6,6 @@ Counted metrics count the tokens of the examples. Accuracy is the share of answe
 the true tokens before them. Intervention metrics are the accuracy lost under a routing policy.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

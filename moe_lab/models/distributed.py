@@ -1,7 +1,5 @@
 """Processes of torchrun or `accelerate launch`: their number, and calls in all of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import cache

@@ -7,8 +7,6 @@ the other cases: bfloat16, where it is up to twice as fast, and experts with bia
 S = token-expert pairs, E = experts, K = experts per token, H = hidden size.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

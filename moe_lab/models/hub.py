@@ -4,8 +4,6 @@ One request with a time limit finds the commit of a revision. All downloads name
 command are of one state of the repository. huggingface_hub downloads and caches.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

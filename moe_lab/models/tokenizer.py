@@ -1,7 +1,5 @@
 """Tokenizers, loaded without weights to build prompts and count tokens, and their chat templates."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -6,8 +6,6 @@ what broke. Known to work with transformers from `FIRST` on and before `BEFORE`.
 Subclasses of transformers' models also set the class attributes that its own models set (`models/designs`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 T = tokens of a pass, E = experts, K = experts per token of the model, C = the most experts of a token of the pass.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

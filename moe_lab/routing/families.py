@@ -4,8 +4,6 @@ A new family of transformers needs a row of `FAMILIES`. A router that returns so
 indices)` needs a seam in `rules.py` too. Routers are recognised by class, never by a name such as "gate".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

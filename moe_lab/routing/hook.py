@@ -9,8 +9,6 @@ those that are installed later: a method inside it decides first (noise, masks),
 T = tokens of a forward pass, all sequences flattened, E = experts, K = experts per token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 T = tokens of a pass, E = experts, K = experts per token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -6,8 +6,6 @@ the model inside. So hooks on passes belong on both (`on_passes`).
 B = sequences of a pass, S = tokens of each, T = B x S.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

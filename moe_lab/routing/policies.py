@@ -5,8 +5,6 @@ each, P = re-routed tokens of a pass, L = MoE layers, E = experts (the maximum o
 C = given experts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol

@@ -9,8 +9,6 @@
 T = tokens of a pass, R = recorded tokens, K = experts per token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

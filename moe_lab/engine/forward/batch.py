@@ -5,8 +5,6 @@ Answer choices and routing samples share a context (`TokenTree`), and prompts sh
 B = sequences, S = new tokens of each, T = cached slots, M = logit positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial

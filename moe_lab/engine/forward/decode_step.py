@@ -6,8 +6,6 @@ changes between two steps of a batch, so that all operations of a step are recor
 B = sequences of a batch, the finished ones included, K = slots of the cache, n = routing samples, V = vocabulary.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from functools import cache as kept

@@ -6,8 +6,6 @@ temperature) in one pass over the texts, since the logits of a token are the sam
 M = logit positions, n = routing samples of each (sample 0 has no noise), V = vocabulary, P = scored tokens, S = scales.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ B = sequences, S = new tokens, T = cached slots, R = S + the most noisy samples 
 n = routing samples of each.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@ branches of a tree, samples of other tokens) are masked. So windows and chunks f
 B = sequences, S = new tokens, Q = new tokens of a mask, K = cached slots and new ones.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 B = sequences, S = new tokens of each, M = logit positions, C = cached final states, D = hidden size, V = vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

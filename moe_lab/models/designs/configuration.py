@@ -3,8 +3,6 @@
 A design has DeepSeek-MoE's names, and those that differ between designs.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any, ClassVar
 

@@ -7,8 +7,6 @@ Parameters have the published names; experts are fused on loading and written on
 B = sequences, S = positions, T = B x S tokens, H = hidden size, K = experts per token.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

@@ -6,8 +6,6 @@ With token choice and the same weights, the backbone `olmoe` computes what trans
 B = sequences, S = positions, T = B x S tokens, H = hidden size.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

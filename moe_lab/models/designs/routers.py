@@ -22,8 +22,6 @@ B = sequences, S = positions, T = B x S tokens, E = experts, K = experts per tok
 I = width of an expert.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -16,8 +16,6 @@ A token that begins or ends within a character (bytes of UTF-8) counts as letter
 V = vocabulary, C = kinds, B = sequences, S = positions.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

@@ -12,9 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moe_lab.errors import ConfigError
 
@@ -156,6 +154,10 @@ def above_zero(key: str, value: float | None) -> None:
         raise ConfigError(f"{key}={value}: must be a number above 0.")
 
 
+PositiveInt = Annotated[int, "at least 1"]
+NonNegativeInt = Annotated[int, "at least 0"]
+PositiveFloat = Annotated[float, "above 0"]
+NonNegativeFloat = Annotated[float, "at least 0"]
 LIMITS: dict[Any, Callable[[str, float], None]] = {
     PositiveInt: lambda key, value: at_least(key, value, 1),
     NonNegativeInt: lambda key, value: at_least(key, value, 0),

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import PositiveInt
-
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.validators import PositiveInt
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.data_files import Data, read_data
 from moe_lab.methods.method import Method

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import PositiveFloat
-
+from moe_lab.config.validators import PositiveFloat
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 from moe_lab.methods.policy_method import PolicyMethod

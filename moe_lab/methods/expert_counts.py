@@ -11,9 +11,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import PositiveInt
-
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.validators import PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 

@@ -75,7 +75,7 @@ class Method(ABC):
     class Config:
         """The keys of `conf/method/<name>.yaml`; `__post_init__` raises ConfigError for an impossible value.
 
-        Annotations limit values: `Literal[...]`, or pydantic's `PositiveInt`, `NonNegativeFloat` and the like.
+        Annotations limit values: `Literal[...]`, or one of `moe_lab.config.validators.LIMITS`, such as `PositiveInt`.
         """
 
         name: str

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
-
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.validators import NonNegativeFloat, NonNegativeInt, PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method, ModelMaker
 from moe_lab.methods.trained import Trained, save_model

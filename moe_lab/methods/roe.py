@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
-
+from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 from moe_lab.methods.policy_method import PolicyMethod

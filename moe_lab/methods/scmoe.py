@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import NonNegativeFloat, PositiveInt
-
+from moe_lab.config.validators import NonNegativeFloat, PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 

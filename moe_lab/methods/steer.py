@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import NonNegativeInt, PositiveInt
-
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.validators import NonNegativeInt, PositiveInt
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.data_files import Conversation, read_data

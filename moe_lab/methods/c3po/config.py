@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
-
+from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt
 from moe_lab.engine.token_span import named_tokens
 from moe_lab.methods.method import Method, refuse
 

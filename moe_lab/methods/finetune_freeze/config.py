@@ -7,9 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-
-from moe_lab.config.validators import check_limits, coerce, did_you_mean, one_of
+from moe_lab.config.validators import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check_limits,
+    coerce,
+    did_you_mean,
+    one_of,
+)
 from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.data_files import TOY_SIZES
 from moe_lab.methods.method import Method, refuse

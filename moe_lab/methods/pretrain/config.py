@@ -7,9 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-
-from moe_lab.config.validators import at_least
+from moe_lab.config.validators import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, at_least
 from moe_lab.methods.method import Method, refuse
 
 AUX_LOSS = 0.1

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import PositiveFloat, PositiveInt
-
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.validators import PositiveFloat, PositiveInt
 from moe_lab.errors import ConfigError, ModelError, need_package
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method, check_first_gpu

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import PositiveFloat
-
+from moe_lab.config.validators import PositiveFloat
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method
 

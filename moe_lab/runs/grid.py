@@ -22,15 +22,14 @@ from moe_lab.methods.method import ModelMaker, TrainingMethod, refuse
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.hub import Upload, check_upload, push
 from moe_lab.models.memory import ModelPool
-from moe_lab.reports.expert import comparisons
 from moe_lab.reports.loggers import open_logger
 from moe_lab.reports.pages.listing_page import write_listing_page
 from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
-from moe_lab.results.score_table import Family, SeedGroup, family_of
-from moe_lab.results.scores import ComparisonKey, shown_scores
+from moe_lab.results.score_table import Family
+from moe_lab.results.scores import shown_scores
 from moe_lab.runs.attempts import Failure, is_worker, run_all
 from moe_lab.runs.distributed import end_processes, follow
 from moe_lab.runs.experiments.cells import (
@@ -40,20 +39,19 @@ from moe_lab.runs.experiments.cells import (
     prepare_experiments,
     refused_of,
 )
-from moe_lab.runs.experiments.runner import write_tables
+from moe_lab.runs.experiments.runner import with_tables
 from moe_lab.runs.jobs import (
     Job,
     by_model,
     distinct_runs,
     jobs_of,
-    repeated_studies,
     seeds_of,
 )
 from moe_lab.runs.launchers import check_launcher, working
 from moe_lab.runs.plan import Plan, lacks_of, task_name
-from moe_lab.runs.results import Results, measured, with_compared
+from moe_lab.runs.results import Results, command_table, stored_outcomes
 from moe_lab.runs.run import Outcome, Run
-from moe_lab.runs.summaries import summarize, write_summaries
+from moe_lab.runs.summaries import write_summaries
 
 
 def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Any:
@@ -130,7 +128,7 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
         return Results(failures=failures, alone=alone)
     finished = Results(jobs=jobs, outcomes=outcomes, failures=failures, alone=alone)
     if experiments:
-        finished = _with_tables(finished, experiments, config, models)
+        finished = with_tables(finished, experiments, config, models)
     else:
         finished.studies = [study.folder for job in jobs for study in job.studies]
         if outcomes:
@@ -195,7 +193,7 @@ def stored_tables(experiments: Experiments, config: Config) -> Results:
     """Write the tables of stored results. Raises ConfigError if there are none."""
     jobs = jobs_of_cells(experiments)
     finished = Results(jobs=jobs, outcomes=stored_outcomes(jobs), alone=not jobs)
-    return _with_tables(finished, experiments, config, ModelPool(), compute=False)
+    return with_tables(finished, experiments, config, ModelPool(), compute=False)
 
 
 def _experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experiments:
@@ -207,13 +205,6 @@ def _experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experim
     return experiments
 
 
-def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
-    """The stored results of the jobs' runs. Nothing is computed."""
-    from moe_lab.runs.execute import execute
-
-    return [execute(run, ModelPool(), compute=False) for run in distinct_runs(jobs) if run.done]
-
-
 def _with_page(finished: Results) -> Results:
     """The same with its table, after the summaries over seeds and the page are written."""
     table = command_table(finished.outcomes, finished.jobs)
@@ -222,48 +213,6 @@ def _with_page(finished: Results) -> Results:
     summaries = [group.file for group in table.groups if group.file is not None]
     files = [*summaries, page, *(outcome.path for outcome in finished.outcomes)]
     return replace(finished, table=table, files=files)
-
-
-def _with_tables(
-    finished: Results, experiments: Experiments, config: Config, models: ModelPool, *, compute: bool = True
-) -> Results:
-    """The same with its tables, after they are written."""
-    jobs, outcomes, failures = finished.jobs, finished.outcomes, finished.failures
-    stored = stored_outcomes(jobs) if compute else []  # also of a run that failed with rerun=true
-    by_id = {outcome.run.run_id: outcome for outcome in [*stored, *outcomes]}
-    p_values = measured_p_values(outcomes)
-    files, tables, family = write_tables(
-        experiments, config, models, by_id, failures, p_values, compute=compute
-    )
-    return replace(
-        finished,
-        refused=[one.error for _, cells in experiments for one in cells if one.error is not None and compute],
-        table=replace(command_table(outcomes, jobs), family=family) if outcomes else CommandTable([]),
-        tables=tables,
-        files=files,
-    )
-
-
-def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:
-    """The scores of a command, and the families of its comparisons.
-
-    Runs that others are compared with, such as calibration, are groups of their own. Those of a run with several seeds
-    are left out, because a single seed has no test.
-    """
-    groups = summarize(outcomes, repeated_studies(jobs))
-    single = {group.results[0].run_id for group in groups if group.summary is None}
-    shown = {outcome.run.run_id for outcome in outcomes}
-    runs = [run for one in outcomes if one.run.run_id in single for run in one.run.compared_runs.values()]
-    controls = {run.run_id: run.stored() for run in runs if run.run_id not in shown}
-    others = [SeedGroup([stored]) for stored in controls.values() if stored is not None]
-    not_asked = {result.run_id for group in others for result in group.results}
-    family = family_of([*groups, *others], measured_p_values(outcomes), not_asked)
-    return CommandTable(with_compared(outcomes), groups, family)
-
-
-def measured_p_values(outcomes: Sequence[Outcome]) -> dict[ComparisonKey, float | None]:
-    """The uncorrected p of each comparison in the tables of `metrics=`."""
-    return comparisons(measured(outcomes))
 
 
 def _check_keys(configs: Sequence[Config]) -> None:

@@ -25,8 +25,6 @@ from moe_lab.methods import get_method
 from moe_lab.methods.pretrain.config import architecture
 from moe_lab.methods.pretrain.corpus import pack, read_corpus, tokenizer_of
 from moe_lab.methods.pretrain.training import Training, train
-from moe_lab.models.designs.configuration import UNITS
-from moe_lab.models.designs.units import unit_tables
 
 HELD_OUT = 8
 
@@ -62,14 +60,12 @@ def training_of(folder: Path, steps: int, **keys: Any) -> Training:
     rows, held_out = pack(
         corpus, tokenizer, rows=method.rows, held_out=HELD_OUT, length=method.sequence_length
     )
-    units = unit_tables(tokenizer, method.router) if method.router in UNITS else None
     return Training(
         config=config,
         folder=folder,
         tokenizer=tokenizer,
         rows=rows,
         held_out=held_out,
-        units=units,
         dtype="float32",
     )
 

@@ -1,16 +1,16 @@
 """Plain values to typed dataclasses: unknown keys, values of another type and impossible values are ConfigErrors.
 
-`build` checks keys and types against a dataclass. Its `__post_init__` checks values with `one_of`, `at_least` and
-`above_zero`, which take None for a value that is not set.
+`build` checks keys and types against a dataclass. Its `__post_init__` checks values: `check_limits` those that their
+annotations limit, `one_of`, `at_least` and `above_zero` others. All take None for a value that is not set.
 """
 
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moe_lab.errors import ConfigError
 
@@ -150,6 +150,30 @@ def above_zero(key: str, value: float | None) -> None:
     """Raise ConfigError for a value that is not above 0, or NaN."""
     if value is not None and not value > 0:
         raise ConfigError(f"{key}={value}: must be a number above 0.")
+
+
+PositiveInt = Annotated[int, "at least 1"]
+NonNegativeInt = Annotated[int, "at least 0"]
+PositiveFloat = Annotated[float, "above 0"]
+NonNegativeFloat = Annotated[float, "at least 0"]
+LIMITS: dict[Any, Callable[[str, float], None]] = {
+    PositiveInt: lambda key, value: at_least(key, value, 1),
+    NonNegativeInt: lambda key, value: at_least(key, value, 0),
+    PositiveFloat: above_zero,
+    NonNegativeFloat: lambda key, value: at_least(key, value, 0),
+}
+"""The check of a value by its annotation."""
+
+
+def check_limits(values: Any, prefix: str = "method.") -> None:
+    """Raise ConfigError for a field of a dataclass that breaks its annotation: a `Literal`, or one of `LIMITS`."""
+    for key, annotation in hints_of(values.__class__, include_extras=True).items():
+        value = getattr(values, key)
+        for choice in _alternatives(annotation):
+            if get_origin(choice) is Literal:
+                one_of(f"{prefix}{key}", value, get_args(choice))
+            elif isinstance(choice, Hashable) and choice in LIMITS and isinstance(value, int | float):
+                LIMITS[choice](f"{prefix}{key}", value)
 
 
 def did_you_mean(word: str, choices: Any) -> str:

@@ -6,8 +6,6 @@ To add one, write `conf/method/<name>.yaml`, and here a module of the same name 
 `conf/method/<name>.yaml` in their package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module

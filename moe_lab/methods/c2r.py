@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.config.validators import at_least
+from moe_lab.config.validators import PositiveInt
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.data_files import Data, read_data
 from moe_lab.methods.method import Method
@@ -52,10 +52,7 @@ class C2R(PolicyMethod):
         """T, the partners of each expert; null: half of the experts."""
         profile: str | None = None
         dataset: str = "toy"
-        dataset_size: int | None = None
-
-        def __post_init__(self) -> None:
-            at_least("method.dataset_size", self.dataset_size, 1)
+        dataset_size: PositiveInt | None = None
 
     def partners(self, facts: ModelFacts) -> int:
         """T, the number of partners of each expert."""

@@ -5,8 +5,6 @@ A conversation is a row with `messages`, [{"role": "user", "content": ...}, {"ro
 LIMA's `conversations`, the texts of user and assistant in turn.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

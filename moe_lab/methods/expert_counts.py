@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.config.validators import at_least
+from moe_lab.config.validators import PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 
@@ -74,11 +74,8 @@ class TopK(ExpertCount):
     @dataclass(kw_only=True)
     class Config(PolicyMethod.Config):
         name: str = "top-k"
-        k: int | None = None
+        k: PositiveInt | None = None
         """Experts per token; null: twice the model's own number, or all if there are fewer."""
-
-        def __post_init__(self) -> None:
-            at_least("method.k", self.k, 1)
 
     def most(self, facts: ModelFacts) -> int:
         return min(2 * facts.top_k, most_experts(facts)) if self.config.k is None else self.config.k
@@ -98,13 +95,13 @@ class TopP(ExpertCount):
     class Config(PolicyMethod.Config):
         name: str = "top-p"
         p: float = 0.4
-        k_max: int | None = None
+        k_max: PositiveInt | None = None
         """The largest number of experts of a token; null: all that the router may choose."""
 
         def __post_init__(self) -> None:
+            super().__post_init__()
             if not 0 < self.p <= 1:
                 raise ConfigError(f"method.p={self.p}: must be a number above 0 and at most 1.")
-            at_least("method.k_max", self.k_max, 1)
 
     def most(self, facts: ModelFacts) -> int:
         return most_experts(facts) if self.config.k_max is None else self.config.k_max

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.config.validators import at_least
+from moe_lab.config.validators import PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Method
@@ -33,18 +33,14 @@ class ICL(Method):
     @dataclass(kw_only=True)
     class Config(Method.Config):
         name: str = "icl"
-        k: int = 3
+        k: PositiveInt = 3
         reference: str | list[str] | None = None
-        reference_size: int | None = None
+        reference_size: PositiveInt | None = None
         embeddings: str | None = None
         most_similar: float = 0.95
         epsilon: ClassVar[None] = None
         tokens: ClassVar[str] = "last1"
         """Keys of C3PO that determine the reference set, at C3PO's defaults."""
-
-        def __post_init__(self) -> None:
-            for key in ("k", "reference_size"):
-                at_least(f"method.{key}", getattr(self, key), 1)
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The reference documents. Raises ConfigError or TaskError for missing ones and for prompts in a chat."""

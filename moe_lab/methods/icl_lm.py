@@ -3,8 +3,6 @@
 Q = questions.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

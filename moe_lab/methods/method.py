@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.validators import check_limits
 from moe_lab.engine.planned import Asked
 from moe_lab.errors import ConfigError
 from moe_lab.models.hub import Upload
@@ -72,9 +73,14 @@ class Method(ABC):
 
     @dataclass(kw_only=True)
     class Config:
-        """The keys of `conf/method/<name>.yaml`; `__post_init__` raises ConfigError for an impossible value."""
+        """The keys of `conf/method/<name>.yaml`; `__post_init__` raises ConfigError for an impossible value.
+
+        Annotations limit values: `Literal[...]`, or one of `moe_lab.config.validators.LIMITS`, such as `PositiveInt`.
+        """
 
         name: str
+
+        __post_init__ = check_limits  # type: ignore[misc]
 
         @property
         def unread(self) -> set[str]:

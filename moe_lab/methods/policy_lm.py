@@ -1,7 +1,5 @@
 """The language model of methods that install one policy on the model and report what it counted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ The embedded model is the result of `method=pretrain-tiny model=tiny`. The archi
 `model=`; its weights are not read. The corpus is the toy world's. `method=pretrain` compares designs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import asdict, dataclass
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.config.validators import at_least
+from moe_lab.config.validators import NonNegativeFloat, NonNegativeInt, PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method, ModelMaker
 from moe_lab.methods.trained import Trained, save_model
@@ -25,7 +23,6 @@ NOT_ARCHITECTURE = (
     "use_cache",
 )
 """Entries of a model's config that do not change the training, or that the recipe sets."""
-AT_LEAST_ONE = ("steps", "batch_size", "sequence_length", "save_steps")
 
 
 class PretrainTiny(ModelMaker):
@@ -37,22 +34,19 @@ class PretrainTiny(ModelMaker):
     @dataclass(kw_only=True)
     class Config(Method.Config):
         name: str = "pretrain-tiny"
-        steps: int = 4200
-        batch_size: int = 8
-        sequence_length: int = 256
-        learning_rate: float = 2e-3
-        warmup_steps: int = 200
-        decay_steps: int = 6000
-        cooldown_steps: int = 600
-        weight_decay: float = 0.05
-        router_aux_loss_coef: float = 0.01
-        save_steps: int = 300
+        steps: PositiveInt = 4200
+        batch_size: PositiveInt = 8
+        sequence_length: PositiveInt = 256
+        learning_rate: NonNegativeFloat = 2e-3
+        warmup_steps: NonNegativeInt = 200
+        decay_steps: NonNegativeInt = 6000
+        cooldown_steps: NonNegativeInt = 600
+        weight_decay: NonNegativeFloat = 0.05
+        router_aux_loss_coef: NonNegativeFloat = 0.01
+        save_steps: PositiveInt = 300
 
         def __post_init__(self) -> None:
-            for key, value in asdict(self).items():
-                least = 1 if key in AT_LEAST_ONE else 0
-                if key != "name":
-                    at_least(f"method.{key}", value, least)
+            super().__post_init__()
             if self.decay_steps < self.steps:
                 raise ConfigError(f"method.decay_steps must be at least method.steps={self.steps}.")
 

@@ -3,8 +3,6 @@
 `method.temperature=`, `method.logit_scale=` and `method.profile=` take it.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from moe_lab.config.validators import above_zero, at_least, one_of
+from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 from moe_lab.methods.policy_method import PolicyMethod
@@ -19,15 +19,6 @@ from moe_lab.methods.policy_method import PolicyMethod
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.models.facts import ModelFacts
-
-
-_CHOICES = {
-    "cache": ("clean", "standard", "none"),
-    "prefill": ("noisy", "clean"),
-    "weights": ("clean", "perturbed"),
-    "aggregate": ("probabilities", "logits"),
-    "noise": ("gumbel", "antithetic"),
-}
 
 
 class RoE(PolicyMethod):
@@ -41,34 +32,30 @@ class RoE(PolicyMethod):
     @dataclass(kw_only=True)
     class Config(Method.Config):
         name: str = "roe"
-        n: int = 32
+        n: PositiveInt = 32
         temperature: float | list[float] | str = 0.1
         """A number for all MoE layers that are not skipped, a list with an entry for each MoE layer, or a profile."""
-        skip_layers: int | None = None
+        skip_layers: NonNegativeInt | None = None
         """L: MoE layers without noise at each end; null: 1 for a number, 0 for a list or a profile."""
-        cache: str = "clean"
+        cache: Literal["clean", "standard", "none"] = "clean"
         """The history that samples attend to: the clean one, or their own (none: computed again for every token)."""
-        prefill: str = "noisy"
+        prefill: Literal["noisy", "clean"] = "noisy"
         """Whether samples with their own histories read the prompt with noise."""
-        weights: str = "clean"
-        aggregate: str = "probabilities"
+        weights: Literal["clean", "perturbed"] = "clean"
+        aggregate: Literal["probabilities", "logits"] = "probabilities"
         include_clean: bool = True
-        logit_scale: float | None = None
+        logit_scale: PositiveFloat | None = None
         """The factor of the log of the averaged distribution; None: the profile's, else 1."""
-        noise: str = "gumbel"
+        noise: Literal["gumbel", "antithetic"] = "gumbel"
         """Independent in all samples, or antithetic in samples 2j-1 and 2j."""
 
         def __post_init__(self) -> None:
-            for key, choices in _CHOICES.items():
-                one_of(f"method.{key}", getattr(self, key), choices)
+            super().__post_init__()
             if self.prefill != "noisy" and self.cache == "clean":
                 raise ConfigError(
                     f"method.prefill={self.prefill} has no effect with method.cache=clean, where no history has "
                     "noise.\nLeave it out, or set method.cache=standard."
                 )
-            at_least("method.n", self.n, 1)
-            at_least("method.skip_layers", self.skip_layers, 0)
-            above_zero("method.logit_scale", self.logit_scale)
             if self.n == 1 and not self.include_clean:
                 raise ConfigError(
                     "method.n=1 has only the clean routing sample: leave method.include_clean=false out."

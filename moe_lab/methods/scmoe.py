@@ -10,9 +10,9 @@ N = weak samples of a pass, E = experts, K = experts per token, C = experts of a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from moe_lab.config.validators import at_least, one_of
+from moe_lab.config.validators import NonNegativeFloat, PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from moe_lab.routing.noise import NoisyTokens
     from moe_lab.routing.policies import Choose
 
-RANK, TOP_1, RANDOM, OTHERS = "rank", "top-1", "random", "others"
 BETAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """The strengths of the paper's search (section 3.2)."""
 RANKS = 8
@@ -40,46 +39,43 @@ class SelfContrast(PolicyMethod):
     @dataclass(kw_only=True)
     class Config(PolicyMethod.Config):
         name: str = "scmoe"
-        beta: float = 0.5
+        beta: NonNegativeFloat = 0.5
         alpha: float = 0.1
-        weak: str = RANK
-        rank: int = 2
+        weak: Literal["rank", "top-1", "random", "others"] = "rank"
+        rank: PositiveInt = 2
         """The rank of the single expert with weak=rank; 1: the expert with the largest score."""
-        cache: str = "clean"
+        cache: Literal["clean", "standard"] = "clean"
         """clean: the weak sample attends to the history of the strong one; standard: to its own history."""
 
         def __post_init__(self) -> None:
-            at_least("method.beta", self.beta, 0)
+            super().__post_init__()
             if not 0 <= self.alpha <= 1:
                 raise ConfigError(f"method.alpha={self.alpha}: must be a number from 0 to 1.")
-            one_of("method.weak", self.weak, (RANK, TOP_1, RANDOM, OTHERS))
-            at_least("method.rank", self.rank, 1)
-            one_of("method.cache", self.cache, ("clean", "standard"))
 
         @property
         def unread(self) -> set[str]:
             if self.beta == 0:
                 return {"weak", "rank", "cache"}
-            return set() if self.weak == RANK else {"rank"}
+            return set() if self.weak == "rank" else {"rank"}
 
     def __init__(self, config: Any):
         super().__init__(config)
-        self.random = self.config.weak == RANDOM and self.config.beta > 0
+        self.random = self.config.weak == "random" and self.config.beta > 0
 
     def check(self, facts: ModelFacts) -> None:
         rank, experts = self.config.rank, facts.experts
-        if self.config.weak == RANK and rank > experts:
+        if self.config.weak == "rank" and rank > experts:
             raise ConfigError(
                 f"method.rank={rank}: this model has {experts} experts in a layer. Give a number from 1 to {experts}."
             )
-        if self.config.weak == OTHERS and facts.top_k == experts:
+        if self.config.weak == "others" and facts.top_k == experts:
             raise ConfigError(
                 f"method.weak=others: this model takes all of its {experts} experts, and no others are left. Use rank."
             )
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The base model, then every beta with every rank, or every beta if `weak` has no ranks."""
-        if self.config.weak != RANK:
+        if self.config.weak != "rank":
             return [{"beta": beta} for beta in (0.0, *BETAS)]
         ranks = range(1, min(facts.experts, RANKS) + 1)
         return [{"beta": 0.0, "rank": 1}, *({"beta": beta, "rank": r} for r in ranks for beta in BETAS)]
@@ -128,4 +124,4 @@ def weak_experts(weak: str, rank: int, seed: int) -> Choose:
         E, K = scores_NE.shape[-1], own.index_TK.shape[-1]
         return scores_NE.topk(E - K, dim=-1).indices
 
-    return {RANK: of_rank, TOP_1: first, RANDOM: random, OTHERS: unchosen}[weak]
+    return {"rank": of_rank, "top-1": first, "random": random, "others": unchosen}[weak]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.config.validators import at_least
+from moe_lab.config.validators import NonNegativeInt, PositiveInt
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.data_files import Conversation, read_data
@@ -72,16 +72,11 @@ class Steer(PolicyMethod):
         name: str = "steer"
         positive: str = "toy_safe"
         negative: str = "toy_unsafe"
-        dataset_size: int | None = None
+        dataset_size: PositiveInt | None = None
         """Conversations, or documents of a task, of each set; null: all."""
-        activate: int = 5
-        deactivate: int = 0
+        activate: NonNegativeInt = 5
+        deactivate: NonNegativeInt = 0
         """Experts of all layers together that are forced in, and out."""
-
-        def __post_init__(self) -> None:
-            at_least("method.dataset_size", self.dataset_size, 1)
-            at_least("method.activate", self.activate, 0)
-            at_least("method.deactivate", self.deactivate, 0)
 
     def check(self, facts: ModelFacts) -> None:
         own, L = self.config, facts.moe_layers

@@ -4,8 +4,6 @@ A conversation that is longer than the limit keeps its first tokens. A conversat
 answer token is left, if the assistant speaks first, or if the chat template hides where its answers are.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ It is planned before the training starts: passes are metered with tensors that h
 adds (context, workspaces, fragmentation) is not counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Executes the runs and studies of a command one after the other, shared with other processes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -10,17 +8,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.config.progress import duration
 from moe_lab.errors import MoeLabError, RunHeldError
+from moe_lab.models.memory import ModelPool
+from moe_lab.reports.figures import write_run_figures
+from moe_lab.reports.loggers import open_logger
 from moe_lab.results.folder import ATTEMPT, RunFolder
 from moe_lab.runs.jobs import Job, distinct_runs
-
-if TYPE_CHECKING:
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.runs.run import Outcome, Run
-
+from moe_lab.runs.run import Outcome, Run
 
 # Executes jobs one after the other. A failure is recorded and the other jobs still run
 #
@@ -91,8 +88,6 @@ class Step:
 
     def make(self, models: ModelPool) -> Outcome | None:
         """Compute the step. The results and figures of a run are sent to its logger, once."""
-        from moe_lab.reports.figures import write_run_figures
-        from moe_lab.reports.loggers import open_logger
         from moe_lab.runs.execute import execute
 
         run = self.run

@@ -1,7 +1,5 @@
 """The cost of runs before they start: tokens, memory, disk space; and speeds, of stored runs and of pilots."""
 
-from __future__ import annotations
-
 import glob
 import sys
 from collections.abc import Sequence
@@ -10,31 +8,33 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+
+from moe_lab.engine.dry_run import planned_peak
+from moe_lab.engine.footprint import meta_model
+from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.planned import Asked
 from moe_lab.errors import MoeLabError, first_line
+from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
 from moe_lab.methods.method import Method, TrainingMethod
+from moe_lab.models.memory import ModelPool, weight_bytes
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.results.model import read_run
 from moe_lab.results.stored_files import DamagedError
-from moe_lab.runs.jobs import Job, distinct_runs, run_after, with_baselines
+from moe_lab.runs.jobs import Job, Training, distinct_runs, run_after, with_baselines
+from moe_lab.runs.prepare import prepare
+from moe_lab.runs.run import Run
+from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.loading import once
 from moe_lab.tasks.requests import Workload, workload_of_tasks
-
-if TYPE_CHECKING:
-    from moe_lab.runs.jobs import Training
-    from moe_lab.runs.run import Run
-    from moe_lab.runs.tuning.study import Study
-
 
 # The workload of runs, estimated without weights
 
 
 def workload_of(run: Run) -> Workload:
     """The workload of a run without its baseline."""
-    from moe_lab.engine.forward.layers import runs_on_kv_cache
-
     design = _design(run)
     workload = workload_of_tasks(run.tasks["tasks"], run.samples, run.config, design)
     return replace(workload, one_by_one=not (_is_embedded(run) or runs_on_kv_cache(_without_weights(design))))
@@ -53,8 +53,6 @@ def _is_embedded(of: Run | Study | Training) -> bool:
 
 def _without_weights(design: Any) -> Any:
     """A model of a configuration of transformers, on the meta device."""
-    from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
-
     return once(f"empty {design.to_json_string()}", lambda: empty_model(deepcopy(design)))
 
 
@@ -71,8 +69,6 @@ USABLE = 0.9
 
 def gpu_memory() -> list[int]:
     """Bytes of each visible GPU."""
-    import torch
-
     return [
         torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())
     ]
@@ -110,12 +106,7 @@ def planned_memory(of: Run | Study, workload: Workload, reuse: bool = False) -> 
 
 
 def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) -> int:
-    import torch
-
-    from moe_lab.engine.dry_run import planned_peak
-    from moe_lab.engine.footprint import meta_model
     from moe_lab.models.load import LoadedModel
-    from moe_lab.models.memory import weight_bytes
 
     architecture, config = _design(of), of.config
     dtype = str(architecture.dtype or "float32") if config.dtype == "auto" else config.dtype
@@ -203,8 +194,6 @@ def hours_text(hours: float) -> str:
 
 
 def _bytes(dtype: str) -> int:
-    import torch
-
     return int(getattr(torch, dtype.removeprefix("torch.")).itemsize)
 
 
@@ -256,9 +245,7 @@ def run_pilots(jobs: Sequence[Job], count: int) -> None:
     A pilot is a run in `<output_dir>/pilots/`, which no view of results reads. Nothing is graded. What a method makes
     before it answers (references, an adapter) is made there, too. Models that are yet to be trained are left out.
     """
-    from moe_lab.models.memory import ModelPool
     from moe_lab.runs.execute import execute
-    from moe_lab.runs.prepare import prepare
 
     models, tried = ModelPool(), set()
     tuned = [run_after(job) for job in jobs if not job.runs and not job.trainings]

@@ -1,7 +1,5 @@
 """From a command line to the typed `Config` of each cell."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

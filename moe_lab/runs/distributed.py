@@ -19,17 +19,22 @@ from datetime import timedelta
 from functools import cache, partial, partialmethod
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+from transformers.utils import logging
+
 from moe_lab.config.schema import Config
-from moe_lab.errors import ConfigError, TrainingError, exit_code, print_error
+from moe_lab.engine.lm import EngineLM
+from moe_lab.errors import TrainingError, exit_code, print_error
 from moe_lab.methods import get_method
-from moe_lab.methods.method import Context, ModelMaker, TrainingMethod
+from moe_lab.methods.method import Context, TrainingMethod, refuse
 from moe_lab.models.distributed import broadcast, num_processes, sharded
+from moe_lab.models.memory import ModelPool
+from moe_lab.models.source import model_folder
 
 if TYPE_CHECKING:
-    from moe_lab.engine.lm import EngineLM
     from moe_lab.models.load import LoadedModel
-    from moe_lab.models.memory import ModelPool
-
 PATIENCE = timedelta(days=7)
 """The time that a process waits for process 0, which may be downloading weights or evaluating."""
 
@@ -46,9 +51,6 @@ def follow(configs: Sequence[Config]) -> int | None:
         return None
     sharded()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
-    import torch
-    import torch.distributed as dist
-
     if torch.cuda.is_available() and configs[0].device != "cpu":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(timeout=PATIENCE)
@@ -64,54 +66,39 @@ def end_processes(code: int) -> None:
     if (
         code == 0 and num_processes() > 1
     ):  # after a failure they may wait in a forward pass: torchrun ends them
-        import torch.distributed as dist
-
         broadcast(None)
         dist.destroy_process_group()
 
 
 def _check(configs: Sequence[Config]) -> None:
     one, several = configs[0], num_processes() > 1
+    shared, seeds = several and not one.experiment, len(configs) > 1 or one.num_seeds > 1
     for config in configs:
-        method = get_method(config.method.name)
-        if several and (config.model.device_map or config.device.startswith("cuda:")):
-            raise ConfigError(
+        model, tuned = config.model, config.tuning.name != "none"
+        refuse(
+            {
                 "Each process of torchrun has one GPU: leave device=cuda:<index> and model.device_map out. "
-                "CUDA_VISIBLE_DEVICES says which GPUs they share."
-            )
-        if issubclass(method, ModelMaker) and (several or config.model.tp_plan):
-            raise ConfigError(
-                f"method={config.method.name} trains in one process: start it without torchrun."
-            )
-        if config.model.tp_plan and not several:
-            raise ConfigError(
+                "CUDA_VISIBLE_DEVICES says which GPUs they share.": (
+                    several and (model.device_map or config.device.startswith("cuda:"))
+                ),
                 "model.tp_plan splits a model over several processes: torchrun --nproc-per-node 2 -m moe_lab ... "
-                "model.device_map=auto uses several GPUs in one process."
-            )
-        if config.model.tp_plan and (
-            len(configs) > 1 or one.num_seeds > 1 or one.tuning.name != "none" or one.experiment
-        ):
-            raise ConfigError("model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.")
-        if several and not one.experiment and config.tuning.name != "none":
-            raise ConfigError(
+                "model.device_map=auto uses several GPUs in one process.": model.tp_plan and not several,
+                "model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.": (
+                    model.tp_plan and (seeds or tuned or one.experiment)
+                ),
                 "Processes of torchrun divide one evaluation, and no study. tuning= with launcher=, or the same "
-                "command in several terminals, shares its trials."
-            )
-        if (
-            several
-            and not one.experiment
-            and config.metrics != "none"
-            and not issubclass(method, TrainingMethod)
-        ):
-            raise ConfigError(f"metrics={config.metrics} takes one process: start it without torchrun.")
+                "command in several terminals, shares its trials.": shared and tuned,
+                f"metrics={config.metrics} takes one process: start it without torchrun.": (
+                    shared
+                    and config.metrics != "none"
+                    and not issubclass(get_method(config.method.name), TrainingMethod)
+                ),
+            }
+        )
 
 
 def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:
     """The model of a run, loaded in all processes; with `model.tp_plan` each one has a part of it."""
-    import torch.distributed as dist
-
-    from moe_lab.models.source import model_folder
-
     model_folder(config.model, offline=config.offline, weights=True)  # fetched once, by this process
     broadcast(partial(_load, config))
     loaded = models.get(config)
@@ -128,10 +115,6 @@ def free_on_all_ranks(models: ModelPool) -> None:
 
 def _follow(rank: int) -> int:
     """Make the calls that process 0 broadcasts until it is done. Returns the exit code."""
-    import torch.distributed as dist
-    from tqdm import tqdm
-    from transformers.utils import logging
-
     tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
     logging.set_verbosity_error()
     try:
@@ -157,14 +140,10 @@ def _follow(rank: int) -> int:
 
 @cache
 def _models() -> ModelPool:
-    from moe_lab.models.memory import ModelPool
-
     return ModelPool()
 
 
 def _load(config: Config) -> None:
-    import torch.distributed as dist
-
     with follower_lm(config):  # so that its imports count as loading, too
         dist.barrier()
 

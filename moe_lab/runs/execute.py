@@ -1,7 +1,5 @@
 """Execution of a run: returns the stored result, or computes the missing parts and writes the run's files."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -9,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import yaml
 
 from moe_lab.config.progress import naming
@@ -16,11 +15,13 @@ from moe_lab.config.recorded import recorded, without_values
 from moe_lab.errors import ModelError, MoeLabError, ResultsError, RunHeldError, first_line
 from moe_lab.metrics.counts import Routes
 from moe_lab.models.memory import ModelPool
+from moe_lab.models.tokenizer import template_block
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Sample, check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
+from moe_lab.runs.evaluation.expert import measure
 from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_lab_block
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
 from moe_lab.runs.run import Outcome, Run
@@ -32,8 +33,6 @@ logger = logging.getLogger("moe_lab")
 @contextmanager
 def memory_errors(name: str) -> Iterator[None]:
     """Turn "out of memory", of the device or the machine, into a MoeLabError that names the run or study."""
-    import torch
-
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -65,9 +64,16 @@ def execute(
     with run.store.held():
         if (stored := _stored(run, compute)) is not None:  # by the process that held it
             return Outcome(run, stored, stored=True)
-        with run.store.status(), memory_errors(run.folder.name):
-            begin()
-            return Outcome(run, evaluate_run(run, models, _compared_results(run, models)), stored=False)
+        return Outcome(run, _computed(run, models, begin), stored=False)
+
+
+def _computed(run: Run, models: ModelPool, begin: Callable[[], None] = lambda: None) -> RunResult:
+    """The missing parts of a run whose lock this process holds."""
+    with run.store.status(), memory_errors(run.folder.name):
+        begin()
+        before = _compared_results(run, models)
+        with _run_log(run), naming(run.folder.name):
+            return evaluate_run(run, models, before)
 
 
 def _stored(run: Run, compute: bool) -> RunResult | None:
@@ -121,8 +127,8 @@ def _results_with_samples(run: Run, models: ModelPool) -> tuple[RunResult, dict[
         return results, read_samples(results)
     except DamagedError as error:
         _warn_of_samples(error)
-    with run.store.held(), run.store.status():
-        results = evaluate_run(run, models, _compared_results(run, models))
+    with run.store.held():
+        results = _computed(run, models)
     return results, read_samples(results)
 
 
@@ -136,16 +142,8 @@ def _warn_of_samples(error: DamagedError) -> None:
 def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
     """Answer the requests without a stored answer, let lm-eval evaluate all answers, and write the run's files.
 
-    The caller holds the run's lock. `before` as in `moe_lab_block`. Returns the content of results.json, which is
-    written before the metrics.
+    `before` as in `moe_lab_block`. Returns the content of results.json, which is written before the metrics.
     """
-    with _run_log(run), naming(run.folder.name):
-        return _evaluate_and_write(run, models, before)
-
-
-def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
-    from moe_lab.models.tokenizer import template_block
-
     config = recorded(run.config)
     overrides = config.pop("overrides")
     write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
@@ -187,8 +185,6 @@ def _evaluate_and_write(run: Run, models: ModelPool, before: Mapping[str, dict[s
     results = RunResult(content, run.folder)
     write_json(run.folder / "results.json", content)
     if routes is not None:
-        from moe_lab.runs.evaluation.expert import measure
-
         measure(run, models, samples, routes)
     return results
 

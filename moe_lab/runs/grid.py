@@ -3,8 +3,6 @@
 Each returns an object. The command line prints it; `moe_lab.run`, `plan` and `report` return it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys
@@ -12,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import OWN_GRID
@@ -20,13 +18,18 @@ from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, LauncherConfig, TuningConfig
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker, TrainingMethod
-from moe_lab.reports.expert import comparisons
+from moe_lab.methods.method import ModelMaker, TrainingMethod, refuse
+from moe_lab.models.distributed import num_processes
+from moe_lab.models.hub import Upload, check_upload, push
+from moe_lab.models.memory import ModelPool
+from moe_lab.reports.loggers import open_logger
+from moe_lab.reports.pages.listing_page import write_listing_page
+from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
-from moe_lab.results.score_table import Family, SeedGroup, family_of
-from moe_lab.results.scores import ComparisonKey, shown_scores
+from moe_lab.results.score_table import Family
+from moe_lab.results.scores import shown_scores
 from moe_lab.runs.attempts import Failure, is_worker, run_all
 from moe_lab.runs.distributed import end_processes, follow
 from moe_lab.runs.experiments.cells import (
@@ -36,22 +39,19 @@ from moe_lab.runs.experiments.cells import (
     prepare_experiments,
     refused_of,
 )
+from moe_lab.runs.experiments.runner import with_tables
 from moe_lab.runs.jobs import (
     Job,
     by_model,
     distinct_runs,
     jobs_of,
-    repeated_studies,
     seeds_of,
 )
 from moe_lab.runs.launchers import check_launcher, working
 from moe_lab.runs.plan import Plan, lacks_of, task_name
-from moe_lab.runs.results import Results, measured, with_compared
-
-if TYPE_CHECKING:
-    from moe_lab.models.hub import Upload
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.runs.run import Outcome, Run
+from moe_lab.runs.results import Results, command_table, stored_outcomes
+from moe_lab.runs.run import Outcome, Run
+from moe_lab.runs.summaries import write_summaries
 
 
 def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Any:
@@ -62,6 +62,9 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
     Args:
         argv: the command line, which workers of `launcher=` get, too.
     """
+    makers = [issubclass(get_method(one.method.name), ModelMaker) and not one.experiment for one in configs]
+    if any(makers):
+        return _make_models(configs, makers)
     several = len(configs) > 1 or configs[0].num_seeds > 1 or configs[0].num_studies
     with_experiment = any(config.experiment for config in configs)
     if (several or with_experiment) and configs[0].logger.name == "wandb" and "WANDB_RUN_ID" in os.environ:
@@ -80,21 +83,32 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
     return _run(configs, cells, argv) if mode == "run" else _report(configs, cells)
 
 
-def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Results:
-    """Train or run every configuration, and write summaries over seeds and the page, or the tables."""
-    from moe_lab.reports.loggers import open_logger
+def _make_models(configs: Sequence[Config], makers: Sequence[bool]) -> Results:
+    """Train the model of every configuration. Raises ConfigError for what else a command may do with runs."""
+    config, trains = configs[0], f"method={configs[makers.index(True)].method.name} trains"
+    refuse(
+        {
+            "One method of this grid evaluates and another one trains. Train first.": not all(makers),
+            f"{trains}: it has mode=run only.": config.mode != "run",
+            f"{trains} one model, which workers cannot share. Leave launcher= out.": (
+                config.launcher.name != "none"
+            ),
+            f"{trains} in one process: start it without torchrun.": (
+                num_processes() > 1 or config.model.tp_plan is not None
+            ),
+        }
+    )
+    follow(configs)  # forgets what a launcher of one process has set
+    seeded = [one for each in configs for one in seeds_of(each)]
+    methods: list[Any] = [get_method(one.method.name)(one.method) for one in seeded]
+    return Results(files=[method.train(one) for method, one in zip(methods, seeded, strict=True)])
 
+
+def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Results:
+    """Run every configuration, and write summaries over seeds and the page, or the tables."""
     config = configs[0]
     if (code := follow(configs)) is not None:
         return Results(code=code)
-    makers = [issubclass(get_method(one.method.name), ModelMaker) and not one.experiment for one in configs]
-    if any(makers) and not all(makers):
-        evaluating = configs[makers.index(False)].method.name
-        raise ConfigError(f"method={evaluating} evaluates and others of this grid train. Train first.")
-    if all(makers):
-        seeded = [one for each in configs for one in seeds_of(each)]
-        trained: list[Any] = [get_method(one.method.name)(one.method) for one in seeded]
-        return Results(files=[one.train(own) for one, own in zip(trained, seeded, strict=True)])
     experiments = _experiments(config, cells[0]) if config.experiment else []
     if experiments:
         if any(getattr(one.config.method, "push_to_hub", False) for _, of in experiments for one in of):
@@ -114,7 +128,7 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
         return Results(failures=failures, alone=alone)
     finished = Results(jobs=jobs, outcomes=outcomes, failures=failures, alone=alone)
     if experiments:
-        finished = _with_tables(finished, experiments, config, models)
+        finished = with_tables(finished, experiments, config, models)
     else:
         finished.studies = [study.folder for job in jobs for study in job.studies]
         if outcomes:
@@ -161,8 +175,6 @@ def _report(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
         return stored_tables(_experiments(config, cells[0], compute=False), config)
     typed = {text.lstrip("+").partition("=")[0] for text in config.overrides}
     if len(configs) == 1 and typed <= {"mode", "output_dir"}:
-        from moe_lab.reports.pages.listing_page import write_listing_page
-
         output = Path(config.output_dir)
         if (page := write_listing_page(output)) is None:
             raise ConfigError(f"Nothing is stored in {output}. output_dir= names another folder.")
@@ -179,11 +191,9 @@ def _report(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
 
 def stored_tables(experiments: Experiments, config: Config) -> Results:
     """Write the tables of stored results. Raises ConfigError if there are none."""
-    from moe_lab.models.memory import ModelPool
-
     jobs = jobs_of_cells(experiments)
     finished = Results(jobs=jobs, outcomes=stored_outcomes(jobs), alone=not jobs)
-    return _with_tables(finished, experiments, config, ModelPool(), compute=False)
+    return with_tables(finished, experiments, config, ModelPool(), compute=False)
 
 
 def _experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experiments:
@@ -195,70 +205,14 @@ def _experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experim
     return experiments
 
 
-def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
-    """The stored results of the jobs' runs. Nothing is computed."""
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.runs.execute import execute
-
-    return [execute(run, ModelPool(), compute=False) for run in distinct_runs(jobs) if run.done]
-
-
 def _with_page(finished: Results) -> Results:
     """The same with its table, after the summaries over seeds and the page are written."""
-    from moe_lab.runs.summaries import write_summaries
-
     table = command_table(finished.outcomes, finished.jobs)
     write_summaries(table.groups)
     page = write_report(finished.outcomes, table)
     summaries = [group.file for group in table.groups if group.file is not None]
     files = [*summaries, page, *(outcome.path for outcome in finished.outcomes)]
     return replace(finished, table=table, files=files)
-
-
-def _with_tables(
-    finished: Results, experiments: Experiments, config: Config, models: ModelPool, *, compute: bool = True
-) -> Results:
-    """The same with its tables, after they are written."""
-    from moe_lab.runs.experiments.runner import write_tables
-
-    jobs, outcomes, failures = finished.jobs, finished.outcomes, finished.failures
-    stored = stored_outcomes(jobs) if compute else []  # also of a run that failed with rerun=true
-    by_id = {outcome.run.run_id: outcome for outcome in [*stored, *outcomes]}
-    p_values = measured_p_values(outcomes)
-    files, tables, family = write_tables(
-        experiments, config, models, by_id, failures, p_values, compute=compute
-    )
-    return replace(
-        finished,
-        refused=[one.error for _, cells in experiments for one in cells if one.error is not None and compute],
-        table=replace(command_table(outcomes, jobs), family=family) if outcomes else CommandTable([]),
-        tables=tables,
-        files=files,
-    )
-
-
-def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:
-    """The scores of a command, and the families of its comparisons.
-
-    Runs that others are compared with, such as calibration, are groups of their own. Those of a run with several seeds
-    are left out, because a single seed has no test.
-    """
-    from moe_lab.runs.summaries import summarize
-
-    groups = summarize(outcomes, repeated_studies(jobs))
-    single = {group.results[0].run_id for group in groups if group.summary is None}
-    shown = {outcome.run.run_id for outcome in outcomes}
-    runs = [run for one in outcomes if one.run.run_id in single for run in one.run.compared_runs.values()]
-    controls = {run.run_id: run.stored() for run in runs if run.run_id not in shown}
-    others = [SeedGroup([stored]) for stored in controls.values() if stored is not None]
-    not_asked = {result.run_id for group in others for result in group.results}
-    family = family_of([*groups, *others], measured_p_values(outcomes), not_asked)
-    return CommandTable(with_compared(outcomes), groups, family)
-
-
-def measured_p_values(outcomes: Sequence[Outcome]) -> dict[ComparisonKey, float | None]:
-    """The uncorrected p of each comparison in the tables of `metrics=`."""
-    return comparisons(measured(outcomes))
 
 
 def _check_keys(configs: Sequence[Config]) -> None:
@@ -288,8 +242,6 @@ def write_report(outcomes: Sequence[Outcome], table: CommandTable) -> Path:
     The page is `<models>-<methods>-<tasks>-<id8>.html`, where the id is the SHA-256 of the run ids: the same runs have
     the same page, whatever their order.
     """
-    from moe_lab.reports.pages.runs_page import write_runs_page
-
     results = [outcome.results for outcome in outcomes]
     digest = hashlib.sha256(" ".join(sorted(result.run_id for result in results)).encode()).hexdigest()
     tasks = [task for result in results for task in result.tasks]
@@ -314,8 +266,6 @@ def check_uploads(jobs: Sequence[Job]) -> None:
     folders: dict[str, set[object]] = {}
     for run in distinct_runs(jobs):
         if (upload := _upload_of(run)) is not None:
-            from moe_lab.models.hub import check_upload
-
             check_upload(upload, offline=run.config.offline)
             folders.setdefault(upload.repository, set()).add(upload.folder)
             if len(folders[upload.repository]) > 1:
@@ -336,8 +286,6 @@ def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
             by_folder.setdefault(upload.folder, []).append(outcome)
     failures = []
     for several in by_folder.values():
-        from moe_lab.models.hub import push
-
         run = several[0].run
         method: Any = run.method
         scores = [family.correct(score) for outcome in several for score in shown_scores(outcome.results)]

@@ -13,14 +13,14 @@ from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig, ModelCon
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker, TrainingMethod
+from moe_lab.methods.method import TrainingMethod
+from moe_lab.models.memory import ModelPool
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.runs.config import in_cell
+from moe_lab.runs.run import Run
 
 if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.runs.run import Run
     from moe_lab.runs.tuning.study import Study
 
 
@@ -165,8 +165,6 @@ class Job:
 
 def job_of(config: Config) -> Job:
     """The job of a configuration. Computes nothing. Raises the errors of `moe_lab.runs.prepare.prepare`."""
-    if issubclass(get_method(config.method.name), ModelMaker):
-        raise ConfigError(f"method={config.method.name} trains: it has mode=run only.")
     if config.model.recipe is not None:
         return _job_of_recipe(config)
     if config.tuning.name == "none":

@@ -3,8 +3,6 @@
 The command waits for them. Then it computes what they left, if anything, and writes the tables.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -15,23 +13,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.errors import TERMINATED, ConfigError, RunHeldError, need_package, reading
 from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker, TrainingMethod
+from moe_lab.methods.method import TrainingMethod, refuse
 from moe_lab.models.distributed import num_processes
+from moe_lab.models.memory import ModelPool
 from moe_lab.results.folder import ATTEMPT, check_writable
 from moe_lab.runs.attempts import PAUSE, STARTER, steps_of
 from moe_lab.runs.budget import GIGABYTE, gpu_memory, gpus_for
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.plan import Plan
-
-if TYPE_CHECKING:
-    from moe_lab.models.memory import ModelPool
 
 WORKERS = 2
 """Their number where none is given and there is no GPU."""
@@ -44,8 +42,6 @@ def working(config: Config, argv: Sequence[str], jobs: Sequence[Job]) -> Iterato
     What failed in a worker is not tried again inside the context; what workers left because they died is. The folder
     with their output is kept if one failed. Raises ConfigError for a command that workers cannot share.
     """
-    from moe_lab.models.memory import ModelPool
-
     if config.launcher.name == "none":
         yield ModelPool()
         return
@@ -212,8 +208,6 @@ def environment(number: int, count: int, gpus: int, each: int = 1) -> dict[str, 
         visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))).split(",")
         first = number % (gpus // each) * each
         return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + each])}
-    import torch
-
     threads = max(1, torch.get_num_threads() // count)
     return {"OMP_NUM_THREADS": str(threads), **os.environ}
 
@@ -290,16 +284,15 @@ def _spread(configs: Sequence[Config]) -> list[str]:
     Raises ConfigError for a device of one's own, and for trainings, which take one.
     """
     for config in configs:
-        if config.device != "auto":
-            raise ConfigError(
+        refuse(
+            {
                 f"device={config.device}: a worker with several GPUs spreads its models over them "
-                "(model.device_map=auto). Leave device= out."
-            )
-        if issubclass(get_method(config.method.name), TrainingMethod):
-            raise ConfigError(
-                f"method={config.method.name} trains on one GPU, and a worker has several (launcher.gpus_per_worker).\n"
-                "Give trainings a command of their own; torchrun splits a larger one (docs/finetuning.md)."
-            )
+                "(model.device_map=auto). Leave device= out.": config.device != "auto",
+                f"method={config.method.name} trains on one GPU, and a worker has several "
+                "(launcher.gpus_per_worker).\nGive trainings a command of their own; torchrun splits a larger one "
+                "(docs/finetuning.md).": issubclass(get_method(config.method.name), TrainingMethod),
+            }
+        )
     return [] if any(config.model.device_map for config in configs) else ["model.device_map=auto"]
 
 
@@ -309,20 +302,15 @@ def check_launcher(configs: Sequence[Config]) -> None:
     if launcher in ("ray", "submitit"):
         need_package(launcher, launcher, f"launcher={launcher}")
     for config in configs if mode == "run" else ():
-        if issubclass(get_method(config.method.name), ModelMaker):
-            raise ConfigError(
-                f"method={config.method.name} trains one model, which workers cannot share. Leave launcher= out."
-            )
-        if config.rerun:
-            raise ConfigError("rerun=true would compute every run in every worker. Leave launcher= out.")
-        if config.device.startswith("cuda:"):
-            raise ConfigError(
+        refuse(
+            {
+                "rerun=true would compute every run in every worker. Leave launcher= out.": config.rerun,
                 f"device={config.device}: each worker has GPUs of its own. Leave it out, or launcher=. "
-                "CUDA_VISIBLE_DEVICES says which GPUs workers share."
-            )
-    if mode == "run" and num_processes() > 1:
-        raise ConfigError(
-            "torchrun starts the processes of one run, launcher= those of a grid. Leave one of them out."
+                "CUDA_VISIBLE_DEVICES says which GPUs workers share.": config.device.startswith("cuda:"),
+                "torchrun starts the processes of one run, launcher= those of a grid. Leave one of them out.": (
+                    num_processes() > 1
+                ),
+            }
         )
 
 

@@ -1,17 +1,21 @@
 """`mode=plan`: the runs to compute, the stored runs, and the remaining work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.metrics.registry import evaluations
+from moe_lab.models.facts import resolve_device
+from moe_lab.models.memory import free_memory
+from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.reports.columns import Column, Shown, count, numbers, print_table, texts
 from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.reports.scores import settings
@@ -33,13 +37,12 @@ from moe_lab.runs.budget import (
     workload_of,
 )
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from moe_lab.runs.run import Run
-    from moe_lab.runs.tuning.study import Study
-    from moe_lab.tasks.requests import Workload
+from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
+from moe_lab.runs.run import Run
+from moe_lab.runs.tuning.study import Study
+from moe_lab.tasks.judges import judges_of
+from moe_lab.tasks.loading import load_tasks
+from moe_lab.tasks.requests import Workload
 
 Refused = Mapping[str, Sequence[Config]]
 """Configurations that cannot run, by reason."""
@@ -111,8 +114,6 @@ class Plan(Shown):
         (planned bytes; missing for embedded models), `state` ("done", "missing", ...). What is not known before a study
         or a training is missing.
         """
-        import pandas as pd
-
         rows = []
         configs = [row.config for row in self.rows]
         settings = settings_of(configs, configs)
@@ -267,11 +268,6 @@ def lacks_of(config: Config, error: MoeLabError) -> list[str]:
 
     The model, its tokenizer, the tasks, the judges and the method's own data are looked at one by one.
     """
-    from moe_lab.models.tokenizer import load_tokenizer
-    from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
-    from moe_lab.tasks.judges import judges_of
-    from moe_lab.tasks.loading import load_tasks
-
     method = get_method(config.method.name)(config.method)
 
     def judges() -> None:
@@ -314,9 +310,6 @@ def _sums(plan: Plan) -> list[str]:
 
 def _memory(plan: Plan) -> list[str]:
     """What the largest run takes on GPUs, and how models of different sizes share GPUs."""
-    from moe_lab.models.facts import resolve_device
-    from moe_lab.models.memory import free_memory
-
     largest = max(plan.rows, key=lambda row: row.memory or 0, default=None)
     if largest is None or largest.memory is None:
         return []

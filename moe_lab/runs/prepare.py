@@ -1,33 +1,31 @@
 """A configuration becomes a checked run with its id, before weights load."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from lm_eval.tasks.manager import TaskDict
 
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import at_least, build, did_you_mean
 from moe_lab.errors import ConfigError, ModelError, TaskError
 from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker, TrainingMethod
+from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
 from moe_lab.methods.roe import RoE
+from moe_lab.models.facts import ModelFacts, model_facts
 from moe_lab.models.hub import go_offline
 from moe_lab.models.identity import model_identity
 from moe_lab.models.source import model_source
+from moe_lab.models.tokenizer import load_tokenizer, prompt_tokenizer
 from moe_lab.results.folder import check_writable
-from moe_lab.results.identity import HASHED, folder_name, group_settings, task_label, task_settings
+from moe_lab.results.identity import HASHED, folder_name, group_settings, run_id, task_label, task_settings
+from moe_lab.routing.hook import fixed_message, no_router_message
 from moe_lab.runs.run import Run
-from moe_lab.tasks.documents import documents_digest
-from moe_lab.tasks.loading import MAX_NEW_TOKENS, once
-
-if TYPE_CHECKING:
-    from lm_eval.tasks.manager import TaskDict
-
-    from moe_lab.methods.method import Method
-    from moe_lab.models.facts import ModelFacts
-
+from moe_lab.tasks.documents import documents_digest, select_documents
+from moe_lab.tasks.judges import judges_of
+from moe_lab.tasks.loading import MAX_NEW_TOKENS, load_tasks, once
+from moe_lab.tasks.sandbox.programs import check_sandbox
 
 # The content of a run's id: everything that determines the numbers, and nothing else
 
@@ -88,10 +86,6 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     if isinstance(method, ModelMaker):
         raise ConfigError(f"method={config.method.name} trains a model and evaluates none.")
 
-    from moe_lab.models.tokenizer import load_tokenizer
-    from moe_lab.tasks.documents import select_documents
-    from moe_lab.tasks.loading import load_tasks
-
     tasks = load_tasks(config)
     check_metric(config, tasks)
     check_code_execution(config, tasks)
@@ -142,8 +136,6 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
 
 def facts_of(config: Config) -> ModelFacts:
     """The facts of a configuration's model, read once in a command. Raises ModelError."""
-    from moe_lab.models.facts import model_facts
-
     where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
     return once(f"facts {config.model} {where}", partial(model_facts, config.model, **where))
 
@@ -151,9 +143,6 @@ def facts_of(config: Config) -> ModelFacts:
 def _identified(
     config: Config, method: Method, facts: ModelFacts, tasks: TaskDict, samples: dict[str, list[int]]
 ) -> Run:
-    from moe_lab.results.identity import run_id
-    from moe_lab.tasks.judges import judges_of
-
     content = identity(config, method, facts, tasks, samples)
     judges = judges_of(config, tasks)
     judged = {"judges": [judge.identity for judge in judges]} if judges else {}
@@ -186,8 +175,6 @@ def _with_method(config: Config, method: Any, typed: list[str]) -> Config:
 
 def check_router(method: Method, facts: ModelFacts) -> None:
     """Raise ModelError if the method needs a router and the model has none, or none for single tokens."""
-    from moe_lab.routing.hook import fixed_message, no_router_message
-
     if method.per_token and facts.fixed_routing:
         raise ModelError(fixed_message(facts.path or facts.name, facts.fixed_routing))
     if method.needs_router and not facts.moe_layers:
@@ -200,8 +187,6 @@ def check_chat_template(config: Config) -> None:
     """Raise ConfigError for a chat template that the tokenizer does not have."""
     if not config.apply_chat_template:
         return
-    from moe_lab.models.tokenizer import prompt_tokenizer
-
     templates = prompt_tokenizer(config).chat_template
     if not templates:
         raise ConfigError("apply_chat_template: this tokenizer has no chat template. Leave it out.")
@@ -277,8 +262,6 @@ def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
 
 def check_code_execution(config: Config, tasks: TaskDict) -> None:
     """Raise TaskError for a task that executes generated programs where bubblewrap does not work, unless confirmed."""
-    from moe_lab.tasks.sandbox.programs import check_sandbox
-
     unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in tasks["tasks"].values())
     if unsafe and not config.predict_only and not config.task.confirm_run_unsafe_code:
         check_sandbox()

@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Any, overload
 from moe_lab.config.schema import Config
 from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code, print_error
 from moe_lab.methods import get_method
+from moe_lab.models.memory import ModelPool
 from moe_lab.reports.columns import Column, Shown
-from moe_lab.reports.expert import print_expert_metrics
+from moe_lab.reports.expert import comparisons, print_expert_metrics
+from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
 from moe_lab.reports.scores import CommandTable, plotted
+from moe_lab.reports.terminal import notes, print_failed, print_scores, print_studies
 from moe_lab.results.model import RunResult
+from moe_lab.results.score_table import SeedGroup, family_of
+from moe_lab.results.scores import ComparisonKey
 from moe_lab.runs.attempts import Failure
-from moe_lab.runs.jobs import Job, distinct_runs, with_baselines
+from moe_lab.runs.jobs import Job, distinct_runs, repeated_studies, with_baselines
+from moe_lab.runs.run import Outcome, Run
+from moe_lab.runs.summaries import summarize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from moe_lab.runs.run import Outcome, Run
 
 FOOTNOTES = 8
 """Most lines of methods below the tables of a command."""
@@ -125,8 +130,6 @@ class Results(Shown, Sequence[dict[str, Any]]):
         - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
           `metrics=` measured, as loggers name it. Both are of single runs.
         """
-        from moe_lab.reports.frames import score_frame
-
         asked = [run.config for run in self.runs]
         return score_frame(self.table, self.configs, asked, all_settings)
 
@@ -140,8 +143,6 @@ class Results(Shown, Sequence[dict[str, Any]]):
 
         Raises DamagedError for a sample log that cannot be read.
         """
-        from moe_lab.reports.frames import example_frame, settings_by_run
-
         asked = [run.config for run in self.runs]
         runs = self.table.runs
         return example_frame(runs, settings_by_run(runs, self.configs, asked))
@@ -165,15 +166,11 @@ class Results(Shown, Sequence[dict[str, Any]]):
         return _shown_by_notebooks(differences_figure(lines))
 
     def _columns(self) -> tuple[list[Column], list[str]]:
-        from moe_lab.reports.terminal import notes
-
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
         return self.table.columns(), [runs, *notes(self.table)] if self.outcomes else ["no results"]
 
     def print(self) -> None:
         """Print tables and paths, and the failures on stderr."""
-        from moe_lab.reports.terminal import print_failed, print_studies
-
         print_studies(self.studies)
         known = {outcome.run.run_id for outcome in self.outcomes}
         without = [failure for failure in self.failures if failure.run_id not in known]
@@ -229,10 +226,37 @@ def measured(outcomes: Sequence[Outcome]) -> list[RunResult]:
     return with_compared([one for one in outcomes if one.run.config.metrics != "none"])
 
 
+def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
+    """The stored results of the jobs' runs. Nothing is computed."""
+    from moe_lab.runs.execute import execute
+
+    return [execute(run, ModelPool(), compute=False) for run in distinct_runs(jobs) if run.done]
+
+
+def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:
+    """The scores of a command, and the families of its comparisons.
+
+    Runs that others are compared with, such as calibration, are groups of their own. Those of a run with several seeds
+    are left out, because a single seed has no test.
+    """
+    groups = summarize(outcomes, repeated_studies(jobs))
+    single = {group.results[0].run_id for group in groups if group.summary is None}
+    shown = {outcome.run.run_id for outcome in outcomes}
+    runs = [run for one in outcomes if one.run.run_id in single for run in one.run.compared_runs.values()]
+    controls = {run.run_id: run.stored() for run in runs if run.run_id not in shown}
+    others = [SeedGroup([stored]) for stored in controls.values() if stored is not None]
+    not_asked = {result.run_id for group in others for result in group.results}
+    family = family_of([*groups, *others], measured_p_values(outcomes), not_asked)
+    return CommandTable(with_compared(outcomes), groups, family)
+
+
+def measured_p_values(outcomes: Sequence[Outcome]) -> dict[ComparisonKey, float | None]:
+    """The uncorrected p of each comparison in the tables of `metrics=`."""
+    return comparisons(measured(outcomes))
+
+
 def print_results(outcomes: Sequence[Outcome], table: CommandTable) -> None:
     """Print the tables of results and of metrics, each run after those that it is compared with."""
-    from moe_lab.reports.terminal import print_scores
-
     lines = sorted({line for run in table.runs for line in get_method(run.method).footnotes(run["moe_lab"])})
     if len(lines) > FOOTNOTES:
         lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."]

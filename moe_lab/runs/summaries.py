@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,7 @@ from moe_lab.results.statistics import (
     over_seeds,
 )
 from moe_lab.runs.prepare import run_name
-
-if TYPE_CHECKING:
-    from moe_lab.runs.run import Outcome, Run
+from moe_lab.runs.run import Outcome, Run
 
 
 def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()) -> list[SeedGroup]:

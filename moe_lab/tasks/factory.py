@@ -4,8 +4,6 @@ Documents come from `<data_dir>/<folder>/<split>.jsonl` where there is such a fo
 set. The JSON loader of `datasets` is not used: it caches by path, and turns strings that look like dates into times.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lm_eval
 from datasets import Dataset, load_dataset
@@ -21,10 +19,12 @@ from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
 from huggingface_hub.errors import LocalEntryNotFoundError
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
-from lm_eval.tasks._index import Kind
+from lm_eval.tasks._index import Entry, Kind
 from lm_eval.tasks._yaml_loader import load_yaml
+from lm_eval.tasks.manager import TaskDict
 from lm_eval.utils import create_iterator
 
+from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line, reading
 from moe_lab.models.hub import commit_of, explain
@@ -34,12 +34,6 @@ from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import JUDGES, judge_class, score
 from moe_lab.tasks.sandbox.replies import in_chat
-
-if TYPE_CHECKING:
-    from lm_eval.tasks._index import Entry
-    from lm_eval.tasks.manager import TaskDict
-
-    from moe_lab.config.schema import Config
 
 OWN_TASKS = Path(__file__).resolve().parent
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import moe_lab.reports.figures
+import moe_lab.runs.attempts
 from moe_lab.config import catalog
 from moe_lab.errors import ResultsError
 from tests.support.command import install, run_command
@@ -70,7 +70,7 @@ def test_views_are_the_golden_ones(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         catalog, "resource_folder", lambda kind: folder if kind == "experiments" else resources(kind)
     )
-    monkeypatch.setattr(moe_lab.reports.figures, "write_run_figures", lambda result, kinds: [])
+    monkeypatch.setattr(moe_lab.runs.attempts, "write_run_figures", lambda result, kinds: [])
     monkeypatch.chdir(tmp_path)
     runs = install(monkeypatch, GoldenRuns())
     runs.errors["c3po toy_math"] = ResultsError("The disk is full.")

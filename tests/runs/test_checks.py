@@ -89,7 +89,7 @@ PER_TOKEN = {
 
 def test_a_chat_template_that_the_tokenizer_lacks_is_refused(monkeypatch):
     tokenizer = SimpleNamespace(chat_template={"default": "", "rag": ""})
-    monkeypatch.setattr("moe_lab.models.tokenizer.prompt_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr("moe_lab.runs.prepare.prompt_tokenizer", lambda config: tokenizer)
     check_chat_template(Config(apply_chat_template="rag"))
     with pytest.raises(ConfigError, match="apply_chat_template=tools: the tokenizer has default, rag"):
         check_chat_template(Config(apply_chat_template="tools"))

@@ -15,6 +15,7 @@ from moe_lab.config.schema import Config, ModelConfig, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.runs.distributed import follow
+from moe_lab.runs.grid import do
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
 from tests.support.ranks import fork_ranks
@@ -37,19 +38,24 @@ def test_a_single_process_does_as_ever():
         ("2", [config("base", metrics="expert")], "metrics=expert takes one process"),
         ("2", [config(device="cuda:1")], "one GPU"),
         ("2", [config(model=ModelConfig(path="some/model", device_map="auto"))], "one GPU"),
-        ("2", [config("pretrain-tiny")], "without torchrun"),
         ("1", [config(model=SPLIT)], "torchrun --nproc-per-node"),
         ("2", [config(model=SPLIT), config("base", model=SPLIT)], "one run at a time"),
         ("2", [config(model=SPLIT, seeds=2)], "one run at a time"),
         ("2", [config(model=SPLIT, tuning=TuningConfig(name="tpe"))], "one run at a time"),
         ("2", [config(model=SPLIT, experiment="roe/figure3")], "one run at a time"),
-        ("2", [config("pretrain-tiny", model=SPLIT)], "without torchrun"),
     ],
 )
 def test_what_processes_cannot_share_is_refused(processes, configs, says, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", processes)
     with pytest.raises(ConfigError, match=says):
         follow(configs)
+
+
+@pytest.mark.parametrize(("processes", "model"), [("2", ModelConfig()), ("1", SPLIT), ("2", SPLIT)])
+def test_one_process_makes_a_model(processes, model, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    with pytest.raises(ConfigError, match="without torchrun"):
+        do("run", [config("pretrain-tiny", model=model)], [], [])
 
 
 def answers(output):

@@ -19,7 +19,8 @@ from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
-from moe_lab.runs import plan, summaries
+from moe_lab.runs import plan, results
+from moe_lab.runs.run import Run
 from tests.support.requests import generating
 from tests.support.runs import facts
 from tests.support.stored_results import block_of
@@ -123,6 +124,8 @@ class FakeRun:
     def check_free(self) -> None:
         """No other process works on it."""
 
+    stored_metrics = Run.stored_metrics
+
 
 @dataclass
 class FakeOutcome:
@@ -215,7 +218,7 @@ def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     """Put the stand-ins in the place of `moe_lab.runs.run`'s functions."""
     monkeypatch.setattr(moe_lab.runs.prepare, "prepare", runs.prepare)
     monkeypatch.setattr(moe_lab.runs.execute, "execute", runs.execute)
-    monkeypatch.setattr(summaries, "summarize", runs.summarize)
+    monkeypatch.setattr(results, "summarize", runs.summarize)
     monkeypatch.setattr(plan, "workload_of", lambda run: ASKED)
     monkeypatch.setattr(plan, "run_state", lambda run, asked: fake_state(run))
     return runs

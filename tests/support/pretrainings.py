@@ -13,8 +13,6 @@ from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.pretrain.training import Training, train
-from moe_lab.models.designs.configuration import UNITS
-from moe_lab.models.designs.units import unit_tables
 from tests.support.models import make_tokenizer
 
 GRANULARITIES = ((2, 8, 0), (4, 16, 0), (8, 32, 0), (16, 64, 0))
@@ -60,12 +58,10 @@ def rows(count: int, length: int = 12, seed: int = 0) -> Any:
 def training_of(folder: Path, count: int = 16, seed: int = 0, dtype: str = "float32", **settings) -> Training:
     folder.mkdir(parents=True, exist_ok=True)
     method = design(**settings)
-    tokenizer = make_tokenizer()
     return Training(
         config=Config(method=method, seed=seed, device="cpu"),
         folder=folder,
-        tokenizer=tokenizer,
-        units=unit_tables(tokenizer, method.router) if method.router in UNITS else None,
+        tokenizer=make_tokenizer(),
         rows=rows(count, method.sequence_length),
         held_out=rows(method.validation_rows, method.sequence_length, seed=1),
         dtype=dtype,

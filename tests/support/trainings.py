@@ -49,7 +49,6 @@ def training_of(
     config = config_of(**settings)
     made = rows(count + held_out)
     return Training(
-        recipe=config.method.recipe(),
         config=replace(config, model=ModelConfig(path=model and str(model))),
         folder=folder,
         rows=made[:count],

@@ -7,8 +7,6 @@ N = questions, k = neighbours of each, P = pairs of a question and a neighbour, 
 W = re-routed tokens, L = optimized MoE layers, C = core experts, E = experts, V = vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

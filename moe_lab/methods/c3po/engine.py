@@ -3,8 +3,6 @@
 N = questions of a batch, W = re-routed tokens of each, K = neighbours of each, R = references.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

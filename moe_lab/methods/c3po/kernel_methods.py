@@ -7,8 +7,6 @@ Distances of unit vectors are sqrt(2 - 2 cos), from 0 to 2. N = questions, R = r
 question, W = re-routed tokens, M = MoE layers, L = optimized ones, E = experts, C = core experts, A = values of alpha.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ A batch of questions is answered as in a run, with k neighbours for each questio
 Q = questions, R = references, k = neighbours of each question.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar

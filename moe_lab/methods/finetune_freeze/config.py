@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
-from moe_lab.config.validators import above_zero, at_least, coerce, did_you_mean, one_of
+from moe_lab.config.validators import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check_limits,
+    coerce,
+    did_you_mean,
+    one_of,
+)
 from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.data_files import TOY_SIZES
 from moe_lab.methods.method import Method, refuse
@@ -21,20 +30,10 @@ SCHEDULES = {
     )
 }
 """The paper's nine pairs: the group frozen in the first and in the second half, or in the whole training."""
-AT_LEAST = {
-    **dict.fromkeys(("epochs", "max_steps", "batch_size", "gradient_accumulation", "length"), 1),
-    **dict.fromkeys(("dataset_size", "early_stop_patience", "save_steps"), 1),
-    **dict.fromkeys(("weight_decay", "router_aux_loss_coef", "validation_size", "warmup_ratio"), 0),
-    "routing_noise": 0,
-    "partners": 0,
-}
-ABOVE_ZERO = ("learning_rate", "router_lr", "max_grad_norm")
 EIGHT_BIT = "adamw_torch_8bit"
 """torchao's AdamW with moments in 8 bits. With it weights and gradients are in bfloat16, with stochastic rounding."""
 MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, EIGHT_BIT: 2, "adagrad": 1, "rmsprop": 1, "sgd": 0}
 """`optim` of transformers' TrainingArguments, and the numbers that it keeps for each trained number."""
-SCHEDULERS = ("linear", "cosine", "constant_with_warmup")
-"""`lr_scheduler_type` of transformers' TrainingArguments."""
 TOY_VALIDATION_SIZE = 100
 """Default number of validation conversations of a generated data set."""
 STEP_SIZE = 4
@@ -51,13 +50,12 @@ class Phase:
     """A part of a training, up to the share `until` of its optimizer steps."""
 
     frozen: Frozen = ()
-    until: float = 1.0
-    lr: float | None = None
+    until: PositiveFloat = 1.0
+    lr: PositiveFloat | None = None
     """Peak learning rate in this phase, instead of the recipe's."""
 
     def __post_init__(self) -> None:
-        above_zero("method.phases: until", self.until)
-        above_zero("method.phases: lr", self.lr)
+        check_limits(self, "method.phases: ")
 
 
 def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
@@ -121,11 +119,11 @@ class Lora:
     With `r=None` there is no adapter, and the weights of the model are trained.
     """
 
-    r: int | None = None
+    r: PositiveInt | None = None
     """The rank."""
-    lora_alpha: int = 8
+    lora_alpha: PositiveInt = 8
     """The update of a weight is lora_alpha / r times B A."""
-    lora_dropout: float = 0.0
+    lora_dropout: NonNegativeFloat = 0.0
     target_modules: str | list[str] = field(default_factory=lambda: list(ATTENTION))
     """Names of modules, or the ends of their names; `all-linear`, or a regular expression."""
     target_parameters: list[str] | None = None
@@ -134,11 +132,9 @@ class Lora:
     """Whether the update is scaled by lora_alpha / sqrt(r) instead."""
 
     def __post_init__(self) -> None:
-        at_least("method.lora.r", self.r, 1)
+        check_limits(self, "method.lora.")
         if self.r is not None:
             need_package("peft", "peft", "method.lora")
-        at_least("method.lora.lora_alpha", self.lora_alpha, 1)
-        at_least("method.lora.lora_dropout", self.lora_dropout, 0)
         for key, value in asdict(self).items() if self.r is None else ():
             if value not in (Lora.__dataclass_fields__[key].default, list(ATTENTION)):
                 raise ConfigError(
@@ -150,27 +146,27 @@ class Lora:
 class RecipeKeys:
     """The keys that determine the weights as they are typed; numbers are those of MoE-Bench's Table 1."""
 
-    learning_rate: float = 2e-5
-    router_lr: float | None = None
-    router_aux_loss_coef: float = 0.0
-    routing_noise: float = 0.0
+    learning_rate: PositiveFloat = 2e-5
+    router_lr: PositiveFloat | None = None
+    router_aux_loss_coef: NonNegativeFloat = 0.0
+    routing_noise: NonNegativeFloat = 0.0
     """Highest temperature of the noise on the routers' choice; 0: none."""
     routing_noise_schedule: Literal["constant", "linear"] = "constant"
-    partners: int | None = None
+    partners: NonNegativeInt | None = None
     """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
-    epochs: int = 3
-    max_steps: int | None = None
-    length: int = 2048
-    warmup_ratio: float = 0.03
-    weight_decay: float = 0.0
+    epochs: PositiveInt = 3
+    max_steps: PositiveInt | None = None
+    length: PositiveInt = 2048
+    warmup_ratio: NonNegativeFloat = 0.03
+    weight_decay: NonNegativeFloat = 0.0
     optimizer: str = "adamw_torch"
     """`optim` of transformers' TrainingArguments. The same holds for the next keys."""
-    scheduler: str = "linear"
-    max_grad_norm: float | None = 1.0
+    scheduler: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
+    max_grad_norm: PositiveFloat | None = 1.0
     """Largest norm of the gradient; null: not clipped."""
     bf16: bool | None = None
     """Whether passes are computed by autocast to bfloat16; null: with dtype=bfloat16."""
-    early_stop_patience: int | None = None
+    early_stop_patience: PositiveInt | None = None
     """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
 
 
@@ -183,13 +179,13 @@ class FinetuneConfig(RecipeKeys, Method.Config):
     phases: list[dict[str, Any]] | None = None
     freeze_shared_experts: bool = False
     dataset: str = "toy"
-    dataset_size: int | None = None
-    validation_size: int | None = None
+    dataset_size: PositiveInt | None = None
+    validation_size: NonNegativeInt | None = None
     profile: str | None = None
-    batch_size: int | None = None
-    gradient_accumulation: int | None = None
+    batch_size: PositiveInt | None = None
+    gradient_accumulation: PositiveInt | None = None
     activation_checkpointing: bool = False
-    save_steps: int = 250
+    save_steps: PositiveInt = 250
     compare_with_full: bool = True
     lora: Lora = field(default_factory=Lora)
     push_to_hub: bool = False
@@ -197,12 +193,8 @@ class FinetuneConfig(RecipeKeys, Method.Config):
     hub_private_repo: bool | None = None
 
     def __post_init__(self) -> None:
-        for key, least in AT_LEAST.items():
-            at_least(f"method.{key}", getattr(self, key), least)
-        for key in ABOVE_ZERO:
-            above_zero(f"method.{key}", getattr(self, key))
+        super().__post_init__()
         one_of("method.optimizer", self.optimizer, tuple(MOMENTS))
-        one_of("method.scheduler", self.scheduler, SCHEDULERS)
         phases = phases_of(self.schedule, self.phases)
         typed = "phases with frozen groups" if self.phases is not None else f"schedule={self.schedule}"
         not_with_lora = {

@@ -6,8 +6,6 @@ fused expert gets the rank r. For some families peft takes names of experts and 
 parameters, and then leaves shared experts out.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import asdict
 from pathlib import Path

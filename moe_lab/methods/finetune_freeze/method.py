@@ -168,7 +168,7 @@ class FinetuneFreeze(TrainingMethod):
     def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         from moe_lab.methods.finetune_freeze.training import train
 
-        return train(folder, config, self.config.recipe(), self._training_data(config, facts), facts)
+        return train(folder, config, self._training_data(config, facts), facts)
 
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
         recipe = self.config.recipe()

@@ -1,18 +1,17 @@
 """The model card of a fine-tuned model or adapter: base model, data, settings, scores, how to load it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from huggingface_hub import ModelCardData
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from moe_lab.config.schema import Config
 from moe_lab.models.source import model_source
-
-if TYPE_CHECKING:
-    from moe_lab.results.scores import Score
+from moe_lab.results.score_table import explained_marks
+from moe_lab.results.scores import Score
 
 COURSE = ("conversations", "schedule", "steps", "parameters", "first_loss", "last_loss", "validation")
 """Keys of training.json about the course of a training that the card shows."""
@@ -29,9 +28,6 @@ def model_card(
         record: training.json.
         scores: of the runs that evaluated the model, compared with the base model.
     """
-    from huggingface_hub import ModelCardData
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
     recipe, data, source = record["recipe"], record.get("source") or {}, model_source(config.model)
     lora, hub = recipe.get("lora"), not Path(source).is_dir()
     base = source if hub else Path(source).resolve().name  # no path of this machine
@@ -80,8 +76,6 @@ def model_card(
 
 
 def _scores(scores: Sequence[Score]) -> str:
-    from moe_lab.results.score_table import explained_marks
-
     if not scores:
         return "Not evaluated."
 

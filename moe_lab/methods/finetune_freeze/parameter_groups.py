@@ -1,7 +1,5 @@
 """Routers, experts and all other parameters of a model as groups that can be frozen."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Trainer of `method=finetune-freeze` and its callbacks: freezing, early stopping, and checkpoints under FSDP."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext

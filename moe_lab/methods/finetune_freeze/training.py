@@ -11,8 +11,6 @@ outputs/models/<model>-finetune-freeze-<id8>/
   training.json    all that determines the weights, and the course of the training; written last
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import sys
@@ -20,7 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +55,6 @@ LOGGING_STEPS = 10
 class Training:
     """All that a training needs in addition to the model."""
 
-    recipe: Recipe
     config: Config
     folder: Path
     """The folder of log.jsonl and checkpoints/."""
@@ -69,6 +66,11 @@ class Training:
     """The dtype of the passes (autocast)."""
     allowed_LEE: Tensor | None = None
     """`partners_of` the profile, for a training under C2R's constraint."""
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The keys of the method that determine the weights."""
+        return self.config.method.recipe()
 
 
 def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -175,10 +177,9 @@ def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
     return replace(loaded, model=with_lora(loaded.model, lora, config, loaded.facts.commit))
 
 
-def train(
-    folder: Path, config: Config, recipe: Recipe, prepared: Prepared, facts: ModelFacts
-) -> dict[str, Any]:
+def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -> dict[str, Any]:
     """Fine-tune the run's model and write it, or its adapter. Returns the rest of training.json."""
+    recipe: Recipe = config.method.recipe()
     encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
     steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
 
@@ -200,7 +201,6 @@ def train(
     if prepared.plain_template:
         print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
     training = Training(
-        recipe=recipe,
         config=config,
         folder=folder,
         rows=encoded.rows,

@@ -3,24 +3,13 @@
 `architecture` is the design as a configuration of transformers or of `models/designs`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from moe_lab.config.validators import above_zero, at_least
+from moe_lab.config.validators import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, at_least
 from moe_lab.methods.method import Method, refuse
 
-AT_LEAST = {
-    **dict.fromkeys(("experts", "experts_per_token", "hidden_size", "layers", "heads", "active_size"), 1),
-    **dict.fromkeys(("devices", "dataset_size", "vocab_size", "steps", "batch_size"), 1),
-    **dict.fromkeys(("gradient_accumulation", "save_steps"), 1),
-    **dict.fromkeys(("shared_experts", "aux_loss", "z_loss", "bias_rate", "device_loss"), 0),
-    **dict.fromkeys(("routing_noise", "warmup_ratio", "weight_decay"), 0),
-    **dict.fromkeys(("sequence_length", "validation_rows"), 2),  # a target, and an interval over rows
-}
-ABOVE_ZERO = ("capacity_factor", "learning_rate")
 AUX_LOSS = 0.1
 """The default coefficient of equation 2, which has no factor E. For 8 experts it is 0.0125 in transformers' formula."""
 SMALLEST_VOCABULARY = 257
@@ -44,41 +33,40 @@ class PretrainConfig(Method.Config):
 
     name: str = "pretrain"
     backbone: Literal["olmoe", "deepseek", "dense"] = "olmoe"
-    experts: int = 8
-    experts_per_token: int = 2
-    shared_experts: int = 0
+    experts: PositiveInt = 8
+    experts_per_token: PositiveInt = 2
+    shared_experts: NonNegativeInt = 0
     router: Literal["token", "expert", "word", "sentence", "word-hash"] = "token"
-    capacity_factor: float = 1.0
-    hidden_size: int = 128
-    layers: int = 4
-    heads: int = 4
-    active_size: int = 256
-    aux_loss: float | None = None
-    z_loss: float = 1e-3
-    bias_rate: float = 0.0
-    device_loss: float = 0.0
-    devices: int = 4
-    routing_noise: float = 0.0
+    capacity_factor: PositiveFloat = 1.0
+    hidden_size: PositiveInt = 128
+    layers: PositiveInt = 4
+    heads: PositiveInt = 4
+    active_size: PositiveInt = 256
+    aux_loss: NonNegativeFloat | None = None
+    z_loss: NonNegativeFloat = 1e-3
+    bias_rate: NonNegativeFloat = 0.0
+    device_loss: NonNegativeFloat = 0.0
+    devices: PositiveInt = 4
+    routing_noise: NonNegativeFloat = 0.0
     routing_noise_schedule: Literal["constant", "linear"] = "constant"
     dataset: str = "toy"
-    dataset_size: int | None = None
+    dataset_size: PositiveInt | None = None
     validation_rows: int = 64
     tokenizer: Literal["model", "train"] = "model"
-    vocab_size: int = 4096
-    steps: int = 600
-    batch_size: int = 8
-    gradient_accumulation: int = 1
+    vocab_size: PositiveInt = 4096
+    steps: PositiveInt = 600
+    batch_size: PositiveInt = 8
+    gradient_accumulation: PositiveInt = 1
     sequence_length: int = 256
-    learning_rate: float = 3e-3
-    warmup_ratio: float = 0.05
-    weight_decay: float = 0.1
-    save_steps: int = 200
+    learning_rate: PositiveFloat = 3e-3
+    warmup_ratio: NonNegativeFloat = 0.05
+    weight_decay: NonNegativeFloat = 0.1
+    save_steps: PositiveInt = 200
 
     def __post_init__(self) -> None:
-        for key, least in AT_LEAST.items():
-            at_least(f"method.{key}", getattr(self, key), least)
-        for key in ABOVE_ZERO:
-            above_zero(f"method.{key}", getattr(self, key))
+        super().__post_init__()
+        at_least("method.sequence_length", self.sequence_length, 2)  # a target
+        at_least("method.validation_rows", self.validation_rows, 2)  # an interval over rows
         at_least("method.vocab_size", self.vocab_size, SMALLEST_VOCABULARY)
         refuse(
             {

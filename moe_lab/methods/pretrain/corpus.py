@@ -4,8 +4,6 @@ The corpus is the toy world, MiniPile, a data set of the hub, or a file. The tok
 byte-level BPE that is trained on the corpus. Documents are joined by the end token and cut into rows of equal length.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from array import array

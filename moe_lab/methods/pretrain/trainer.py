@@ -7,8 +7,6 @@ T = tokens of a pass, B = its rows, S = tokens of a row, E = experts, K = expert
 layers, V = vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any

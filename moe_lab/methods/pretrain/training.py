@@ -11,8 +11,6 @@ outputs/models/<model>-pretrain-<id8>/
 In `leak`: R = rows, P = target positions, S = positions of a row, V = vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time
@@ -33,7 +31,7 @@ from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
 from moe_lab.methods.trained import last_checkpoint, save_model, step_of
 from moe_lab.methods.trainer import RoutingNoise, fit
 from moe_lab.models.designs.configuration import UNITS
-from moe_lab.models.designs.units import UnitTables, unit_tables
+from moe_lab.models.designs.units import unit_tables
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import set_experts_in_training
 from moe_lab.models.facts import ModelFacts, resolve_device
@@ -121,8 +119,6 @@ class Training:
     """int32 [rows, length]."""
     held_out: Any
     """int32 [rows, length]."""
-    units: UnitTables | None = None
-    """The beginnings of words or sentences, for routers of these."""
     dtype: str
     """The dtype of the passes (autocast). Weights and optimizer are float32."""
 
@@ -176,8 +172,8 @@ def train(training: Training) -> PretrainTrainer:
     if design.router != "expert" and design.backbone != "dense":
         set_experts_in_training(model, config.model.experts_implementation)
     model.config.use_cache = False
-    if training.units is not None:
-        model.set_units(training.units)
+    if design.router in UNITS:  # of words or sentences
+        model.set_units(unit_tables(training.tokenizer, design.router))
     noise = RoutingNoise.of(
         *(config.seed, design.routing_noise, design.routing_noise_schedule),
         steps=design.steps,
@@ -240,7 +236,6 @@ def pretrain(
     Raises TaskError for a corpus that is too short.
     """
     design = config.method
-    units = unit_tables(tokenizer, design.router) if design.router in UNITS else None
     rows, held_out = pack_once(
         corpus, tokenizer, rows=design.rows, held_out=design.validation_rows, length=design.sequence_length
     )
@@ -249,15 +244,7 @@ def pretrain(
         f"{design.rows // design.steps} rows, {len(rows):,} different rows of {design.sequence_length} tokens",
         file=sys.stderr,
     )
-    training = Training(
-        config=config,
-        folder=folder,
-        tokenizer=tokenizer,
-        rows=rows,
-        held_out=held_out,
-        units=units,
-        dtype=facts.dtype,
-    )
-    model, course = train_together(training)
+    own = {"config": config, "folder": folder, "tokenizer": tokenizer, "dtype": facts.dtype}
+    model, course = train_together(Training(rows=rows, held_out=held_out, **own))
     save_model(model, tokenizer, folder / "model", facts.dtype)
     return course | {"corpus_rows": len(rows), "all_versions": versions()}

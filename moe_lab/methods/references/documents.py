@@ -3,8 +3,6 @@
 None of this needs the model, so missing data is reported before weights load.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ R = texts or references, Q = questions, X = size of an embedding, K = neighbours
 longest, D = hidden size.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

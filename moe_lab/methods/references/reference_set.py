@@ -6,8 +6,6 @@ A set is built once per model, reference documents and prompt form, in outputs/r
 R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of an embedding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@
 R = references, W = re-routed tokens, M = MoE layers, E = experts.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

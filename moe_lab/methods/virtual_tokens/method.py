@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.config.validators import above_zero, at_least
+from moe_lab.config.validators import PositiveFloat, PositiveInt
 from moe_lab.errors import ConfigError, ModelError, need_package
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method, check_first_gpu
@@ -37,18 +37,16 @@ class VirtualTokensConfig(Method.Config):
     """Keys of `conf/method/soft-prompt.yaml` and `prefix-tuning.yaml`."""
 
     name: str
-    virtual_tokens: int = 20
-    learning_rate: float
-    epochs: int = 5
-    batch_size: int = 8
+    virtual_tokens: PositiveInt = 20
+    learning_rate: PositiveFloat
+    epochs: PositiveInt = 5
+    batch_size: PositiveInt = 8
     reference: str | list[str] | None = None
-    reference_size: int | None = None
+    reference_size: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         need_package("peft", "peft", f"method={self.name}")
-        for key in ("virtual_tokens", "epochs", "batch_size", "reference_size"):
-            at_least(f"method.{key}", getattr(self, key), 1)
-        above_zero("method.learning_rate", self.learning_rate)
+        super().__post_init__()
 
 
 class VirtualTokens(Method):
@@ -144,7 +142,7 @@ class SoftPrompt(VirtualTokens):
         """The learning rate is that of peft's example of prompt tuning."""
 
         name: str = "soft-prompt"
-        learning_rate: float = 3e-2
+        learning_rate: PositiveFloat = 3e-2
 
 
 class PrefixTuning(VirtualTokens):
@@ -155,4 +153,4 @@ class PrefixTuning(VirtualTokens):
         """The learning rate is that of peft's example of prefix tuning."""
 
         name: str = "prefix-tuning"
-        learning_rate: float = 1e-2
+        learning_rate: PositiveFloat = 1e-2

@@ -7,8 +7,6 @@ outputs/models/<model>-<method>-<id8>/
   training.json    all that determines the adapter, and the course of its training; written last
 """
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

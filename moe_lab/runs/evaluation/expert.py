@@ -1,18 +1,19 @@
 """`metrics=expert`: the expert metrics of a run (MoE-Bench, section 4.1)."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from lm_eval.tasks.manager import TaskDict
 
+from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.methods.method import Method, refuse
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
 from moe_lab.metrics.intervals import differences, entropies_of, losses
 from moe_lab.metrics.registry import (
@@ -27,61 +28,47 @@ from moe_lab.metrics.stored import (
     FILE,
     FOLDER,
     SCHEMA_VERSION,
-    StoredMetrics,
     read_arrays,
-    stored_metrics,
     without_arrays,
     write_arrays,
 )
+from moe_lab.models.facts import ModelFacts
+from moe_lab.models.memory import ModelPool
 from moe_lab.results.atomic import write_file, write_json
 from moe_lab.results.identity import versions
 from moe_lab.results.logs import ResponseLog
+from moe_lab.results.samples import Log
+from moe_lab.routing.hook import no_router_message
 from moe_lab.runs.evaluation.result_block import cost_block
 from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
-
-if TYPE_CHECKING:
-    from lm_eval.tasks.manager import TaskDict
-
-    from moe_lab.config.schema import Config
-    from moe_lab.methods.method import Method
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.results.samples import Log
-    from moe_lab.runs.run import Run
+from moe_lab.runs.run import Run
+from moe_lab.tasks.judges import is_judged
 
 logger = logging.getLogger("moe_lab")
 
 
 def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
     """Raise ConfigError for a method that mixes routings or without an accuracy, ModelError for a dense model."""
-    from moe_lab.tasks.judges import is_judged
-
-    if method.expert_metrics == "none":
-        raise ConfigError(
+    judged, name = (
+        [name for name, task in tasks["tasks"].items() if is_judged(task)],
+        facts.path or facts.name,
+    )
+    refuse(
+        {
             f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or "
-            "reads other texts.\n"
-            "Use method=base (with model.path= for a model of your own), finetune-freeze or c2r."
-        )
-    if facts.fixed_routing:
-        raise ConfigError(
-            f"metrics=expert reads and changes the routing of single tokens, which {facts.path or facts.name} does "
-            f"not allow: {facts.fixed_routing}.\nLeave metrics=expert out."
-        )
-    if config.predict_only:
-        raise ConfigError(
-            "metrics=expert compares scores, and predict_only=true computes none. Leave one out."
-        )
-    if judged := [name for name, task in tasks["tasks"].items() if is_judged(task)]:
-        raise ConfigError(
-            f"metrics=expert compares accuracies, and {judged[0]} has none: its answers are judged.\n"
-            "Leave metrics=expert out, or take a task with right answers."
-        )
-    if config.model.tp_plan is not None:
-        raise ConfigError("metrics=expert takes one process. Use model.device_map=auto for a large model.")
+            "reads other texts.\nUse method=base (with model.path= for a model of your own), finetune-freeze or c2r.": (
+                method.expert_metrics == "none"
+            ),
+            f"metrics=expert reads and changes the routing of single tokens, which {name} does not allow: "
+            f"{facts.fixed_routing}.\nLeave metrics=expert out.": facts.fixed_routing,
+            "metrics=expert compares scores, and predict_only=true computes none. Leave one out.": config.predict_only,
+            f"metrics=expert compares accuracies, and the answers of {', '.join(judged)} are judged.\n"
+            "Leave metrics=expert out, or take a task with right answers.": judged,
+            "metrics=expert takes one process. Use model.device_map=auto for a large model.": config.model.tp_plan,
+        }
+    )
     if not facts.moe_layers:
-        from moe_lab.routing.hook import no_router_message
-
-        raise ModelError(no_router_message(facts.path or facts.name, facts.family))
+        raise ModelError(no_router_message(name, facts.family))
     if facts.top_k >= facts.experts:
         raise ConfigError(
             f"metrics=expert masks an expert, and this model takes all of its {facts.experts} for every token."
@@ -154,19 +141,14 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
             found[name] = metric.evaluate(selections, evaluate, lost)
     found, arrays = without_arrays(found)
     write_arrays(run.folder / FOLDER, arrays)
-    if run.baseline is not None and (before := _stored(run.baseline)) is not None:
+    if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
         found["baseline"] = {key: before.content[key] for key in ("run_id", *metrics())}
     found["differences"] = {
         name: differences(arrays, read_arrays(other.folder / FOLDER))
         for name, other in run.compared_runs.items()
-        if _stored(other) is not None
+        if other.stored_metrics() is not None
     }
     write_json(run.folder / FILE, found)
-
-
-def _stored(run: Run) -> StoredMetrics | None:
-    """The stored expert metrics of a run that this one is compared with."""
-    return stored_metrics(run.folder, run.run_id, run.facts.commit)
 
 
 def entropies(counts: Counts) -> dict[str, Any]:

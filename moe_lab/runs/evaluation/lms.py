@@ -1,30 +1,25 @@
 """The LMs that lm-eval calls: they divide requests among processes, and replay answers from the log."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch.distributed as dist
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
+from moe_lab.config.schema import Config
 from moe_lab.engine.forward.batch import common_length
+from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.models.distributed import broadcast, num_processes
 from moe_lab.models.tokenizer import Framing
 from moe_lab.results.logs import Header, ResponseLog, request_key
 from moe_lab.runs.distributed import follower_lm
 from moe_lab.runs.evaluation.result_block import Meter
-
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
-
-    from moe_lab.config.schema import Config
-    from moe_lab.engine.lm import EngineLM, OnAnswer, Request
-
 
 # The requests of one evaluation, divided among the processes of torchrun
 #
@@ -41,8 +36,6 @@ class SharedLM:
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         """As `EngineLM.answer`. `on_answer` gets the answers of this process; the others' are in the log at the end."""
-        import torch.distributed as dist
-
         processes = num_processes()
         if self._config.model.tp_plan:
             parts = [list(range(len(requests)))] * processes
@@ -63,8 +56,6 @@ def _answer_part(
     config: Config, kind: str, requests: list[Request], parts: list[list[int]], path: Path, header: Header
 ) -> None:
     """Answer this process's part of the requests, into the log of this process."""
-    import torch.distributed as dist
-
     rank = dist.get_rank()
     own = [requests[index] for index in parts[rank]]
     with follower_lm(config) as lm:
@@ -178,8 +169,6 @@ class RecordedLM(AnsweringLM):
         return [self.log[key] for key in keys]
 
     def _ask(self, kind: str, missing: dict[str, tuple[tuple[Any, ...], int]]) -> None:
-        from moe_lab.engine.lm import Request
-
         self.answering = True
         model = self.model
         keys = list(missing)

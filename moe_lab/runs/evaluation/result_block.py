@@ -1,17 +1,19 @@
 """The `moe_lab` block of results.json: scores with intervals, paired differences, judges and costs."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from moe_lab.engine.lm import EngineLM
 from moe_lab.methods.trained import training_folder
 from moe_lab.models.memory import memory_bytes, peak_memory_bytes
 from moe_lab.results.identity import SCHEMA_VERSION, versions
+from moe_lab.results.logs import ResponseLog
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import (
     Log,
@@ -26,13 +28,9 @@ from moe_lab.results.samples import (
 from moe_lab.results.significance import paired
 from moe_lab.results.statistics import VERSION, interval
 from moe_lab.results.stored_files import whole_mapping
-
-if TYPE_CHECKING:
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.results.logs import ResponseLog
-    from moe_lab.runs.run import Run
-    from moe_lab.tasks.judges import Judge
-
+from moe_lab.runs.run import Run
+from moe_lab.tasks.judges import Judge
+from moe_lab.tasks.judges.toy import ToyJudge
 
 # The cost of a run: time, tokens, peak memory, energy
 
@@ -80,8 +78,6 @@ def energy_joules(device: Any) -> float | None:
 
 @lru_cache(maxsize=8)
 def _nvml_handle(device: str) -> Any:
-    import torch
-
     try:
         import pynvml
     except ImportError:
@@ -131,8 +127,6 @@ def judges_block(judges: Sequence[Judge], samples: Log) -> dict[str, Any]:
     """
     if not judges:
         return {}
-    from moe_lab.tasks.judges.toy import ToyJudge
-
     judged = {
         task: lines for task, lines in samples.items() if isinstance(lines[0]["filtered_resps"][0], dict)
     }

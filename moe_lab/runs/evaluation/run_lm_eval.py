@@ -1,37 +1,38 @@
 """lm-eval over a run's answers. The model is loaded for the first answer that is missing in the log."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lm_eval.api.model import LM
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks.manager import TaskDict
+
+from moe_lab.config.schema import Config
+from moe_lab.engine.engine import KVEngine
+from moe_lab.engine.forward.forward import Observer, observed
+from moe_lab.engine.hf import Request
+from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import MoeLabError, TaskError, first_line
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.methods.trained import training_folder
 from moe_lab.models.distributed import num_processes
+from moe_lab.models.facts import ModelFacts
+from moe_lab.models.memory import ModelPool, reset_peak_memory, weight_bytes
+from moe_lab.models.tokenizer import prompt_tokenizer
+from moe_lab.reports.figures import write_training_figures
+from moe_lab.results.logs import ResponseLog
+from moe_lab.results.samples import Log
 from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
+from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
+from moe_lab.runs.run import Run
 from moe_lab.tasks.judges.judging import judging
-
-if TYPE_CHECKING:
-    from lm_eval.api.model import LM
-    from lm_eval.tasks.manager import TaskDict
-
-    from moe_lab.config.schema import Config
-    from moe_lab.engine.forward.forward import Observer
-    from moe_lab.engine.hf import Request
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.results.logs import ResponseLog
-    from moe_lab.results.samples import Log
-    from moe_lab.runs.run import Run
-
+from moe_lab.tasks.requests import reseed
+from moe_lab.tasks.sandbox.programs import unconfined
 
 logger = logging.getLogger("moe_lab")
 
@@ -50,11 +51,6 @@ def evaluate_answers(
     All processes of torchrun answer a part. With an observer, which sees the passes of one process only, process 0
     answers alone.
     """
-    from moe_lab.engine.forward.forward import observed
-    from moe_lab.models.memory import reset_peak_memory, weight_bytes
-    from moe_lab.models.tokenizer import prompt_tokenizer
-    from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
-
     config = run.config
     together = num_processes() > 1 and observer is None
     with ExitStack() as opened:
@@ -114,11 +110,8 @@ def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
     of the stored answers of each task are computed once more. Tasks of choices or of generated texts need no bound:
     changed answers are counted.
     """
-    from moe_lab.engine.engine import KVEngine
-    from moe_lab.engine.hf import Request
-
     apart = [0.0]
-    with run.method.open(*load_for(run, models, None)) as lm:
+    with opened_again(run, models) as lm:
         if not isinstance(lm.engine, KVEngine):
             return {}
         lm.budget = lm.engine.budget = replace(lm.budget, sequences=8 if lm.budget.sequences == 1 else 1)
@@ -141,10 +134,10 @@ def _likelihood(answer: Any) -> float:
     return float(answer[0] if isinstance(answer, tuple | list) else answer)
 
 
-def load_for(run: Run, models: ModelPool, folder: Path | None) -> tuple[LoadedModel, Context]:
-    """The run's model, trained first if necessary, and the context to open the method with."""
+def opened_again(run: Run, models: ModelPool) -> AbstractContextManager[EngineLM]:
+    """The run's method on its model, to ask again what is answered already."""
     config = trained_config(run, models)
-    return models.get(config), Context(config=config, folder=folder)
+    return run.method.open(models.get(config), Context(config=config))
 
 
 def trained_config(run: Run, models: ModelPool) -> Config:
@@ -162,7 +155,6 @@ def resolve_trained(
     folder = training_folder(resolved)
     if (folder / "log.jsonl").is_file() and not (folder / "figures" / "loss.png").is_file():
         from moe_lab.methods.trainer import LOSS
-        from moe_lab.reports.figures import write_training_figures
 
         write_training_figures(folder, LOSS)
     return resolved
@@ -172,11 +164,6 @@ def evaluate_tasks(
     config: Config, tasks: TaskDict, lm: LM, samples: dict[str, Any] | None, bootstrap_iters: int = 100000
 ) -> dict[str, Any]:
     """The results of `lm_eval.evaluate` for the tasks. `samples` are document numbers, None for all documents."""
-    from lm_eval.evaluator import evaluate
-
-    from moe_lab.tasks.requests import reseed
-    from moe_lab.tasks.sandbox.programs import unconfined
-
     reseed(config, tasks)
     with unconfined(config.task.confirm_run_unsafe_code):
         evaluated = evaluate(
@@ -197,12 +184,10 @@ def ask_again(
     run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
 ) -> None:
     """Answer requests again so that an observer sees their passes. The answers are dropped."""
-    from moe_lab.engine.forward.forward import observed
-
     print(
         f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr
     )
-    with run.method.open(*load_for(run, models, None)) as lm, observed(lm, observer):
+    with opened_again(run, models) as lm, observed(lm, observer):
         for kind in dict.fromkeys(kind for kind, _ in requests):
             own = [request for request_kind, request in requests if request_kind == kind]
             lm.answer(kind, own, lambda index, answer: None)

@@ -1,13 +1,11 @@
 """The cells of an experiment: composed, prepared, and placed in its table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.config.compose import Cell, compose_cell
 from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
@@ -15,7 +13,6 @@ from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import config_class, methods_with
-from moe_lab.metrics.stored import stored_metrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
 from moe_lab.reports.papers.files import typed_settings
@@ -24,12 +21,9 @@ from moe_lab.results.folder import check_writable
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.config import to_config
 from moe_lab.runs.jobs import PROFILE, Job, by_model, job_after, job_of
+from moe_lab.runs.run import Outcome
 from moe_lab.runs.summaries import summary
-
-if TYPE_CHECKING:
-    from moe_lab.runs.run import Outcome
-    from moe_lab.runs.tuning.study import Study
-
+from moe_lab.runs.tuning.study import Study, prepare_study
 
 # The cells of an experiment, composed with the user's overrides and checked
 
@@ -168,8 +162,6 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
 
 
 def _study(config: Config | None) -> Study:
-    from moe_lab.runs.tuning.study import prepare_study
-
     if config is None:
         raise ConfigError(
             f"method.temperature={PROFILE} needs `profile`, the overrides of a study, at this scale."
@@ -274,12 +266,7 @@ def _whole_cell(
         coordinates=place,
         run_id=ids[0] if ids else None,
         results=[outcome.results for outcome in done],
-        expert=[
-            stored_metrics(run.folder, run.run_id, run.facts.commit)
-            if run.config.metrics == "expert"
-            else None
-            for run in (outcome.run for outcome in done)
-        ],
+        expert=[outcome.run.stored_metrics() for outcome in done],
         summary=summary(done) if len(done) > 1 else None,
         studies=[folder for folder in studies if (folder / "best.yaml").exists()],
         problem=None if error is None else " ".join(str(error).split()),

@@ -14,10 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from moe_lab.config.schema import Config
+from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.methods import get_method
-from moe_lab.methods.method import Context
-from moe_lab.models.memory import memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
+from moe_lab.methods.method import Context, Method
+from moe_lab.models.facts import resolve_device
+from moe_lab.models.identity import model_identity
+from moe_lab.models.memory import ModelPool, memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
+from moe_lab.models.source import load_config, model_source
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.identity import folder_name, versions
 from moe_lab.results.lock import lock_on
@@ -26,20 +33,13 @@ from moe_lab.runs.evaluation.result_block import energy_joules
 from moe_lab.runs.prepare import facts_of
 
 if TYPE_CHECKING:
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.methods.method import Method
     from moe_lab.models.load import LoadedModel
-    from moe_lab.models.memory import ModelPool
-
 
 # A plain model of another depth with random weights, to measure the time and memory of a larger model
 
 
 def of_depth(loaded: LoadedModel, layers: int) -> LoadedModel:
     """The model's architecture with another number of layers and random weights, on its device, in its dtype."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     config = deepcopy(loaded.model.config)
     own = config.num_hidden_layers
     config.num_hidden_layers = layers
@@ -104,8 +104,6 @@ def measure_in_turns(
 
 
 def _generate_once(lm: EngineLM, new_tokens: int) -> Generation:
-    from moe_lab.engine.lm import Request
-
     lm.progress = False
     ends = lm.model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
@@ -168,12 +166,6 @@ def measured(
 
 def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
     """All that determines a measurement. Loads no weights."""
-    import torch
-
-    from moe_lab.models.facts import resolve_device
-    from moe_lab.models.identity import model_identity
-    from moe_lab.models.source import load_config, model_source
-
     facts = facts_of(config)
     layers = load_config(config.model, offline=config.offline).num_hidden_layers
     device = resolve_device(config.device)

@@ -1,7 +1,5 @@
 """The tables and figures of `experiment=`: their cells from stored results, and their files."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,13 +7,17 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.models.memory import ModelPool
 from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.frames import typed_frame
+from moe_lab.reports.loggers import open_logger
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment
@@ -23,45 +25,36 @@ from moe_lab.reports.papers.files import file_stem, reference_rows, title, write
 from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.ranking import p_values
 from moe_lab.reports.papers.table import table_of
+from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.identity import folder_name
 from moe_lab.results.score_table import Family
-from moe_lab.results.scores import ComparisonKey
-from moe_lab.runs.attempts import Failure
 from moe_lab.runs.experiments.cells import NOTHING_STORED, Experiments, filled
+from moe_lab.runs.experiments.equivalent import measured
 from moe_lab.runs.jobs import digest_of
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.runs.run import Outcome
+from moe_lab.runs.results import Results, command_table, measured_p_values, stored_outcomes
+from moe_lab.runs.tuning.search import preset
 
 
-def write_tables(
-    experiments: Experiments,
-    config: Config,
-    models: ModelPool,
-    outcomes: Mapping[str, Outcome],
-    failures: Sequence[Failure],
-    measured: Mapping[ComparisonKey, float | None],
-    *,
-    compute: bool,
-) -> tuple[list[Path], dict[str, DataFrame], Family]:
-    """Write the tables and figures. Returns their files, the tables by name, and the families of all comparisons.
+def with_tables(
+    finished: Results, experiments: Experiments, config: Config, models: ModelPool, *, compute: bool = True
+) -> Results:
+    """The same with its tables and figures, after they are written.
 
     A table of which no cell is measured is only listed on the page. Raises ConfigError with `compute=False` if nothing
     is stored.
-
-    Args:
-        outcomes: the stored results, by run id.
-        measured: the p of the comparisons in `metrics=`.
     """
-    from moe_lab.reports.loggers import open_logger
-
-    tables = [filled(one, config.scale, cells, outcomes, failures) for one, cells in experiments]
+    jobs, outcomes = finished.jobs, finished.outcomes
+    stored = stored_outcomes(jobs) if compute else []  # also of a run that failed with rerun=true
+    by_id = {outcome.run.run_id: outcome for outcome in [*stored, *outcomes]}
+    tables = [filled(one, config.scale, cells, by_id, finished.failures) for one, cells in experiments]
     in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
-    family = Family.of({**in_tables, **measured})
+    family = Family.of({**in_tables, **measured_p_values(outcomes)})
+    finished = replace(
+        finished,
+        refused=[one.error for _, cells in experiments for one in cells if one.error is not None and compute],
+        table=replace(command_table(outcomes, jobs), family=family) if outcomes else CommandTable([]),
+    )
     folder = Path(config.output_dir) / "tables"
     unmeasured = [
         experiment.name
@@ -74,7 +67,7 @@ def write_tables(
         why = "No cell is measured: no table is written." if compute else NOTHING_STORED
         print(f"experiment={name}: {why}", file=sys.stderr)
     if len(unmeasured) == len(tables):
-        return [], {}, family
+        return finished
     files: list[Path] = []
     frames: dict[str, DataFrame] = {}
     for experiment, cells in tables:
@@ -99,7 +92,7 @@ def write_tables(
             for figure in figures:
                 if figure.suffix != ".md":
                     logger.log_figure(figure)
-    return [*files, write_tables_page(folder)], frames, family
+    return replace(finished, tables=frames, files=[*files, write_tables_page(folder)])
 
 
 # Rows of figures and tables from measurements (RoE, Figure 5) and presets (Table 1 of RoE and of MoE-Bench)
@@ -116,8 +109,6 @@ def equivalent_rows(
     The interval of the size is that of the paired difference in perplexity, resampled over documents. With
     `compute=False` cells whose time was not measured yet are left out.
     """
-    from moe_lab.runs.experiments.equivalent import measured
-
     rows = []
     for cell in cells:
         if not cell.results or cell.results[0].base_id is None:
@@ -198,8 +189,6 @@ NAMES = {"metric": ("accuracy", "perplexity"), "cache": ("clean", "standard")}
 
 def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
     """RoE's Table 1: the default of tuning for every published number."""
-    from moe_lab.runs.tuning.search import preset
-
     rows = []
     for published in experiment.paper:
         where, names = published.cell, NAMES.get(published.cell["quantity"])

@@ -1,12 +1,12 @@
 """The search of a study: presets (RoE, Table 1), and the space of temperatures, logit scales and other settings."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from moe_lab.config.schema import Config
+from moe_lab.engine.forward.ensemble import at_bound
 from moe_lab.errors import ConfigError
+from moe_lab.methods.method import refuse
 from moe_lab.methods.policy_method import PolicyMethod
 from moe_lab.models.facts import ModelFacts
 
@@ -117,29 +117,25 @@ class Search:
         """The MoE layers that may be noisy."""
         return range(self.skip_layers, self.moe_layers - self.skip_layers)
 
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """The least and the largest value of each parameter.
+
+        Parameters are a temperature per searched layer, one for all, or keys of the grid; tuning=scale has none.
+        """
+        if self.grid is not None:
+            values = {name: [point[name] for point in self.grid] for name in self.grid[0]}
+            return {name: (min(own), max(own)) for name, own in values.items()}
+        names = ["temperature"] if self.tuning == "uniform" else [f"layer_{layer}" for layer in self.layers]
+        return dict.fromkeys([] if self.given is not None else names, (0.0, self.max_temperature))
+
     def fixed(self, number: int) -> dict[str, float] | None:
         """The parameters of a trial that are not sampled; None if they are. Trial 0 is the untuned model."""
         if self.grid is not None:
             return self.grid[number] if self.tuning == "grid" or number == 0 else None
         if self.tuning == "uniform":
             return {"temperature": round(number * self.step, 10)}
-        return dict.fromkeys(self.parameters, 0.0) if number == 0 else None
-
-    @property
-    def parameters(self) -> list[str]:
-        """Parameter names: a temperature per searched layer, one for all, keys of the grid, or none."""
-        if self.grid is not None:
-            return list(self.grid[0])
-        if self.given is not None:
-            return []
-        return ["temperature"] if self.tuning == "uniform" else [f"layer_{layer}" for layer in self.layers]
-
-    def bounds(self, name: str) -> tuple[float, float]:
-        """The least and the largest value of a parameter."""
-        if self.grid is None:
-            return 0.0, self.max_temperature
-        values = [point[name] for point in self.grid]
-        return min(values), max(values)
+        return dict.fromkeys(self.bounds, 0.0) if number == 0 else None
 
     def temperatures(self, params: dict[str, float]) -> list[float]:
         """The temperatures of a trial, one per MoE layer of the model; 0 in layers that are not searched.
@@ -150,22 +146,15 @@ class Search:
             return []
         if self.given is not None:
             return self.given
-        if self.tuning == "uniform":
-            given = dict.fromkeys(self.layers, params["temperature"])
-        else:
-            given = {layer: params[f"layer_{layer}"] for layer in self.layers}
-        return [given.get(layer, 0.0) for layer in range(self.moe_layers)]
+        name = "temperature" if self.tuning == "uniform" else "layer_{}"
+        layers = range(self.moe_layers)
+        return [params[name.format(layer)] if layer in self.layers else 0.0 for layer in layers]
 
     def at_bound(self, params: dict[str, float], logit_scale: float) -> list[str]:
         """The parameters whose value is at the upper bound of the search, and "logit_scale" at either of its own."""
-        from moe_lab.engine.forward.ensemble import at_bound
-
-        if self.grid is None:
-            names = [name for name in self.parameters if params[name] >= NEAR * self.max_temperature]
-        else:
-            own = [name for name in self.parameters if name in self.open_ended]
-            names = [name for name in own if params[name] >= NEAR * self.bounds(name)[1]]
-        return names + (["logit_scale"] if at_bound(logit_scale) else [])
+        near = [name for name, (_, most) in self.bounds.items() if params[name] >= NEAR * most]
+        named = [name for name in near if self.grid is None or name in self.open_ended]
+        return named + (["logit_scale"] if at_bound(logit_scale) else [])
 
 
 def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
@@ -174,27 +163,25 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
     Raises ConfigError for settings that contradict a search.
     """
     typed = {override.partition("=")[0].lstrip("+") for override in config.overrides}
-    default = type(config.method)()
-    if "method.temperature" in typed or config.method.temperature != default.temperature:
-        raise ConfigError(
-            f"tuning={config.tuning.name} searches the temperatures: leave method.temperature out, or tuning."
-        )
-    usual = preset(config.task.category, paper_model(facts))
-    uniform = config.tuning.name == "uniform"
+    default, given = type(config.method)(), config.tuning
+    usual, uniform = preset(config.task.category, paper_model(facts)), given.name == "uniform"
     skip = config.method.skip_layers
     if skip is None:
         skip = 0 if uniform else usual.skip_layers
-    if 2 * skip >= facts.moe_layers:
-        raise ConfigError(
-            f"method.skip_layers={skip} leaves none of the {facts.moe_layers} MoE layers to tune. Choose a smaller one."
-        )
-    given = config.tuning
-    if given.logit_scale and (given.metric or usual.metric) != "perplexity":
-        raise ConfigError("tuning.logit_scale=true is searched by perplexity: add tuning.metric=perplexity.")
-    if uniform and given.n_trials is not None:
-        raise ConfigError(
-            f"tuning=uniform tries every step of {given.step} up to tuning.max_temperature: leave tuning.n_trials out."
-        )
+    refuse(
+        {
+            f"tuning={given.name} searches the temperatures: leave method.temperature out, or tuning.": (
+                "method.temperature" in typed or config.method.temperature != default.temperature
+            ),
+            f"method.skip_layers={skip} leaves none of the {facts.moe_layers} MoE layers to tune. Choose a smaller "
+            "one.": 2 * skip >= facts.moe_layers,
+            "tuning.logit_scale=true is searched by perplexity: add tuning.metric=perplexity.": (
+                given.logit_scale and (given.metric or usual.metric) != "perplexity"
+            ),
+            f"tuning=uniform tries every step of {given.step} up to tuning.max_temperature: leave tuning.n_trials "
+            "out.": uniform and given.n_trials is not None,
+        }
+    )
     last = given.max_temperature or (1.0 if uniform else usual.max_temperature)
     search = Search(
         tuning=given.name,
@@ -210,8 +197,8 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
 
     def chosen(key: str) -> Any:
         """The value of a method's key if it was given, else the preset's."""
-        given = getattr(config.method, key)
-        return given if f"method.{key}" in typed or given != getattr(default, key) else getattr(usual, key)
+        own = getattr(config.method, key)
+        return own if f"method.{key}" in typed or own != getattr(default, key) else getattr(usual, key)
 
     n = chosen("n")
     if n == 1:

@@ -1,26 +1,27 @@
 """A study of temperatures or settings: its search and documents, checked and identified without weights."""
 
-from __future__ import annotations
-
 import csv
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from lm_eval.tasks.manager import TaskDict
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from moe_lab.config.schema import Config, TaskConfig, TuningConfig
 from moe_lab.errors import ConfigError, TaskError, reading
 from moe_lab.methods import get_method
+from moe_lab.methods.method import Method
 from moe_lab.methods.profile import Profile, read_profile
+from moe_lab.models.facts import ModelFacts
+from moe_lab.results.identity import folder_name, run_id, task_label
 from moe_lab.results.stored_files import whole_mapping
+from moe_lab.runs.prepare import facts_of, identity, prepare
 from moe_lab.runs.tuning.search import Search, resolve, resolve_grid, resolve_scale
-
-if TYPE_CHECKING:
-    from lm_eval.tasks.manager import TaskDict
-
-    from moe_lab.methods.method import Method
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.tasks.documents import Holdout
+from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
+from moe_lab.tasks.loading import load_tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +89,6 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
-    from moe_lab.results.identity import folder_name, run_id, task_label
-    from moe_lab.runs.prepare import facts_of, identity, prepare
-    from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
-    from moe_lab.tasks.loading import load_tasks
-
     tunings = get_method(config.method.name).tunings
     if config.tuning.name not in tunings:
         instead = f"Use tuning={' or '.join(tunings)}, or none." if tunings else "Leave it out."
@@ -236,8 +232,6 @@ def on_gsm8k(config: Config, holdout: Holdout) -> tuple[Config, TaskDict]:
     Settings of generation are left out: they do not change the perplexity of given answers. Raises TaskError if GSM8K's
     worked answers are not at hand.
     """
-    from moe_lab.tasks.loading import load_tasks
-
     source = replace(config, task=SOURCE, gen_kwargs=None, limit=None, samples=None)
     try:
         tasks = load_tasks(source, holdout)
@@ -279,8 +273,6 @@ SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
 
 def check_url(storage: str) -> None:
     """Raise ConfigError for what is no URL of a database, a driver that is not installed, or a database in memory."""
-    from sqlalchemy.engine import make_url
-
     remedy = "Use a URL as postgresql://host/optuna (docs/tuning.md)."
     with reading("tuning.storage", remedy, says="cannot be used"):
         url = make_url(storage)
@@ -291,9 +283,6 @@ def check_url(storage: str) -> None:
 
 def refuse_typed_password(storage: str) -> None:
     """Raise ConfigError for a password that was typed, because overrides are stored with every run."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
     try:
         url = make_url(storage)
         secrets = [url.password, *map(url.query.get, filter(SECRET.search, url.query))]

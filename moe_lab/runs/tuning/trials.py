@@ -135,9 +135,9 @@ class Trials:
             with self.lock:
                 trial = self._abandoned() or self._next()
                 if trial is not None:
-                    for place, name in enumerate(self.search.parameters):  # those that are missing are drawn
+                    for place, (name, bounds) in enumerate(self.search.bounds.items()):
                         self._seed([trial.number, place])
-                        trial.suggest_float(name, *self.search.bounds(name))
+                        trial.suggest_float(name, *bounds)  # drawn if it is missing
                     return trial, self.search.temperatures(trial.params)
                 if not self._of(TrialState.RUNNING):
                     return None

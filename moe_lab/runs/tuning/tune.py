@@ -9,14 +9,26 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from optuna.trial import FrozenTrial, Trial
+
 from moe_lab.config.progress import Progress, naming
+from moe_lab.engine.forward.ensemble import ScaleSweep
+from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.errors import ResultsError
 from moe_lab.methods.method import Context, StudyStart
 from moe_lab.methods.profile import Profile
+from moe_lab.models.load import LoadedModel
+from moe_lab.models.memory import ModelPool
+from moe_lab.models.tokenizer import dated
+from moe_lab.reports.figures import write_study_figures
+from moe_lab.reports.loggers import Logger, open_logger
 from moe_lab.results.atomic import write_atomically, write_json
 from moe_lab.results.folder import RunFolder
+from moe_lab.results.samples import reported
+from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 from moe_lab.runs.execute import memory_errors
-from moe_lab.runs.tuning.study import EQUATIONS, with_equation
+from moe_lab.runs.tuning.study import EQUATIONS, Study, with_equation
+from moe_lab.runs.tuning.trials import TABLE, Trials, storage_errors
 from moe_lab.tasks.requests import build_requests, right_request
 
 LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"
@@ -24,16 +36,6 @@ LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"
 tuning.logit_scale the trial at temperature 0 alone has them: they are the control for a gain in perplexity."""
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial, Trial
-
-    from moe_lab.engine.forward.ensemble import ScaleSweep
-    from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.load import LoadedModel
-    from moe_lab.models.memory import ModelPool
-    from moe_lab.reports.loggers import Logger
-    from moe_lab.runs.tuning.study import Study
-    from moe_lab.runs.tuning.trials import Trials
-
     Measured = tuple[float | None, dict[str, float]]
     """The value of a trial, and its user attributes."""
 
@@ -46,10 +48,6 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
     Args:
         group: the logger's group; None: the study's name.
     """
-    from moe_lab.reports.figures import write_study_figures
-    from moe_lab.reports.loggers import open_logger
-    from moe_lab.runs.tuning.trials import Trials, storage_errors
-
     if (profile := study.profile()) is not None:
         return profile
     with ExitStack() as stack:
@@ -121,8 +119,6 @@ class Measurement:
 
     def __call__(self, trial: Trial, temperatures: list[float], limit: float | None) -> Measured:
         """The value (None: pruned) and the user attributes of a trial, which is pruned beyond `limit`."""
-        from moe_lab.models.tokenizer import dated
-
         with ExitStack() as own:
             if self.lm is None:
                 lm, sweep = self._open_settings(trial, own)
@@ -146,8 +142,6 @@ class Measurement:
         return found[SCALED] if self.study.search.logit_scale else value, found
 
     def _open_settings(self, trial: Trial, own: ExitStack) -> tuple[EngineLM, ScaleSweep | None]:
-        from moe_lab.engine.forward.ensemble import ScaleSweep
-
         study, method = self.study, cast(Any, self.study.method)
         config = replace(study.config, method=method.at(_settings(study, trial)))
         lm = own.enter_context(type(method)(config.method).open(self.loaded, Context(config=config)))
@@ -170,8 +164,6 @@ def _settings(study: Study, trial: Trial | FrozenTrial) -> dict[str, float]:
 
 
 def _ensemble(study: Study, temperatures: list[float]) -> Any:
-    from moe_lab.engine.forward.ensemble import ScaleSweep
-
     search, method = study.search, cast(Any, study.method)
     ensemble = method.ensemble(temperatures, search.skip_layers, study.config.seed)
     # every trial of a study that searches scales finds its best one; else temperature 0 does, as the control
@@ -215,8 +207,6 @@ def write_study(study: Study, finished: int | None = None) -> None:
 
 def write_trials(study: Study, trials: Trials) -> None:
     """Write trials.csv (Optuna's columns) and, after trial 0, best.yaml of the finished trials."""
-    from moe_lab.runs.tuning.trials import TABLE
-
     table = trials.study.trials_dataframe().rename(columns={f"value_{study.search.metric}": "value"})
     write_atomically(study.folder / TABLE, table.to_csv(index=False))
     finished, best = trials.finished(), trials.best()
@@ -268,8 +258,6 @@ class Perplexity:
     """exp of the mean negative log-likelihood per token of the reference answers, given their prompts."""
 
     def __init__(self, study: Study, lm: EngineLM):
-        from moe_lab.engine.lm import Request
-
         kinds = {"loglikelihood_rolling": "loglikelihood_rolling"}
         self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
         self.lm = lm
@@ -318,9 +306,6 @@ class Accuracy:
 
     def __call__(self, worst: float | None, report: Report) -> float:
         """The metric under the LM's current ensemble. It never prunes."""
-        from moe_lab.results.samples import reported
-        from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
-
         name = self.study.task.task_name
         evaluated = evaluate_tasks(self.study.config, self.study.tasks, self.lm, None, bootstrap_iters=0)
         scores = evaluated["results"][name]

@@ -1,7 +1,5 @@
 """Judges the answers of a run. Stored verdicts are read from judgements.jsonl, new ones are appended to it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -11,6 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from moe_lab.config.progress import Progress
+from moe_lab.models.facts import resolve_device
+from moe_lab.models.identity import known_weights
+from moe_lab.models.memory import free_memory
 from moe_lab.results.logs import ResponseLog
 from moe_lab.tasks.judges import Exchange, Judge, Verdict, judged_by
 
@@ -64,10 +65,6 @@ def _verdicts(
 
 
 def _judge(judge: Judge, missing: dict[str, Exchange], log: ResponseLog, free: Callable[[], None]) -> None:
-    from moe_lab.models.facts import resolve_device
-    from moe_lab.models.identity import known_weights
-    from moe_lab.models.memory import free_memory
-
     keys, start = list(missing), time.perf_counter()
     if (folder := judge.folder()) is not None:
         room = ROOM * sum((folder / name).stat().st_size for name in known_weights(folder))

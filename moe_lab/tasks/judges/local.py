@@ -3,23 +3,26 @@
 V: vocabulary.
 """
 
-from __future__ import annotations
-
+import gc
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
+from transformers import PreTrainedConfig
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
+from moe_lab.models.checks import check_complete, check_weights
+from moe_lab.models.facts import resolve_device, resolve_dtype
+from moe_lab.models.identity import source_identity
 from moe_lab.models.memory import own_memory
+from moe_lab.models.source import NO_CODE, model_commit, model_folder, model_source, read_config
+from moe_lab.models.tokenizer import load_tokenizer, rendered
 from moe_lab.tasks.judges import Exchange, Judge, JudgeAll, OnVerdict, Verdict
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedConfig
 
 
 class LocalJudge(Judge):
@@ -30,8 +33,6 @@ class LocalJudge(Judge):
     model_key: ClassVar[str]
 
     def __init__(self, config: Config):
-        from moe_lab.models.facts import resolve_device
-
         super().__init__(config)
         self.source = str(getattr(config.task, self.model_key) or self.default)
         self.is_folder = Path(self.source).expanduser().is_dir()
@@ -43,15 +44,11 @@ class LocalJudge(Judge):
     @cached_property
     def stored_config(self) -> PreTrainedConfig:
         """The configuration of the model. Raises ModelError if there is none."""
-        from moe_lab.models.source import read_config
-
         return read_config(self.model, offline=self.config.offline)
 
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of the model, with a padding token. Raises ModelError if there is none."""
-        from moe_lab.models.tokenizer import load_tokenizer
-
         tokenizer = load_tokenizer(self.model, offline=self.config.offline)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -59,13 +56,9 @@ class LocalJudge(Judge):
 
     @property
     def dtype(self) -> str:
-        from moe_lab.models.facts import resolve_dtype
-
         return resolve_dtype("auto", self.device, self.stored_config)
 
     def folder(self) -> Path:
-        from moe_lab.models.source import model_folder
-
         return model_folder(self.model, offline=self.config.offline, weights=True)
 
     def check(self) -> None:
@@ -75,22 +68,12 @@ class LocalJudge(Judge):
 
     def _identity(self) -> dict[str, Any]:
         """The content of a folder, or hub id and commit; and the dtype."""
-        from moe_lab.models.identity import source_identity
-        from moe_lab.models.source import model_commit, model_source
-
         commit = model_commit(self.model, offline=self.config.offline)
         return {"model": source_identity(model_source(self.model), commit), "dtype": self.dtype}
 
     @contextmanager
     def loaded(self, auto_class: Any) -> Iterator[Any]:
         """The model on its device, removed afterwards. Raises ModelError if weights are missing or do not fit."""
-        import gc
-
-        import torch
-
-        from moe_lab.models.checks import check_complete, check_weights
-        from moe_lab.models.source import NO_CODE
-
         name = f"{self.source}, the model of the judge {self.name},"
         with reading(name, raises=ModelError, says="could not be loaded"):
             model, report = auto_class.from_pretrained(
@@ -112,8 +95,6 @@ class LocalJudge(Judge):
 
     def in_template(self, exchange: Exchange, as_parts: bool = False, **options: Any) -> str:
         """The exchange in the tokenizer's chat template."""
-        from moe_lab.models.tokenizer import rendered
-
         messages = [
             {"role": role, "content": [{"type": "text", "text": text}] if as_parts else text}
             for role, text in zip(("user", "assistant"), exchange, strict=True)
@@ -230,7 +211,6 @@ class LlamaGuard(LocalJudge):
 
     @contextmanager
     def open(self) -> Iterator[JudgeAll]:
-        import torch
         from transformers import AutoModelForCausalLM
 
         tokenizer, size = self.tokenizer, self.batch_size

@@ -4,8 +4,6 @@ The client reads OPENAI_API_KEY and OPENAI_BASE_URL. It repeats a request after 
 connections, after the time in Retry-After, else with increasing pauses.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

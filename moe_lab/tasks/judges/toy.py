@@ -5,8 +5,6 @@ It was trained on generated requests and answers and knows nothing else. Its sco
 B: buckets of words, F = 2B: features, H: hidden units.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import zlib

@@ -102,7 +102,7 @@ def traces(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     """Pictures of traces are tested with the figures; drawing them takes half of a traced run here."""
-    monkeypatch.setattr("moe_lab.reports.figures.write_run_figures", lambda *given: [])
+    monkeypatch.setattr("moe_lab.runs.attempts.write_run_figures", lambda *given: [])
 
 
 def traced(capsys, folder, *keys):

@@ -21,6 +21,8 @@ from moe_lab.methods.pretrain.corpus import PackedRows
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, TrainingRouting, losses_of
 from moe_lab.methods.pretrain.training import Training, train, train_together
 from moe_lab.methods.trained import last_checkpoint
+from moe_lab.models.designs.configuration import UNITS
+from moe_lab.models.designs.units import unit_tables
 from tests.support.pretrainings import by_loops, training_of
 
 STILL = {"learning_rate": 1e-20}
@@ -118,8 +120,8 @@ def train_free_model(training: Training):
     model = training_module.AutoModelForCausalLM.from_config(config)
     if training.design.router != "expert":
         model.set_experts_implementation("eager")
-    if training.units is not None:
-        model.set_units(training.units)
+    if training.design.router in UNITS:
+        model.set_units(unit_tables(training.tokenizer, training.design.router))
     model.router_aux_loss_coef = 0.0  # `parts_of` asks for router logits
     return model.train()
 

@@ -17,7 +17,7 @@ def test_the_figures_of_a_training_are_drawn_once(tmp_path, monkeypatch):
         (folder / "figures").mkdir()
         (folder / "figures" / "loss.png").touch()
 
-    monkeypatch.setattr("moe_lab.reports.figures.write_training_figures", draw)
+    monkeypatch.setattr("moe_lab.runs.evaluation.run_lm_eval.write_training_figures", draw)
     config = Config(model=ModelConfig(name="m", path=str(tmp_path / "model")))
     method: Any = SimpleNamespace(resolve_model=lambda *given: config)
     for log in (False, True, True):

@@ -16,12 +16,11 @@ import pytest
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
-from moe_lab.reports import loggers
 from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import FIGURES, find_experiments
 from moe_lab.results.score_table import NO_COMPARISONS
-from moe_lab.runs.experiments import equivalent, runner
+from moe_lab.runs.experiments import runner
 from tests.support.command import run_command
 from tests.support.stored_results import results_of
 from tests.support.stored_studies import write_study
@@ -77,7 +76,7 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
         asked.append((config.method.n, config.method.temperature, config.batch_size, ratio, compute))
         return STORED
 
-    monkeypatch.setattr(equivalent, "measured", measured)
+    monkeypatch.setattr(runner, "measured", measured)
     (row,) = runner.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
     expected = [(math.log(10) / math.log(value)) ** (1 / 0.076) for value in (9.0, 10.5, 8.5)]
     ratios = [row[f"size_ratio{which}"] for which in ("", "_low", "_high")]
@@ -86,7 +85,7 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     assert row["calibrated_size_ratio"] is None
     assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
-    monkeypatch.setattr(equivalent, "measured", lambda *_, **__: STORED)
+    monkeypatch.setattr(runner, "measured", lambda *_, **__: STORED)
     compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
     (row,) = runner.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
     assert row["calibrated_perplexity"] == 9.5
@@ -121,7 +120,7 @@ def test_a_logger_gets_numbers_and_pictures_only(monkeypatch, capsys, tmp_path):
         def log_figure(self, path: Path) -> None:
             logged.append(path)
 
-    monkeypatch.setattr(loggers, "open_logger", lambda config, **names: nullcontext(Seen()))
+    monkeypatch.setattr(runner, "open_logger", lambda config, **names: nullcontext(Seen()))
     for mode in ("run", "report"):  # it needs no runs
         ended = run_command(capsys, "experiment=roe/table1", f"mode={mode}", f"output_dir={tmp_path}")
         assert ended.code == 0 and "roe-table1-tiny.md" in ended.out

@@ -21,12 +21,12 @@ from moe_lab.config.compose import compose_cell
 from moe_lab.config.overrides import quote
 from moe_lab.errors import ConfigError, ResultsError, TaskError
 from moe_lab.methods.c3po.method import C3PO
-from moe_lab.reports import loggers
 from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.experiment import Scale, find_experiments, load_experiment
 from moe_lab.reports.papers.files import file_stem, typed_settings
+from moe_lab.runs import attempts
 from moe_lab.runs.config import to_config
-from moe_lab.runs.experiments import cells
+from moe_lab.runs.experiments import cells, runner
 from moe_lab.runs.jobs import Job
 from tests.support.command import FakeRuns, install, run_command
 from tests.support.pages import tree
@@ -135,7 +135,7 @@ def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, 
     studies, after = [], []
     monkeypatch.setattr(cells, "job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
     prepare_study = lambda config: studies.append(config) or "study"  # noqa: E731
-    monkeypatch.setattr(moe_lab.runs.tuning.study, "prepare_study", prepare_study)
+    monkeypatch.setattr(cells, "prepare_study", prepare_study)
 
     def job_after(study, config):
         after.append((study, config.method.n))
@@ -351,7 +351,8 @@ def test_a_table_is_logged_in_the_group_of_its_command(runs, tables, capsys, mon
         logged.append(place)
         yield Kept()
 
-    monkeypatch.setattr(loggers, "open_logger", opened)
+    for module in (attempts, runner):
+        monkeypatch.setattr(module, "open_logger", opened)
     assert run_command(capsys, "experiment=paper/table_t").code == 0
     *of_runs, place, (name, frame) = logged
     assert {one["kind"] for one in of_runs} == {"run"} and place["kind"] == "experiment"

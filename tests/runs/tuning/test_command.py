@@ -15,7 +15,7 @@ import yaml
 import moe_lab.runs.execute
 import moe_lab.runs.run
 from moe_lab.errors import RunHeldError
-from moe_lab.reports import figures
+from moe_lab.runs.tuning import tune
 from tests.support.command import fork_command, run_command
 from tests.support.runs import small_data
 
@@ -80,7 +80,7 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
 @pytest.mark.slow
 def test_with_tuning_seeds_every_seed_has_a_study_of_its_own(command, capsys, monkeypatch, tmp_path):
     """Broken by runs that share a profile, and by runs that are not one summary as their temperatures differ."""
-    monkeypatch.setattr(figures, "write_study_figures", lambda folder: [])
+    monkeypatch.setattr(tune, "write_study_figures", lambda folder: [])
     small = "tuning.n_trials=2 tuning.num_samples=1 limit=3 method.n=2 gen_kwargs=max_gen_toks=2".split()
     kept = [part for part in command if part != "seeds=2"]
     ended = run_command(capsys, *kept, *small, "tuning.seeds=2")
@@ -145,7 +145,7 @@ def test_what_another_process_finished_meanwhile_is_in_the_summary(command, caps
 @pytest.mark.slow
 def test_a_study_stopped_by_its_timeout_continues(command, capsys, monkeypatch, tmp_path):
     """The database's password is in an environment variable, and in no file: the URL is stored as typed."""
-    monkeypatch.setattr(figures, "write_study_figures", lambda folder: [])
+    monkeypatch.setattr(tune, "write_study_figures", lambda folder: [])
     monkeypatch.setenv("STORAGE", f"sqlite:///{tmp_path}/server.db?secret=1")
     small = ["tuning.num_samples=1", "limit=3", "gen_kwargs=max_gen_toks=2", "tuning=random"]
     given = [*command, *small, "tuning.n_trials=2", "tuning.storage=${oc.env:STORAGE}"]

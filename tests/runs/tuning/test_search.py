@@ -116,7 +116,7 @@ def test_a_scale_at_the_bound_is_named():
 
 def test_random_searches_the_space_of_tpe_in_another_study():
     tpe, drawn = (Search(tuning=name, moe_layers=4, **SEARCH) for name in ("tpe", "random"))
-    assert drawn.parameters == tpe.parameters and drawn.identity == tpe.identity | {"tuning": "random"}
+    assert drawn.bounds == tpe.bounds and drawn.identity == tpe.identity | {"tuning": "random"}
 
 
 GRID = [{"power": 0.0, "rank": 1}, {"power": 0.5, "rank": 4}, {"power": 0.25, "rank": 4}]
@@ -124,8 +124,8 @@ GRID = [{"power": 0.0, "rank": 1}, {"power": 0.5, "rank": 4}, {"power": 0.25, "r
 
 def test_a_grid_has_a_trial_for_each_point():
     search = Search(tuning="grid", moe_layers=4, grid=GRID, open_ended=("power",), **SEARCH)
-    assert [search.fixed(number) for number in range(3)] == GRID and search.parameters == ["power", "rank"]
-    assert search.bounds("power") == (0.0, 0.5) and search.temperatures(GRID[1]) == []
+    assert [search.fixed(number) for number in range(3)] == GRID
+    assert search.bounds == {"power": (0.0, 0.5), "rank": (1, 4)} and search.temperatures(GRID[1]) == []
     assert [search.at_bound(point, 1.0) for point in GRID] == [[], ["power"], []]
     other = Search(tuning="grid", moe_layers=4, grid=GRID[:2], **SEARCH)
     assert search.identity["grid"] == GRID and other.identity != search.identity

@@ -194,7 +194,7 @@ def test_the_evaluated_model_goes_where_memory_is_short(judged, tmp_path, monkey
     monkeypatch.setattr(judging, "_judge", watched)
     keys = ("task.judges=[reward]", f"task.reward_model={reward_folder(tmp_path / 'reward')}")
     enough, _, _ = judged(*keys)
-    monkeypatch.setattr("moe_lab.models.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr("moe_lab.tasks.judges.judging.free_memory", lambda device: 1000)
     short, _, _ = judged(*keys, "rerun=true")
     assert held == [True, False]
     assert enough["results"] == short["results"]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moe_lab.config.validators import above_zero
+from moe_lab.config.validators import PositiveFloat
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Method
 
@@ -29,11 +29,8 @@ class Sharper(Method):
         """Keys of conf/method/sharper.yaml beside this file."""
 
         name: str = "sharper"
-        power: float = 2.0
+        power: PositiveFloat = 2.0
         """1 is the untouched model."""
-
-        def __post_init__(self) -> None:
-            above_zero("method.power", self.power)
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:

@@ -15,14 +15,14 @@ from moe_lab.errors import ConfigError
 from tests.support import rounding
 from tests.support.command import run_command
 from tests.support.models import left_padded, small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import first_fast
 
 PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal"), ("a dog", " too")]
 KEYS = {"layers": "last2", "k": 2, "steps": 2, "core_experts": 4, "learning_rate": [0.5, 0.1]}
 PROMPTS = ["one and two", "a cat and a dog are"]
 
 
-@pytest.fixture(params=by_family(["olmoe", "mixtral", "gpt_oss"]))
+@pytest.fixture(params=first_fast(["olmoe", "mixtral", "gpt_oss"]))
 def model(request):
     return small_model(request.param)
 

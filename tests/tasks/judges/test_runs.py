@@ -104,7 +104,7 @@ def test_a_killed_judge_continues_with_the_next_answer(tmp_path, judged, loads, 
 
 
 @pytest.mark.slow
-def test_another_judge_asks_the_model_nothing(judged, tmp_path, loads):
+def test_another_judge_asks_the_model_nothing_and_rerun_both_again(judged, tmp_path, loads):
     reward = reward_folder(tmp_path / "reward")
     first, one, _ = judged()
     assert loads == ["tiny"]
@@ -116,6 +116,12 @@ def test_another_judge_asks_the_model_nothing(judged, tmp_path, loads):
     assert both["moe_lab"]["cost"]["tokens_out"] == first["moe_lab"]["cost"]["tokens_out"]
     again, _, _ = judged()
     assert again == first, "the first run is as it was"
+
+    lines = (one / "judgements.jsonl").read_text()
+    (one / "judgements.jsonl").write_text(lines.replace('"toy": 0.', '"toy": 9.'))
+    again, same, _ = judged("rerun=true")
+    assert same == one and loads == ["tiny", "tiny"] and again["results"] == first["results"]
+    assert not list(one.glob("*.rerun.jsonl")) and len(verdicts_of(one)) == 10
 
 
 @pytest.mark.slow
@@ -198,16 +204,6 @@ def test_the_evaluated_model_goes_where_memory_is_short(judged, tmp_path, monkey
     short, _, _ = judged(*keys, "rerun=true")
     assert held == [True, False]
     assert enough["results"] == short["results"]
-
-
-@pytest.mark.slow
-def test_rerun_answers_and_judges_again(judged, loads):
-    first, folder, _ = judged()
-    lines = (folder / "judgements.jsonl").read_text()
-    (folder / "judgements.jsonl").write_text(lines.replace('"toy": 0.', '"toy": 9.'))
-    again, same, _ = judged("rerun=true")
-    assert same == folder and loads == ["tiny", "tiny"] and again["results"] == first["results"]
-    assert not list(folder.glob("*.rerun.jsonl")) and len(verdicts_of(folder)) == 10
 
 
 def test_answers_alone_are_not_judged(judged):

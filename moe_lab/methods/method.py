@@ -320,10 +320,6 @@ class TrainingMethod(Method):
         """(optimizer steps, tokens) of the training by its name, if it is missing. Loads no weights."""
         return self.trained(config, facts).left(*self.training_size(config, facts))
 
-    def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
-        """`planned_memory`; None if the training is complete."""
-        return self.planned_memory(config, facts) if self.training_left(config, facts) else None
-
     def adapter_parameters(self, config: RunConfig) -> int | None:
         """Parameters of the adapter that is trained; None if the model's weights are. Loads no weights."""
         return None

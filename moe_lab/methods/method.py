@@ -46,6 +46,12 @@ if TYPE_CHECKING:
     from moe_lab.results.scores import Score
 
 
+Counters = Mapping[str, int]
+"""`EngineLM.cost` of a whole run, interruptions included."""
+SessionInfo = Mapping[str, Any]
+"""`EngineLM.session_info` of the latest session."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudyStart:
     """Options of an LM whose ensemble changes from trial to trial of a study (`EngineLM.set_ensemble`)."""
@@ -204,18 +210,12 @@ class Method(ABC):
         `EngineLM.session_info` of that LM is stored with the answers and passed to `report`.
         """
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
         """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}.
 
         Every view of the run reads these keys of a block: `upper_bound` and `test_profile`, each true for a note next
         to its scores; `changed_fraction` and `experts_per_token`, columns of the costs; `temperatures`, numbers
         by MoE layer.
-
-        Args:
-            counters: `EngineLM.cost` of the whole run, interruptions included.
-            session_info: `EngineLM.session_info` of the latest session.
         """
         return {}
 
@@ -236,7 +236,7 @@ class Method(ABC):
         return None
 
 
-def share(counters: Mapping[str, int], some: str, every: str) -> float | None:
+def share(counters: Counters, some: str, every: str) -> float | None:
     """The ratio of two counters of `EngineLM.cost`; None if nothing was counted."""
     return counters.get(some, 0) / counters[every] if counters.get(every) else None
 

@@ -14,7 +14,6 @@ from moe_lab.config.progress import bars_of_libraries_hidden
 from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.runs.config import compose_or_explain, to_configs
-from moe_lab.runs.jobs import distinct_runs
 from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
@@ -122,6 +121,8 @@ def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Re
 
 
 def _failed(finished: Results, quiet: bool) -> ResultsError:
+    from moe_lab.runs.jobs import distinct_runs
+
     failed = [*finished.refused, *(failure.error for failure in finished.failures)]
     errors = "The errors:\n{}\n".format("\n".join(map(str, failed))) if quiet else "The errors are above."
     every = distinct_runs(finished.jobs)

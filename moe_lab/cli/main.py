@@ -48,7 +48,7 @@ def _main(argv: list[str]) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     if not cells:
         return 0
-    from moe_lab.runs.attempts import STARTER
+    from moe_lab.runs import STARTER
     from moe_lab.tasks.loading import task_cache
 
     if starter := os.environ.get(STARTER):

@@ -156,11 +156,13 @@ PositiveInt = Annotated[int, "at least 1"]
 NonNegativeInt = Annotated[int, "at least 0"]
 PositiveFloat = Annotated[float, "above 0"]
 NonNegativeFloat = Annotated[float, "at least 0"]
+Share = Annotated[float, "0 to 1"]
 LIMITS: dict[Any, Callable[[str, float], None]] = {
     PositiveInt: lambda key, value: at_least(key, value, 1),
     NonNegativeInt: lambda key, value: at_least(key, value, 0),
     PositiveFloat: above_zero,
     NonNegativeFloat: lambda key, value: at_least(key, value, 0),
+    Share: lambda key, value: at_least(key, value, 0, 1),
 }
 """The check of a value by its annotation."""
 

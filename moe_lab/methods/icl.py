@@ -5,7 +5,7 @@ References and distances are those of C3PO. The model is the base model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,7 +14,7 @@ from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.method import Context, Method
+from moe_lab.methods.method import Context, Counters, Method, SessionInfo
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
 from moe_lab.tasks.loading import load_tasks, once, task_key
 from moe_lab.tasks.requests import Workload
@@ -96,9 +96,7 @@ class ICL(Method):
         lm.session_info = {"reference": references.counts}
         yield lm
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
         reference = {
             "too_similar": counters.get("reference_dropped", 0),
             "questions_without": counters.get("reference_none", 0),

@@ -46,6 +46,12 @@ if TYPE_CHECKING:
     from moe_lab.results.scores import Score
 
 
+Counters = Mapping[str, int]
+"""`EngineLM.cost` of a whole run, interruptions included."""
+SessionInfo = Mapping[str, Any]
+"""`EngineLM.session_info` of the latest session."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudyStart:
     """Options of an LM whose ensemble changes from trial to trial of a study (`EngineLM.set_ensemble`)."""
@@ -204,18 +210,12 @@ class Method(ABC):
         `EngineLM.session_info` of that LM is stored with the answers and passed to `report`.
         """
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
         """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}.
 
         Every view of the run reads these keys of a block: `upper_bound` and `test_profile`, each true for a note next
         to its scores; `changed_fraction` and `experts_per_token`, columns of the costs; `temperatures`, numbers
         by MoE layer.
-
-        Args:
-            counters: `EngineLM.cost` of the whole run, interruptions included.
-            session_info: `EngineLM.session_info` of the latest session.
         """
         return {}
 
@@ -236,7 +236,7 @@ class Method(ABC):
         return None
 
 
-def share(counters: Mapping[str, int], some: str, every: str) -> float | None:
+def share(counters: Counters, some: str, every: str) -> float | None:
     """The ratio of two counters of `EngineLM.cost`; None if nothing was counted."""
     return counters.get(some, 0) / counters[every] if counters.get(every) else None
 
@@ -319,10 +319,6 @@ class TrainingMethod(Method):
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
         """(optimizer steps, tokens) of the training by its name, if it is missing. Loads no weights."""
         return self.trained(config, facts).left(*self.training_size(config, facts))
-
-    def training_memory(self, config: RunConfig, facts: ModelFacts) -> int | None:
-        """`planned_memory`; None if the training is complete."""
-        return self.planned_memory(config, facts) if self.training_left(config, facts) else None
 
     def adapter_parameters(self, config: RunConfig) -> int | None:
         """Parameters of the adapter that is trained; None if the model's weights are. Loads no weights."""

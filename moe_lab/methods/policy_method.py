@@ -6,7 +6,7 @@ identity, profile, and the block of results.json are written here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,7 @@ from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import ensemble_lm
-from moe_lab.methods.method import Context, Method, share
+from moe_lab.methods.method import Context, Counters, Method, SessionInfo, share
 from moe_lab.methods.profile import Profile, read_profile
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ class PolicyMethod(Method):
         study = {"study": self.profile.study if self.profile else None} if self.profile_key else {}
         return own | study | self.resolved(facts)
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
         """`reported`, the ratio of the `counted` decisions (None without a decision), and the session's information."""
         block = self.reported(facts)
         if self.counted is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from moe_lab.config.validators import NonNegativeFloat, PositiveInt
+from moe_lab.config.validators import NonNegativeFloat, PositiveInt, Share
 from moe_lab.errors import ConfigError
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 
@@ -40,17 +40,12 @@ class SelfContrast(PolicyMethod):
     class Config(PolicyMethod.Config):
         name: str = "scmoe"
         beta: NonNegativeFloat = 0.5
-        alpha: float = 0.1
+        alpha: Share = 0.1
         weak: Literal["rank", "top-1", "random", "others"] = "rank"
         rank: PositiveInt = 2
         """The rank of the single expert with weak=rank; 1: the expert with the largest score."""
         cache: Literal["clean", "standard"] = "clean"
         """clean: the weak sample attends to the history of the strong one; standard: to its own history."""
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if not 0 <= self.alpha <= 1:
-                raise ConfigError(f"method.alpha={self.alpha}: must be a number from 0 to 1.")
 
         @property
         def unread(self) -> set[str]:

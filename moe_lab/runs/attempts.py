@@ -16,6 +16,7 @@ from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figures import write_run_figures
 from moe_lab.reports.loggers import open_logger
 from moe_lab.results.folder import ATTEMPT, RunFolder
+from moe_lab.runs import STARTER
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.run import Outcome, Run
 
@@ -25,8 +26,6 @@ from moe_lab.runs.run import Outcome, Run
 # when nothing else is left. It takes over the runs of a command that has died. The workers of `launcher=` are such
 # commands; they only write no tables.
 
-STARTER = "MOE_LAB_STARTER"
-"""Environment variable of workers: the process that has started them, if it is on the same machine."""
 PAUSE = 1.0
 """Seconds between two attempts at runs that other processes hold, and between two looks at workers."""
 

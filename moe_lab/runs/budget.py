@@ -101,8 +101,9 @@ def planned_memory(of: Run | Study, workload: Workload, reuse: bool = False) -> 
     asked = whole.first(EXAMPLES)
     key = f"{config.model} {config.dtype} {method.config} {config.batch_size} {config.max_batch_size} {reuse} {asked}"
     size = once(f"memory {key}", lambda: _dry_run(of, asked, workload.one_by_one, reuse))
-    training = method.training_memory(config, of.facts) if isinstance(method, TrainingMethod) else None
-    return max(size, training or 0)
+    if isinstance(method, TrainingMethod) and method.training_left(config, of.facts):
+        size = max(size, method.planned_memory(config, of.facts))
+    return size
 
 
 def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) -> int:

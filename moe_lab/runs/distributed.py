@@ -35,6 +35,7 @@ from moe_lab.models.source import model_folder
 
 if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
+
 PATIENCE = timedelta(days=7)
 """The time that a process waits for process 0, which may be downloading weights or evaluating."""
 

@@ -1,28 +1,24 @@
 """The jobs of a command: configurations with their studies, trainings and runs."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig, ModelConfig, TuningConfig
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
+from moe_lab.models.facts import ModelFacts
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.runs.config import in_cell
+from moe_lab.runs.prepare import facts_of, prepare
 from moe_lab.runs.run import Run
-
-if TYPE_CHECKING:
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.runs.tuning.study import Study
-
+from moe_lab.runs.tuning.study import Study, prepare_study
 
 # Models that are trained on first use: `model.recipe` has the keys of method=pretrain
 #
@@ -56,8 +52,6 @@ class Training:
     @cached_property
     def facts(self) -> ModelFacts:
         """The facts of the trained model."""
-        from moe_lab.runs.prepare import facts_of
-
         return self.method.trained_facts(self.config, facts_of(self.config))
 
     @property
@@ -67,9 +61,6 @@ class Training:
 
     def check(self) -> None:
         """Raise the errors of the run after the training that need no weights."""
-        from moe_lab.runs.prepare import prepare
-        from moe_lab.runs.tuning.study import prepare_study
-
         untuned = self.evaluated.tuning.name == "none"
         config = replace(self.evaluated, model=self.config.model)
         (prepare if untuned else prepare_study)(config, self.facts)
@@ -169,8 +160,6 @@ def job_of(config: Config) -> Job:
         return _job_of_recipe(config)
     if config.tuning.name == "none":
         return Job(config, runs=runs_of(config))
-    from moe_lab.runs.tuning.study import prepare_study
-
     seeds = range(config.seed, config.seed + config.num_studies)
     return _tuned_job(config, [prepare_study(replace(config, seed=seed)) for seed in seeds])
 
@@ -238,8 +227,6 @@ def _tuned_job(config: Config, studies: list[Study], evaluated: Config | None = 
 
 def runs_of(config: Config) -> list[Run]:
     """The runs of a configuration, one per seed."""
-    from moe_lab.runs.prepare import prepare
-
     return [prepare(one) for one in seeds_of(config)]
 
 

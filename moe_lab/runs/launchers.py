@@ -26,7 +26,8 @@ from moe_lab.methods.method import TrainingMethod, refuse
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.folder import ATTEMPT, check_writable
-from moe_lab.runs.attempts import PAUSE, STARTER, steps_of
+from moe_lab.runs import STARTER
+from moe_lab.runs.attempts import PAUSE, steps_of
 from moe_lab.runs.budget import GIGABYTE, gpu_memory, gpus_for
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.plan import Plan

@@ -8,7 +8,14 @@ from typing import Any
 from lm_eval.tasks.manager import TaskDict
 
 from moe_lab.config.schema import Config
-from moe_lab.config.validators import at_least, build, did_you_mean
+from moe_lab.config.validators import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Share,
+    build,
+    check_limits,
+    did_you_mean,
+)
 from moe_lab.errors import ConfigError, ModelError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
@@ -196,36 +203,31 @@ def check_chat_template(config: Config) -> None:
         raise ConfigError(f"apply_chat_template={template}: the tokenizer has {names}.")
 
 
-SHARES = ("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-
-
 @dataclass(kw_only=True)
 class Generation:
     """The supported keys of `gen_kwargs`."""
 
     until: str | list[str] = field(default_factory=list)
-    max_gen_toks: int = 1
-    max_new_tokens: int = 1
-    max_tokens: int = 1
-    max_completion_tokens: int = 1
+    max_gen_toks: NonNegativeInt = 1
+    max_new_tokens: NonNegativeInt = 1
+    max_tokens: NonNegativeInt = 1
+    max_completion_tokens: NonNegativeInt = 1
     do_sample: bool = False
     num_beams: int = 1
-    temperature: float = 1
-    repetition_penalty: float = 1
-    top_k: int = 0
-    no_repeat_ngram_size: int = 0
-    top_p: float = 1
-    min_p: float = 0
-    typical_p: float = 1
-    epsilon_cutoff: float = 0
-    eta_cutoff: float = 0
+    temperature: NonNegativeFloat = 1
+    repetition_penalty: NonNegativeFloat = 1
+    top_k: NonNegativeInt = 0
+    no_repeat_ngram_size: NonNegativeInt = 0
+    top_p: Share = 1
+    min_p: Share = 0
+    typical_p: Share = 1
+    epsilon_cutoff: Share = 0
+    eta_cutoff: Share = 0
 
     def __post_init__(self) -> None:
         if self.num_beams != 1:
             raise ConfigError(f"gen_kwargs.num_beams={self.num_beams}: beam search is not supported.")
-        for key, value in vars(self).items():
-            if not isinstance(value, str | list):
-                at_least(f"gen_kwargs.{key}", value, 0, 1 if key in SHARES else None)
+        check_limits(self, "gen_kwargs.")
 
 
 def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:

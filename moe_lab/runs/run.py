@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from lm_eval.tasks.manager import TaskDict
 
 from moe_lab.config.schema import Config
+from moe_lab.methods.method import Method
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
+from moe_lab.models.facts import ModelFacts
 from moe_lab.results.folder import RunFolder
 from moe_lab.results.identity import decisive_versions
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import headline_of
-
-if TYPE_CHECKING:
-    from lm_eval.tasks.manager import TaskDict
-
-    from moe_lab.methods.method import Method
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.tasks.judges import Judge
+from moe_lab.tasks.judges import Judge
 
 
 @dataclass(frozen=True, kw_only=True)

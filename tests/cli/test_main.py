@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import moe_lab.runs.execute
-import moe_lab.runs.prepare
+import moe_lab.runs.jobs
 from moe_lab import __version__
 from moe_lab.cli.help import GROUPS
 from moe_lab.cli.main import main
@@ -122,7 +122,7 @@ def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
             raise ConfigError("method.reference_size=4 is too few.")
         return runs.prepare(config)
 
-    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
+    monkeypatch.setattr(moe_lab.runs.jobs, "prepare", prepare)
     ended = run_command(capsys, "-m", "method=icl,c3po", "method.reference_size=4")
     assert ended.code == 2 and not runs.executed
     assert "In the cell method=c3po method.reference_size=4:\nmethod.reference_size=4 is too few" in ended.err

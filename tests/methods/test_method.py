@@ -42,9 +42,6 @@ class Recorded(Base):
     def training_left(self, config: Any, facts: Any) -> dict[str, tuple[int, int]]:
         return {}
 
-    def training_memory(self, config: Any, facts: Any) -> None:
-        return None
-
     @contextmanager
     def open(self, model: Any, context: Any) -> Iterator[Any]:
         assert context.folder.name.startswith("small-base")

@@ -47,7 +47,7 @@ SETTINGS = {
     ],
     "scmoe": [
         ({"beta": -0.1}, "method.beta=-0.1"),
-        ({"alpha": 1.1}, "from 0 to 1"),
+        ({"alpha": 1.1}, "at most 1"),
         ({"weak": "worst"}, "Choices: rank, top-1, random, others"),
         ({"rank": 0}, "method.rank=0"),
         ({"rank": 7}, "from 1 to 6"),
@@ -168,7 +168,7 @@ COMMANDS = {
     "c3po method.k=0": "at least 1",
     "c3po method.tokens=last": "last1 or middle3",
     "c3po method.loss=hinge": "Choices: cross_entropy, l2",
-    "c3po method.alpha=2": "between 0 and 1",
+    "c3po method.alpha=2": "at most 1",
     "c3po method.learning_rate=[0.1]": "the first and the last",
     "c3po method.learning_rate=[0.1,0]": "above 0",
     "c3po model.tp_plan=auto": "torchrun",

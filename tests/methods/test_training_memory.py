@@ -112,9 +112,8 @@ DESIGNS = (
 def test_the_plan_of_a_pre_training_holds(settings, tmp_path, monkeypatch):
     training = pretrainings.training_of(tmp_path, **({"sequence_length": 48, "steps": 2} | settings))
     method = Pretrain(training.design)
-    monkeypatch.setattr(Pretrain, "training_left", lambda *_: {"it": (1, 1)})
     method._read = (None, training.tokenizer)
-    planned = method.training_memory(training.config, SimpleNamespace(dtype=training.dtype))
+    planned = method.planned_memory(training.config, SimpleNamespace(dtype=training.dtype))
     peaks = []
     monkeypatch.setattr(AtCheckpoints, "on_step_end", lambda *_, **__: peaks.append(meter.peak))
     with Meter(()) as meter:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import moe_lab.runs.execute
-import moe_lab.runs.prepare
+import moe_lab.runs.jobs
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
@@ -216,7 +216,7 @@ def fake_state(run: FakeRun) -> tuple[str, float]:
 
 def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     """Put the stand-ins in the place of `moe_lab.runs.run`'s functions."""
-    monkeypatch.setattr(moe_lab.runs.prepare, "prepare", runs.prepare)
+    monkeypatch.setattr(moe_lab.runs.jobs, "prepare", runs.prepare)
     monkeypatch.setattr(moe_lab.runs.execute, "execute", runs.execute)
     monkeypatch.setattr(results, "summarize", runs.summarize)
     monkeypatch.setattr(plan, "workload_of", lambda run: ASKED)

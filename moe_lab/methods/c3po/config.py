@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt
+from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt, Share
 from moe_lab.engine.token_span import named_tokens
 from moe_lab.methods.method import Method, refuse
 
@@ -44,7 +44,7 @@ class C3POConfig(Method.Config):
     relax: Literal["core", "topk"] = "core"
     """The experts that contribute in the descent: all core experts, or the router's topk."""
     loss: Literal["cross_entropy", "l2"] = "cross_entropy"
-    alpha: float | None = None
+    alpha: Share | None = None
     shifts: NonNegativeInt = 10
     """Shifts of mode finding. Each keeps the share `alpha` of the pathway; null: `KEPT`."""
     reference: str | list[str] | None = None
@@ -60,7 +60,6 @@ class C3POConfig(Method.Config):
         radius = 1 - self.most_similar
         refuse(
             {
-                f"method.alpha={self.alpha}: must be between 0 and 1.": not 0 <= (self.alpha or 0) <= 1,
                 f"method.learning_rate={self.learning_rate}: give the first and the last, both above 0, e.g. "
                 "[0.1,0.0001].": len(self.learning_rate) != 2 or min(self.learning_rate) <= 0,
                 f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it out, or use "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ from moe_lab.engine.token_span import named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c3po.config import C3POConfig
-from moe_lab.methods.method import Context, Method
+from moe_lab.methods.method import Context, Counters, Method, SessionInfo
 from moe_lab.methods.references.documents import check_one_process
 from moe_lab.results.model import RunResult
 from moe_lab.tasks.loading import load_tasks
@@ -150,9 +150,7 @@ class C3PO(Method):
         lm.session_info = info
         yield lm
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
         settings, counted = self.config, counters.get("flops_questions", 0)
         keys = (
             *("optimizer", "k", "epsilon", "kernel", "steps", "core_experts"),

@@ -6,7 +6,7 @@ The baseline is the untrained model.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_pairs
 from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
-from moe_lab.methods.method import Context, TrainingMethod, refuse, share
+from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse, share
 from moe_lab.methods.recorded_profiles import LENGTH, model_content
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
@@ -239,9 +239,7 @@ class FinetuneFreeze(TrainingMethod):
             lm.session_info = info
             yield lm
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
         """With `method.partners=` also C2R's block, under which the model was trained and answered."""
         session = dict(session_info)
         constraint = session.pop("constraint", {})

@@ -6,7 +6,7 @@ keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.method import Context, TrainingMethod, refuse
+from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.identity import decisive_versions
@@ -168,9 +168,7 @@ class Pretrain(TrainingMethod):
         lm.session_info = {"model": folder.name, "training": {key: record.get(key) for key in RECORDED}}
         yield lm
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
         names = {"label": self.config.label, "regularizers": self.config.regularizers}
         return {"pretrain": names | self.config.recipe() | session_info}
 

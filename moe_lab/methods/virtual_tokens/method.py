@@ -5,7 +5,7 @@ Both are baselines of C3PO's Table 1. They are trained on C3PO's reference quest
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,7 +14,7 @@ from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import PositiveFloat, PositiveInt
 from moe_lab.errors import ConfigError, ModelError, need_package
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.method import Context, Method, check_first_gpu
+from moe_lab.methods.method import Context, Counters, Method, SessionInfo, check_first_gpu
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
 from moe_lab.results.identity import decisive_versions
 from moe_lab.tasks.loading import once
@@ -127,9 +127,7 @@ class VirtualTokens(Method):
             }
             yield lm
 
-    def report(
-        self, facts: ModelFacts, counters: Mapping[str, int], session_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
         block = {key: value for key, value in asdict(self.config).items() if key in RECIPE[1:]}
         return {self.config.name.replace("-", "_"): block | dict(session_info)}
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval.tasks.manager import TaskDict
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from moe_lab.config.schema import Config, TaskConfig, TuningConfig
 from moe_lab.errors import ConfigError, TaskError, reading
@@ -273,6 +271,8 @@ SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
 
 def check_url(storage: str) -> None:
     """Raise ConfigError for what is no URL of a database, a driver that is not installed, or a database in memory."""
+    from sqlalchemy.engine import make_url
+
     remedy = "Use a URL as postgresql://host/optuna (docs/tuning.md)."
     with reading("tuning.storage", remedy, says="cannot be used"):
         url = make_url(storage)
@@ -283,6 +283,9 @@ def check_url(storage: str) -> None:
 
 def refuse_typed_password(storage: str) -> None:
     """Raise ConfigError for a password that was typed, because overrides are stored with every run."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         url = make_url(storage)
         secrets = [url.password, *map(url.query.get, filter(SECRET.search, url.query))]

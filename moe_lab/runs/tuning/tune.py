@@ -1,13 +1,11 @@
 """Runs a study: the missing trials with the model loaded once, then the profile, table and figures."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from optuna.trial import FrozenTrial, Trial
 
@@ -35,9 +33,8 @@ LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"
 """User attributes of a trial: its best logit scale, and its perplexity there and at scale 1. Without
 tuning.logit_scale the trial at temperature 0 alone has them: they are the control for a gain in perplexity."""
 
-if TYPE_CHECKING:
-    Measured = tuple[float | None, dict[str, float]]
-    """The value of a trial, and its user attributes."""
+Measured = tuple[float | None, dict[str, float]]
+"""The value of a trial, and its user attributes."""
 
 
 def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 import moe_lab.runs.execute
-import moe_lab.runs.prepare
+import moe_lab.runs.jobs
 import moe_lab.runs.tuning.study
 from moe_lab.config import catalog
 from moe_lab.config.compose import compose_cell
@@ -78,7 +78,7 @@ def seen(runs, monkeypatch):
     """The configurations that are prepared."""
     seen = []
     monkeypatch.setattr(
-        moe_lab.runs.prepare, "prepare", lambda config: seen.append(config) or runs.prepare(config)
+        moe_lab.runs.jobs, "prepare", lambda config: seen.append(config) or runs.prepare(config)
     )
     return seen
 
@@ -93,7 +93,7 @@ def refuse(runs, monkeypatch):
                 raise error
             return runs.prepare(config)
 
-        monkeypatch.setattr(moe_lab.runs.prepare, "prepare", prepare)
+        monkeypatch.setattr(moe_lab.runs.jobs, "prepare", prepare)
 
     return refuse
 

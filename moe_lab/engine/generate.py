@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -47,10 +46,16 @@ def generate(
 def rehearse(
     forward: EnsembleForward, states: list[GenerationState], budget: Budget, decoding: Decoding
 ) -> None:
-    """The first and the last step of the first batch, which has the longest prompts, for a dry run: other steps and
-    batches take no more memory."""
-    for batch, prefill in islice(_batches(forward, states, budget, decoding.max_new_tokens, None), 1):
-        _Batch(forward, batch, prefill).rehearse(decoding)
+    """The first and the last step of batches, for a dry run: other steps take no more memory.
+
+    A batch without a new beginning takes no more than the one before it, which has longer prompts.
+    """
+    rehearsed: set[int] = set()
+    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, None):
+        groups = {id(prefill.groups[state.index]) for state in batch}
+        if groups != rehearsed:
+            _Batch(forward, batch, prefill).rehearse(decoding)
+        rehearsed = groups
 
 
 def _batches(
@@ -81,18 +86,11 @@ def _batches(
     for group in groups:
         group.members.sort(key=lambda i: -len(prompts[i]))
     groups.sort(key=lambda group: -len(prompts[group.members[0]]))
-    members = [(states[i], group) for group in groups for i in group.members]
-    read: dict[int, KVCache | None] = {}
-    for start in range(0, len(members), size):
-        batch = members[start : start + size]
-        beginnings = dict.fromkeys((group.members[0], group.shared) for _, group in batch)
-        read = {
-            first: read.get(first) or shared_prefix(forward, prompts[first][:shared])
-            for first, shared in beginnings
-        }
-        prefixes = {state.index: read[group.members[0]] for state, group in batch}
-        prefill = Prefill(forward, budget, max_new_tokens, prefixes, prompt_store)
-        yield [state for state, _ in batch], prefill
+    ordered = [states[i] for group in groups for i in group.members]
+    group_of = {states[i].index: group for group in groups for i in group.members}
+    prefill = Prefill(forward, budget, max_new_tokens, group_of, prompt_store)
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size], prefill
 
 
 class _Batch:
@@ -238,17 +236,19 @@ class PrefillOutput(NamedTuple):
     """Scores of the next token."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prefill:
     """Reads batches of prompts, and of tokens generated after them."""
 
     forward: EnsembleForward
     budget: Budget
     max_new_tokens: int
-    prefixes: dict[int, KVCache | None]
-    """The beginning that a prompt shares with others, by the index of its state."""
+    groups: dict[int, Group]
+    """The prompts with which a prompt shares its beginning, by the index of its state."""
     prompt_store: Store | None
     """Prompts without their last token; None: prompts are read here."""
+    _prefix: tuple[Group | None, KVCache | None] = (None, None)
+    """The newest group and its beginning. Those of other groups are not kept: they would take memory in every step."""
 
     def __call__(self, states: list[GenerationState]) -> PrefillOutput:
         return self._from_store(self.prompt_store, states) if self.prompt_store else self._from_prefix(states)
@@ -276,13 +276,16 @@ class Prefill:
         limit = self.budget.tokens // (forward.ensemble.n if forward.ensemble.own_history else 1)
 
         def fits(part: list[GenerationState], state: GenerationState) -> bool:
-            prefix = self.prefixes[state.index]
-            width = len(part[0].ids) - (prefix.length if prefix else 0)
-            return self.prefixes[part[0].index] is prefix and width * (len(part) + 1) <= limit
+            group = self.groups[state.index]
+            width = len(part[0].ids) - group.shared
+            return group is self.groups[part[0].index] and width * (len(part) + 1) <= limit
 
         for part in in_runs(states, fits):  # of similar length
-            prefix = self.prefixes[part[0].index]
-            shared = prefix.length if prefix else 0
+            group = self.groups[part[0].index]
+            shared = group.shared
+            if group is not self._prefix[0]:
+                self._prefix = group, shared_prefix(forward, part[0].prompt[:shared])
+            prefix = self._prefix[1]
             trees = [TokenTree(s.ids, [[0]], shared, s.noise_key, s.sample_index) for s in part]
             width = max(map(len, trees))
             alone = len(part) == len(states)

@@ -36,6 +36,19 @@ def test_a_new_token_takes_its_keys_and_values(ensemble, times):
     assert slots <= more - less < 1.5 * slots
 
 
+def test_batches_with_other_beginnings_are_planned():
+    """The longest prompts share nearly all of their tokens, so that the passes of the next batch are larger."""
+    model = meta_model(make_model("olmoe").config, torch.float32)
+    alike = [(*range(100), last) for last in range(8)]
+    others = [(first, *range(99)) for first in range(100, 108)]
+
+    def planned(prompts) -> int:
+        asked = Asked(generated={"": {str(prompt): (prompt, (2,)) for prompt in prompts}})
+        return planned_peak(model, lambda: rehearse(model, Ensemble(), asked, 8))
+
+    assert planned(alike) < planned(others) <= planned(alike + others)
+
+
 def test_weights_are_part_of_it_and_nothing_is_left(tmp_path):
     size, model = peak(Ensemble(), 8, 2)
     device = PASS_TOKENS * footprint_of(model).token / PASS_SHARE

@@ -1,6 +1,7 @@
 """Generation: the tokens of transformers' own, and for RoE those of the slow reference."""
 
 import random
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -113,6 +114,29 @@ def test_prompts_with_other_beginnings_generate_together(olmoe, monkeypatch, seq
         greedy_by_transformers(olmoe, each, 5) for each in prompts
     ]
     assert engine.tokens_in == sum(map(len, prompts)) - 40 - 17 - 2 * 25 + 8 * 4
+
+
+def test_steps_keep_one_beginning_in_memory(olmoe, monkeypatch):
+    """The sequences of a batch have theirs in their own caches; memory is planned for those."""
+    read: list[weakref.ref] = []
+    kept = generating.shared_prefix
+
+    def noted(forward, tokens):
+        prefix = kept(forward, tokens)
+        read.append(weakref.ref(prefix))
+        return prefix
+
+    monkeypatch.setattr(generating, "shared_prefix", noted)
+    alive: list[int] = []
+    step = generating._Batch._step
+    monkeypatch.setattr(
+        generating._Batch,
+        "_step",
+        lambda self: alive.append(sum(each() is not None for each in read)) or step(self),
+    )
+    prompts = [[number] * 20 + [last] for number in range(4) for last in (98, 99)]
+    answers_of(olmoe, prompts, Budget(4000), 2)
+    assert (len(read), alive) == (4, [1])
 
 
 @pytest.mark.parametrize("cache", ["clean", "standard", "none"])

@@ -21,7 +21,7 @@ TEXTS, LENGTH, NEW = 64, 100, 64
 
 
 def prompts() -> list[list[int]]:
-    """Prompts of 100 tokens of the embedded model's world, the first token of each different."""
+    """Prompts of 100 tokens of the embedded model's world. No two have more than their first five tokens in common."""
     known = json.loads(ANSWERS.read_text(encoding="utf-8"))["standard"]["prompts"]
     stream = [token for ids in known for token in ids]
     return [(stream[i * 20 :] + stream)[:LENGTH] for i in range(TEXTS)]

@@ -20,8 +20,8 @@ THINK_END = "think_end_token"
 """Key of a generation request's settings: the text that ends the reasoning (lm-eval has it as a model's argument)."""
 PORTION = 64
 """Number of requests passed to lm-eval's code at a time. Answers are reported after each portion."""
-TOKENIZED = 1024
-"""Number of requests whose texts are tokenized together."""
+TOKENIZED = 128
+"""Number of requests whose texts are tokenized together. The tokenizer takes some 100 bytes for each token."""
 
 
 class Request(NamedTuple):

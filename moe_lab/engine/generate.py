@@ -67,7 +67,8 @@ def _batches(
 ) -> Iterator[tuple[list[GenerationState], Prefill]]:
     """Pairs: sequences that generate together, those with a common beginning next to one another, and their prefill.
 
-    A step costs little more with more sequences, so a batch takes them whatever their beginnings are.
+    A step costs little more with more sequences, so a batch takes them whatever their beginnings are, unless more than
+    half of the slots of a further group would be padding.
     """
     ensemble = forward.ensemble
     if ensemble.cache == "none":
@@ -89,8 +90,14 @@ def _batches(
     ordered = [states[i] for group in groups for i in group.members]
     group_of = {states[i].index: group for group in groups for i in group.members}
     prefill = Prefill(forward, budget, max_new_tokens, group_of, prompt_store)
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size], prefill
+
+    def fits(batch: list[GenerationState], state: GenerationState) -> bool:
+        same_group = group_of[state.index] is group_of[batch[-1].index]
+        most, own = (len(each.prompt) + max_new_tokens for each in (batch[0], state))
+        return len(batch) < size and (same_group or 2 * own >= most)
+
+    for batch in in_runs(ordered, fits):
+        yield batch, prefill
 
 
 class _Batch:

@@ -96,8 +96,8 @@ def test_sequences_generate_together_as_far_as_memory_reaches(olmoe, monkeypatch
 def test_prompts_with_other_beginnings_generate_together(olmoe, monkeypatch, sequences, sizes):
     """Groups of 1, 2, 2 and 3 prompts, the longest in the second: each beginning is read once."""
     numbers = random.Random(8)
-    shared = [[numbers.randrange(3, 90) for _ in range(length)] for length in (0, 40, 17, 25)]
-    endings = [(1, [5]), (2, [3, 9]), (2, [2, 1]), (3, [4, 7, 6])]
+    shared = [[numbers.randrange(3, 90) for _ in range(length)] for length in (0, 40, 26, 25)]
+    endings = [(1, [24]), (2, [3, 9]), (2, [2, 1]), (3, [4, 7, 6])]
     prompts = [
         [*beginning, *(numbers.randrange(3, 90) for _ in range(length))]
         for beginning, (_, lengths) in zip(shared, endings, strict=True)
@@ -113,7 +113,15 @@ def test_prompts_with_other_beginnings_generate_together(olmoe, monkeypatch, seq
     assert [state.generated for state in states] == [
         greedy_by_transformers(olmoe, each, 5) for each in prompts
     ]
-    assert engine.tokens_in == sum(map(len, prompts)) - 40 - 17 - 2 * 25 + 8 * 4
+    assert engine.tokens_in == sum(map(len, prompts)) - 40 - 26 - 2 * 25 + 8 * 4
+
+
+@pytest.mark.parametrize(("new", "sizes"), [(3, [2, 3]), (40, [5])])
+def test_short_prompts_are_not_padded_to_long_ones(olmoe, monkeypatch, new, sizes):
+    batches = noted_batches(monkeypatch)
+    prompts = [[1] * 60 + [last] for last in (8, 9)] + [[2] * 20 + [last] for last in (7, 8, 9)]
+    answers_of(olmoe, prompts, Budget(4000), new)
+    assert batches == sizes
 
 
 def test_steps_keep_one_beginning_in_memory(olmoe, monkeypatch):

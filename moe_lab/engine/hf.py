@@ -120,7 +120,7 @@ Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Encoder:
-    """The tokenization of a `CountedHF`."""
+    """The tokenization of an `HFLM`. `pairs` takes a `CountedHF`."""
 
     def __init__(self, lm: Any):
         self.lm = lm

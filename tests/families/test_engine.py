@@ -63,8 +63,13 @@ LAYERS = (
     "inkling2_text",
     "kimi_linear",
     "lfm2_moe",
+    "llama4_text",
+    "longcat_flash",
+    "minimax",
+    "nemotron_h",
+    "qwen2_moe",
+    "qwen4_exp_text",
 )
-LAYERS += ("llama4_text", "longcat_flash", "minimax", "nemotron_h", "qwen2_moe", "qwen4_exp_text")
 """One family of each kind of layers' keys, values and states. What samples keep of their own depends on nothing else."""
 
 
@@ -73,7 +78,7 @@ def settings_of_families(everywhere, others, families=()):
 
     In the fast tier `others` are for one family: `tests/engine` has them for OLMoE.
     """
-    some = sorted({*FAST, "mixtral", *families}, key="deepseek".__ne__)
+    some = sorted({*FAST, "mixtral", *families}, key=lambda family: (family != "deepseek", family))
     pairs = [(setting, family) for setting in everywhere for family in by_family(sorted(ZOO))]
     pairs += [(setting, family) for setting in others for family in first_fast(some)]
     return [pytest.param(setting, *family.values, marks=family.marks) for setting, family in pairs]

@@ -68,7 +68,7 @@ PRINTS = [
     (  # no logger needs no W&B, and figures import matplotlib to draw
         "from moe_lab.config.schema import Config\nfrom moe_lab.reports.loggers import open_logger\n"
         "with open_logger(Config(), kind='run', name='x', group=None) as log: log.log_trial(0, 1.0, [], '')\n"
-        "import moe_lab.reports.figures.studies, moe_lab.reports.figures.curves\n"
+        "import moe_lab.reports.figures, moe_lab.runs.experiments.runner\n"
         "print({'wandb', 'matplotlib'} & set(sys.modules))",
         "set()",
     ),

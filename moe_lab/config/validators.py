@@ -5,6 +5,7 @@ annotations limit, `one_of`, `at_least` and `above_zero` others. All take None f
 """
 
 import math
+import sys
 import types
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -65,7 +66,8 @@ def unknown_key(
 def coerce(value: Any, annotation: Any, key: str) -> Any:
     """The value in the type of its annotation; an int may be a float, a number text. Raises ConfigError."""
     choices = _alternatives(annotation)
-    if isinstance(value, float) and not math.isfinite(value) and (float in choices or str not in choices):
+    finite = not isinstance(value, int | float) or abs(value) <= sys.float_info.max
+    if not finite and (float in choices or str not in choices):
         raise ConfigError(f"{key}={value}: must be a finite number.")
     for choice in choices:
         fits, result = _fit(value, choice, key)

@@ -54,6 +54,7 @@ WRONG = {
         "at most 9,223,372,036,854,775,807",
     ),
     "a limit that is no number": (["limit=nan"], "limit=nan: must be a finite number"),
+    "a number beyond float's": ([f"method.temperature={10**400}"], "0: must be a finite number"),
     "a key of another": (
         ["-m", "method=base,roe", "method.n=4"],
         "method=roe has it, and method=base does not",

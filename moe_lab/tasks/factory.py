@@ -5,6 +5,7 @@ set. The JSON loader of `datasets` is not used: it caches by path, and turns str
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -74,7 +75,7 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
 
     lm-eval's whole index takes seconds to read. Only groups, tags and tasks with an unusual YAML need it.
     """
-    if include_path is not None and not Path(include_path).is_dir():
+    if include_path is not None and not os.path.isdir(include_path):
         raise TaskError(
             f"task.include_path={include_path} is no folder. Name the folder that holds the task YAMLs."
         )

@@ -55,6 +55,7 @@ WRONG = {
     ),
     "a limit that is no number": (["limit=nan"], "limit=nan: must be a finite number"),
     "a number beyond float's": ([f"method.temperature={10**400}"], "0: must be a finite number"),
+    "a number below float's": ([f"gen_kwargs=temperature=-{10**400}"], "0: must be a finite number"),
     "a key of another": (
         ["-m", "method=base,roe", "method.n=4"],
         "method=roe has it, and method=base does not",

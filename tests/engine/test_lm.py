@@ -12,6 +12,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from tokenizers.processors import TemplateProcessing
 
 from moe_lab.engine import hf
 from moe_lab.engine.forward.ensemble import Ensemble
@@ -21,7 +22,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.routing import GumbelTopK, document_key, gumbel
 from tests.support.command import run_command
 from tests.support.ensembles import answered, answers_of
-from tests.support.models import make_model, small_model
+from tests.support.models import make_model, make_tokenizer, small_model
 
 WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
 
@@ -93,9 +94,17 @@ def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
 
 
 @pytest.mark.parametrize("add_bos_token", [None, True, False])
-def test_texts_that_are_tokenized_together_have_the_same_tokens(olmoe, tokenizer, add_bos_token, monkeypatch):
-    """Also a context that ends in spaces or is empty, one that two requests share, and a text with the first token."""
+def test_texts_that_are_tokenized_together_have_the_same_tokens(olmoe, add_bos_token, monkeypatch):
+    """Also a context that ends in spaces or is empty, one that two requests share, and a text with the first token.
+
+    The tokenizer puts that token before each text unless it is told not to.
+    """
     monkeypatch.setattr(hf, "TOKENIZED", 4)
+    tokenizer = make_tokenizer()
+    first = (tokenizer.bos_token, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first[0]} $A", special_tokens=[first]
+    )
     lm = EngineLM(olmoe, tokenizer, add_bos_token=add_bos_token)
     begin = tokenizer.decode(lm.prefix_token_id)
     texts = [
@@ -107,6 +116,7 @@ def test_texts_that_are_tokenized_together_have_the_same_tokens(olmoe, tokenizer
     ]
     assert list(lm._encoder.pairs(texts)) == [lm.encode_pair(*text) for text in texts]
     with lm.tokenized(["nine ten"]):
+        assert lm.tok_encode("nine ten", add_special_tokens=False)[0] != first[1]
         monkeypatch.setattr(tokenizer, "encode", lambda *args, **options: pytest.fail("tokenized again"))
         assert lm.tok_encode("nine ten")
 

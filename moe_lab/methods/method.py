@@ -11,7 +11,7 @@ For each run the hooks are called in this order, which `tests/methods/test_metho
     report            at the end, also if all answers were stored
     upload, card      of a `TrainingMethod`, when the command's results are shown: what is pushed to the hub
 
-`architecture`, `forward_tokens`, `planned_ensemble`, `rehearse`, `references_left` and the training hooks of
+`architecture`, `forward_tokens`, `planned_ensemble`, `held`, `references_left` and the training hooks of
 `TrainingMethod` serve mode=plan. No hook may rely on state that an earlier hook left, because stored
 answers skip some of them.
 """
@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import check_limits
-from moe_lab.engine.planned import Asked
 from moe_lab.errors import ConfigError
 from moe_lab.models.hub import Upload
 from moe_lab.results.identity import source_digest
@@ -180,18 +179,10 @@ class Method(ABC):
         }
         return Ensemble(**keys)
 
-    def rehearse(self, model: LoadedModel, asked: Asked, sequences: int | None, reuse: bool = False) -> None:
-        """Answer the longest of these requests on a model of the meta device, for the planned memory.
-
-        By default as its ensemble does. Demonstrations, prefixes and the policies of methods without one are left out.
-
-        Args:
-            sequences: at most this many in a pass.
-            reuse: whether clean activations are cached, as in a study of temperatures.
-        """
-        from moe_lab.engine.dry_run import rehearse
-
-        rehearse(model.model, self.planned_ensemble(), asked, sequences, reuse)
+    def held(self, workload: Workload, facts: ModelFacts) -> tuple[float, float]:
+        """(cached slots, rows of logits) that it needs at once, for the planned memory."""
+        ensemble, longest = self.planned_ensemble(), workload.longest
+        return (ensemble.n * longest if ensemble.own_history else longest + ensemble.n), ensemble.n
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
         """The configuration of the model that answers. Needs no weights."""

@@ -6,7 +6,6 @@ import ctypes
 import resource
 import sys
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,16 +17,10 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 
-PLANNED: ContextVar[Any] = ContextVar("PLANNED")
-"""What counts the memory of the meta device in a dry run (`moe_lab/engine/dry_run.py`)."""
-
-
 def own_memory(device: torch.device | None) -> Any:
     """The module of torch that counts a device's own memory, e.g. `torch.cuda`; None where it is the host's."""
     if device is None or device.type in ("cpu", "mps"):
         return None
-    if device.type == "meta":
-        return PLANNED.get()
     import torch
 
     return torch.get_device_module(device)

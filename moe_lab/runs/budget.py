@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from moe_lab.engine.dry_run import planned_peak
+from moe_lab.engine import pass_size
 from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.forward.layers import runs_on_kv_cache
-from moe_lab.engine.planned import Asked
 from moe_lab.errors import MoeLabError, first_line
 from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
 from moe_lab.methods.method import Method, TrainingMethod
@@ -79,49 +78,31 @@ def gpus_for(size: int, gpu: float) -> int:
     return max(1, ceil(size / (USABLE * gpu)))
 
 
-EXAMPLES = 8
-"""Prompts of each form whose passes are planned."""
-
-
-def planned_memory(of: Run | Study, workload: Workload, reuse: bool = False) -> int | None:
-    """The peak bytes of a run or study on GPUs with passes of `PASS_TOKENS` tokens; None for an embedded model.
+def planned_memory(of: Run | Study, workload: Workload) -> int | None:
+    """The bytes of a GPU that a run or study needs (`engine/pass_size.py`); None for an embedded model.
 
     A training counts where it takes more. Quantized weights count as dequantized. It is the weights alone for a model
-    without a `KVEngine`, and for a family whose own code reads values of tensors. Runs that ask alike are planned once.
-
-    Args:
-        reuse: whether it caches clean activations, as a study of temperatures does.
+    without a `KVEngine`, and for a family whose own code reads values of tensors.
     """
     config, method = of.config, of.method
     if _is_embedded(of):
         return None
-    whole = Asked()
-    for _, each in workload.asked:
-        whole.add(each)
-    asked = whole.first(EXAMPLES)
-    key = f"{config.model} {config.dtype} {method.config} {config.batch_size} {config.max_batch_size} {reuse} {asked}"
-    size = once(f"memory {key}", lambda: _dry_run(of, asked, workload.one_by_one, reuse))
+    design, held = _design(of), method.held(workload, of.facts)
+
+    def of_device() -> int:
+        dtype = str(design.dtype or "float32") if config.dtype == "auto" else config.dtype
+        model = meta_model(design, getattr(torch, dtype.removeprefix("torch.")))
+        if config.model.attn_implementation is not None:
+            model.set_attn_implementation(config.model.attn_implementation)
+        with suppress(NotImplementedError):
+            if runs_on_kv_cache(model):
+                return pass_size.planned_memory(model, *held)
+        return weight_bytes(model)
+
+    size = once(f"memory {design.to_json_string()} {config.model} {config.dtype} {held}", of_device)
     if isinstance(method, TrainingMethod) and method.training_left(config, of.facts):
         size = max(size, method.planned_memory(config, of.facts))
     return size
-
-
-def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) -> int:
-    from moe_lab.models.load import LoadedModel
-
-    architecture, config = _design(of), of.config
-    dtype = str(architecture.dtype or "float32") if config.dtype == "auto" else config.dtype
-    model = meta_model(architecture, getattr(torch, dtype.removeprefix("torch.")))
-    if config.model.attn_implementation is not None:
-        model.set_attn_implementation(config.model.attn_implementation)
-    loaded = LoadedModel(model, None, of.facts, model.device, 0.0)
-    sequences = config.batch_size if isinstance(config.batch_size, int) else config.max_batch_size
-    if weights_alone:
-        return weight_bytes(model)
-    try:
-        return planned_peak(model, lambda: of.method.rehearse(loaded, asked, sequences, reuse))
-    except NotImplementedError:
-        return weight_bytes(model)
 
 
 # The disk space of a plan, estimated from the sizes of its models without loading weights

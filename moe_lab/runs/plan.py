@@ -160,7 +160,7 @@ class Plan(Shown):
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
         state = "done" if finished >= total else f"{finished} of {total} trials"
-        memory = planned_memory(study, workload, reuse=not study.search.grid)
+        memory = planned_memory(study, workload)
         self.budget.add(study)
         self.rows.append(Row(study.study_id[:8], config, names, documents, left, None, state, memory))
 

@@ -96,7 +96,12 @@ def study_folder(folder: Path) -> Path:
     )
     (folder / "heatmap.csv").write_text("layer,toy\n0,0.0\n1,0.25\n2,0.0\n")
     (folder / "heatmap.png").write_bytes(PNG)
-    line = {"doc_id": 3, "filter": "none", "arguments": {"gen_args_0": {"arg_0": "Q", "arg_1": "{}"}}, "target": "2"}
+    line = {
+        "doc_id": 3,
+        "filter": "none",
+        "arguments": {"gen_args_0": {"arg_0": "Q", "arg_1": {"until": []}}},
+        "target": "2",
+    }
     line |= {"resps": [["two"]], "filtered_resps": ["2"], "metrics": ["acc"], "acc": 1.0}
     (folder / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
     return folder

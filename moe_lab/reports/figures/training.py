@@ -1,9 +1,8 @@
-"""Figures of training: designs, curves, and the loss of one training."""
+"""Figures of training: designs and curves."""
 
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
-from pathlib import Path
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -11,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from moe_lab.reports.figures.primitives import bars, curve, curves, panels, panels_by
-from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, Drawing, step_axis
+from moe_lab.reports.figures.primitives import bars, curves, panels, panels_by
+from moe_lab.reports.figures.style import GREY, LEAST_SPAN, Drawing
 from moe_lab.reports.papers.cells import CellTable, averages
 from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import NO_TASK, model_folder, quantity
@@ -119,30 +118,3 @@ def _curves(frame: DataFrame, title: str) -> Figure:
     for axis in axes[: len(settings)]:
         axis.legend()  # each setting has lines of its own
     return figure
-
-
-def write_training_loss(folder: Path, held_out: str) -> None:
-    """Draw the loss by step of log.jsonl into `<folder>/figures`, as loss.png and .csv.
-
-    Args:
-        held_out: the log's name of the loss on held-out rows, which is drawn, too.
-    """
-    lines = read_lines(folder / "log.jsonl") or []
-    columns = ("step", "phase", "loss", "learning_rate", held_out)
-    rows = [{key: line.get(key) for key in columns} for line in lines]
-
-    def draw(_: str) -> Any:
-        figure, (axis,) = panels(1)
-        frame = DataFrame(rows)
-        curve(axis, frame, "step", "loss", style="-", label="training")
-        if frame[held_out].notna().any():
-            curve(axis, frame, "step", held_out, colour=ORANGE, label="validation")
-        for before, after in pairwise(row for row in lines if row.get("phase") is not None):
-            if before["phase"] != after["phase"]:
-                axis.axvline(before["step"], color=GREY, ls="--", lw=1)
-        step_axis(axis, "optimizer step")
-        axis.set_ylabel("loss per token")
-        axis.legend()
-        return figure
-
-    Drawing(rows, draw).save(folder / "figures", "loss")

@@ -1,15 +1,13 @@
 """The pages in Chromium: no error, no request, sorting and search. Skipped where chromium or playwright is missing.
 
-Broken by a script that fails, a page that asks for anything outside of it, an answer that is executed, a figure that is
-white in the dark, and what the keyboard does not reach.
+Broken by a script that fails, a page that asks for anything outside of it, an answer that is executed, and what the
+keyboard does not reach.
 """
 
-import io
 import shutil
 import time
 
 import pytest
-from matplotlib.image import imread
 
 from moe_lab.reports.figures import write_study_figures
 from moe_lab.reports.pages.tables_page import write_tables_page
@@ -256,22 +254,17 @@ def test_headings_sort_with_both_keys_and_are_large_enough_for_a_finger(opened_p
         assert box["width"] >= 24 and box["height"] >= 24, button.text_content()
 
 
-def test_figures_follow_the_scheme_and_are_scrolled_with_the_keyboard(opened, tmp_path):
+def test_figures_are_scrolled_with_the_keyboard(opened, tmp_path):
     """As wide as printed, so that a phone shows part of it, in a region with a name."""
     run = stored_run(tmp_path, "c" * 64, [generated_line(0, ("1", 1.0))], "base")
     study = write_study(tmp_path / "studies" / "s", [2.0, 1.0], temperature=PROFILE)
     write_study_figures(study)
     (study / "figures").rename(run.folder / "figures")
     tab = opened(write_runs_page([run], tmp_path / "report.html"))
-    picture = tab.get_by_role("img", name="heatmap of base on t")
     region = tab.get_by_role("region", name="heatmap of base on t")
-    if tab.viewport_size["width"] > 1000:
-        ground, beyond = 1.0, region.count()
-    else:
-        ground, beyond = 0x16 / 255, 1 - region.count()
-        assert region.get_attribute("tabindex") == "0"
-    shown = imread(io.BytesIO(picture.screenshot()), format="png")
-    assert abs(shown[2, 2, 0] - ground) < 0.01 and beyond == 0
+    phone = tab.viewport_size["width"] < 1000
+    assert region.count() == phone
+    assert not phone or region.get_attribute("tabindex") == "0"
 
 
 def test_what_is_opened_is_scrolled_with_the_keyboard(opened_pair):

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from jinja2 import UndefinedError
 from moe_lab.config.terminal import shown
 from moe_lab.reports.columns import Column, texts
 from moe_lab.reports.csv_rows import csv_text, safe_cell, write_rows
+from moe_lab.reports.figures.comparisons import draw_control
 from moe_lab.reports.pages.page import (
     TEMPLATES,
     ForestPanel,
@@ -33,6 +35,7 @@ from moe_lab.reports.scores import ScoreLine
 from moe_lab.results.scores import NO_SCORE
 from tests.support.pages import HOSTILE, contrast, foreign_urls, tree
 from tests.support.pages import texts as texts_of
+from tests.support.stored_results import cell_of, cell_table
 from tests.support.stored_runs import pair_of_runs
 from tests.support.views import write_runs_page
 
@@ -154,3 +157,18 @@ def test_the_page_draws_every_difference(tmp_path):
     [point], [whisker] = drawn.xpath(".//*[@class='dot']"), drawn.xpath(".//*[@class='whisker']")
     places = [whisker.get("x1"), point.get("cx"), whisker.get("x2")]
     assert places == ["25.56%", "54.89%", "94.0%"], "of 0.2, 0.5 and 0.9 on an axis from 0 to 0.9"
+
+
+def test_a_figure_is_the_same_file_each_time_and_text_is_text(tmp_path):
+    found = []
+    for name in "ab":
+        png, _ = draw_control(cell_table(cell_of(), cell_of(method="base"))).save(
+            tmp_path / name, "f", "a <b> & c"
+        )
+        found.append((png.read_bytes(), png.with_suffix(".svg").read_text()))
+    assert found[0] == found[1]
+    text = found[0][1]
+    words = {element.text for element in ElementTree.fromstring(text).iter() if element.tag.endswith("text")}
+    assert "a <b> & c" in words
+    text = re.sub(r'(xmlns(:\w+)?|rdf:\w+)="[^"]*"|<!DOCTYPE[^>]*>', "", text)
+    assert "http" not in text, "asks for nothing"

@@ -79,13 +79,13 @@ def processes_are_slow(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 def small_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn once, as pictures of few pixels, but for the tests of pages.
 
-    Drawing them twice for their layout and twice more as SVG took a quarter of a short training's time.
+    Drawing them again for their layout and as SVG takes long.
     """
     from moe_lab.reports.figures import style  # not by the process that only waits for the others
 
     if "pages" not in request.path.parts:
         monkeypatch.setattr(style, "fit", lambda figure: figure.set_layout_engine("none"))
-        monkeypatch.setattr(style, "svg_of", lambda figure: "<svg></svg>")
+        monkeypatch.setattr(style, "FORMATS", {"png": {}})
         monkeypatch.setattr(style, "DPI", 30)
 
 

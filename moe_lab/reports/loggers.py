@@ -6,7 +6,6 @@ remain the primary record. The first failure is printed on stderr and ends the l
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +20,13 @@ from moe_lab.config.terminal import without_passwords
 from moe_lab.metrics.registry import counted_metrics
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.expert import expert_metrics_of, logged_values
+from moe_lab.reports.frames import examples_of
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.results.atomic import plain, write_json
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import Sample, read_samples, reported
+from moe_lab.results.samples import read_samples, reported
 from moe_lab.results.scores import marks_of
-from moe_lab.results.stored_files import read_lines, read_mapping, whole_mapping
+from moe_lab.results.stored_files import read_lines, read_mapping, warn_once, whole_mapping
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,8 +40,6 @@ INIT_SECONDS = 30.0
 """Timeout of the server; after it the run is logged offline."""
 FINISH_SECONDS = 300.0
 """Timeout of the upload at the end of a run; `wandb sync` uploads the rest."""
-_printed: set[str] = set()
-"""Messages that this process has printed ("offline", "failed"): each is printed once."""
 
 
 class Logger:
@@ -106,8 +104,7 @@ def _guarded(log: Callable[..., None]) -> Callable[..., None]:
             log(self, *args, **options)
         except Exception as error:
             self._failed = True
-            why = f"is logged no further ({_reason(error)})"
-            _print_once("failed", f"W&B: {self._name} {why}. Results are not affected.")
+            warn_once(f"W&B: logs no further ({_reason(error)}). Results are not affected.")
 
     return method
 
@@ -118,6 +115,9 @@ class WandbLogger(Logger):
     The W&B run begins when the run's computation begins, so that W&B shows it running and, after an error, as failed.
     A refused or stored run begins none.
     """
+
+    unreached = ""
+    """Why this process did not reach the server, which it waits for once."""
 
     def __init__(
         self, config: Config, kind: str, name: str, group: str | None, mode: str | None, folder: Path | None
@@ -146,6 +146,8 @@ class WandbLogger(Logger):
 
     @_guarded
     def log_results(self, result: RunResult) -> None:
+        import pandas as pd
+
         run = self._run
         run.config.update({"run_id": result.run_id})
         notes = map(str.lower, marks_of(result))
@@ -153,8 +155,8 @@ class WandbLogger(Logger):
         run.log(scores(result))
         if result.tuning:
             run.summary.update(by_layer(result.report.get("temperatures") or []))
-        for task, frame in sample_frames(result).items():
-            run.log({f"samples/{task}": _table(frame)})
+        for task, samples in read_samples(result).items():
+            run.log({f"samples/{task}": _table(pd.DataFrame(examples_of(result, task, samples)))})
         run.define_metric("training/*", step_metric="training/step")
         for line in training_lines(result):
             run.log(line)
@@ -211,21 +213,18 @@ class WandbLogger(Logger):
         folders = {f"WANDB_{name}_DIR": str(folder / "wandb" / name.lower()) for name in ("DATA", "CACHE")}
         for name, value in folders.items() | {("WANDB_ERROR_REPORTING", "false"), ("WANDB_SILENT", "true")}:
             os.environ.setdefault(name, value)
-        mode, why = self._mode or "online", ""
-        if mode == "online" and "offline" in _printed:  # wait for the server once per process
-            mode = "offline"
+        mode, why = self._mode or "online", WandbLogger.unreached
         if mode == "online" and not has_key():
             mode, why = "offline", " (no API key: wandb login, or WANDB_API_KEY)"
-        if mode == "online":
+        if mode == "online" and not why:
             try:
                 run = self._init(mode, folder)
                 print(f"W&B: {run.url}", file=sys.stderr)
                 return run
-            except Exception as error:  # printed below; the run is logged offline
-                mode, why = "offline", f" ({_reason(error)})"
-        run = self._init(mode, folder)
-        upload = f"wandb sync {folder}/wandb/offline-run-*"
-        _print_once("offline", f"W&B: logged offline{why}. To upload: {upload}")
+            except Exception as error:  # the run is logged offline
+                why = WandbLogger.unreached = f" ({_reason(error)})"
+        run = self._init("offline", folder)
+        warn_once(f"W&B: logged offline{why}. To upload: wandb sync {folder}/wandb/offline-run-*")
         return run
 
     def _init(self, mode: Any, folder: Path) -> Any:
@@ -281,29 +280,6 @@ def scores(result: RunResult) -> dict[str, object]:
     return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
-def sample_frames(result: RunResult) -> dict[str, pd.DataFrame]:
-    """lm-eval's log of samples as one table per task. Raises DamagedError where a log is damaged."""
-    import pandas as pd
-
-    def row(sample: Sample) -> dict[str, Any]:
-        prompt = sample.requests[0][0] if sample.requests else ""
-        named = {
-            "doc_id": sample.document,
-            "filter": sample.filter,
-            "prompt": prompt,
-            "target": sample.target,
-        }
-        values = {"response": sample.responses, "filtered": sample.filtered, **sample.values}
-        return named | {name: cell(value) for name, value in values.items()}
-
-    def cell(value: Any) -> Any:
-        while isinstance(value, list | tuple) and len(value) == 1:
-            value = value[0]
-        return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
-
-    return {task: pd.DataFrame(map(row, lines), dtype=object) for task, lines in read_samples(result).items()}
-
-
 def layer_frame(content: StoredMetrics) -> pd.DataFrame:
     """A row per metric, kind of tokens and MoE layer."""
     import pandas as pd
@@ -357,9 +333,3 @@ def _reason(error: Exception) -> str:
     line = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
     key = os.environ.get("WANDB_API_KEY")
     return line.replace(key, "...") if key else line
-
-
-def _print_once(subject: str, line: str) -> None:
-    if subject not in _printed:
-        _printed.add(subject)
-        print(line, file=sys.stderr)

@@ -29,12 +29,10 @@ from moe_lab.results.scores import (
 from moe_lab.results.significance import holm, p_over_seeds
 from moe_lab.results.statistics import LEVEL, interval_of_mean_of_tasks, over_seeds
 
-SCORES, CONTROLS, EXPERT_METRICS, DESIGNS = "scores", "controls", "expert metrics", "designs"
+SCORES, CONTROLS, EXPERT_METRICS = "scores", "controls", "expert metrics"
 """The questions of a command: the scores that were asked for, their controls (a comparison with another run than the
-base model's, and the scores of a run that was not asked for, such as calibration), what `metrics=` measured, and the
-designs of a ranking. Adding one leaves the corrected p of the others as they are."""
-BEST_DESIGN = "best design"
-"""The other run of a comparison of designs."""
+base model's, and the scores of a run that was not asked for, such as calibration), and what `metrics=` measured. Adding
+one leaves the corrected p of the others as they are."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,6 @@ def _question(comparison: ComparisonKey, controls: Container[str]) -> str:
     run_id, _, metric, other = comparison
     if metric.startswith("expert."):
         return EXPERT_METRICS
-    if other == BEST_DESIGN:
-        return DESIGNS
     return CONTROLS if other != BASE or run_id in controls else SCORES
 
 

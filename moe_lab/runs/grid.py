@@ -23,7 +23,6 @@ from moe_lab.models.distributed import num_processes
 from moe_lab.models.hub import Upload, check_upload, push
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.loggers import open_logger
-from moe_lab.reports.pages.listing_page import write_listing_page
 from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
@@ -166,19 +165,10 @@ def _plan(configs: Sequence[Config], cells: Sequence[Cell]) -> Plan:
 
 
 def _report(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
-    """Write the page or the tables of stored results; without a run to report on, the page that lists all of them.
-
-    Raises ConfigError if there are none.
-    """
+    """Write the page or the tables of stored results. Raises ConfigError if there are none."""
     config = configs[0]
     if config.experiment:
         return stored_tables(_experiments(config, cells[0], compute=False), config)
-    typed = {text.lstrip("+").partition("=")[0] for text in config.overrides}
-    if len(configs) == 1 and typed <= {"mode", "output_dir"}:
-        output = Path(config.output_dir)
-        if (page := write_listing_page(output)) is None:
-            raise ConfigError(f"Nothing is stored in {output}. output_dir= names another folder.")
-        return Results(files=[page])
     jobs = jobs_of(configs, compute=False)
     missing = [str(run.folder) for run in distinct_runs(jobs) if not run.done]
     for name in [*(job.name for job in jobs if not job.runs), *missing]:

@@ -77,9 +77,7 @@ class Training:
         Args:
             free: removes other models from memory before the training.
         """
-        from moe_lab.runs.evaluation.run_lm_eval import resolve_trained
-
-        trained = resolve_trained(self.method, self.config, self.facts, free).model
+        trained = self.method.resolve_model(self.config, self.facts, free).model
         model = replace(self.evaluated.model, path=trained.path, tokenizer=None, recipe=None)
         return replace(self.evaluated, model=model)
 

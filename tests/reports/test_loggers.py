@@ -17,6 +17,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.reports import loggers
 from moe_lab.reports.loggers import Logger, WandbLogger, open_logger
 from moe_lab.results.model import RunResult
+from moe_lab.results.stored_files import warn_once
 from tests.support.runs import write_jsonl
 from tests.support.sources import ROOT
 from tests.support.stored_results import changed, result_with, results_of
@@ -54,6 +55,7 @@ from moe_lab.config.schema import Config, LoggerConfig
 from moe_lab.config.validators import build
 from moe_lab.reports.loggers import open_logger
 from moe_lab.results.model import RunResult
+from moe_lab.results.stored_files import warn_once
 folder, results = Path(sys.argv[1]), json.loads(sys.argv[2])
 config = Config(logger=LoggerConfig(name="wandb", tags=["mine"]), output_dir=str(folder / "out"), seed=5)
 with open_logger(config, kind="study", name="study-1", group=None) as logger:
@@ -94,7 +96,12 @@ def study_folder(folder: Path) -> Path:
     )
     (folder / "heatmap.csv").write_text("layer,toy\n0,0.0\n1,0.25\n2,0.0\n")
     (folder / "heatmap.png").write_bytes(PNG)
-    line = {"doc_id": 3, "filter": "none", "arguments": {"gen_args_0": {"arg_0": "Q"}}, "target": "2"}
+    line = {
+        "doc_id": 3,
+        "filter": "none",
+        "arguments": {"gen_args_0": {"arg_0": "Q", "arg_1": {"until": []}}},
+        "target": "2",
+    }
     line |= {"resps": [["two"]], "filtered_resps": ["2"], "metrics": ["acc"], "acc": 1.0}
     (folder / "samples_toy.jsonl").write_text(json.dumps(line) + "\n")
     return folder
@@ -153,7 +160,7 @@ def test_results_samples_and_configuration_can_be_read_back(logged):
     run = logged[0]["run-1"]
     assert run.summary["summary"]["toy/acc,none"] == 0.5 and run.summary["summary"]["score"] == 0.5
     assert run.summary["config"]["seed"] == 5 and run.summary["config"]["run_id"] == "abc"
-    assert run.table("samples/toy")["data"] == [[3, "none", "Q", "2", "two", "2", 1.0]]
+    assert run.table("samples/toy")["data"] == [["toy", 3, "Q", "two", "2", 1.0, "acc,none"]]
     assert {"mine", "partial", "untuned", "upper-bound"} <= set(run.run["tags"])
     assert run.summary["state"] == "finished"
     scores = run.table("tables/scores")
@@ -193,7 +200,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_ERROR_REPORTING", "WANDB_SILENT"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "")
-    monkeypatch.setattr(loggers, "_printed", set())
+    monkeypatch.setattr(WandbLogger, "unreached", "")
+    warn_once.cache_clear()
     return Config(logger=LoggerConfig(name="wandb"), output_dir=str(tmp_path))
 
 
@@ -223,7 +231,7 @@ def test_a_failing_logger_costs_nothing_and_is_told_once(breaks, config, monkeyp
             logger.log_study(Path("/nowhere"))
             logger.log_figure(Path("/nowhere/x.png"))
     told = capsys.readouterr().err
-    assert told.count("is logged no further") == 1 and "Results are not affected" in told
+    assert told.count("logs no further") == 1 and "Results are not affected" in told
     assert KEY not in told
 
 

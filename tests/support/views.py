@@ -7,8 +7,7 @@ from pathlib import Path
 from moe_lab.reports import csv_rows
 from moe_lab.reports.pages import runs_page
 from moe_lab.reports.papers import markdown as papers
-from moe_lab.reports.papers import ranking as ranked
-from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.cells import TableCell, p_values
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.reports.papers.table import Table, table_of
 from moe_lab.reports.scores import CommandTable
@@ -21,7 +20,7 @@ Cells = Sequence[TableCell]
 
 
 def family_of(experiment: Experiment, cells: Cells) -> Family:
-    return Family.of(ranked.p_values(experiment, cells))
+    return Family.of(p_values(experiment, cells))
 
 
 def table(experiment: Experiment, scale: str, cells: Cells, folder: Path = Path("no-figures")) -> Table:
@@ -39,10 +38,6 @@ def csv_text(experiment: Experiment, cells: Cells) -> str:
 def write_record(experiment: Experiment, scale: str, cells: Cells, folder: Path) -> Path:
     made = table(experiment, scale, cells, folder)
     return write_file(folder / f"{made.stem}.json", json_text(asdict(made)))
-
-
-def ranking(experiment: Experiment, cells: Cells) -> list[ranked.Ranked]:
-    return ranked.ranking(experiment, cells, family_of(experiment, cells))
 
 
 def write_runs_page(runs: Sequence[RunResult], path: Path, groups: Sequence[SeedGroup] = ()) -> Path:

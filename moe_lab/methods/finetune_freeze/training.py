@@ -5,8 +5,7 @@ outputs/models/<model>-finetune-freeze-<id8>/
   checkpoints/     checkpoints of an unfinished training
   identity.json    all that determines the weights, and the number of processes of the checkpoints
   log.jsonl        loss, gradient norm, learning rate, phase
-  figures/loss     the loss curve, .png, .svg and .csv
-  expert_metrics.jsonl, figures/expert_metrics   on validation conversations, by epoch
+  expert_metrics.jsonl   on validation conversations, by epoch
   counts.safetensors   with method.partners=: the profile of the untrained model
   training.json    all that determines the weights, and the course of the training; written last
 """

@@ -5,7 +5,6 @@ outputs/models/<model>-pretrain-<id8>/
   checkpoints/     checkpoints of an unfinished training
   identity.json    all that determines the weights, and the number of processes of the checkpoints
   log.jsonl        cross-entropy, each regularizer by layer, the loss on validation rows
-  figures/loss     the loss curve, .png, .svg and .csv
   training.json    all that determines the weights, and the course of the training; written last
 
 In `leak`: R = rows, P = target positions, S = positions of a row, V = vocabulary.

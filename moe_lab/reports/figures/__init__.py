@@ -46,18 +46,3 @@ def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
 
         paths += write_coactivation(result.stored_in, metrics.experts)
     return paths
-
-
-def write_training_figures(folder: Path, held_out: str) -> None:
-    """Draw a training's loss and its expert metrics, where they were measured, into its `figures/`.
-
-    Args:
-        held_out: the log's key of the loss on held-out rows.
-    """
-    from moe_lab.metrics.training_metrics import read_measurements
-    from moe_lab.reports.figures.curves import write_training_metrics
-    from moe_lab.reports.figures.training import write_training_loss
-
-    if lines := read_measurements(folder):
-        write_training_metrics(lines, folder / "figures")
-    write_training_loss(folder, held_out)

@@ -17,6 +17,7 @@ from pandas import DataFrame, notna
 
 from moe_lab.reports.figures.style import (
     BLUE,
+    CHARACTERS,
     COLOURS,
     GREY,
     MARKERS,
@@ -109,11 +110,10 @@ def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    for count in range(min(columns, len(entries)), 0, -1):
-        legend = figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=count)
-        if count == 1 or legend.get_window_extent().width < 0.98 * figure.bbox.width:
-            return
-        legend.remove()
+    if entries:
+        longest = max(map(len, entries)) + 6  # with its line
+        count = max(1, min(columns, len(entries), int(CHARACTERS * figure.get_figwidth() / longest)))
+        figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=count)
 
 
 # Curves

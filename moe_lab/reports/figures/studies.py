@@ -13,7 +13,7 @@ from numpy import isfinite
 from pandas import DataFrame, Series, read_csv
 
 from moe_lab.reports.figures.primitives import curve, heatmap, panels_of, stacked_panels
-from moe_lab.reports.figures.style import DARK_INK, GREEN, GREY, LIGHT_INK, ORANGE, RED, Drawing
+from moe_lab.reports.figures.style import GREEN, GREY, ORANGE, RED, Drawing
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.statistics import wilson
 from moe_lab.results.stored_files import damaged, read_mapping, typed
@@ -237,7 +237,7 @@ def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: flo
         if np.isnan(value):
             axis.text(layer, row, "–", ha="center", va="center", fontsize=7)
         elif values.shape[1] <= WRITTEN_LAYERS:
-            colour = LIGHT_INK if value < 0.48 * top else DARK_INK
+            colour = "white" if value < 0.48 * top else "black"
             bound = "≥" if f"layer_{layer}" in studies[row].at_bound else ""
             axis.text(layer, row, f"{bound}{value:.2f}", ha="center", va="center", color=colour, fontsize=6.5)
     return image

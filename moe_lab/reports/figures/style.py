@@ -15,6 +15,8 @@ from moe_lab.reports.csv_rows import write_rows
 from moe_lab.results.atomic import write_file
 
 DPI = 200
+FORMATS: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+"""With the metadata that would differ from one drawing to the next."""
 PAGE_WIDTH = 7.0
 """Inches between the margins of a page."""
 
@@ -24,8 +26,6 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
 GREY = "#767676"
 NUMBER_BOX = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8}
 """The background of a number, which hides the lines behind it."""
-DARK_INK, LIGHT_INK = "#111111", "#FEFEFE"
-"""Text on the colours of a colour map, which are the same in dark mode."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 STYLE = Path(__file__).with_suffix(".mplstyle")
@@ -48,16 +48,16 @@ class Drawing:
         """
         if not self.rows:
             return []
-        png, picture = folder / f"{stem}.png", io.BytesIO()
         table = write_rows(self.rows, folder / f"{stem}.csv")
         with matplotlib.rc_context(fname=STYLE):
             figure = self.draw(self.title if title is None else title)
             fit(figure)
-            figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
-            write_file(png, picture.getvalue())
-            figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
-            write_file(png.with_suffix(".svg"), svg_of(figure))
-        return [png, table]
+            for kind, metadata in FORMATS.items():
+                picture = io.BytesIO()
+                figure.savefig(picture, format=kind, dpi=DPI, metadata=metadata)
+                write_file(folder / f"{stem}.{kind}", picture.getvalue())
+                figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
+        return [folder / f"{stem}.png", table]
 
 
 def step_axis(axis: Axes, label: str) -> None:
@@ -82,41 +82,7 @@ def log_axis(axis: Axes) -> None:
     axis.minorticks_off()
 
 
-# A drawn figure as SVG that follows the system's dark mode
-#
-# matplotlib writes the light colours into each element, which every viewer understands. One style element after them
-# replaces the colours in DARK where the screen is dark. All other colours are those of a colour map, or text on one
-# (DARK_INK, LIGHT_INK), and stay.
-
-DARK = {
-    "#ffffff": "#16181a",
-    "#000000": "#e5e6e3",
-    "#767676": "#a3a9ae",
-    "#e0e0e0": "#3a3f44",
-    "#dddddd": "#3a3f44",
-    "#0072b2": "#4a9fdc",
-}
-"""Dark-mode colours by light colour: background, text, grey, grid, missing cells, and the darkest series."""
-SVG_END = "</svg>"
-
-
-def svg_of(figure: Figure) -> str:
-    """The figure as the text of an SVG file, under STYLE."""
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    text = file.getvalue().rstrip()
-    assert text.endswith(SVG_END)
-    rules = [
-        f'[style*="{part}: {light}"] {{ {part}: {dark} !important; }}'
-        for light, dark in DARK.items()
-        for part in ("fill", "stroke")
-    ]
-    black = f'text:not([style*="fill"]) {{ fill: {DARK["#000000"]}; }}'  # matplotlib writes no fill where it is black
-    dark = "\n".join(["@media screen and (prefers-color-scheme: dark) {", black, *rules, "}"])
-    return f"{text.removesuffix(SVG_END)}<style>\n{dark}\n</style>\n{SVG_END}\n"
-
-
-# Last adjustments to a figure before it is saved: titles that fit, and axes on which small differences look small
+# Last adjustments to a figure before it is saved
 
 LEAST_SPAN = 0.05
 """The least span of a linear axis, in its unit, so that values that differ by 0.001 look close together."""
@@ -125,13 +91,9 @@ CHARACTERS = 14.5
 
 
 def fit(figure: Figure) -> None:
-    """Round ticks, widen vertical axes with less than LEAST_SPAN, and wrap titles in the width of their panels."""
+    """Widen vertical axes with less than LEAST_SPAN, and wrap titles in the width of their panels."""
     titles = [(text, 1) for text in figure.texts]
     for axis in figure.axes:
-        for each in (axis.xaxis, axis.yaxis):
-            # matplotlib takes steps of 2.5, too; ticks that are set by hand stay
-            if isinstance(locator := each.get_major_locator(), MaxNLocator):
-                locator.set_params(steps=[1, 2, 5, 10])
         if (spec := axis.get_subplotspec()) is None:
             continue
         titles.append((axis.title, spec.get_gridspec().ncols))

@@ -1,25 +1,24 @@
-"""Figures of training: designs, curves, and the loss of one training."""
+"""Figures of training: designs and curves."""
 
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
-from pathlib import Path
+from itertools import product
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from moe_lab.reports.figures.primitives import bars, curve, curves, panels, panels_by
-from moe_lab.reports.figures.style import GREY, LEAST_SPAN, ORANGE, Drawing, step_axis
+from moe_lab.reports.figures.primitives import bars, curves, panels, panels_by
+from moe_lab.reports.figures.style import GREY, LEAST_SPAN, Drawing
 from moe_lab.reports.papers.cells import CellTable, averages
 from moe_lab.reports.papers.experiment import MEASURE
-from moe_lab.reports.papers.metrics import LOSS, model_folder, quantity
-from moe_lab.reports.papers.ranking import chance_of, ranking
+from moe_lab.reports.papers.metrics import NO_TASK, model_folder, quantity
 from moe_lab.results.stored_files import read_lines
 
 # Accuracies of pre-trained designs are bars, other measures points; a dashed line is the dense model of equal active
-# parameters. The interval at a loss is that of its paired difference to the lowest one.
+# parameters.
 
 DESIGN = "method.label"
 DENSE = "dense"
@@ -40,16 +39,13 @@ def draw_designs(table: CellTable) -> Drawing:
     keys = moe.varied([key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)])
     panel = [MEASURE] if MEASURE in experiment.keys else []
     frame = table.frame([*of_training, *others], panel=panel, design=[DESIGN], series=keys)
-    losses = {(one.loss.run_id, LOSS): one.loss for one in ranking(experiment, cells, table.family)}
-    for index, cell in enumerate(frame["cell"]):
-        if (score := cell.score()) and (loss := losses.get((score.run_id, score.metric))):
-            limits: list[float | None] = [None, None]
-            if loss.tested_interval is not None and loss.difference is not None and loss.value is not None:
-                limits = [loss.value - loss.difference + limit for limit in loss.tested_interval]
-            frame.loc[index, ["low", "high"]] = limits
+    for side in ("low", "high"):  # of a training with several seeds, over these
+        frame[side] = frame[side].where(frame[side].notna(), frame[f"seed_{side}"])
     own = frame[frame["design"] != DENSE]
     designs, series = list(own["design"].unique()), list(own["series"].unique())
-    chance = chance_of(experiment, [cell for cell in cells if cell.metric == "headline"])
+    tasks = {cell.coordinates.get("task", NO_TASK) for cell in cells if cell.metric == "headline"}
+    known = [experiment.chance[task] for task in tasks if task in experiment.chance]
+    chance = fmean(known) if known and len(known) == len(tasks) else None
 
     def draw(axis: Axes, name: str, rows: DataFrame) -> None:
         metric = rows.iloc[0]["metric"]
@@ -62,8 +58,7 @@ def draw_designs(table: CellTable) -> Drawing:
                 axis.axhspan(dense.low, dense.high, color="black", alpha=0.08, lw=0)
         if rate and chance is not None:
             axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
-        compared = "\n(intervals: difference to the lowest)" if metric == LOSS else ""
-        axis.set(title=name + compared, ylabel=quantity(metric))
+        axis.set(title=name, ylabel=quantity(metric))
 
     columns = 2 if frame["panel"].nunique() in (2, 4) else 3
     return panels_by(frame[COLUMNS], "panel", draw, columns=columns, height=2.6)
@@ -123,30 +118,3 @@ def _curves(frame: DataFrame, title: str) -> Figure:
     for axis in axes[: len(settings)]:
         axis.legend()  # each setting has lines of its own
     return figure
-
-
-def write_training_loss(folder: Path, held_out: str) -> None:
-    """Draw the loss by step of log.jsonl into `<folder>/figures`, as loss.png and .csv.
-
-    Args:
-        held_out: the log's name of the loss on held-out rows, which is drawn, too.
-    """
-    lines = read_lines(folder / "log.jsonl") or []
-    columns = ("step", "phase", "loss", "learning_rate", held_out)
-    rows = [{key: line.get(key) for key in columns} for line in lines]
-
-    def draw(_: str) -> Any:
-        figure, (axis,) = panels(1)
-        frame = DataFrame(rows)
-        curve(axis, frame, "step", "loss", style="-", label="training")
-        if frame[held_out].notna().any():
-            curve(axis, frame, "step", held_out, colour=ORANGE, label="validation")
-        for before, after in pairwise(row for row in lines if row.get("phase") is not None):
-            if before["phase"] != after["phase"]:
-                axis.axvline(before["step"], color=GREY, ls="--", lw=1)
-        step_axis(axis, "optimizer step")
-        axis.set_ylabel("loss per token")
-        axis.legend()
-        return figure
-
-    Drawing(rows, draw).save(folder / "figures", "loss")

@@ -1,27 +1,13 @@
 """The answers of stored runs as pages show them, next to the base model's answers."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
 from typing import Any
 
-from moe_lab.reports.columns import Column, count, numbers, texts
-from moe_lab.reports.pages.page import collecting
-from moe_lab.reports.scores import limits
-from moe_lab.results.measured import number
 from moe_lab.results.model import RunResult, find_run
 from moe_lab.results.samples import Sample, metric_values, read_samples
 from moe_lab.results.scores import headline
-from moe_lab.results.statistics import tango
-
-
-def baseline_of(run: RunResult) -> RunResult | None:
-    """The run of the base model that a stored run is compared with, in the folder next to its own."""
-    run_id = run.base_id
-    return None if run_id is None else find_run(run.stored_in.parent, run_id)
-
+from moe_lab.results.stored_files import DamagedError
 
 # An answer as lm-eval's sample log has it: a generated text, or the log-probabilities of the choices
 
@@ -214,8 +200,6 @@ class Examples:
     """Answers beyond MOST."""
     problems: list[str] = field(default_factory=list)
     """The reasons why the answers of a run cannot be compared."""
-    gains: dict[str, list[Column]] = field(default_factory=dict)
-    """By run, the gain by the base model's confidence."""
 
 
 def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
@@ -229,20 +213,19 @@ def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
     for run, label in zip(runs, labels, strict=True):
         if run.run_id in baselines:
             continue
-        problems: list[str] = []
-        with collecting(problems, run.stored_in):
-            baseline = baseline_of(run)
+        try:
+            baseline = None if run.base_id is None else find_run(run.stored_in.parent, run.base_id)
             if baseline is not None and baseline.run_id not in read:
                 read[baseline.run_id] = read_samples(baseline)
             answers = list(_answers(run, label, None if baseline is None else read[baseline.run_id]))
-            found.answers += answers
-            if baseline is not None:
-                found.documents += len(answers)
-                if groups := by_confidence(answers):
-                    found.gains[label] = groups
-            elif run.base_id is not None:
-                problems.append("the run of the base model is not stored here.")
-        found.problems += [f"{label}: {problem}" for problem in problems]
+        except DamagedError as error:
+            found.problems.append(f"{label}: {error.problem}")
+            continue
+        found.answers += answers
+        if baseline is not None:
+            found.documents += len(answers)
+        elif run.base_id is not None:
+            found.problems.append(f"{label}: the run of the base model is not stored here.")
     found.answers.sort(key=lambda each: KINDS.index(each["kind"]))
     found.changed = sum(each["changed"] for each in found.answers)
     found.left_out = max(0, len(found.answers) - MOST)
@@ -282,40 +265,3 @@ def _kind(answers: Sequence[Answer], scores: Sequence[Any], rights: Sequence[boo
     if rights[0] is not rights[1]:
         right, wrong = TO_RIGHT, TO_WRONG
     return right if rights[1] else wrong
-
-
-# The gain of a run by the confidence of the base model
-
-GROUPS = 4
-LEAST = 5
-"""Fewest documents of a group. With fewer than GROUPS times this number there is no table."""
-
-
-def by_confidence(answers: Iterable[Mapping[str, Any]]) -> list[Column]:
-    """The gain in GROUPS groups of equal size, in the order of confidence; empty for few questions with choices.
-
-    Confidence is the probability of the base model's choice among the choices.
-    """
-    found: list[tuple[float, bool, bool]] = []
-    for one in answers:
-        scores, chosen = [option[1] for option in one.get("options", ())], one.get("picked", [None])[0]
-        if "right" in one and chosen is not None and math.isfinite(most := max(scores)):
-            weights = [math.exp(score - most) for score in scores]
-            before = one["right"] is not (one["kind"] in (TO_RIGHT, TO_WRONG))
-            found.append((weights[chosen] / sum(weights), before, one["right"]))
-    if len(found) < GROUPS * LEAST:
-        return []
-    found.sort(key=lambda one: one[0])
-    ends = [round(len(found) * i / GROUPS) for i in range(GROUPS + 1)]
-    groups = [found[start:end] for start, end in pairwise(ends)]
-    won = [sum(after and not before for _, before, after in own) for own in groups]
-    lost = [sum(before and not after for _, before, after in own) for own in groups]
-    changes = list(zip(won, lost, map(len, groups), strict=True))
-    return [
-        texts("confidence", [f"{own[0][0]:.3f} to {own[-1][0]:.3f}" for own in groups]),
-        numbers("documents", [n for *_, n in changes], count),
-        numbers("base", [sum(before for _, before, _ in own) / len(own) for own in groups], number),
-        numbers("gain", [(up - down) / n for up, down, n in changes], partial(number, sign=True)),
-        limits("95% interval", [tango(*change) for change in changes], sign=True),
-        texts("changed answers", [f"+{up} \u2212{down}" for up, down, _ in changes]),
-    ]

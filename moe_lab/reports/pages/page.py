@@ -1,27 +1,31 @@
-"""Shared code of all pages: rendering, embedded files, and downloads."""
+"""Shared code of all pages: rendering, embedded files, downloads, and forest plots."""
 
 import json
-import os
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from yaml import YAMLError
 
-from moe_lab.config.terminal import one_line
 from moe_lab.reports.columns import Column, split_title
-from moe_lab.reports.scores import EXPLAINED, sentence
+from moe_lab.reports.papers.metrics import quantity
+from moe_lab.reports.scores import (
+    EXPLAINED,
+    ScoreLine,
+    difference_panels,
+    has_verdict,
+    panel_title,
+    sentence,
+)
 from moe_lab.results import measured
 from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_file
-from moe_lab.results.stored_files import SHOWN, DamagedError
 
 # A page is one self-contained HTML file. Values are escaped by jinja2. Style, script, data and pictures are in the
 # page; its content security policy forbids every request and every script but the page's own.
@@ -29,35 +33,6 @@ from moe_lab.results.stored_files import SHOWN, DamagedError
 TEMPLATES = Path(__file__).parent / "templates"
 IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 """Characters that could end a script element or a line of it, as JSON escapes."""
-
-
-UNEXPECTED = (
-    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError),
-    *(TemplateError, YAMLError),
-)
-"""The errors that rendering raises for unexpected content."""
-
-
-def left_out(place: Path, error: Exception) -> str:
-    """A message that stored files cannot be shown. Raises the error with HYDRA_FULL_ERROR=1.
-
-    Other versions and methods of other packages may store unknown content. One such result must not hide the others.
-    """
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        raise error
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:SHOWN]
-    return f"{one_line(place)} has unexpected content ({what})"
-
-
-@contextmanager
-def collecting(problems: list[str], place: Path) -> Iterator[None]:
-    """Add a message to `problems` where the block finds a damaged file or unexpected content in a folder."""
-    try:
-        yield
-    except DamagedError as error:
-        problems.append(error.problem)
-    except UNEXPECTED as error:
-        problems.append(left_out(place, error))
 
 
 def write_page(path: Path, template: str, **content: Any) -> Path:
@@ -113,16 +88,14 @@ def inline_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def picture_of(png: Path) -> str:
-    """A figure as a data URI: its SVG, which follows dark mode, or its PNG if an earlier version drew it."""
-    svg = png.with_suffix(".svg")
-    kind, file = ("svg+xml", svg) if svg.is_file() else ("png", png)
-    return f"data:image/{kind};base64,{b64encode(file.read_bytes()).decode()}"
+def picture_of(svg: Path) -> str:
+    """A figure as a data URI. SVG follows dark mode."""
+    return f"data:image/svg+xml;base64,{b64encode(svg.read_bytes()).decode()}"
 
 
 def pictures_in(folder: Path) -> list[tuple[str, str]]:
     """Name and data URI of each figure in `<folder>/figures`."""
-    return [(path.stem, picture_of(path)) for path in sorted((folder / "figures").glob("*.png"))]
+    return [(path.stem, picture_of(path)) for path in sorted((folder / "figures").glob("*.svg"))]
 
 
 def text_uri(text: str, kind: str) -> str:
@@ -154,3 +127,46 @@ def latex_of(columns: Sequence[Column], caption: str) -> str:
     frame = DataFrame(rows, columns=[column.heading for column in kept])
     text: str = frame.to_latex(index=False, escape=True, caption=escaped)
     return "".join(IN_LATEX.get(one, one) for one in text)
+
+
+# Forest plots of differences
+
+LEAST_SPAN = 0.02
+"""The least length of an axis, so that a difference of 0.001 looks small."""
+
+
+@dataclass(frozen=True)
+class ForestPanel:
+    """The rows of one task and metric, and the axis of their differences."""
+
+    title: str
+    label: str
+    low: float
+    high: float
+    rows: list[ScoreLine]
+
+    def share(self, value: float) -> float:
+        """The place of a difference: 0 at the low end of the axis, 1 at the high end."""
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """At most six round numbers: the place of each (`share`), and its text with a sign."""
+        from matplotlib.ticker import MaxNLocator
+
+        found = map(float, MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(self.low, self.high))
+        ticks = [tick for tick in found if self.low <= tick <= self.high]
+        return [(self.share(tick), f"{tick:+g}".replace("-", "\u2212") if tick else "0") for tick in ticks]
+
+
+def forest(lines: Iterable[ScoreLine]) -> list[ForestPanel]:
+    """The panels of the differences that have a verdict and an interval, the largest difference of a panel first."""
+    found = []
+    for group in difference_panels(line for line in lines if has_verdict(line.score)):
+        first = group[0].score
+        better = ", lower is better" if first.lower_is_better else ""
+        ends = [0.0, *(end for line in group for end in line.score.tested_interval or ())]
+        low, high = min(ends), max(ends)
+        spare = max(0.0, LEAST_SPAN - (high - low)) / 2
+        label = f"difference of {quantity(first.metric)}{better}"
+        found.append(ForestPanel(panel_title(group), label, low - spare, high + spare, group))
+    return found

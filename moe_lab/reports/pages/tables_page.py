@@ -8,17 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from moe_lab.reports.columns import Column, count, numbers, texts
-from moe_lab.reports.pages.page import UNEXPECTED, latex_of, left_out, picture_of, text_uri, write_page
-from moe_lab.reports.pages.plots import forest
+from moe_lab.reports.pages.page import forest, latex_of, picture_of, text_uri, write_page
 from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.metrics import EXPERT
-from moe_lab.reports.papers.ranking import EXPLAINED, ranking_columns
 from moe_lab.reports.papers.table import PAPERS, Row, State, Table
 from moe_lab.reports.scores import ScoreLine, by_outcome, conclusion, difference_columns, has_verdict, limits
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
 from moe_lab.results.scores import NO_SCORE
-from moe_lab.results.stored_files import typed, warn_once, whole_mapping
+from moe_lab.results.stored_files import damaged, typed, warn_once, whole_mapping
 
 OF_PAPERS = (*(State.AGREES, State.DISAGREES, State.NOT_COMPARABLE, State.NOT_PUBLISHED), State.NOT_AT_SCALE)
 """States of cells in tables of a paper."""
@@ -46,9 +44,12 @@ def write_tables_page(folder: Path) -> Path:
             table = typed(Table, whole_mapping(path) or {})
             if table.stem != path.stem:  # the page reads the files with this stem
                 raise ValueError(f"its stem is {table.stem}")
+        except ValueError as error:
+            warn_once(
+                f"{damaged(path, error).problem}. The table's command with mode=report writes it again."
+            )
+        else:
             tables.append(shown_table(table, folder))
-        except UNEXPECTED as error:
-            warn_once(f"{left_out(path, error)}. The table's command with mode=report writes it again.")
     papers: dict[str, list[ShownTable]] = {}
     for shown in sorted(tables, key=_order):
         papers.setdefault(shown.paper, []).append(shown)
@@ -77,7 +78,6 @@ def write_tables_page(folder: Path) -> Path:
         notes=explained_marks(
             mark for one in tables for row in one.content.rows if row.score for mark in row.score.marks
         ),
-        ranking_explained=EXPLAINED,
         scales=list(dict.fromkeys(one.content.scale for own in papers.values() for one in own)),
     )
 
@@ -116,11 +116,12 @@ class ShownTable:
     columns: list[Column]
     data: list[dict[str, str]]
     """The attributes of each row."""
-    ranking: list[Column]
     pictures: list[str]
     """Data URIs."""
     csv: str | None
+    """The file next to the page."""
     latex: str | None
+    """A data URI."""
 
 
 def _counted(tables: Sequence[ShownTable], states: Sequence[State]) -> int:
@@ -139,7 +140,7 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
         columns = [texts(name.replace("_", " "), cells) for name, *cells in zip(heading, *lines, strict=True)]
     else:
         columns = cell_columns(table, rows)
-    pictures = [folder / f"{table.stem}-{kind}.png" for kind in FIGURES]
+    pictures = [folder / f"{table.stem}-{kind}.svg" for kind in FIGURES]
     paper = PAPERS.get(table.paper, table.paper)
     return ShownTable(
         table,
@@ -150,9 +151,8 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
             | {"data-run": score.run_id, "data-metric": score.metric}
             for row, score in ((row, row.score or NO_SCORE) for row in rows)
         ],
-        ranking=ranking_columns(table.ranking),
         pictures=[picture_of(picture) for picture in pictures if picture.is_file()],
-        csv=text_uri(text, "csv") if text else None,
+        csv=file.name if text else None,
         latex=text_uri(latex_of(columns, table.title), "x-tex") if rows or text else None,
     )
 

@@ -13,7 +13,7 @@ from moe_lab.reports.papers.experiment import AVERAGE, MEASURE, Experiment, Publ
 from moe_lab.reports.papers.metrics import EXPERT, METRICS, TRAINING, expert_score, training_score, unit_of
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import NO_COMPARISONS, Family, mean_score, task_mean
-from moe_lab.results.scores import NO_SCORE, Score, scores_of
+from moe_lab.results.scores import NO_SCORE, ComparisonKey, Score, scores_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -103,6 +103,12 @@ def published_of(experiment: Experiment, cell: TableCell) -> Published | None:
     """The paper's number for a cell, where it gives one."""
     place = cell.coordinates.items()
     return next((published for published in experiment.paper if published.cell.items() <= place), None)
+
+
+def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[ComparisonKey, float | None]:
+    """The uncorrected p of each comparison of an experiment: of its cells and averages."""
+    scores = [score for cell in [*cells, *averages(experiment, cells)] for score in cell.scores().values()]
+    return {score.comparison: score.p for score in scores}
 
 
 # The average over an experiment's tasks, or over any other of its axes: one more cell in each of its lines

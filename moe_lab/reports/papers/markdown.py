@@ -12,8 +12,6 @@ from moe_lab.reports.columns import texts
 from moe_lab.reports.papers.cells import NOTE
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
 from moe_lab.reports.papers.files import column_lines, table_lines
-from moe_lab.reports.papers.ranking import EXPLAINED as RANKED
-from moe_lab.reports.papers.ranking import ranking_columns
 from moe_lab.reports.papers.table import NOTHING_STORED, Row, Table
 from moe_lab.reports.scores import EXPLAINED
 from moe_lab.results.measured import bounds_text
@@ -37,8 +35,6 @@ def markdown(experiment: Experiment, table: Table) -> str:
         average_note=NOTE,
         correction_note=correction_note(compared),
         grid=_grid(experiment, table),
-        ranking_note=RANKED,
-        ranking=column_lines(ranking_columns(table.ranking)),
         metrics=_metrics(experiment, cells),
         stated=table_lines(header, map(_stated, table.stated)),
         published=_published(experiment, stated),

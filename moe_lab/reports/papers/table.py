@@ -12,7 +12,6 @@ from moe_lab.reports.papers.cells import TableCell, averages, averages_alone, pu
 from moe_lab.reports.papers.experiment import TABLES, Experiment, Published
 from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.metrics import TRAINING
-from moe_lab.reports.papers.ranking import Ranked, ranking
 from moe_lab.reports.provenance import Provenance, command
 from moe_lab.results.model import BASE, compared_names
 from moe_lab.results.score_table import Family
@@ -112,7 +111,6 @@ class Table:
     """Numbers in the paper's text about the figure."""
     unmatched: list[Row]
     """Other published numbers without a cell."""
-    ranking: list[Ranked]
     runs: dict[str, Provenance]
     """The runs of the cells by id."""
 
@@ -212,7 +210,6 @@ def table_of(
             for one in experiment.paper
             if id(one) not in matched
         ],
-        ranking=ranking(experiment, cells, family),
         runs={each.run_id: Provenance.of(each) for cell in cells for each in cell.results},
     )
 

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,12 +19,9 @@ from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import MoeLabError, TaskError, first_line
 from moe_lab.methods.method import Context, TrainingMethod
-from moe_lab.methods.trained import training_folder
 from moe_lab.models.distributed import num_processes
-from moe_lab.models.facts import ModelFacts
 from moe_lab.models.memory import ModelPool, reset_peak_memory, weight_bytes
 from moe_lab.models.tokenizer import prompt_tokenizer
-from moe_lab.reports.figures import write_training_figures
 from moe_lab.results.logs import ResponseLog
 from moe_lab.results.samples import Log
 from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
@@ -143,21 +140,8 @@ def opened_again(run: Run, models: ModelPool) -> AbstractContextManager[EngineLM
 def trained_config(run: Run, models: ModelPool) -> Config:
     """The run's configuration with the model that answers. Trains the model first if necessary."""
     if isinstance(run.method, TrainingMethod):
-        return resolve_trained(run.method, run.config, run.facts, partial(free_on_all_ranks, models))
+        return run.method.resolve_model(run.config, run.facts, partial(free_on_all_ranks, models))
     return run.config
-
-
-def resolve_trained(
-    method: TrainingMethod, config: Config, facts: ModelFacts, free: Callable[[], None]
-) -> Config:
-    """`resolve_model` of a method. Draws the figures of a training that has none yet."""
-    resolved = method.resolve_model(config, facts, free)
-    folder = training_folder(resolved)
-    if (folder / "log.jsonl").is_file() and not (folder / "figures" / "loss.png").is_file():
-        from moe_lab.methods.trainer import LOSS
-
-        write_training_figures(folder, LOSS)
-    return resolved
 
 
 def evaluate_tasks(

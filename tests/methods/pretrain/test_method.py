@@ -53,7 +53,7 @@ def test_it_trains_saves_and_evaluates_once_for_all_tasks(tmp_path, capsys, monk
     assert (block["model"]["moe_layers"], block["model"]["experts"], block["model"]["top_k"]) == (2, 8, 2)
     folder = tmp_path / "models" / own["model"]
     assert not (folder / "status.json").exists()
-    assert not (folder / "checkpoints").exists() and (folder / "figures" / "loss.png").stat().st_size > 1000
+    assert not (folder / "checkpoints").exists()
     record = json.loads((folder / "training.json").read_text())
     assert record["validation"] == own["training"]["validation"] and record["corpus_rows"] == 8
 

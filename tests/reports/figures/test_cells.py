@@ -20,6 +20,7 @@ from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine
 from moe_lab.results.scores import NO_SCORE
+from moe_lab.results.statistics import over_seeds
 from tests.support.finetuned_cells import bars
 from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import cell_of, cell_table, expert_results, overhead_cell, results_of
@@ -242,11 +243,13 @@ def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
     assert png.stat().st_size > 1000
 
 
-def test_the_interval_at_a_loss_is_that_of_its_paired_difference():
-    told = design_cells("2/8", [[2.0, 3.0, 4.0]]) + design_cells("4/16", [[2.1, 3.1, 4.1]])
-    lowest, other, *_ = draw_designs(CellTable(experiment(), told)).rows
-    assert (lowest["value"], lowest["low"]) == (3.0, None)
-    assert (other["low"], other["high"]) == (pytest.approx(3.1), pytest.approx(3.1))
+def test_the_interval_at_a_loss_is_over_its_rows_or_over_seeds():
+    told = design_cells("2/8", [[2.0, 3.0, 4.0]])
+    told += design_cells("4/16", [[2.0, 2.2], [2.1, 2.3], [2.3, 2.5]])
+    one, several, *_ = draw_designs(CellTable(experiment(), told)).rows
+    assert one["low"] < one["value"] == 3.0 < one["high"]
+    spread = over_seeds([2.1, 2.2, 2.4])
+    assert (several["low"], several["high"]) == pytest.approx(spread.interval)
 
 
 def test_one_task_is_drawn_as_it_is():

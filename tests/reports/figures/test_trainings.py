@@ -5,12 +5,11 @@ import csv
 from itertools import product
 
 import pytest
-from matplotlib.axes import Axes
 
 from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control, draw_forest
 from moe_lab.reports.figures.cost import draw_overhead
 from moe_lab.reports.figures.curves import draw_flops, draw_lines, draw_schedules, schedule_label
-from moe_lab.reports.figures.training import draw_designs, draw_training_curves, write_training_loss
+from moe_lab.reports.figures.training import draw_designs, draw_training_curves
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from tests.support.finetuned_cells import KEYS, bars, cell, cells
@@ -128,45 +127,3 @@ def cells_of(label, setting, folder, *, shared="0", model="m"):
             result = trained_results([2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=pretrain)
             one.results.append(result.model_copy(update={"folder": folder / "runs" / "r"}))
     return cells
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Label and points of every curve, and the steps of vertical lines."""
-    curves, switches = {}, []
-    plot, line = Axes.plot, Axes.axvline
-
-    def record(self, x, y, *args, **options):
-        curves[options["label"]] = list(zip(x, y, strict=True))
-        return plot(self, x, y, *args, **options)
-
-    monkeypatch.setattr(Axes, "plot", record)
-    monkeypatch.setattr(
-        Axes, "axvline", lambda self, x, **options: switches.append(x) or line(self, x, **options)
-    )
-    return curves, switches
-
-
-def test_losses_are_drawn_by_step_with_a_line_at_the_end_of_each_phase(tmp_path, drawn):
-    curves, switches = drawn
-    validation = {"step": 2, "held": 3.5}
-    lines = [
-        {"step": 2, "loss": 3.0, "phase": 1, "balance_loss": [0.2, 0.3]},
-        validation,
-        {"step": 4, "loss": 2.0, "phase": 2},
-    ]
-    write_jsonl(tmp_path / "log.jsonl", lines)
-    write_training_loss(tmp_path, "held")
-    assert curves == {"training": [(2, 3.0), (4, 2.0)], "validation": [(2, 3.5)]} and switches == [2]
-    assert (tmp_path / "figures" / "loss.png").stat().st_size > 1000
-    rows = list(csv.DictReader((tmp_path / "figures" / "loss.csv").open()))
-    assert [(row["step"], row["loss"], row["held"]) for row in rows] == [
-        ("2", "3.0", ""),
-        ("2", "", "3.5"),
-        ("4", "2.0", ""),
-    ]
-    curves.clear()
-    switches.clear()
-    write_jsonl(tmp_path / "log.jsonl", [{"step": 1, "loss": 1.0}])
-    write_training_loss(tmp_path, "held")
-    assert list(curves) == ["training"] and switches == [], "nothing is held out, and there are no phases"

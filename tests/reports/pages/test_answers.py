@@ -1,8 +1,6 @@
 """Answers on pages. Broken by the wrong choice that is called the answer, a flip in the wrong direction, a document that
-is paired with another one or lost, and by a question in the wrong group of confidence."""
+is paired with another one or lost."""
 
-import json
-import math
 import random
 from collections import Counter
 
@@ -11,12 +9,9 @@ import pytest
 from moe_lab.reports.pages import answers as module
 from moe_lab.reports.pages.answers import (
     CHANGED,
-    GROUPS,
     KINDS,
     answer_data,
     answer_of,
-    baseline_of,
-    by_confidence,
     examples_of,
     first_difference,
 )
@@ -28,7 +23,8 @@ from tests.support.stored_runs import choice_line, generated_line, pair_of_runs,
 def test_the_baseline_is_found_by_its_whole_id(tmp_path):
     base, own = pair_of_runs(tmp_path, [("1", 1.0)], [("2", 0.0)])
     stored_run(tmp_path, "b" * 8 + "c" * 56, [generated_line(0, ("3", 0.0))], "another")
-    assert baseline_of(own).folder == base.folder and baseline_of(base) is None
+    [one] = examples_of([base, own], ["base", "roe"]).answers
+    assert (one["base"], one["own"]) == ("1", "2") and own.base_id == base.run_id
     assert find_run(tmp_path / "runs", "b" * 8 + "d" * 56) is None
     assert read_samples(own)["t"][0].responses == [["2"]]
 
@@ -199,18 +195,6 @@ def test_missing_files_are_named(tmp_path, gone):
     assert ("it is gone" if gone.startswith("samples") else "not stored here") in found.problems[0]
 
 
-def test_an_odd_answer_is_named_and_the_others_are_shown(tmp_path):
-    """Broken by a traceback, and by half of the answers of a run."""
-    base, roe = pair_of_runs(tmp_path, [("1", 0.0), ("2", 0.0)], [("3", 1.0), ("4", 1.0)])
-    file = roe.folder / "samples_t.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    lines[1]["resps"] = [[]]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = examples_of([base, roe], ["base", "roe"])
-    assert found.answers == [] and found.documents == 0
-    assert len(found.problems) == 1 and roe.folder.name in found.problems[0]
-
-
 def test_all_answers_are_there_and_each_prompt_once(tmp_path):
     """Broken by an unchanged answer that is lost, and by a base run that is shown next to itself."""
     base, roe = pair_of_runs(
@@ -231,38 +215,3 @@ def test_a_run_that_is_compared_with_none_has_its_answers(tmp_path):
     expected = [("wrong", None, "2"), ("right", None, "1")]
     assert [(each["kind"], each.get("base"), each["own"]) for each in found.answers] == expected
     assert not found.problems and found.documents == 0
-
-
-def question(scores, before, after, picked=0):
-    """A question whose answer before and after is right or wrong."""
-    kind = {(True, False): "right to wrong", (False, True): "wrong to right"}.get((before, after), "other")
-    options = [[str(i), score, 0.0] for i, score in enumerate(scores)]
-    return {"kind": kind, "right": after, "options": options, "picked": [picked, 0]}
-
-
-def test_groups_of_confidence_hold_each_question_once():
-    """Confidence is the probability among the choices. The reference is a loop over all questions."""
-    random.seed(1)
-    asked, known = [], []
-    for _ in range(42):
-        margin, before, after = random.random(), random.random() < 0.5, random.random() < 0.7
-        asked.append(question((-1000.0 - margin, -1000.0), before, after))
-        known.append((1 / (1 + math.exp(margin)), before, after))
-    odd = [question((-math.inf, -math.inf), True, True), question((0.0, -1.0), True, True, picked=None)]
-    found = {column.heading: column for column in by_confidence(asked + odd)}
-    places = [tuple(map(float, text.split(" to "))) for text in found["confidence"].cells]
-    assert len(places) == GROUPS and sum(found["documents"].values) == 42 and places == sorted(places)
-    for index, (low, high) in enumerate(places):
-        own = [one for one in known if low - 5e-4 <= one[0] <= high + 5e-4]
-        assert len(own) == found["documents"].values[index]
-        assert found["base"].values[index] == sum(before for _, before, _ in own) / len(own)
-        gain = sum(after - before for _, before, after in own) / len(own)
-        assert found["gain"].values[index] == pytest.approx(gain)
-        assert found["95% interval"].values[index] <= gain
-        won = sum((not before) and after for _, before, after in own)
-        assert found["changed answers"].cells[index].startswith(f"+{won} ")
-
-
-def test_few_questions_have_no_groups():
-    assert by_confidence([question((0.0, -1.0), True, True)] * 19) == []
-    assert len(by_confidence([question((0.0, -1.0), True, True)] * 20)[0].cells) == GROUPS

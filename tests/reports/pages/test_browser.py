@@ -1,19 +1,15 @@
 """The pages in Chromium: no error, no request, sorting and search. Skipped where chromium or playwright is missing.
 
-Broken by a script that fails, a page that asks for anything outside of it, an answer that is executed, a figure that is
-white in the dark, and what the keyboard does not reach.
+Broken by a script that fails, a page that asks for anything outside of it, an answer that is executed, and what the
+keyboard does not reach.
 """
 
-import io
 import shutil
 import time
 
 import pytest
-from matplotlib.image import imread
 
 from moe_lab.reports.figures import write_study_figures
-from moe_lab.reports.pages.listing_page import write_listing_page
-from moe_lab.reports.pages.runs_page import write_origin_page
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published
@@ -234,76 +230,41 @@ def test_what_the_metric_reads_is_shown(opened_run):
     assert tab.locator(".answer .box p").text_content() == "The metric reads: 65"
 
 
-def test_the_list_is_filtered(opened, tmp_path):
-    pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
-    tab = opened(write_listing_page(tmp_path))
-    tab.select_option("select[name=method]", "roe")
-    assert visible(tab, cell=1) == ["run"]
-    wide = tab.locator(".wide")
-    scrolled = wide.evaluate("element => element.scrollWidth > element.clientWidth")
-    assert (wide.get_attribute("tabindex") == "0") is scrolled, "reached with the keyboard"
-    assert scrolled or tab.viewport_size["width"] > 1000
-
-
-def test_two_runs_are_compared(opened, tmp_path):
-    pair_of_runs(tmp_path, [("1", 0.0), ("2", 1.0)], [("1", 1.0), ("2", 1.0)])
-    tab = opened(write_listing_page(tmp_path))
-    boxes = tab.locator("input[type=checkbox]")
-    first = boxes.nth(0)
-    first.focus()
-    tab.keyboard.press("Space")
-    assert tab.text_content("#compared") == "Tick one more entry to see them side by side."
-    boxes.nth(1).check()
-    rows = [row.locator("th, td").all_text_contents() for row in tab.locator("#compared tbody tr").all()]
-    assert ["score", "0.5000", "1.0000"] in rows or ["score", "1.0000", "0.5000"] in rows
-    marked = {row[0] for row in rows if len(set(row[1:])) == 2}
-    assert set(tab.locator("#compared tr:has(mark) th").all_text_contents()) == marked >= {"method", "score"}
-    assert "mode=compare" in tab.text_content("#compared pre")
-    first.uncheck()
-    assert tab.text_content("#compared") == "Tick one more entry to see them side by side."
-
-
 def test_values_are_in_sight_and_the_focus_is_seen(opened, tmp_path):
     """Broken by a table whose score is beyond the right edge of a phone, and by a control without an outline."""
     runs = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)], paired={"t": {"exact_match,none": PAIRED}})
-    for page in (write_runs_page(runs, tmp_path / "report.html"), write_listing_page(tmp_path)):
-        tab = opened(page)
-        name = "score" if page.name == "index.html" else "value"
-        box = tab.get_by_role("columnheader", name=name, exact=True).bounding_box()
-        assert box["x"] + box["width"] <= tab.viewport_size["width"], page.name
-        for _ in range(12):
-            tab.keyboard.press("Tab")
-            seen = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-            assert seen != "none" or tab.evaluate("document.activeElement === document.body")
+    tab = opened(write_runs_page(runs, tmp_path / "report.html"))
+    box = tab.get_by_role("columnheader", name="value", exact=True).bounding_box()
+    assert box["x"] + box["width"] <= tab.viewport_size["width"]
+    for _ in range(12):
+        tab.keyboard.press("Tab")
+        seen = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert seen != "none" or tab.evaluate("document.activeElement === document.body")
 
 
-def test_headings_sort_with_both_keys_and_are_large_enough_for_a_finger(opened, tmp_path):
-    pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
-    tab = opened(write_listing_page(tmp_path))
+def test_headings_sort_with_both_keys_and_are_large_enough_for_a_finger(opened_pair):
+    tab = opened_pair([("1", 0.0)], [("2", 1.0)])
     for index, key in enumerate(["Enter", "Space"]):
-        heading = tab.get_by_role("button", name=["method", "score"][index], exact=True)
+        heading = tab.get_by_role("button", name=["method", "value"][index], exact=True)
         heading.focus()
         tab.keyboard.press(key)
         assert tab.get_attribute("th:has(button:focus)", "aria-sort") == "ascending"
-    for button in tab.locator("th button").all():
+    for button in tab.locator("#scores ~ .wide th button").all():
         box = button.bounding_box()
         assert box["width"] >= 24 and box["height"] >= 24, button.text_content()
 
 
-def test_figures_follow_the_scheme_and_are_scrolled_with_the_keyboard(opened, tmp_path):
+def test_figures_are_scrolled_with_the_keyboard(opened, tmp_path):
     """As wide as printed, so that a phone shows part of it, in a region with a name."""
+    run = stored_run(tmp_path, "c" * 64, [generated_line(0, ("1", 1.0))], "base")
     study = write_study(tmp_path / "studies" / "s", [2.0, 1.0], temperature=PROFILE)
     write_study_figures(study)
-    tab = opened(write_origin_page(study))
-    picture = tab.get_by_role("img", name="heatmap of Study s")
-    region = tab.get_by_role("region", name="heatmap of Study s")
-    if tab.viewport_size["width"] > 1000:
-        ground, beyond = 1.0, region.count()
-    else:
-        ground, beyond = 0x16 / 255, 1 - region.count()
-        assert region.get_attribute("tabindex") == "0"
-    shown = imread(io.BytesIO(picture.screenshot()), format="png")
-    assert abs(shown[2, 2, 0] - ground) < 0.01 and beyond == 0
+    (study / "figures").rename(run.folder / "figures")
+    tab = opened(write_runs_page([run], tmp_path / "report.html"))
+    region = tab.get_by_role("region", name="heatmap of base on t")
+    phone = tab.viewport_size["width"] < 1000
+    assert region.count() == phone
+    assert not phone or region.get_attribute("tabindex") == "0"
 
 
 def test_what_is_opened_is_scrolled_with_the_keyboard(opened_pair):

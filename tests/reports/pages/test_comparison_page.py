@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.pages.comparison_page import distinct_names, write_comparison_page
+from moe_lab.reports.pages.comparison_page import write_comparison_page
 from moe_lab.results.comparisons.comparison import compare
 from moe_lab.results.scores import MARKS
 from tests.support.lm_eval_logs import evaluation, samples_of
@@ -44,20 +44,3 @@ def test_a_comparison_without_changed_answers(tmp_path):
     [lead] = texts(root.xpath("//p[contains(@class, 'lead')]"))
     assert lead.startswith("model (b) on t does not differ significantly from a: acc,none +0.0000")
     assert MARKS["PARTIAL"] in texts(root.xpath("//p"))
-
-
-def test_the_title_says_what_differs(comparison, tmp_path):
-    settings = ("method=base task=t", "method=roe method.n=8 task=t", "method=roe method.n=16 task=t")
-    named = [
-        replace(one, settings=typed) for one, typed in zip(comparison.evaluations, settings, strict=True)
-    ]
-    page = write_comparison_page(replace(comparison, evaluations=named), tmp_path / "comparison.html")
-    [title] = texts(tree(page).xpath("//h1"))
-    assert title == "roe, method.n=8 and roe, method.n=16 against base"
-
-
-def test_evaluations_without_settings_have_their_labels(comparison):
-    one, other, third = (replace(each, settings="") for each in comparison.evaluations)
-    assert distinct_names([one, other]) == {"a": "model (a)", "b1": "model (b1)"}
-    labelled = replace(third, label="better")
-    assert distinct_names([one, labelled]) == {"a": "model", "b2": "better"}

@@ -12,7 +12,6 @@ from moe_lab.reports.pages.tables_page import compared_scores, write_tables_page
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published, Scale
 from tests.support.pages import HOSTILE, foreign_urls, rows_of, texts, tree
-from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import EXPERT_METRICS, cell_table, results_of
 from tests.support.views import table, write_record
 
@@ -127,21 +126,6 @@ def test_headings_are_in_order_and_tables_have_captions(page):
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
     assert all(table.xpath("caption") and table.xpath(".//th[@scope]") for table in root.xpath("//table"))
-
-
-def test_designs_are_ranked_with_intervals_over_seeds(tmp_path):
-    cells = [
-        *design_cells("16/64", [[3.5, 3.0]], accuracy=0.9),
-        *design_cells("2/8", [[1.0, 3.0], [1.1, 3.1], [1.3, 3.3]], accuracy=0.4),
-    ]
-    write_record(experiment(), "paper", cells, tmp_path)
-    [table] = tree(write_tables_page(tmp_path)).xpath(
-        "//table[starts-with(string(caption), 'Ranked by the loss')]"
-    )
-    first, second = rows_of(table)
-    names = ("design", "held-out loss", "std", "95% over seeds", "accuracy")
-    assert [first[name][:6] for name in names] == ["2/8", "2.1333", "0.1527", "1.7538", "0.4000"]
-    assert (second["design"], second["held-out loss"], second["accuracy"]) == ("16/64", "3.25", "0.9")
 
 
 def test_a_difference_of_an_expert_metric_has_no_verdict():

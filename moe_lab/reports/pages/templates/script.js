@@ -46,7 +46,6 @@ const sortBy = (table, heading, index) => {
 };
 for (const table of document.querySelectorAll("table.sortable")) {
   [...table.tHead.rows[0].cells].forEach((heading, index) => {
-    if (heading.classList.contains("needs-script")) return; // boxes to tick have no order
     const button = document.createElement("button");
     button.type = "button";
     button.append(...heading.childNodes);
@@ -78,60 +77,6 @@ for (const form of document.querySelectorAll("form.filters[data-rows]")) {
   form.addEventListener("submit", (event) => event.preventDefault());
   filterRows(form);
 }
-
-// The list of runs: two ticked entries stand side by side. Ticking a third one unticks the first.
-const compareEntries = (place, entries) => {
-  const ticked = [];
-  const text = (value) => (value === null ? "" : value.toFixed(4).replace("-", "−"));
-  const line = (body, name, values) => {
-    const row = body.insertRow();
-    const heading = make("th", name);
-    heading.scope = "row";
-    const differ = values.some((value) => value !== values[0]);
-    row.append(heading, ...values.map((value) => (differ ? cellOf(make("mark", value || "–")) : make("td", value))));
-  };
-  const cellOf = (content) => {
-    const cell = make("td");
-    cell.append(content);
-    return cell;
-  };
-  const draw = () => {
-    if (ticked.length < 2) {
-      const more = ticked.length ? "Tick one more entry" : "Tick two entries";
-      place.replaceChildren(make("p", `${more} to see them side by side.`, "soft"));
-      return;
-    }
-    const two = ticked.map((box) => entries[box.value]);
-    const table = make("table");
-    table.append(make("caption", "The two ticked entries; what differs is highlighted."));
-    const head = table.createTHead().insertRow();
-    for (const name of ["what", ...two.map((entry) => entry.name)]) {
-      const heading = make("th", name);
-      heading.scope = "col";
-      head.append(heading);
-    }
-    const body = table.createTBody();
-    line(body, "score", two.map((entry) => text(entry.score)));
-    line(body, "95% interval", two.map(({ interval }) => (interval ? `[${text(interval[0])}, ${text(interval[1])}]` : "")));
-    for (const name of new Set(two.flatMap((entry) => Object.keys(entry.facts)))) {
-      const values = two.map((entry) => entry.facts[name] ?? "");
-      if (values.some(Boolean)) line(body, name, values);
-    }
-    const made = [table];
-    if (two.every((entry) => entry.facts.metric === two[0].facts.metric))
-      made.push(make("p", `Second minus first: ${two[1].score > two[0].score ? "+" : ""}${text(two[1].score - two[0].score)}`));
-    if (two.every((entry) => entry.facts.kind === "run"))
-      made.push(make("p", "This command tests their difference example by example:", "small soft"), make("pre", `python -m moe_lab mode=compare a=${place.dataset.folder}/${two[0].name} b=${place.dataset.folder}/${two[1].name}`));
-    place.replaceChildren(...made);
-  };
-  document.addEventListener("change", ({ target }) => {
-    if (target.type !== "checkbox") return;
-    if (target.checked) ticked.push(target);
-    else ticked.splice(ticked.indexOf(target), 1);
-    if (ticked.length > 2) ticked.shift().checked = false;
-    draw();
-  });
-};
 
 // Answers: the page holds the data and shows one line per answer. Opening a line builds the rest of it.
 const PER_PAGE = 25;
@@ -338,5 +283,3 @@ const showAnswers = ({ prompts, answers: data }) => {
 };
 const answerData = document.getElementById("answer-data");
 if (answerData) showAnswers(JSON.parse(answerData.textContent));
-const entryData = document.getElementById("entry-data");
-if (entryData) compareEntries(document.getElementById("compared"), JSON.parse(entryData.textContent));

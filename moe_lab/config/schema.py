@@ -251,8 +251,6 @@ class Config:
     metrics: Literal["none", "expert"] = "none"
     experiment: str | None = None
     scale: Literal["tiny", "small", "paper"] = "tiny"
-    pilot: int | None = None
-    """With mode=plan: documents of each model, method and task without a measured speed that are answered for it."""
     a: PathText | None = None
     """With mode=compare: a results file or its folder."""
     b: PathsText | None = None
@@ -292,11 +290,6 @@ class Config:
             raise ConfigError("limit= and samples= both choose documents. Give one of them.")
         if self.samples is not None and (not self.samples or min(self.samples) < 0):
             raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")
-        at_least("pilot", self.pilot, 1)
-        if self.pilot is not None and self.mode != "plan":
-            raise ConfigError(
-                f"pilot={self.pilot} belongs to mode=plan. Add mode=plan, or use limit={self.pilot}."
-            )
         if not re.fullmatch(r"[a-z]+(:\d+)?", self.device):
             raise ConfigError(
                 f"device={self.device} is not a device. Use auto, cpu, cuda, cuda:<index> or another one that torch "

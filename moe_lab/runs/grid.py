@@ -142,14 +142,14 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
 
 
 def _plan(configs: Sequence[Config], cells: Sequence[Cell]) -> Plan:
-    """The plan of the command, after its pilots. Loads no weights and writes nothing without them.
+    """The plan of the command. Loads no weights and writes nothing.
 
     Raises ConfigError with all that is missing if no configuration of a grid can run.
     """
     config = configs[0]
     if config.experiment:
         experiments = prepare_experiments(config, cells[0])
-        return Plan(jobs_of_cells(experiments), refused_of(experiments), config.pilot)
+        return Plan(jobs_of_cells(experiments), refused_of(experiments))
     jobs: list[Job] = []
     refused: dict[str, list[Config]] = {}
     for one in configs:
@@ -160,7 +160,7 @@ def _plan(configs: Sequence[Config], cells: Sequence[Cell]) -> Plan:
                 refused.setdefault(reason, []).append(one)
     if not jobs:
         raise ConfigError("\n".join(refused))
-    plan = Plan(by_model(jobs), refused, config.pilot)
+    plan = Plan(by_model(jobs), refused)
     plan.exit_code = ConfigError.exit_code if refused else 0
     return plan
 

@@ -78,7 +78,6 @@ WRONG = {
     "phases that are no mappings": (["method=finetune-freeze", "method.phases=[1]"], "expected a mapping"),
     "no number": (["gen_kwargs=temperature=.nan"], "gen_kwargs.temperature=nan: must be a finite number"),
     "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
-    "a pilot without a plan": (["pilot=8"], "pilot=8 belongs to mode=plan"),
     "no seeds": (["seeds=0"], "at least 1"),
     "limit zero": (["limit=0"], "a number of documents, or a fraction"),
     "limit and samples": (["limit=5", "samples=[1]"], "Give one of them"),

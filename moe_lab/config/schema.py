@@ -130,8 +130,6 @@ class TuningConfig:
     """Number of trials of a study, including those of earlier commands."""
     metric: Literal["perplexity", "accuracy"] | None = None
     """Objective on the tuning documents."""
-    text: Literal["data", "gsm8k", "equations"] | None = None
-    """The texts of the perplexity (`moe_lab/runs/tuning/study.py`); null: data, else gsm8k."""
     num_samples: int | None = None
     max_temperature: float | None = None
     step: float = 0.05
@@ -140,8 +138,6 @@ class TuningConfig:
     """Whether each trial's value is its perplexity at the best logit scale. tuning=scale searches nothing else."""
     seeds: int = 1
     """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one study for all runs."""
-    storage: PathText | None = None
-    """URL of the database with the trials; null: `storage.db` in the study's folder."""
     timeout: float | None = None
     """Seconds after which no further trial begins; null: no limit."""
 

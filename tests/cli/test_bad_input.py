@@ -129,11 +129,6 @@ WRONG = {
     "two values in a table": (["experiment=roe/figure3", "method.n=4,8"], "one value per key"),
     "more seeds than anybody runs": (["seeds=1001"], "at most 1,000"),
     "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe or tuning=uniform"),
-    "a password in an override": (
-        ["-m", "seed=1,2", "tuning=tpe", "tuning.storage=postgresql://me:pw@host/db"],
-        "Error: tuning.storage has a password",
-    ),
-    "no driver": (["tuning=tpe", "tuning.storage=nodb://host/db"], "cannot be used: Can't load plugin"),
     "a study without trials": (["tuning=tpe", "tuning.n_trials=0"], "at least 1"),
     "a study of another metric": (["tuning=tpe", "tuning.metric=loss"], "Choices: perplexity, accuracy"),
     "a study below zero": (["tuning=tpe", "tuning.max_temperature=-1"], "above 0"),

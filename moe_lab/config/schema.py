@@ -6,7 +6,7 @@ does not import torch, which would slow down `--help`.
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from moe_lab.config.validators import above_zero, at_least, one_of
 from moe_lab.errors import ConfigError, need_package
@@ -17,10 +17,6 @@ LARGEST_SEED = 2**63 - 1
 MOST_SEEDS = 1000
 
 ExpertsImplementation = Literal["eager", "grouped_mm", "batched_mm", "weights_first"]
-PathText = Annotated[str, "a path"]
-"""The type of a key whose value may be a path: on the command line it needs no quotes (`moe_lab.config.compose`)."""
-PathsText = Annotated[str, "paths"]
-"""The same for several paths, separated by commas."""
 
 
 @dataclass(kw_only=True)
@@ -28,10 +24,10 @@ class ModelConfig:
     """The model and the options of loading it."""
 
     name: str = "tiny"
-    path: PathText | None = None
+    path: str | None = None
     revision: str | None = None
-    tokenizer: PathText | None = None
-    peft: PathText | None = None
+    tokenizer: str | None = None
+    peft: str | None = None
     """Folder or hub id of an adapter in peft's format, which is merged into the weights."""
     experts_implementation: ExpertsImplementation | None = None
     attn_implementation: str | None = None
@@ -89,7 +85,7 @@ class TaskConfig:
     """Folder under `data_dir`; null: the task's name."""
     data_filter: str | None = None
     """Column with each row's `dataset_name`, in a file that the tasks of a group share."""
-    include_path: PathText | None = None
+    include_path: str | None = None
     fewshot_split: str | None = None
     category: Literal["math", "commonsense", "code"] | None = None
     """Row of the RoE paper's Table 1 with the defaults of tuning; null: none."""
@@ -105,9 +101,9 @@ class TaskConfig:
     judges: list[str] | None = None
     """The judges of a safety task (`moe_lab.tasks.judges`); null: toy for the embedded model, else reward and
     llama_guard."""
-    reward_model: PathText | None = None
+    reward_model: str | None = None
     """Folder, or hub id with an optional `@revision`; null: the judge's default. The same holds for the next two."""
-    guard_model: PathText | None = None
+    guard_model: str | None = None
     moderation_model: str | None = None
 
     def __post_init__(self) -> None:
@@ -238,8 +234,8 @@ class Config:
     predict_only: bool = False
     device: str = "auto"
     dtype: str = "auto"
-    output_dir: PathText = "outputs"
-    data_dir: PathText | None = None
+    output_dir: str = "outputs"
+    data_dir: str | None = None
     offline: bool = False
     baseline: bool = True
     rerun: bool = False
@@ -247,9 +243,9 @@ class Config:
     metrics: Literal["none", "expert"] = "none"
     experiment: str | None = None
     scale: Literal["tiny", "small", "paper"] = "tiny"
-    a: PathText | None = None
+    a: str | None = None
     """With mode=compare: a results file or its folder."""
-    b: PathsText | None = None
+    b: str | None = None
     """With mode=compare: what is compared with `a`; several separated by commas."""
 
     overrides: list[str] = field(default_factory=list)

@@ -103,6 +103,7 @@ def test_usual_values_need_no_quotes_and_are_recorded():
     assert config_of("batch_size=8").batch_size == 8
     assert config_of("model=tiny", "model.revision=main").model.revision == "main"
     assert config_of("task=toy_math", "task.fewshot_split=train").task.fewshot_split == "train"
+    assert config_of("system_instruction=Grüße (kurz)").system_instruction == "Grüße (kurz)"
     assert config_of("seed=3", "limit=5").overrides == ["seed=3", "limit=5"]
 
 

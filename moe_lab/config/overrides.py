@@ -58,8 +58,8 @@ INSTEAD = {
     "hydra/sweeper": "-m with several values for a grid, or tuning=tpe for a search",
 }
 """What to use instead of a flag or key of lm-eval, transformers or Hydra."""
-OF_JOBS = re.compile(r"hydra\.(run|sweep|output_subdir|callbacks|job)\b")
-"""Settings of Hydra's jobs and their folders."""
+OF_JOBS = re.compile(r"hydra\.(?!searchpath)")
+"""Settings of Hydra's jobs, which there are none of here."""
 
 
 def refuse(overrides: list[str]) -> None:

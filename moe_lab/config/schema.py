@@ -251,9 +251,7 @@ class Config:
     overrides: list[str] = field(default_factory=list)
     """The overrides of the command line, for the record; not a key of `conf/`."""
     config_dirs: list[str] = field(default_factory=list)
-    """The folders of `--config-dir`, for the record; not a key of `conf/`."""
-    interpolated: dict[str, Any] = field(default_factory=dict)
-    """The values that were typed as interpolations, by key (`recorded.py`); not a key of `conf/`."""
+    """The folder of `--config-dir`, for the record; not a key of `conf/`."""
 
     def __post_init__(self) -> None:
         if self.apply_chat_template is None:
@@ -316,6 +314,6 @@ class Config:
         return self.seeds or (1 if self.tuning.name == "none" else SEEDS_WITH_TUNING)
 
 
-RECORDED = ("overrides", "config_dirs", "interpolated")
+RECORDED = ("overrides", "config_dirs")
 KEYS = [name for name in Config.__dataclass_fields__ if name not in RECORDED]
 """The keys of a composed configuration."""

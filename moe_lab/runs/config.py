@@ -91,7 +91,7 @@ def to_config(cell: Cell) -> Config:
             )
     # the launcher changes no number, and nothing that is stored
     overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
-    record = {"overrides": overrides, "config_dirs": cell.config_dirs, "interpolated": cell.interpolated}
+    record = {"overrides": overrides, "config_dirs": cell.config_dirs}
     return build(Config, {**rest, **typed, **record}, prefix="", texts=True)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import OWN_GRID
-from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, LauncherConfig, TuningConfig
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method
@@ -228,7 +227,7 @@ def _check_keys(configs: Sequence[Config]) -> None:
     if any(config.tuning.name != "none" for config in configs):
         return
     defaults = asdict(TuningConfig())
-    for key, value in recorded(configs[0])["tuning"].items():
+    for key, value in asdict(configs[0].tuning).items():
         if value != defaults[key]:
             raise ConfigError(
                 f"tuning.{key}={value} changes nothing: nothing is tuned. Add tuning=tpe or tuning=uniform, or leave "

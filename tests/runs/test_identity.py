@@ -46,7 +46,6 @@ RUNTIME_CHANGES: dict[str, Any] = {
     "scale": "paper",
     "overrides": ["a=b"],
     "config_dirs": ["own"],
-    "interpolated": {"data_dir": "${oc.env:DATA}"},
     "logger": LoggerConfig(name="wandb", project="other", tags=["x"]),
     "launcher": LauncherConfig(name="local", workers=2),
     "tuning": TuningConfig(name="uniform"),

@@ -172,8 +172,8 @@ class LauncherConfig:
     name: Literal["none", "local", "submitit", "ray"] = "none"
     workers: int | None = None
     """Number of processes; null: as many as GPUs are there for, 2 without GPUs."""
-    gpus_per_worker: int | None = None
-    """null: with launcher=local what the largest model needs, with ray and submitit what `parameters` say."""
+    gpus_per_worker: int = 1
+    """Of launcher=local. With ray and submitit `parameters` say it."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Resources of each worker: arguments of submitit's `update_parameters` or of Ray's `remote`."""
     cluster: str | None = None
@@ -184,12 +184,8 @@ class LauncherConfig:
     def __post_init__(self) -> None:
         at_least("launcher.workers", self.workers, 1, MOST_WORKERS)
         at_least("launcher.gpus_per_worker", self.gpus_per_worker, 1)
-        for key, launcher in (("cluster", "submitit"), ("address", "ray")):
-            if getattr(self, key) is not None and self.name != launcher:
-                raise ConfigError(f"launcher.{key} belongs to launcher={launcher}.")
-        for key in ("workers", "gpus_per_worker"):
-            if self.name == "none" and getattr(self, key) is not None:
-                raise ConfigError(f"launcher.{key}={getattr(self, key)} starts nothing. Add launcher=local.")
+        if self.name == "none" and self.workers is not None:
+            raise ConfigError(f"launcher.workers={self.workers} starts nothing. Add launcher=local.")
 
 
 GROUP_CONFIGS = {

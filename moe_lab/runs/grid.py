@@ -46,7 +46,7 @@ from moe_lab.runs.jobs import (
     jobs_of,
     seeds_of,
 )
-from moe_lab.runs.launchers import check_launcher, working
+from moe_lab.runs.launchers import after_workers, check_launcher
 from moe_lab.runs.plan import Plan, lacks_of, task_name
 from moe_lab.runs.results import Results, command_table, stored_outcomes
 from moe_lab.runs.run import Outcome, Run
@@ -121,7 +121,8 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
         jobs = jobs_of([replace(one, launcher=LauncherConfig()) for one in configs])
         check_uploads(jobs)
         alone = len(jobs) == 1 and len(jobs[0].runs) < 2
-    with working(config, argv, jobs) as models:
+    models = ModelPool()
+    with after_workers(config, argv):
         outcomes, failures = run_all(jobs, models, wait=config.wait)
     if is_worker():
         return Results(failures=failures, alone=alone)

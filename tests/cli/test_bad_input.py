@@ -132,8 +132,6 @@ WRONG = {
     "a study of another metric": (["tuning=tpe", "tuning.metric=loss"], "Choices: perplexity, accuracy"),
     "a study below zero": (["tuning=tpe", "tuning.max_temperature=-1"], "above 0"),
     "a study without time": (["tuning=tpe", "tuning.timeout=0"], "above 0"),
-    "a cluster without jobs": (["launcher=local", "launcher.cluster=slurm"], "belongs to launcher=submitit"),
-    "an address without Ray": (["launcher=local", "launcher.address=auto"], "belongs to launcher=ray"),
     "one wrong cell of a grid": (["-m", "method.n=4,zero"], "method.n=zero"),
 }
 

@@ -134,8 +134,8 @@ def run_all(
                 announced[step.name] = None
                 print(f"[{len(announced)}/{total}] {step.name}", file=sys.stderr)
             outcome = step.make(models)
-        except RunHeldError as error:
-            if wait:
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, RunHeldError) and wait:
                 blocked[step.name] = error
                 queue.append(step)
                 held += 1
@@ -146,9 +146,7 @@ def run_all(
                     time.sleep(PAUSE)
                     held = 0
                 continue
-            failures[step.name] = Failure(step.name, run and run.run_id, error)
-        except (Exception, KeyboardInterrupt) as error:
-            failures[step.name] = Failure(step.name, run and run.run_id, error)
+            failures[step.name] = Failure(step.name, None if run is None else run.run_id, error)
             if isinstance(error, KeyboardInterrupt):
                 break
         else:

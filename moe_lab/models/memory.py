@@ -6,9 +6,9 @@ import ctypes
 import resource
 import sys
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -92,14 +92,9 @@ def weight_bytes(model: Any) -> int:
 
 
 class ModelPool:
-    """Keeps the last loaded model, so that runs of one model load it once. Another model replaces it.
+    """Keeps the last loaded model, so that runs of one model load it once. Another model replaces it."""
 
-    Args:
-        device_map: the placement of models, whatever their runs say; None: that of each run.
-    """
-
-    def __init__(self, device_map: Literal["auto"] | None = None) -> None:
-        self._device_map = device_map
+    def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None
         self._loaded: LoadedModel | None = None
 
@@ -107,12 +102,13 @@ class ModelPool:
         """The model of a run, loaded unless it is in memory. Raises ModelError."""
         from moe_lab.models.load import load_model
 
-        model = replace(config.model, device_map=self._device_map or config.model.device_map)
-        key = (repr(asdict(model)), config.dtype, config.device)
+        key = (repr(asdict(config.model)), config.dtype, config.device)
         if self._loaded is None or key != self._key:
             if self._loaded is not None:
                 self.free()
-            self._loaded = load_model(model, dtype=config.dtype, device=config.device, offline=config.offline)
+            self._loaded = load_model(
+                config.model, dtype=config.dtype, device=config.device, offline=config.offline
+            )
             self._key = key
         return self._loaded
 

@@ -5,13 +5,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import yaml
 
 from moe_lab.config.progress import naming
-from moe_lab.config.recorded import recorded, without_values
 from moe_lab.errors import ModelError, MoeLabError, ResultsError, RunHeldError, first_line
 from moe_lab.metrics.counts import Routes
 from moe_lab.models.memory import ModelPool
@@ -144,7 +144,7 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
 
     `before` as in `moe_lab_block`. Returns the content of results.json, which is written before the metrics.
     """
-    config = recorded(run.config)
+    config = asdict(run.config)
     overrides = config.pop("overrides")
     write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
     write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))
@@ -181,7 +181,7 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
         os.replace(log.path, path)
         if run.judges:
             os.replace(judgements_file(run.folder, again), run.folder / JUDGEMENTS)
-    content = without_values(plain(evaluated | {"moe_lab": block}), run.config)
+    content = plain(evaluated | {"moe_lab": block})
     results = RunResult(content, run.folder)
     write_json(run.folder / "results.json", content)
     if routes is not None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import OWN_GRID
-from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, LauncherConfig, TuningConfig
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method
@@ -46,7 +45,7 @@ from moe_lab.runs.jobs import (
     jobs_of,
     seeds_of,
 )
-from moe_lab.runs.launchers import check_launcher, working
+from moe_lab.runs.launchers import after_workers, check_launcher
 from moe_lab.runs.plan import Plan, lacks_of, task_name
 from moe_lab.runs.results import Results, command_table, stored_outcomes
 from moe_lab.runs.run import Outcome, Run
@@ -121,7 +120,8 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
         jobs = jobs_of([replace(one, launcher=LauncherConfig()) for one in configs])
         check_uploads(jobs)
         alone = len(jobs) == 1 and len(jobs[0].runs) < 2
-    with working(config, argv, jobs) as models:
+    models = ModelPool()
+    with after_workers(config, argv):
         outcomes, failures = run_all(jobs, models, wait=config.wait)
     if is_worker():
         return Results(failures=failures, alone=alone)
@@ -141,14 +141,14 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
 
 
 def _plan(configs: Sequence[Config], cells: Sequence[Cell]) -> Plan:
-    """The plan of the command, after its pilots. Loads no weights and writes nothing without them.
+    """The plan of the command. Loads no weights and writes nothing.
 
     Raises ConfigError with all that is missing if no configuration of a grid can run.
     """
     config = configs[0]
     if config.experiment:
         experiments = prepare_experiments(config, cells[0])
-        return Plan(jobs_of_cells(experiments), refused_of(experiments), config.pilot)
+        return Plan(jobs_of_cells(experiments), refused_of(experiments))
     jobs: list[Job] = []
     refused: dict[str, list[Config]] = {}
     for one in configs:
@@ -159,7 +159,7 @@ def _plan(configs: Sequence[Config], cells: Sequence[Cell]) -> Plan:
                 refused.setdefault(reason, []).append(one)
     if not jobs:
         raise ConfigError("\n".join(refused))
-    plan = Plan(by_model(jobs), refused, config.pilot)
+    plan = Plan(by_model(jobs), refused)
     plan.exit_code = ConfigError.exit_code if refused else 0
     return plan
 
@@ -218,7 +218,7 @@ def _check_keys(configs: Sequence[Config]) -> None:
     if any(config.tuning.name != "none" for config in configs):
         return
     defaults = asdict(TuningConfig())
-    for key, value in recorded(configs[0])["tuning"].items():
+    for key, value in asdict(configs[0].tuning).items():
         if value != defaults[key]:
             raise ConfigError(
                 f"tuning.{key}={value} changes nothing: nothing is tuned. Add tuning=tpe or tuning=uniform, or leave "

@@ -19,7 +19,7 @@ from moe_lab.engine import pass_size
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.models.memory import weight_bytes
-from moe_lab.runs.budget import Budget, hours_text
+from moe_lab.runs.budget import Budget
 from moe_lab.tasks import requests
 from tests.support.models import make_model
 
@@ -90,13 +90,6 @@ def test_the_memory_of_methods(tmp_path, tokenizer, monkeypatch):
     assert trained["finetune-freeze"] > 3 * weight_bytes(model) > asked["base"]
     embedded = moe_lab.plan(["task=toy_choice", "limit=2", f"output_dir={tmp_path}"])
     assert embedded.frame()["gpu_memory"].isna().all()
-
-
-@pytest.mark.parametrize(
-    ("hours", "text"), [(0, "-"), (1e-6, "<0.0001"), (0.00451, "0.00451"), (12.34, "12.3"), (1234.5, "1,234")]
-)
-def test_hours_have_three_digits(hours, text):
-    assert hours_text(hours) == text
 
 
 # Tokens of large tasks

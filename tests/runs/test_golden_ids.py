@@ -24,7 +24,7 @@ RUNS = {
     "method=base task=toy_math": "722627e895b58ca52c0fdc099b5ff42f29a8d8fca3e865e42f051cc7f766ebf6",
     "method=base task=toy_choice limit=20 dtype=bfloat16": "11454487ed9c8550b02fc14eb12034e0ce2a1cbeab631605513c03e8807726fa",
     "method=base task=toy_text": "8ceffbacf97e61feed11f49a9372a3127f7f51ff95c8c8d9f866c484eed41bb8",
-    "method=base task=toy_safety": "646efc7557692fa6b05f7d460872a48340e42fb6d77bd1fc7717ed16599c3b1d",
+    "method=base task=toy_safety": "45fdaed1d34cb5f4366756949bc8200d422da868330d03299e3ace43c058da2b",
     "method=roe task=toy_math": "d53edb758fc13b701dbc43fea9543a8d521e4489b9b867ae83f3023d1bddc61f",
     "method=roe task=toy_choice seed=3 method.n=4 method.temperature=[0,0.2,0.2,0.2,0.2,0.2,0.2,0]": "fa11ca48735010f857a77147c2d5051fc2e1784337b153eeb71aa7f47a397e63",
     "method=c2r task=toy_choice limit=20": "23f7dff374268eaf803128791b65bf954116822be44f45dbaf46716821371dc9",

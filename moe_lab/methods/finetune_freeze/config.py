@@ -166,8 +166,6 @@ class RecipeKeys:
     """Largest norm of the gradient; null: not clipped."""
     bf16: bool | None = None
     """Whether passes are computed by autocast to bfloat16; null: with dtype=bfloat16."""
-    early_stop_patience: PositiveInt | None = None
-    """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
 
 
 @dataclass(kw_only=True)
@@ -215,8 +213,6 @@ class FinetuneConfig(RecipeKeys, Method.Config):
                     "an adapter. Leave one of them out.": self.lora.r is not None and given
                     for key, given in not_with_lora.items()
                 },
-                "method.early_stop_patience needs a validation loss. Hold conversations out: "
-                "method.validation_size=100": self.early_stop_patience and not self.held_out,
             }
         )
 

@@ -37,6 +37,8 @@ KEY = "method.dataset"
 """The key that names a data set, for messages."""
 KNOWN = {"lima": "GAIR/lima"}
 """Data sets of the hub by short name."""
+COUNTED_LENGTH = 2048
+"""The largest number of tokens of a conversation whose routing is counted: MoE-Bench's length in fine-tuning."""
 ROLES = ("system", "user", "assistant")
 
 

@@ -16,13 +16,14 @@ from moe_lab.config.schema import Config as RunConfig
 from moe_lab.errors import ConfigError, ModelError, need_package
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_pairs
-from moe_lab.methods.data_files import read_data
+from moe_lab.methods.data_files import COUNTED_LENGTH, read_data
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse, share
-from moe_lab.methods.recorded_profiles import LENGTH, model_content
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.models.distributed import num_processes
+from moe_lab.models.identity import model_identity
+from moe_lab.results.identity import decisive_versions
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class FinetuneFreeze(TrainingMethod):
         if self.config.partners is None:
             return {}
         if self.config.profile is None:
-            return {"profile": {"numerics": NUMERICS, "length": LENGTH}}
+            return {"profile": {"numerics": NUMERICS, "length": COUNTED_LENGTH}}
         return {"profile": digest_of(read_pairs(self.config.profile)[0])}
 
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
@@ -168,6 +169,8 @@ class FinetuneFreeze(TrainingMethod):
         return train(folder, config, self._training_data(config, facts), facts)
 
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
+        from moe_lab.models.source import model_source
+
         recipe = self.config.recipe()
         content = {
             "method": "finetune-freeze",
@@ -176,7 +179,10 @@ class FinetuneFreeze(TrainingMethod):
             "data": self._training_data(config, facts).data.digest,
             **self._profile_identity(),
             "seed": config.seed,
-            **model_content(config, facts),
+            "model": model_identity(model_source(config.model), config.model),
+            "commit": facts.commit,
+            "dtype": facts.dtype,
+            "versions": decisive_versions(),
         }
         return Trained.of(config, content, recipe.made)
 

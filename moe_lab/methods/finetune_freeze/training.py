@@ -28,7 +28,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from moe_lab.config.schema import Config
-from moe_lab.methods.c2r import load_or_record
+from moe_lab.methods.c2r import profile_of
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
 from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
@@ -207,7 +207,7 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     loaded = load_to_train(training) if num_processes() == 1 else None
     profile: dict[str, Any] = {}
     if recipe.partners is not None and loaded is not None:  # with several processes it is refused
-        pairs_LEE, profile = load_or_record(config, lambda: prepared.data, loaded)
+        pairs_LEE, profile = profile_of(config, lambda: prepared.data, loaded)
         write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
         training = replace(training, allowed_LEE=partners_of(pairs_LEE, recipe.partners))
     model, course = finetune(training, loaded and loaded.model)

@@ -1,5 +1,6 @@
 """The cost of runs before they start: tokens, memory, disk space."""
 
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import ceil

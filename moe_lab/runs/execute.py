@@ -17,7 +17,7 @@ from moe_lab.metrics.counts import Routes
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.tokenizer import template_block
 from moe_lab.results.atomic import plain, write_atomically, write_json
-from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
+from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Sample, check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
@@ -150,8 +150,6 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
     write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))
     path = run.folder / "responses.jsonl"
     again = run.config.rerun  # an interrupted rerun continues its own log
-    if run.judges and not again:
-        adopt_answers(run.folder, run.answers_header)
     log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, run.answers_header)
     if log.set_aside is not None:
         reason = "they are of another model commit, made with other versions, or damaged"

@@ -222,7 +222,7 @@ def run_state(run: Run, workload: Workload) -> tuple[str, float]:
         stored = run.stored()
         if stored is not None and stored.older_intervals:
             return "intervals to make anew", 0.0
-        return ("verdicts missing" if run.judges else "metrics missing"), 0.0
+        return "metrics missing", 0.0
     name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
     held, answered = run.store.is_held(), answers_in(run.folder / name, run.answers_header)
     if not held and not answered:

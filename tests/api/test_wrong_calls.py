@@ -13,7 +13,6 @@ from transformers import GenerationConfig
 
 import moe_lab
 from moe_lab import C3PO, RoE, expert_metrics, freeze, override, record, replay
-from moe_lab.api.lm import PretrainedLM
 from moe_lab.errors import MoeLabError
 from moe_lab.routing.record import Record
 from tests.support.models import make_model
@@ -175,7 +174,6 @@ WRONG = {
     r"reads documents.*moe_lab\.run": lambda m, t: moe_lab.lm(m, t, "icl"),
     "trains a model": lambda m, t: moe_lab.lm(m, t, "finetune-freeze"),
     "No router was found in Llama": lambda m, t: moe_lab.lm(make_model("llama"), t, "roe"),
-    "no adapter in peft's format": lambda m, t: PretrainedLM("tiny", peft=str(Path(__file__).parent)),
     # run
     "Did you mean 'roe'": lambda m, t: moe_lab.run(["method=rou"]),
     "runs, and mode=plan has none": lambda m, t: moe_lab.run(["mode=plan"]),

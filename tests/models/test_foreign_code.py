@@ -19,6 +19,7 @@ from moe_lab.errors import ModelError, MoeLabError
 from moe_lab.methods.references.embeddings import embed, embedding_identity
 from moe_lab.models.source import TINY, load_config, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.tasks.judges import Exchange
 from moe_lab.tasks.judges.local import RewardModel
 from tests.support.command import run_command
 from tests.support.models import change_json, load_folder
@@ -72,8 +73,8 @@ def make_folder(folder: Path, source: Path, mark: Path) -> Path:
 
 
 def load_judge(folder: Path) -> None:
-    with RewardModel(Config(task=TaskConfig(reward_model=str(folder)), **OFFLINE)).open():
-        pass
+    judge = RewardModel(Config(task=TaskConfig(reward_model=str(folder)), **OFFLINE))
+    list(judge.judge([Exchange("Who?", "Nobody.")]))
 
 
 def load_embeddings(folder: Path) -> None:

@@ -160,8 +160,6 @@ def test_what_a_training_leaves_in_reference_cycles_is_removed(tmp_path):
     [
         "method=finetune-freeze method.dataset_size=8 method.validation_size=1 method.max_steps=3",
         "method=pretrain method.steps=2 method.layers=1 method.validation_rows=2",
-        "method=soft-prompt method.reference_size=4 method.epochs=1",
-        "method=prefix-tuning method.reference_size=4 method.epochs=1",
     ],
 )
 def test_a_training_that_diverges_ends_in_one_message(capsys, tmp_path, line):

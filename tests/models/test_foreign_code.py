@@ -70,7 +70,8 @@ def make_folder(folder: Path, source: Path, mark: Path) -> Path:
 
 
 def load_judge(folder: Path) -> None:
-    next(RewardModel(Config(task=TaskConfig(reward_model=str(folder)), **OFFLINE)).judge([Exchange("", "")]))
+    judge = RewardModel(Config(task=TaskConfig(reward_model=str(folder)), **OFFLINE))
+    list(judge.judge([Exchange("Who?", "Nobody.")]))
 
 
 def load_embeddings(folder: Path) -> None:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,18 @@ def write_file(path: Path, content: str | bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
     return path
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as CSV. None, NaN and missing keys are empty fields."""
+    from pandas import DataFrame
+
+    return str(DataFrame(list(rows), dtype=object).to_csv(index=False))
+
+
+def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
+    """Write rows as CSV; returns the path. Raises ResultsError."""
+    return write_file(path, csv_text(rows))
 
 
 def obey_umask(folder: Path) -> None:

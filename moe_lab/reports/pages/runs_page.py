@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.columns import Column, count, numbers, texts
-from moe_lab.reports.csv_rows import csv_text
 from moe_lab.reports.expert import expert_metrics_of, layer_columns
 from moe_lab.reports.pages.answers import CHANGES, answer_data, examples_of
-from moe_lab.reports.pages.page import fact, forest, latex_of, pictures_in, text_uri, write_page
-from moe_lab.reports.provenance import Provenance
+from moe_lab.reports.pages.page import forest, latex_of, pictures_in, text_uri, write_page
 from moe_lab.reports.scores import CommandTable, by_outcome, conclusion, has_verdict, plotted
+from moe_lab.results.atomic import csv_text
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import explained_marks
 
@@ -52,7 +50,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         facts=facts_columns(routing),
         profiles=profiles_of(routing),
         costs=cost_columns(runs, names),
-        runs=[Provenance.of(run) for run in runs],
+        runs=runs,
         notes=explained_marks(mark for line in table.lines for mark in line.score.marks),
     )
 
@@ -125,11 +123,15 @@ def profiles_of(routing: Sequence[RunRouting]) -> dict[tuple[float, ...], list[s
 
 def facts_columns(routing: Sequence[RunRouting]) -> list[Column]:
     """What the methods report, a row per run."""
+
+    def text(value: str | int | float) -> str:
+        return str(value) if isinstance(value, str | bool) else f"{value:.6g}"
+
     shown = [one for one in routing if one.facts]
     return [
         texts("run", [one.label for one in shown]),
         *(
-            numbers(name.replace("_", " "), [one.facts.get(name) for one in shown], partial(fact, name=name))
+            numbers(name.replace("_", " "), [one.facts.get(name) for one in shown], text)
             for name in dict.fromkeys(name for one in shown for name in one.facts)
         ),
     ]

@@ -12,8 +12,7 @@ from moe_lab.reports.papers.cells import TableCell, averages, averages_alone, pu
 from moe_lab.reports.papers.experiment import TABLES, Experiment, Published
 from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.metrics import TRAINING
-from moe_lab.reports.provenance import Provenance, command
-from moe_lab.results.model import BASE, compared_names
+from moe_lab.results.model import BASE, command_line, compared_names
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import NO_SCORE, Score
 
@@ -87,6 +86,16 @@ class Row:
         if self.state not in (State.AGREES, State.DISAGREES) or self.score is None or self.published is None:
             return None
         return (self.score.value or 0.0) - self.published.fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """The origin of a run's numbers."""
+
+    run_id: str
+    command: str
+    seed: int | None
+    versions: dict[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +207,7 @@ def table_of(
         title=title(experiment, scale),
         source=experiment.source,
         scale=scale,
-        command=command(typed, experiment.config_dirs),
+        command=command_line(typed, experiment.config_dirs),
         axes=experiment.keys,
         figure=experiment.figure,
         averages_alone=averages_alone(experiment, cells),
@@ -210,7 +219,13 @@ def table_of(
             for one in experiment.paper
             if id(one) not in matched
         ],
-        runs={each.run_id: Provenance.of(each) for cell in cells for each in cell.results},
+        runs={
+            run.run_id: Provenance(
+                run_id=run.run_id, command=run.command, seed=run.seed, versions=run.versions
+            )
+            for cell in cells
+            for run in cell.results
+        },
     )
 
 

@@ -96,8 +96,7 @@ def test_rows_are_ordered_and_within_the_axis():
     assert (panel.low, panel.high) == pytest.approx((-0.3, 0.4)), "the ends of the intervals"
     assert [text for _, text in panel.ticks()] == ["-0.2", "0", "+0.2", "+0.4"]
     assert all(
-        panel.share(float(text.replace("-", "-"))) == pytest.approx(share)
-        for share, text in panel.ticks()
+        panel.share(float(text.replace("-", "-"))) == pytest.approx(share) for share, text in panel.ticks()
     )
 
 

@@ -1,6 +1,5 @@
 """Atomic writes: a file is absent or complete."""
 
-import errno
 import json
 import math
 import os
@@ -11,14 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from moe_lab.errors import ResultsError
 from moe_lab.results.lock import check_lease
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-REFUSED = ("I/O error", "os error", "inline_container", "PytorchStreamWriter", "iostream error")
-"""Parts of the messages of safetensors, tokenizers and torch.save for a failed write of the system."""
 
 
 @contextmanager
@@ -30,23 +25,9 @@ def writing(path: Path) -> Iterator[None]:
     check_lease(path)
     try:
         yield
-    except Exception as error:
-        reason = _refusal(error)
-        if reason is None:
-            raise
+    except OSError as error:
+        reason = error.strerror or error
         raise ResultsError(f"{path} could not be written: {reason}. What was finished is kept.") from error
-
-
-def _refusal(error: Exception) -> str | None:
-    """Why the system did not write; None for any other error."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    # tokenizers raises Exception itself
-    ours = isinstance(error, RuntimeError | SafetensorError) or type(error) is Exception
-    if not ours or not any(sign in str(error) for sign in REFUSED):
-        return None
-    number = re.search(r"os error (\d+)", str(error))
-    return os.strerror(int(number[1])) if number else f"{os.strerror(errno.ENOSPC)}, most likely"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

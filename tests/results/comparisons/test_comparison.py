@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 
 from moe_lab.errors import ConfigError
 from moe_lab.results.atomic import plain
-from moe_lab.results.comparisons.comparison import compare, compare_task, rounding_of
+from moe_lab.results.comparisons.comparison import compare, compare_task, paired_lines, rounding_of
 from moe_lab.results.significance import holm
 from tests.support.lm_eval_logs import evaluation, sample, samples_of
 

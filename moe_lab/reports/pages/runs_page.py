@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.columns import Column, count, numbers, texts
-from moe_lab.reports.expert import expert_metrics_of, layer_columns
 from moe_lab.reports.pages.answers import CHANGES, answer_data, examples_of
 from moe_lab.reports.pages.page import forest, latex_of, pictures_in, text_uri, write_page
 from moe_lab.reports.scores import CommandTable, by_outcome, conclusion, has_verdict, plotted
@@ -95,8 +94,6 @@ class RunRouting:
     """Its study, and the single numbers and words of the method's report in results.json."""
     temperatures: tuple[float, ...]
     """One per MoE layer; empty for a method without."""
-    layers: list[Column]
-    """The expert metrics of each MoE layer (`metrics=expert`)."""
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in the run's folder."""
 
@@ -105,11 +102,9 @@ def routing_of(run: RunResult, label: str) -> RunRouting | None:
     """The routing of a run; None if nothing about it is stored."""
     stored = {"study": run.tuning.get("study"), **run.report}
     facts = {key: value for key, value in stored.items() if isinstance(value, str | int | float)}
-    measured = expert_metrics_of(run)
-    layers = [] if measured is None else layer_columns(measured)
     pictures = pictures_in(run.stored_in)
     temperatures = tuple(run.report.get("temperatures") or ())
-    return RunRouting(label, facts, temperatures, layers, pictures) if facts or layers or pictures else None
+    return RunRouting(label, facts, temperatures, pictures) if facts or pictures else None
 
 
 def profiles_of(routing: Sequence[RunRouting]) -> dict[tuple[float, ...], list[str]]:

@@ -10,11 +10,10 @@ from itertools import chain
 from pathlib import Path
 
 from moe_lab.reports.columns import Column, count, numbers, texts
-from moe_lab.reports.pages.page import forest, latex_of, picture_of, text_uri, write_page
+from moe_lab.reports.pages.page import latex_of, picture_of, text_uri, write_page
 from moe_lab.reports.papers.experiment import FIGURES
-from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.table import PAPERS, Row, State, Table
-from moe_lab.reports.scores import ScoreLine, by_outcome, conclusion, difference_columns, has_verdict, limits
+from moe_lab.reports.scores import difference_columns, limits
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
 from moe_lab.results.scores import NO_SCORE
@@ -43,7 +42,6 @@ def write_tables_page(folder: Path) -> Path:
     papers: dict[str, list[ShownTable]] = {}
     for shown in sorted(tables, key=_order):
         papers.setdefault(shown.paper, []).append(shown)
-    compared = compared_scores([one.content for one in tables])
     cells = {paper: [row.state for one in own for row in one.content.every] for paper, own in papers.items()}
     counts = Counter(chain.from_iterable(cells.values()))
     of_papers = any(one.content.of_paper for one in tables)
@@ -65,40 +63,11 @@ def write_tables_page(folder: Path) -> Path:
         disagree=counts[State.DISAGREES],
         of_papers=of_papers,
         states={state: state.meaning for state in State if counts[state]},
-        conclusion=conclusion(compared),
-        verdicts=by_outcome(compared),
-        forest=forest(replace(line, label=line.name) for line in compared),
-        count=len(compared),
         notes=explained_marks(
             mark for one in tables for row in one.content.rows if row.score for mark in row.score.marks
         ),
         scales=list(dict.fromkeys(one.content.scale for own in papers.values() for one in own)),
     )
-
-
-def compared_scores(tables: Sequence[Table]) -> list[ScoreLine]:
-    """The comparisons with base of all tables. A run in several tables counts once.
-
-    Averages are left out, and expert metrics, for which neither more nor less is better.
-    """
-    found: dict[tuple[str, str, str], ScoreLine] = {}
-    for row in (row for table in tables for row in table.rows):
-        score = row.score
-        if (
-            score is not None
-            and has_verdict(score)
-            and not row.average
-            and not score.metric.startswith(EXPERT)
-        ):
-            # dotted keys with their names
-            rest = ", ".join(
-                f"{key.rpartition('.')[2]}={value}" if "." in key else value
-                for key, value in row.coordinates.items()
-                if value not in ("-", score.method, score.task)
-            )
-            place = (score.run_id, score.task, score.metric)
-            found.setdefault(place, ScoreLine(score, rest))
-    return list(found.values())
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,6 @@ class Row:
     compared: dict[str, Score] = field(default_factory=dict)
     """The comparisons with other runs than the base model's, by name."""
     published: Published | None = None
-    without_neighbour: tuple[int, int] | None = None
-    """Of C3PO, the number of questions without a neighbour, and of all questions."""
     problem: str | None = None
     """Why the cell failed."""
     run_id: str | None = None
@@ -151,8 +149,8 @@ class Table:
         """The rows of CSV file and data frame: one per cell, average and run that it is compared with.
 
         Coordinates of the cell, the columns of its score (`Score.columns`), `published` (the paper's number, a fraction
-        where the score is one) with the `place` in the paper and a `mark` where it is doubtful, `state`, `reason`, the
-        number of questions `without_neighbour` of C3PO, and the ids of its `runs` and `studies`.
+        where the score is one) with the `place` in the paper and a `mark` where it is doubtful, `state`, `reason`,
+        and the ids of its `runs` and `studies`.
         """
         found = []
         for row in self.rows:
@@ -163,7 +161,6 @@ class Table:
                 "mark": paper and paper.mark,
                 "state": str(row.state),
                 "reason": row.problem or row.reason or None,
-                "without_neighbour": row.without_neighbour and row.without_neighbour[0],
                 "runs": " ".join(row.runs) or row.run_id,
                 "studies": " ".join(row.studies) or None,
             }
@@ -190,7 +187,6 @@ def table_of(
             score=scores.pop(BASE, None),
             compared=scores,
             published=published_of(experiment, cell),
-            without_neighbour=cell.without_neighbour(),
             problem=cell.problem,
             run_id=cell.run_id,
             runs=[each.run_id for each in cell.results],

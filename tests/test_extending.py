@@ -16,9 +16,6 @@ import pytest
 from lm_eval.api.instance import Instance
 
 import moe_lab
-from moe_lab.errors import ConfigError
-from moe_lab.metrics.registry import metrics
-from moe_lab.results.stored_files import whole_mapping
 from tests.support.command import run_command
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "extending"
@@ -104,42 +101,3 @@ def test_a_model_and_a_task(work, tiny_olmoe_dir, capsys):
     assert ended.code == 0, ended.err
     found = results(ended.out)
     assert found["moe_lab"]["model"]["name"] == "mine" and found["n-samples"]["capitals"]["effective"] == 4
-
-
-@pytest.mark.slow
-def test_an_expert_metric(work, monkeypatch, capsys):
-    run = ["method=base", "task=toy_choice", "limit=2", "metrics=expert"]
-    assert run_command(capsys, *run).code == 0
-    [file] = (work / "outputs" / "runs").glob("*/expert_metrics.json")
-    before = whole_mapping(file)
-    assert before is not None and not {"used_experts", "plugins"} & before.keys()
-    with installed(work / "used_experts", monkeypatch):
-        ended = run_command(capsys, *run)
-        assert ended.code == 0, ended.err
-        stored = whole_mapping(file)
-        assert stored is not None and 2 <= stored["used_experts"]["all"]["value"] <= 4
-        assert "Used Experts" in ended.out and stored["load_balance"] == before["load_balance"]
-        column = moe_lab.run(run, quiet=True).frame()["expert/used_experts/all"]
-        assert list(column) == [stored["used_experts"]["all"]["value"]]
-        changed = stored | {"plugins": {"used_experts": "of other source"}}
-        file.write_text(json.dumps(changed))
-        assert run_command(capsys, *run).code == 0 and whole_mapping(file)["plugins"] == stored["plugins"]
-
-
-def test_a_plug_in_that_is_no_metric_is_refused(work, monkeypatch):
-    """Broken by a traceback in the middle of a run, and by a metric that takes the place of another one."""
-    module = work / "used_experts" / "moe_lab_used_experts.py"
-    source = module.read_text(encoding="utf-8").partition("METRIC = ")[0]
-    module.write_text(source + "METRIC = 3\n")
-    with installed(work / "used_experts", monkeypatch), pytest.raises(ConfigError, match="has the type int"):
-        metrics()
-
-
-def test_a_name_that_is_taken_is_refused(work, monkeypatch):
-    project = work / "used_experts" / "pyproject.toml"
-    project.write_text(project.read_text(encoding="utf-8").replace('used_experts = "', 'capacity = "'))
-    with (
-        installed(work / "used_experts", monkeypatch),
-        pytest.raises(ConfigError, match="capacity .* another name"),
-    ):
-        metrics()

@@ -80,7 +80,7 @@ def plan(overrides: Sequence[str]) -> Plan:
     """What a command would run: `moe_lab.plan(["-m", "method=base,roe", "task=toy_math", "seeds=5"])`.
 
     It is `mode=plan` of the command: everything is checked that can be checked without weights, nothing is computed,
-    written or printed, except for pilots (`pilot=8`).
+    written or printed.
 
     Args:
         overrides: those of `python -m moe_lab`, with "-m" for a grid, or with `experiment=`.

@@ -38,8 +38,7 @@ GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")
 MODES = {
     "run": "compute what is not stored, print the table, write the page (the default)",
     "plan": """lists the runs, whether each is stored, and their cost; loads no weights and writes nothing
-  It also says what the command lacks (packages, data, memory), and ends with exit code 2 if nothing can run.
-  pilot=8 answers 8 documents of each model, method and task first, and estimates the hours here.""",
+  It also says what the command lacks (packages, data, memory), and ends with exit code 2 if nothing can run.""",
     "report": """writes the table and page of stored results again
   Without anything else but output_dir=: a page that lists all that is stored.""",
     "compare": """differences between stored results of the same documents, of lm-eval or moe_lab

@@ -24,22 +24,20 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
-from hydra.core.utils import configure_log
-from hydra.errors import HydraException, SearchPathException
+from hydra.errors import SearchPathException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
 from moe_lab.config.overrides import (
-    METHOD_KEY,
+    GROUPS,
     as_typed,
     quote,
     refuse,
     with_function_keys,
     without_method_keys,
 )
-from moe_lab.config.recorded import interpolations
 from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.errors import ConfigError
 
@@ -47,10 +45,6 @@ conf_dir = str(resource_folder("conf"))
 """The folder of the configuration, for Hydra in a script of one's own (docs/python.md)."""
 NAME = "config"
 """conf/config.yaml."""
-GROUPS = (*GROUP_CONFIGS, "method")
-_SWEEP = "hydra.mode=MULTIRUN"
-MOST_CELLS = 20_000
-"""Of a grid."""
 _LOCK = RLock()
 """Held while Hydra composes: its plug-ins, its schema and `HydraConfig` are shared by all threads."""
 
@@ -62,11 +56,10 @@ class Cell:
     values: dict[str, Any]
     choices: dict[str, str]
     config_dirs: list[str]
+    """The folder of `--config-dir`, if it was given."""
     overrides: list[str] = field(default_factory=list)
     method_keys: list[str] = field(default_factory=list)
     """`method.<key>=` next to experiment=; they apply to cells of the experiment and are not in `values`."""
-    interpolated: dict[str, Any] = field(default_factory=dict)
-    """The values that were typed as interpolations, by key (`recorded.py: interpolations`)."""
 
 
 class PluginOptions(SearchPathPlugin):
@@ -104,14 +97,13 @@ def compose(argv: list[str]) -> list[Cell]:
 
 
 def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
-    """The cell of some overrides, for experiments. `config_dirs`: the folders of `--config-dir`.
+    """The cell of some overrides, for experiments. `config_dirs`: the folder of `--config-dir`, if any.
 
     Raises what `compose` raises.
     """
     refuse(overrides)
     with _LOCK:
-        cell = _cell(_source(dirs=tuple(config_dirs)), list(map(quote, overrides)))
-    return replace(cell, config_dirs=config_dirs)
+        return _cell(_source(config_dir=next(iter(config_dirs), None)), list(map(quote, overrides)))
 
 
 @dataclass(frozen=True)
@@ -122,27 +114,10 @@ class _Source:
     name: str
     config_dir: str | None
     """The folder of `--config-dir`."""
-    dirs: tuple[str, ...]
-    """Further folders with options."""
-    folders: tuple[Path, ...]
-    """All folders that options are read from."""
     files: tuple[tuple[str, int, int], ...]
-    """The names, sizes and times of all option files."""
+    """The names, sizes and times of all option files: what is cached of them is theirs."""
 
-    def load(self, overrides: list[str]) -> DictConfig:
-        """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
-        dirs = ",".join(f"'file://{folder}'" for folder in self.dirs)
-        searched = [f"hydra.searchpath=[{dirs}]"] if dirs else []
-        cfg = self.app().compose_config(
-            self.name, [*with_function_keys(overrides), *searched], run_mode=RunMode.RUN
-        )
-        if cfg.hydra.mode == RunMode.MULTIRUN:
-            raise HydraException("hydra.mode=MULTIRUN is for a grid")
-        if cfg.hydra.verbose:
-            configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
-        return cfg
-
-    def app(self) -> Hydra:
+    def hydra(self) -> Hydra:
         """Hydra for this source, without its global instance. Raises SearchPathException for a missing folder."""
         version.setbase("1.3")
         search_path = create_automatic_config_search_path(__file__, None, self.folder)
@@ -154,16 +129,17 @@ class _Source:
             )
         return Hydra("moe_lab", ConfigLoaderImpl(search_path))
 
+    def load(self, overrides: list[str]) -> DictConfig:
+        """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
+        return self.hydra().compose_config(self.name, with_function_keys(overrides), run_mode=RunMode.RUN)
+
 
 @lru_cache
-def _source(
-    folder: str = conf_dir, name: str = NAME, config_dir: str | None = None, dirs: tuple[str, ...] = ()
-) -> _Source:
-    places = [folder, *([config_dir] if config_dir is not None else []), *dirs]
-    folders = (*map(Path, places), *plugin_folders())
-    files = [(file, file.stat()) for place in folders for file in sorted(place.rglob("*.yaml"))]
+def _source(folder: str = conf_dir, name: str = NAME, config_dir: str | None = None) -> _Source:
+    places = [Path(folder), *([Path(config_dir)] if config_dir else []), *plugin_folders()]
+    files = [(file, file.stat()) for place in places for file in sorted(place.rglob("*.yaml"))]
     stamps = tuple((str(file), status.st_size, status.st_mtime_ns) for file, status in files)
-    return _Source(folder, name, config_dir, dirs, folders, stamps)
+    return _Source(folder, name, config_dir, stamps)
 
 
 def _cells(argv: list[str]) -> list[Cell]:
@@ -173,55 +149,33 @@ def _cells(argv: list[str]) -> list[Cell]:
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
     folder = None if args.config_dir is None else os.path.abspath(args.config_dir)
     source = _source(args.config_path or conf_dir, args.config_name or NAME, folder)
-    app = source.app()
-    if _printed(app, source.name, args, parser):
+    hydra = source.hydra()
+    if _printed(hydra, source.name, args, parser):
         return []
     if not args.multirun:
-        global _composed_before
-        first, _composed_before = not _composed_before, True
-        try:
-            cell = (_composed if first else _cell)(source, args.overrides)
-        except HydraException:
-            if app.get_mode(source.name, with_function_keys(args.overrides)) != RunMode.MULTIRUN:
-                raise
-        else:
-            return [cell]
-    batches = _batches(app, source.name, args.overrides)
-    if not 0 < len(batches) <= MOST_CELLS:
-        raise ConfigError(
-            f"The grid {' '.join(args.overrides)} has {len(batches):,} runs. Give it 1 to {MOST_CELLS:,}."
-        )
-    return [_cell(source, batch, number) for number, batch in enumerate(batches)]
+        # Hydra composes the first configuration of a process faster as a whole than option by option
+        return [(_cell if _base.cache_info().currsize else _composed)(source, args.overrides)]
+    parsed = OverridesParser.create(hydra.config_loader).parse_overrides(args.overrides)
+    of_hydra = [str(one.input_line) for one in parsed if one.is_hydra_override()]
+    of_cells = [one for one in parsed if not one.is_hydra_override()]
+    [batches] = BasicSweeper.split_arguments(of_cells, max_batch_size=None)
+    if not batches:
+        raise ConfigError(f"The grid {' '.join(args.overrides)} has no runs.")
+    return [_cell(source, [*of_hydra, *batch]) for batch in batches]
 
 
-def _printed(app: Hydra, name: str, args: Namespace, parser: Any) -> bool:
+def _printed(hydra: Hydra, name: str, args: Namespace, parser: Any) -> bool:
     """Do what a flag of Hydra's asks for that only prints. Returns whether there was one."""
     overrides = with_function_keys(args.overrides)
     if args.hydra_help:
-        app.hydra_help(config_name=name, args_parser=parser, args=args)
+        hydra.hydra_help(config_name=name, args_parser=parser, args=args)
     elif args.cfg:
-        app.show_cfg(name, overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
+        hydra.show_cfg(name, overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
     elif args.shell_completion:
-        app.shell_completion(name, overrides)
+        hydra.shell_completion(name, overrides)
     elif args.info:
-        app.show_info(args.info, name, overrides)
+        hydra.show_info(args.info, name, overrides)
     return bool(args.hydra_help or args.cfg or args.shell_completion or args.info)
-
-
-def _batches(app: Hydra, name: str, overrides: list[str]) -> list[list[str]]:
-    """The overrides of every cell of a grid, as Hydra's basic sweeper splits them."""
-    # the default method lacks keys of others
-    others = [one for one in overrides if not METHOD_KEY.match(one)]
-    runtime = app.compose_config(name, [*others, _SWEEP], run_mode=RunMode.MULTIRUN).hydra
-    swept = [f"{key}={value}" for key, value in (runtime.sweeper.get("params") or {}).items()]
-    parsed = OverridesParser.create(app.config_loader).parse_overrides([*swept, *overrides])
-    of_cells = [one for one in parsed if not one.is_hydra_override()]
-    [batches] = BasicSweeper.split_arguments(of_cells, max_batch_size=None)
-    hydras = [str(one.input_line) for one in parsed if one.is_hydra_override()]
-    first = with_function_keys([*hydras, *next(iter(batches), ())])
-    if app.compose_config(name, first, run_mode=RunMode.RUN).hydra.mode == RunMode.MULTIRUN:
-        hydras.append("hydra.mode=RUN")  # a YAML asks for the grid
-    return [[*hydras, *batch] for batch in batches]
 
 
 # Composing a cell. Hydra takes a tenth of a second for a configuration, and the tables of a paper have thousands of
@@ -229,40 +183,25 @@ def _batches(app: Hydra, name: str, overrides: list[str]) -> list[list[str]]:
 # Whatever is not simply `option` or `key=value` is composed by Hydra, which also raises all errors.
 
 
-_composed_before = False
-"""Whether this process composed a single cell: of the first one, Hydra composes the whole, which is faster once."""
-
-
-def _cell(source: _Source, overrides: list[str], number: int | None = None) -> Cell:
-    """The cell of quoted overrides, with its `number` in a grid. Raises the errors of Hydra and OmegaConf."""
-    parsed = list(map(_parsed, overrides))
-    base = _put_together(source, parsed)
+def _cell(source: _Source, overrides: list[str]) -> Cell:
+    """The cell of quoted overrides. Raises the errors of Hydra and OmegaConf."""
+    base = _put_together(source, list(map(_parsed, overrides)))
     if base is None or "${hydra" in str(base.values):
-        return _composed(source, overrides, number)
-    return _resolved(base, [str(one.input_line) for one in parsed])
+        return _composed(source, overrides)
+    return _resolved(base, overrides)
 
 
-def _composed(source: _Source, overrides: list[str], number: int | None = None) -> Cell:
+def _composed(source: _Source, overrides: list[str]) -> Cell:
     """As `_cell`, by Hydra alone."""
     cfg = source.load(overrides)
-    if number is not None:
-        OmegaConf.update(cfg, "hydra.job.num", number)
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in values
-    return _resolved(_base_of(cfg), _typed(cfg.hydra, "task"))
-
-
-def _typed(runtime: DictConfig, kind: str) -> list[str]:
-    """Overrides as they were typed: an interpolation in one may be a secret, and is not resolved."""
-    typed = OmegaConf.to_container(runtime.overrides[kind], resolve=False)
-    assert isinstance(typed, list)
-    return list(map(str, typed))
+    return _resolved(_base_of(cfg), [one for one in overrides if not one.lstrip("+~").startswith("hydra.")])
 
 
 def _resolved(base: Cell, overrides: list[str]) -> Cell:
     """The cell of a configuration whose interpolations are resolved here. Raises OmegaConf's errors."""
     values, text = base.values, str(base.values)
     if "${" in text or "???" in text:
-        base = replace(base, interpolated=interpolations(values))
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)
         values = {str(key): value for key, value in plain.items()}
@@ -279,20 +218,13 @@ def _put_together(source: _Source, overrides: list[Override]) -> Cell | None:
     """What Hydra would compose of the overrides; None if only Hydra knows."""
     if not all(map(_is_plain, overrides)):
         return None
-    base = copy.deepcopy(_base(source, ""))
-    options = {
-        one.key_or_group: one for one in overrides if one.key_or_group in GROUPS
-    }  # the last one counts
-    for group, one in options.items():
-        files = [folder / group / f"{one.value()}.yaml" for folder in source.folders]
-        texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
-        # an option that includes another one may include what depends on another group's option
-        if not texts or any("defaults" in text for text in texts):
-            return None
-        option, defaults = _base(source, str(one.input_line)), _base(source, "")
+    defaults = _base(source, "")
+    base = copy.deepcopy(defaults)
+    for group, one in {one.key_or_group: one for one in overrides if one.key_or_group in GROUPS}.items():
+        option = _base(source, str(one.input_line))
         for part, of_defaults in ((option.values, defaults.values), (option.choices, defaults.choices)):
             if {**part, group: None} != {**of_defaults, group: None}:
-                return None
+                return None  # it is no option of its group alone
         base.values[group] = copy.deepcopy(option.values[group])
         base.choices[group] = option.choices[group]
     values = [one for one in overrides if one.key_or_group not in GROUPS]

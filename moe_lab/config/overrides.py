@@ -1,8 +1,7 @@
 """Overrides as they are typed: quoting, refused ones, and messages for the errors of Hydra and OmegaConf."""
 
 import re
-from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,57 +15,77 @@ from omegaconf.errors import (
 )
 
 from moe_lab.config.catalog import unknown_option
-from moe_lab.config.foreign import refuse_foreign, refuse_lm_eval_command
-from moe_lab.config.schema import GROUP_CONFIGS, KEYS, Config, PathsText, PathText
+from moe_lab.config.schema import GROUP_CONFIGS, KEYS
 from moe_lab.config.validators import Owners, unknown_key
 from moe_lab.errors import ConfigError
 
-PLAIN_COMMAS = re.compile(r"^(experiment|gen_kwargs|task\.metric)=([^'\"\[{].*[,=].*)$")
+GROUPS = (*GROUP_CONFIGS, "method")
+SEVERAL = re.compile(r"^(experiment|gen_kwargs|task\.metric|b)=([^'\"\[{].*[,=].*)$")
+"""Keys whose value has commas and equal signs of its own."""
 FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
 """A quoted, escaped or interpolated value, a list, or a function of Hydra."""
+NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
+"""A character that Hydra's grammar does not accept in a plain value."""
 EXPERIMENT = re.compile(r"experiment=(?!null$).")
 """The key. `+experiment=` adds an option of a group that a user has."""
 METHOD_KEY = re.compile(r"\+*method\.")
 LAUNCHER = ("launcher=", "launcher.", "+launcher.", "++launcher.")
 """The beginnings of overrides that say who runs a command."""
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
-NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
-"""A character that Hydra's grammar does not accept in a plain value."""
+
+_STORED = "nothing: answers are stored as they come, and the same command continues"
+_QUANTIZED = (
+    "dtype=bfloat16, or a checkpoint that is stored quantized: experts are fused tensors (docs/hardware.md)"
+)
+INSTEAD = {
+    "cache_requests": _STORED,
+    "fewshot": "num_fewshot=<number of examples>",
+    "load_in_4bit": _QUANTIZED,
+    "load_in_8bit": _QUANTIZED,
+    "log_samples": "nothing: samples_<task>.jsonl is always written",
+    "lora": "method=finetune-freeze method.lora.r=8, or model.peft=<adapter> for a trained one",
+    "model_args": "model.path=<hub id or folder>, dtype= and the other keys of --help model=",
+    "model_name_or_path": "model.path=<hub id or folder>",
+    "output_path": "output_dir=<folder>",
+    "parallelize": "model.device_map=auto",
+    "pretrained": "model.path=<hub id or folder>",
+    "tasks": "task=gsm8k, or task=lm_eval task.name=[piqa,sciq] for any tasks of lm-eval",
+    "torch_dtype": "dtype=bfloat16",
+    "trust_remote_code": "a model whose type transformers has: code from the hub is never run",
+    "use_cache": _STORED,
+    "wandb_args": "logger=wandb logger.project=<name> (docs/wandb.md)",
+    "hydra/launcher": "launcher=local launcher.workers=4, which keeps one table for all runs (--help launcher=)",
+    "hydra/sweeper": "-m with several values for a grid, or tuning=tpe for a search",
+}
+"""What to use instead of a flag or key of lm-eval, transformers or Hydra."""
+OF_JOBS = re.compile(r"hydra\.(?!searchpath)")
+"""Settings of Hydra's jobs, which there are none of here."""
 
 
 def refuse(overrides: list[str]) -> None:
-    """Raise ConfigError for overrides that Hydra would accept without effect, or refuse with a traceback."""
-    refuse_lm_eval_command(overrides)
-    grid = bool({"-m", "--multirun"} & set(overrides))
+    """Raise ConfigError for overrides that Hydra would accept without effect, or refuse without naming the remedy."""
     for override in overrides:
-        refuse_foreign(override)
-        key = override.lstrip("+~").partition("=")[0]
+        key, _, value = override.lstrip("+~-").partition("=")
+        name = key.replace("-", "_") if override.startswith("--") else key
         if override.startswith("~") and key.partition(".")[0] in KEYS:
             raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
-        _refuse_odd_option(override, grid)
-
-
-def _refuse_odd_option(override: str, grid: bool) -> None:
-    """Raise ConfigError for options of which Hydra would take the last one, or leave out the group."""
-    group, _, option = override.lstrip("+").partition("=")
-    if group not in (*GROUP_CONFIGS, "method"):
-        return
-    if option.startswith("[") or ("," in option and not grid):
-        several = option.strip("[]").replace(" ", "")
-        tasks = (
-            "\nSeveral tasks of lm-eval in one run: task=lm_eval task.name=[piqa,sciq]."
-            if group == "task"
-            else ""
-        )
-        raise ConfigError(f"{group}={option}: a run has one {group}. A grid: -m {group}={several}.{tasks}")
-    if group == "model" and "/" in option:
-        raise ConfigError(
-            f"model={option} is no option of model. A hub id or a folder is model.path={option}."
-        )
-    if option == "null":
-        raise ConfigError(
-            f"{group}=null is no option of {group}.\npython -m moe_lab --help {group}= lists them."
-        )
+        if OF_JOBS.match(key):
+            raise ConfigError(
+                f"{key}: Hydra only composes here, and starts no job. output_dir=<folder> says where results go."
+            )
+        if override.startswith("--") and name.partition(".")[0] in KEYS:
+            raise ConfigError(f"{override}: keys have no dashes. Use {name}=<value>.")
+        known = key in KEYS or key.startswith("method.")
+        leaf = name if "/" in name else name.rpartition(".")[2]
+        if leaf in INSTEAD and not known:
+            raise ConfigError(f"{override}: not here. Use {INSTEAD[leaf]}.")
+        if key in GROUPS and (value == "null" or value.startswith("[")):
+            tasks = " Several tasks in one run: task=lm_eval task.name=[piqa,sciq]." if key == "task" else ""
+            raise ConfigError(
+                f"{key}={value}: a run has one {key}, which --help {key}= lists. A grid: -m {key}=a,b.{tasks}"
+            )
+        if key == "model" and "/" in value:
+            raise ConfigError(f"model={value} is no option. A hub id or a folder is model.path={value}.")
 
 
 def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -77,9 +96,8 @@ def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
     if not any(map(EXPERIMENT.match, argv)):
         return argv, []
     keys = [argument for argument in argv if METHOD_KEY.match(argument)]
-    if any(
-        one.is_sweep_override() for one in OverridesParser.create().parse_overrides(list(map(quote, keys)))
-    ):
+    parsed = OverridesParser.create().parse_overrides(list(map(quote, keys)))
+    if any(one.is_sweep_override() for one in parsed):
         raise ConfigError(OWN_GRID)
     return [argument for argument in argv if argument not in keys], keys
 
@@ -97,45 +115,28 @@ def as_typed(override: str) -> str:
 
 
 def quote(argument: str) -> str:
-    """Quote a value that Hydra's grammar would misread.
+    """Quote a value that Hydra's grammar would misread, such as a path with blanks or letters beyond ASCII.
 
-    Those are values with commas and equal signs (`experiment=a,b`, `gen_kwargs=x=1,y=2`, `task.metric=acc,none`), and
-    paths with blanks, brackets or letters beyond ASCII, where a comma still separates the values of a grid, unless the
-    key has several paths itself. Every key of a method may be a path.
+    A comma separates the values of a grid, unless the key takes several itself: `experiment=a,b`,
+    `gen_kwargs=x=1,y=2`, `task.metric=acc,none`, `b=x,y`.
     """
-    if match := PLAIN_COMMAS.match(argument):
+    if match := SEVERAL.match(argument):
         return f"{match[1]}='{match[2]}'"
     key, _, value = argument.partition("=")
-    if not value or FOR_HYDRA.search(value):
+    if argument.startswith("-") or not value or FOR_HYDRA.search(value):
         return argument
-    if key in _keys_of(PathsText):
-        return f"{key}={_quote_path(value)}"
-    if METHOD_KEY.match(key) or key in _keys_of(PathText):
-        return f"{key}={','.join(_quote_path(path.strip()) for path in value.split(','))}"
-    return argument
+    return f"{key}={','.join(_quoted(part.strip()) for part in value.split(','))}"
 
 
-@cache
-def _keys_of(annotation: Any) -> set[str]:
-    """The keys of the schema with an annotation."""
-    schemas = {"": Config} | {f"{group}.": cls for group, cls in GROUP_CONFIGS.items()}
-    return {
-        f"{prefix}{key}"
-        for prefix, cls in schemas.items()
-        for key, hint in get_type_hints(cls, include_extras=True).items()
-        if annotation in (hint, *get_args(hint))
-    }
-
-
-def _quote_path(path: str) -> str:
-    escaped = path.replace("'", "\\'")
-    return f"'{escaped}'" if NOT_PLAIN.search(path) else path
+def _quoted(value: str) -> str:
+    escaped = value.replace("'", "\\'")
+    return f"'{escaped}'" if NOT_PLAIN.search(value) else value
 
 
 # Errors of Hydra and OmegaConf: a few lines with the closest valid choice and what to do
 
-# Hydra proposes `+key` and `++key`, which are refused here.
 ADVICE_TO_FORCE = re.compile(r"use \+|a second \+")
+"""Hydra proposes `+key` and `++key`, which are refused here."""
 AMBIGUOUS = re.compile(r"Ambiguous value for argument '\+*([^=]+)=(.*)'")
 REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
@@ -145,42 +146,38 @@ def explain(error: BaseException, owners: Owners) -> str:
     cause = error.__cause__
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} must be given: {error.full_key}=<value>. See --help."
-    if isinstance(error, MissingConfigException):
+    if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
-        if error.options:
-            return unknown_option(group, option, sorted(error.options))
-        return f"{str(error).splitlines()[0]}\nSee --help for what can be composed."
+        return unknown_option(group, option, sorted(error.options))
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:
         return _missing_key(cause, owners)
     if match := AMBIGUOUS.match(str(error)):
         key, values = match.groups()
-        text = f"{key}={values}: a key takes one value. A grid: -m {key}={values}."
-        if key != "seed":
-            return f"{text} A list, if the key takes one: {key}=[{values}]."
-        first, *more = values.split(",")
-        return f"{text}\nConsecutive seeds with a summary: seed={first} seeds={1 + len(more)} (seed, seed+1, ...)."
+        also = {
+            "seed": " Consecutive seeds with a summary: seeds=<number>.",
+            "task": " Several tasks in one run: task=lm_eval task.name=[piqa,sciq].",
+        }
+        more = "" if key in GROUPS else f" A list, if the key takes one: {key}=[{values}]."
+        return f"{key}={values}: a run has one {key}. A grid: -m {key}={values}.{also.get(key, more)}"
+    if isinstance(error, OverrideParseException) and "=" not in error.override:
+        return f"{error.override!r} is no key=value, as mode=report is. See --help."
     lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]
     if cause is not None:
         lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
-    if isinstance(error, OverrideParseException) and "=" not in error.override:
-        return f"{error.override!r} is no key=value: mode=report and mode=compare a=X b=Y, for example. See --help."
     if isinstance(error, OverrideParseException):
         lines = [
             f"{as_typed(str(error.override))}: {lines[0]}",
-            "Quote a value that has brackets, quotes or commas in it: 'key=\"a (b)\"'.",
+            "Quote a value that has brackets or quotes in it.",
         ]
     return "\n".join([*lines[:5], "See --help for what can be composed, and how."])
 
 
 def _missing_key(cause: Any, owners: Owners) -> str:
-    root = cause.parent_node._get_root()
-    prefix, _, _ = str(cause.full_key).rpartition(".")
-    known = [f"{prefix}.{key}" if prefix else str(key) for key in cause.parent_node if key != "hydra"]
+    node, key = cause.parent_node, str(cause.full_key)
+    prefix, _, leaf = key.rpartition(".")
+    known = [f"{prefix}.{one}" if prefix else str(one) for one in node if one != "hydra"]
     if not prefix:
-        sections = {
-            key: node for key, node in root.items() if isinstance(node, DictConfig) and key != "hydra"
-        }
-        leaf = str(cause.full_key)
-        known += [f"{group}.{key}" for group, section in sections.items() for key in section if key == leaf]
-    option = cause.parent_node.get("name") if prefix and isinstance(cause.parent_node, DictConfig) else None
-    return str(unknown_key(str(cause.full_key), known, option, owners))
+        sections = [one for one in known if isinstance(node[one], DictConfig) and leaf in node[one]]
+        known += [f"{section}.{leaf}" for section in sections]
+    option = node.get("name") if prefix and isinstance(node, DictConfig) else None
+    return str(unknown_key(key, known, option, owners))

@@ -6,7 +6,7 @@ does not import torch, which would slow down `--help`.
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from moe_lab.config.validators import above_zero, at_least, one_of
 from moe_lab.errors import ConfigError, need_package
@@ -17,10 +17,6 @@ LARGEST_SEED = 2**63 - 1
 MOST_SEEDS = 1000
 
 ExpertsImplementation = Literal["eager", "grouped_mm", "batched_mm", "weights_first"]
-PathText = Annotated[str, "a path"]
-"""The type of a key whose value may be a path: on the command line it needs no quotes (`moe_lab.config.compose`)."""
-PathsText = Annotated[str, "paths"]
-"""The same for several paths, separated by commas."""
 
 
 @dataclass(kw_only=True)
@@ -28,10 +24,10 @@ class ModelConfig:
     """The model and the options of loading it."""
 
     name: str = "tiny"
-    path: PathText | None = None
+    path: str | None = None
     revision: str | None = None
-    tokenizer: PathText | None = None
-    peft: PathText | None = None
+    tokenizer: str | None = None
+    peft: str | None = None
     """Folder or hub id of an adapter in peft's format, which is merged into the weights."""
     experts_implementation: ExpertsImplementation | None = None
     attn_implementation: str | None = None
@@ -89,7 +85,7 @@ class TaskConfig:
     """Folder under `data_dir`; null: the task's name."""
     data_filter: str | None = None
     """Column with each row's `dataset_name`, in a file that the tasks of a group share."""
-    include_path: PathText | None = None
+    include_path: str | None = None
     fewshot_split: str | None = None
     category: Literal["math", "commonsense", "code"] | None = None
     """Row of the RoE paper's Table 1 with the defaults of tuning; null: none."""
@@ -105,9 +101,9 @@ class TaskConfig:
     judges: list[str] | None = None
     """The judges of a safety task (`moe_lab.tasks.judges`); null: toy for the embedded model, else reward and
     llama_guard."""
-    reward_model: PathText | None = None
+    reward_model: str | None = None
     """Folder, or hub id with an optional `@revision`; null: the judge's default. The same holds for the next two."""
-    guard_model: PathText | None = None
+    guard_model: str | None = None
     moderation_model: str | None = None
 
     def __post_init__(self) -> None:
@@ -130,8 +126,6 @@ class TuningConfig:
     """Number of trials of a study, including those of earlier commands."""
     metric: Literal["perplexity", "accuracy"] | None = None
     """Objective on the tuning documents."""
-    text: Literal["data", "gsm8k", "equations"] | None = None
-    """The texts of the perplexity (`moe_lab/runs/tuning/study.py`); null: data, else gsm8k."""
     num_samples: int | None = None
     max_temperature: float | None = None
     step: float = 0.05
@@ -140,8 +134,6 @@ class TuningConfig:
     """Whether each trial's value is its perplexity at the best logit scale. tuning=scale searches nothing else."""
     seeds: int = 1
     """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one study for all runs."""
-    storage: PathText | None = None
-    """URL of the database with the trials; null: `storage.db` in the study's folder."""
     timeout: float | None = None
     """Seconds after which no further trial begins; null: no limit."""
 
@@ -180,8 +172,8 @@ class LauncherConfig:
     name: Literal["none", "local", "submitit", "ray"] = "none"
     workers: int | None = None
     """Number of processes; null: as many as GPUs are there for, 2 without GPUs."""
-    gpus_per_worker: int | None = None
-    """null: with launcher=local what the largest model needs, with ray and submitit what `parameters` say."""
+    gpus_per_worker: int = 1
+    """Of launcher=local. With ray and submitit `parameters` say it."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Resources of each worker: arguments of submitit's `update_parameters` or of Ray's `remote`."""
     cluster: str | None = None
@@ -192,12 +184,8 @@ class LauncherConfig:
     def __post_init__(self) -> None:
         at_least("launcher.workers", self.workers, 1, MOST_WORKERS)
         at_least("launcher.gpus_per_worker", self.gpus_per_worker, 1)
-        for key, launcher in (("cluster", "submitit"), ("address", "ray")):
-            if getattr(self, key) is not None and self.name != launcher:
-                raise ConfigError(f"launcher.{key} belongs to launcher={launcher}.")
-        for key in ("workers", "gpus_per_worker"):
-            if self.name == "none" and getattr(self, key) is not None:
-                raise ConfigError(f"launcher.{key}={getattr(self, key)} starts nothing. Add launcher=local.")
+        if self.name == "none" and self.workers is not None:
+            raise ConfigError(f"launcher.workers={self.workers} starts nothing. Add launcher=local.")
 
 
 GROUP_CONFIGS = {
@@ -242,8 +230,8 @@ class Config:
     predict_only: bool = False
     device: str = "auto"
     dtype: str = "auto"
-    output_dir: PathText = "outputs"
-    data_dir: PathText | None = None
+    output_dir: str = "outputs"
+    data_dir: str | None = None
     offline: bool = False
     baseline: bool = True
     rerun: bool = False
@@ -251,19 +239,15 @@ class Config:
     metrics: Literal["none", "expert"] = "none"
     experiment: str | None = None
     scale: Literal["tiny", "small", "paper"] = "tiny"
-    pilot: int | None = None
-    """With mode=plan: documents of each model, method and task without a measured speed that are answered for it."""
-    a: PathText | None = None
+    a: str | None = None
     """With mode=compare: a results file or its folder."""
-    b: PathsText | None = None
+    b: str | None = None
     """With mode=compare: what is compared with `a`; several separated by commas."""
 
     overrides: list[str] = field(default_factory=list)
     """The overrides of the command line, for the record; not a key of `conf/`."""
     config_dirs: list[str] = field(default_factory=list)
-    """The folders of `--config-dir`, for the record; not a key of `conf/`."""
-    interpolated: dict[str, Any] = field(default_factory=dict)
-    """The values that were typed as interpolations, by key (`recorded.py`); not a key of `conf/`."""
+    """The folder of `--config-dir`, for the record; not a key of `conf/`."""
 
     def __post_init__(self) -> None:
         if self.apply_chat_template is None:
@@ -292,11 +276,6 @@ class Config:
             raise ConfigError("limit= and samples= both choose documents. Give one of them.")
         if self.samples is not None and (not self.samples or min(self.samples) < 0):
             raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")
-        at_least("pilot", self.pilot, 1)
-        if self.pilot is not None and self.mode != "plan":
-            raise ConfigError(
-                f"pilot={self.pilot} belongs to mode=plan. Add mode=plan, or use limit={self.pilot}."
-            )
         if not re.fullmatch(r"[a-z]+(:\d+)?", self.device):
             raise ConfigError(
                 f"device={self.device} is not a device. Use auto, cpu, cuda, cuda:<index> or another one that torch "
@@ -331,6 +310,6 @@ class Config:
         return self.seeds or (1 if self.tuning.name == "none" else SEEDS_WITH_TUNING)
 
 
-RECORDED = ("overrides", "config_dirs", "interpolated")
+RECORDED = ("overrides", "config_dirs")
 KEYS = [name for name in Config.__dataclass_fields__ if name not in RECORDED]
 """The keys of a composed configuration."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
@@ -33,8 +33,6 @@ class Meter(TorchDispatchMode):
         known: tensors that are not counted, nor views of them. Tensors on other devices than theirs are not counted.
     """
 
-    block = 1
-    """Bytes of storages are counted in multiples of this."""
     on_meta: ClassVar[dict[Any, Callable[..., Any]]] = {}
     """Operations whose result on the meta device is not torch's."""
 
@@ -63,7 +61,7 @@ class Meter(TorchDispatchMode):
         if key in self._known or key in self._held:
             return
         self._held.add(key)
-        size = -(-storage.nbytes() // self.block) * self.block
+        size = storage.nbytes()
         self.live += size
         self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._release, key, size).atexit = False
@@ -141,8 +139,7 @@ class Footprint:
     @cached_property
     def kept(self) -> int:
         """A token in a pass with gradients of its hidden states: what all layers keep for them."""
-        with _disable_current_modes():  # in a dry run, whose device would count these passes
-            few, many = (self._gradient_pass(size) for size in SIZES)
+        few, many = (self._gradient_pass(size) for size in SIZES)
         return -(-(many - few) // (SIZES[1] - SIZES[0]))
 
     @torch.no_grad()

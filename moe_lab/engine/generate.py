@@ -43,21 +43,6 @@ def generate(
         _Batch(forward, batch, prefill).run(decoding, on_done)
 
 
-def rehearse(
-    forward: EnsembleForward, states: list[GenerationState], budget: Budget, decoding: Decoding
-) -> None:
-    """The first and the last step of batches, for a dry run: other steps take no more memory.
-
-    A batch without a new beginning takes no more than the one before it, which has longer prompts.
-    """
-    rehearsed: set[int] = set()
-    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, None):
-        groups = {id(prefill.groups[state.index]) for state in batch}
-        if groups != rehearsed:
-            _Batch(forward, batch, prefill).rehearse(decoding)
-        rehearsed = groups
-
-
 def _batches(
     forward: EnsembleForward,
     states: list[GenerationState],
@@ -133,19 +118,6 @@ class _Batch:
             if ended:
                 self._set_active([b for b in self.active if b not in ended])
             self.scores_AV = self._next_scores()
-
-    def rehearse(self, decoding: Decoding) -> None:
-        """The first and the last step; the tokens between them are not read."""
-        decoding.extend(self.states, self.scores_AV)
-        skipped = decoding.max_new_tokens - 2
-        if skipped < 0:
-            return
-        for state in self.states:
-            state.generated += [0] * skipped
-        for layer in self.cache.layers:
-            layer.length += skipped
-        self.real_BT = torch.nn.functional.pad(self.real_BT, (0, skipped), value=True)
-        decoding.extend(self.states, self._next_scores())
 
     def _next_scores(self) -> Tensor:
         """float32 [A, V]: scores after the newest token of every unfinished sequence."""

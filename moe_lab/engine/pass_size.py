@@ -1,4 +1,4 @@
-"""The size of a forward pass, from the free memory and the model's shape."""
+"""The size of a forward pass, from the free memory and the model's shape, and the memory that a run needs."""
 
 from collections import Counter
 from typing import Any
@@ -9,7 +9,7 @@ from moe_lab.engine.footprint import footprint_of
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.forward.layers import decoder_layers, runs_on_kv_cache
 from moe_lab.engine.scoring import Budget
-from moe_lab.models.memory import free_memory
+from moe_lab.models.memory import free_memory, weight_bytes
 
 MOST_TOKENS = 16384
 """Tokens of a pass at most: more take memory and are not faster."""
@@ -20,6 +20,8 @@ PASS_SHARE = 0.2
 `KEPT_SHARE`)."""
 CACHE_SHARE = 0.5
 """Share of the free memory for the keys and values of the sequences of a pass, or of those that generate together."""
+PLANNED_TOKENS = 2048
+"""Tokens of a pass on a device that is planned for. Smaller passes are much slower."""
 LEAST_TOKENS = 32
 """Passes are not halved below this."""
 ROW_COPIES = 2
@@ -74,10 +76,24 @@ def _free_for_caches(model: Any) -> int:
     return min(free_memory(device) * len(layers) // count for device, count in counts.items())
 
 
-def sequence_bytes(model: Any, slots: float, samples: int) -> int:
+def sequence_bytes(model: Any, slots: float, samples: float) -> int:
     """Bytes of a sequence that generates: its cached slots, and the logits of its samples with their float32 scores."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    return int(token_bytes(model) * slots) + samples * vocabulary * (model.dtype.itemsize + SCORE_BYTES)
+    return int(token_bytes(model) * slots + samples * vocabulary * (model.dtype.itemsize + SCORE_BYTES))
+
+
+def planned_memory(model: Any, slots: float, rows: float) -> int:
+    """The bytes of a device that holds the weights, and has the free memory whose shares suffice.
+
+    They suffice for passes of `PLANNED_TOKENS` tokens, and for so many cached slots and rows of logits.
+
+    Args:
+        model: on the meta device.
+
+    Raises NotImplementedError for a family whose own code reads values of tensors.
+    """
+    of_pass = PLANNED_TOKENS * footprint_of(model).token / PASS_SHARE
+    return weight_bytes(model) + int(max(of_pass, sequence_bytes(model, slots, rows) / CACHE_SHARE))
 
 
 def in_step(model: Any, size: int) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
@@ -41,15 +40,6 @@ class Asked:
             prompt = tuple(encoder.prompt(args[0], encoder.lm.max_length - most))
             self.generated.setdefault(repr(sorted(args[1].items())), {})[args[0]] = prompt, (most,) * repeats
 
-    def first(self, count: int) -> Asked:
-        """The first `count` contexts, texts and prompts of each generation setting."""
-
-        def head(mapping: dict[Any, Any]) -> dict[Any, Any]:
-            return dict(islice(mapping.items(), count))
-
-        generated = {settings: head(prompts) for settings, prompts in self.generated.items()}
-        return Asked(head(self.scored), head(self.texts), generated)
-
     def add(self, other: Asked) -> None:
         """Take over the requests of another one."""
         for context, continuations in other.scored.items():
@@ -62,6 +52,15 @@ class Asked:
     def answers(self) -> int:
         """Scored and generated answers."""
         return sum(map(len, self.scored.values())) + len(self.texts) + len(self.new_tokens)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request with its answer."""
+        pairs = [(context, ids) for context, continuations in self.scored.items() for ids in continuations]
+        pairs += [window for windows in self.texts.values() for window in windows]
+        prompts = [each for of_settings in self.generated.values() for each in of_settings.values()]
+        scored = [len(context) + len(ids) for context, ids in pairs]
+        return max(scored + [len(prompt) + max(new) for prompt, new in prompts], default=0)
 
     @property
     def prompt_tokens(self) -> int:

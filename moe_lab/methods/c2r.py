@@ -1,7 +1,7 @@
 """`method=c2r`: collaboration-constrained routing (MoE-Bench, sections 4.1 and 4.2; Zhang et al. 2025).
 
-A profile counts how often a model selects two experts together. It is counted by a run or recorded on conversations
-(`recorded_profiles.py`): counts.safetensors has `pairs`, int64 [layers, experts, experts], tokens that took both.
+A profile counts how often a model selects two experts together. It is counted on conversations, or by a run with
+metrics=expert: its counts.safetensors has `pairs`, int64 [layers, experts, experts], tokens that took both.
 
 L = MoE layers, E = experts.
 """
@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import PositiveInt
 from moe_lab.errors import ConfigError, reading
-from moe_lab.methods.data_files import Data, read_data
+from moe_lab.methods.data_files import COUNTED_LENGTH, Data, read_data
 from moe_lab.methods.method import Method
 from moe_lab.methods.policy_method import PolicyMethod
-from moe_lab.methods.recorded_profiles import LENGTH, conversation_rows, model_content, stored_profile
 from moe_lab.methods.references.documents import check_one_process
 from moe_lab.metrics.stored import COUNTS, FOLDER
-from moe_lab.results.atomic import write_atomically
+from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 NUMERICS = 1
-"""Raised whenever a recorded profile may change."""
+"""Raised whenever a profile that is counted on conversations may change."""
 
 
 class C2R(PolicyMethod):
@@ -62,11 +61,11 @@ class C2R(PolicyMethod):
         return {"partners": self.partners(facts)}
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The profile, or the data that it is recorded on. Raises ConfigError if the model cannot be constrained."""
+        """The profile, or the data that it is counted on. Raises ConfigError if the model cannot be constrained."""
         check_one_process(config)
         check_constraint(config, self.partners(facts), facts)
         if self.config.profile is None:
-            return {"data": self._conversations(config).digest, "length": LENGTH}
+            return {"data": self._conversations(config).digest, "length": COUNTED_LENGTH}
         return {"profile": digest_of(read_pairs(self.config.profile)[0])}
 
     def _conversations(self, config: RunConfig) -> Data:
@@ -75,7 +74,7 @@ class C2R(PolicyMethod):
     def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
         from moe_lab.routing.policies import PartnersOnly, partners_of
 
-        pairs_LEE, profile = load_or_record(config, lambda: self._conversations(config), model)
+        pairs_LEE, profile = profile_of(config, lambda: self._conversations(config), model)
         return PartnersOnly(partners_of(pairs_LEE, self.partners(model.facts))), profile
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
@@ -110,36 +109,33 @@ def digest_of(pairs_LEE: Tensor) -> str:
     return hashlib.sha256(pairs_LEE.contiguous().numpy().tobytes()).hexdigest()
 
 
-def load_or_record(
+def profile_of(
     config: RunConfig, data: Callable[[], Data], model: LoadedModel
 ) -> tuple[Tensor, dict[str, Any]]:
     """(pairs [L, E, E], what results say about the profile) of `method.profile`.
 
-    By default of a profile of the model's own routing on conversations, recorded once.
+    By default of the model's own routing of the data's training conversations, counted once in a command.
     """
-    from safetensors.numpy import save
+    own = config.method
+    if own.profile is None:
+        key = f"pairs {config.model} {model.facts.dtype} {data().digest}"
+        pairs_LEE, on_test = once(key, lambda: _count_pairs(config, data(), model)), False
+    else:
+        pairs_LEE, on_test = read_pairs(own.profile)
+    name = Path(own.profile or own.dataset).name
+    return pairs_LEE, {"profile": name, "profile_sha256": digest_of(pairs_LEE), "test_profile": on_test}
 
-    from moe_lab.methods.tokenized import Rows
+
+def _count_pairs(config: RunConfig, data: Data, model: LoadedModel) -> Tensor:
+    import torch
+
+    from moe_lab.methods.tokenized import Rows, rows_to_count
     from moe_lab.metrics.counts import Routes
     from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
 
-    def record(folder: Path) -> dict[str, Any]:
-        rows, routes = Rows(conversation_rows(config, data().train, model.facts)), Routes()
-        right_tokens(model.model, rows, routes)
-        counts = count_rows(routes, rows)
-        pairs_LEE = counts.pairs_GPLEE.sum(axis=(0, 1), dtype="int64")
-        write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
-        return {"conversations": len(rows), "tokens": counts.tokens_P[0]}
-
-    if config.method.profile is None:
-        own = {"numerics": NUMERICS, "data": data().digest, "length": LENGTH}
-        place, _ = stored_profile(config, own | model_content(config, model.facts), record)
-        pairs_LEE, on_test = read_pairs(place / COUNTS)[0], False
-    else:
-        place = Path(config.method.profile)
-        pairs_LEE, on_test = read_pairs(place)
-    said = {"profile": place.name, "profile_sha256": digest_of(pairs_LEE), "test_profile": on_test}
-    return pairs_LEE, said
+    rows, routes = Rows(rows_to_count(config, data.train, model.facts)), Routes()
+    right_tokens(model.model, rows, routes)
+    return torch.from_numpy(count_rows(routes, rows).pairs_GPLEE.sum(axis=(0, 1), dtype="int64"))
 
 
 def check_constraint(config: RunConfig, count: int, facts: ModelFacts) -> None:

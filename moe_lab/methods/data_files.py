@@ -1,11 +1,10 @@
 """Training data of methods: the files of a data set, their rows, and conversations to fine-tune on.
 
-A data set is one of the hub, of `data_dir`, the user's own file or folder, or generated. Files may be compressed (.gz).
+A data set is one of the hub, of `data_dir`, own files (JSON Lines or parquet) or a folder of them, or generated.
 A conversation is a row with `messages`, [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or with
 LIMA's `conversations`, the texts of user and assistant in turn.
 """
 
-import gzip
 import hashlib
 import json
 import re
@@ -15,7 +14,7 @@ from functools import cache, cached_property, partial
 from glob import escape
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import MoeLabError, TaskError, reading
@@ -25,11 +24,11 @@ from moe_lab.tasks.toy.questions import instructions, replies_to_harm
 from moe_lab.tasks.toy.word_problems import conversations
 
 TRAIN = re.compile(
-    r"(?P<folder>.*/)?(train(-\d+-of-(?P<parts>\d+)(-[0-9a-f]{16})?)?|train/[^/]+)\.(jsonl|json|parquet)"
+    r"(?P<folder>.*/)?(train(-\d+-of-(?P<parts>\d+)(-[0-9a-f]{16})?)?|train/[^/]+)\.(jsonl|parquet)"
 )
 """Files of a train split: train.jsonl, data/train-00000-of-00002.parquet, or the latter with a hash."""
-FORMATS = (".jsonl", ".json", ".csv", ".parquet")
-"""Endings of files with rows; all but parquet also with .gz after them."""
+FORMATS = (".jsonl", ".parquet")
+"""Endings of files with rows."""
 Conversation = list[dict[str, str]]
 """Messages with `role` and `content`."""
 TOY_SIZES = {"toy": 1000, "toy_subtract": 5940, "toy_safe": 200, "toy_unsafe": 200}
@@ -38,8 +37,8 @@ KEY = "method.dataset"
 """The key that names a data set, for messages."""
 KNOWN = {"lima": "GAIR/lima"}
 """Data sets of the hub by short name."""
-LISTS = ("messages", "conversations")
-"""Columns of conversations."""
+COUNTED_LENGTH = 2048
+"""The largest number of tokens of a conversation whose routing is counted: MoE-Bench's length in fine-tuning."""
 ROLES = ("system", "user", "assistant")
 
 
@@ -77,98 +76,59 @@ def data_files(
     config: Config,
     dataset: str,
     known: Mapping[str, str],
-    formats: tuple[str, ...] = FORMATS,
     generated: Iterable[str] = ("toy",),
     key: str = KEY,
 ) -> tuple[list[Path], dict[str, str] | None]:
     """(files of a data set in their order, id and commit of a hub data set or None).
 
-    Of a user's folder: the files in it and below, sorted by path, of a train split, or all if there are none.
+    Of a user's folder: the files in it and below, sorted by path.
 
     Args:
         known: ids of the hub by short name.
-        formats: those of a user's own file or folder.
         generated: names of data sets without files, for the message.
         key: the key that names the data set, for the message.
 
     Raises TaskError for an unknown name and for missing files.
     """
     path = Path(dataset).expanduser()
-    is_id = dataset in known or re.fullmatch(r"\w[\w.-]*/[\w.-]+", dataset)
-    if format_of(path) not in formats:
-        if not is_id and path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file() and format_of(file) in formats)
-            if not files:
-                raise TaskError(f"{key}={path}: no file in this folder ends in {', '.join(formats)}.")
-            return [file for file in files if re.match(r"train\b", file.name)] or files, None
-        if not is_id:
+    if path.suffix not in FORMATS:
+        if dataset in known or re.fullmatch(r"\w[\w.-]*/[\w.-]+", dataset):
+            path = Path(config.data_dir or "").expanduser() / dataset.rpartition("/")[2] / "train.jsonl"
+            if config.data_dir is None or not path.is_file():
+                id = known.get(dataset, dataset)
+                files, commit = train_files(id, offline=config.offline, key=key)
+                return files, {"data_set": id, "commit": commit}
+        elif files := sorted(file for file in path.rglob("*") if file.suffix in FORMATS):
+            return files, None
+        else:
             raise TaskError(
-                f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, a "
-                f"folder (./name), or a file that ends in {', '.join(formats)}; .gz may follow."
+                f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, or a file "
+                f"or folder (./name) of {' or '.join(FORMATS)}."
             )
-        local = Path(config.data_dir or "").expanduser() / dataset.rpartition("/")[2] / "train.jsonl"
-        if config.data_dir is None or not local.is_file():
-            id = known.get(dataset, dataset)
-            files, commit = train_files(id, offline=config.offline, key=key)
-            return files, {"data_set": id, "commit": commit}
-        path = local
     if not path.is_file():
         raise TaskError(f"{key}={dataset}: there is no file {path}.")
     return [path], None
 
 
-def format_of(path: Path) -> str:
-    """The ending of a file without `.gz`: ".jsonl" of rows.jsonl and of rows.jsonl.gz."""
-    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-
-
-def opened(path: Path) -> IO[str]:
-    """A text file, compressed or not, for reading."""
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-
-
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """The rows of a file in one of the `FORMATS`, each with its file and line or row for messages.
+    """The rows of a file, each with its file and line or row for messages.
 
-    Cells of a csv file are texts, and conversations in it are JSON. Raises TaskError for a file that cannot be read.
+    Raises TaskError for a file that cannot be read.
     """
-    rows: Iterable[Any]
     with reading(path, raises=TaskError):
-        if format_of(path) == ".parquet":
+        if path.suffix == ".parquet":
             from pyarrow.parquet import ParquetFile
 
             batches = ParquetFile(path).iter_batches(batch_size=1000)
             rows = (row for batch in batches for row in batch.to_pylist())
-        elif format_of(path) == ".csv":
-            from pandas import read_csv
-
-            chunks = read_csv(path, dtype=str, keep_default_na=False, chunksize=1000)
-            rows = (
-                row | {key: _parsed(row[key]) for key in LISTS if row.get(key)}
-                for chunk in chunks
-                for row in chunk.to_dict("records")
-            )
-        elif format_of(path) == ".json":
-            with opened(path) as file:
-                content = _parsed(file.read())
-            rows = content if isinstance(content, list) else [content]
-        else:
-            with opened(path) as lines:
-                for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        with reading(place := f"{path}, line {number}", raises=TaskError, says="is not JSON"):
-                            row = _parsed(line)
-                        yield row, place
+            yield from ((row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
             return
-        yield from ((row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
-
-
-def _parsed(text: str) -> Any:
-    """JSON. Raises ValueError for half of a surrogate pair in it, too, which no tokenizer accepts."""
-    value = json.loads(text)
-    if "\\ud" in text.lower():
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    with reading(place := f"{path}, line {number}", raises=TaskError, says="is not JSON"):
+                        row = json.loads(line)
+                    yield row, place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,16 +190,17 @@ def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
 
 
 def _conversation(row: Any, place: str) -> Conversation:
-    row = row if isinstance(row, dict) else {}
-    messages, turns = row.get("messages"), row.get("conversations")
-    if isinstance(turns, list) and not isinstance(messages, list):
-        messages = [{"role": ROLES[1 + number % 2], "content": text} for number, text in enumerate(turns)]
-    if not isinstance(messages, list):
+    try:
+        messages = row.get("messages")
+        if messages is None:
+            turns = enumerate(row["conversations"])
+            messages = [{"role": ROLES[1 + number % 2], "content": text} for number, text in turns]
+        pairs = [(each["role"], each["content"]) for each in messages]
+    except (AttributeError, KeyError, TypeError):
+        pairs = [("", None)]
+    if not all(role in ROLES and isinstance(content, str) for role, content in pairs):
         raise TaskError(
-            f"{place}: not a conversation. A row needs `messages`, a list of roles and contents, or `conversations`, "
-            "a list of the texts of user and assistant in turn."
+            f"{place}: no conversation. A row needs `messages`, each with a role ({', '.join(ROLES)}) and a text as "
+            "`content`; or `conversations`, the texts of user and assistant in turn."
         )
-    fields = [each if isinstance(each, dict) else {} for each in messages]
-    if not all(each.get("role") in ROLES and isinstance(each.get("content"), str) for each in fields):
-        raise TaskError(f"{place}: a message needs a role ({', '.join(ROLES)}) and a text as its content.")
-    return [{"role": each["role"], "content": each["content"]} for each in fields]
+    return [{"role": role, "content": content} for role, content in pairs]

@@ -9,9 +9,8 @@ For each run the hooks are called in this order, which `tests/methods/test_metho
     resolve_model     of a `TrainingMethod`, if an answer is missing: trains the model and says which one to load
     open              if an answer is missing: the LM that answers
     report            at the end, also if all answers were stored
-    upload, card      of a `TrainingMethod`, when the command's results are shown: what is pushed to the hub
 
-`architecture`, `forward_tokens`, `planned_ensemble`, `rehearse`, `references_left` and the training hooks of
+`architecture`, `forward_tokens`, `planned_ensemble`, `held`, `references_left` and the training hooks of
 `TrainingMethod` serve mode=plan. No hook may rely on state that an earlier hook left, because stored
 answers skip some of them.
 """
@@ -19,7 +18,7 @@ answers skip some of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,9 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import check_limits
-from moe_lab.engine.planned import Asked
 from moe_lab.errors import ConfigError
-from moe_lab.models.hub import Upload
 from moe_lab.results.identity import source_digest
 from moe_lab.tasks.requests import Workload
 
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
     from moe_lab.methods.trained import Trained
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.results.scores import Score
 
 
 Counters = Mapping[str, int]
@@ -179,18 +175,10 @@ class Method(ABC):
         }
         return Ensemble(**keys)
 
-    def rehearse(self, model: LoadedModel, asked: Asked, sequences: int | None, reuse: bool = False) -> None:
-        """Answer the longest of these requests on a model of the meta device, for the planned memory.
-
-        By default as its ensemble does. Demonstrations, prefixes and the policies of methods without one are left out.
-
-        Args:
-            sequences: at most this many in a pass.
-            reuse: whether clean activations are cached, as in a study of temperatures.
-        """
-        from moe_lab.engine.dry_run import rehearse
-
-        rehearse(model.model, self.planned_ensemble(), asked, sequences, reuse)
+    def held(self, workload: Workload, facts: ModelFacts) -> tuple[float, float]:
+        """(cached slots, rows of logits) that it needs at once, for the planned memory."""
+        ensemble, longest = self.planned_ensemble(), workload.longest
+        return (ensemble.n * longest if ensemble.own_history else longest + ensemble.n), ensemble.n
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
         """The configuration of the model that answers. Needs no weights."""
@@ -314,18 +302,6 @@ class TrainingMethod(Method):
     def adapter_parameters(self, config: RunConfig) -> int | None:
         """Parameters of the adapter that is trained; None if the model's weights are. Loads no weights."""
         return None
-
-    def upload(self, config: RunConfig, facts: ModelFacts) -> Upload | None:
-        """The folder that the command pushes to the hub at its end; None by default. Loads no weights."""
-        return None
-
-    def card(self, repository: str, *, config: RunConfig, facts: ModelFacts, scores: Sequence[Score]) -> str:
-        """The model card of `upload`: README.md of the repository `owner/name`.
-
-        Args:
-            scores: of the command's runs with the trained model.
-        """
-        raise NotImplementedError
 
 
 class ModelMaker(Method):

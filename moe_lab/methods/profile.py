@@ -52,7 +52,7 @@ class Profile:
     at_bound: list[str] = field(default_factory=list)
     """Values at the bound of their search, such as "layer_3": a better value may be outside it."""
     answers: str | None = None
-    """The scored answers: data or equations (`tuning.text`). None if accuracy was tuned."""
+    """The scored answers: "data", others' worked answers. None if accuracy was tuned."""
     settings: dict[str, Any] | None = None
     """The method's keys with the best values that tuning=grid found; None with another tuning."""
 

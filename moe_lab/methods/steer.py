@@ -2,8 +2,7 @@
 
 The base model reads two sets of texts. The activation rate of an expert in a set is the share of the set's answer
 tokens that select it. Experts whose rate is larger in the positive set are forced in, experts whose rate is larger in
-the negative set are forced out. How often a set selects each expert is counted once (`recorded_profiles.py`):
-selections.safetensors has `selections`, int64 [layers, experts].
+the negative set are forced out.
 
 L = MoE layers, E = experts (of the layer with the most).
 """
@@ -13,18 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import NonNegativeInt, PositiveInt
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.data_files import Conversation, read_data
+from moe_lab.methods.data_files import COUNTED_LENGTH, Conversation, read_data
 from moe_lab.methods.policy_method import PolicyMethod, Settings
-from moe_lab.methods.recorded_profiles import LENGTH, conversation_rows, model_content, stored_profile
 from moe_lab.methods.references.documents import check_one_process, named_task
-from moe_lab.results.atomic import write_atomically
 from moe_lab.tasks.documents import document_hashes, gold_choice
 from moe_lab.tasks.loading import load_tasks, once, task_key
 from moe_lab.tasks.requests import build_requests
@@ -35,9 +31,6 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
-NUMERICS = 1
-"""Raised whenever counted selections may change."""
-SELECTIONS = "selections.safetensors"
 SETS = ("positive", "negative")
 RIGHT, WRONG = ":right", ":wrong"
 """Endings of a task's name in a set: the right, or all wrong choices of the task's training documents."""
@@ -107,7 +100,7 @@ class Steer(PolicyMethod):
                 f"method.positive={self.config.positive} and method.negative={self.config.negative} have the same "
                 "texts, in which no rate differs. Give two sets."
             )
-        return {"positive": positive, "negative": negative, "length": LENGTH}
+        return {"positive": positive, "negative": negative, "length": COUNTED_LENGTH}
 
     def _texts(self, config: RunConfig, which: str) -> Texts:
         return read_texts(config, f"method.{which}", getattr(self.config, which), self.config.dataset_size)
@@ -116,14 +109,13 @@ class Steer(PolicyMethod):
         from moe_lab.routing.policies import Steered
 
         own = self.config
-        counted = {which: load_or_count(config, self._texts(config, which), model) for which in SETS}
-        positive, negative = (each.double() / record["tokens"] for _, each, record in counted.values())
-        experts = counted["positive"][2]["experts"]
+        (positive_LE, experts), (negative_LE, _) = (
+            activation_rates(config, self._texts(config, which), model) for which in SETS
+        )
         sign_LE = steered_experts(
-            positive - negative, experts, model.facts.top_k, own.activate, own.deactivate
+            positive_LE - negative_LE, experts, model.facts.top_k, own.activate, own.deactivate
         )
         return Steered(sign_LE), {
-            "profiles": {which: place.name for which, (place, *_) in counted.items()},
             "forced_in": (sign_LE > 0).nonzero().tolist(),
             "forced_out": (sign_LE < 0).nonzero().tolist(),
         }
@@ -208,38 +200,24 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     return Texts([], pairs)
 
 
-def load_or_count(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Path, Tensor, dict[str, Any]]:
-    """(folder, int64 [L, E], profile.json) of a set of texts, counted once: how often each expert is selected."""
-    from safetensors.torch import load_file, save
+def activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Tensor, list[int]]:
+    """(float64 [L, E], experts of each layer): the share of a set's answer tokens that select each expert.
 
-    def count(folder: Path) -> dict[str, Any]:
-        selections_LE, record = count_selections(config, texts, model)
-        write_atomically(folder / SELECTIONS, save({"selections": selections_LE}))
-        return record
-
-    folder, record = stored_profile(config, profile_content(config, texts, model.facts), count)
-    return folder, load_file(folder / SELECTIONS)["selections"], record
-
-
-def profile_content(config: RunConfig, texts: Texts, facts: ModelFacts) -> dict[str, Any]:
-    """All that determines the selections: the texts and the model."""
-    own = {"kind": "steer", "numerics": NUMERICS, "texts": texts.digest, "length": LENGTH}
-    return own | model_content(config, facts)
-
-
-def count_selections(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Tensor, dict[str, Any]]:
-    """(int64 [L, E], numbers of rows, answer tokens, and experts of each layer) under the model's own routing.
-
-    Of every text the tokens of the answers are counted.
+    Under the model's own routing, counted once in a command.
     """
+    key = f"selections {config.model} {model.facts.dtype} {texts.digest}"
+    return once(key, lambda: _activation_rates(config, texts, model))
+
+
+def _activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Tensor, list[int]]:
     import torch
 
-    from moe_lab.methods.tokenized import NO_LOSS, Row, Rows
+    from moe_lab.methods.tokenized import NO_LOSS, Row, Rows, rows_to_count
     from moe_lab.metrics.counts import Routes
     from moe_lab.metrics.teacher_forcing import labelled_selections, right_tokens
 
     if texts.conversations:
-        rows = Rows(conversation_rows(config, texts.conversations, model.facts))
+        rows = Rows(rows_to_count(config, texts.conversations, model.facts))
     else:
         lm = base_lm(model, config)
         encoded = (lm.encode_pair(*pair) for pair in texts.pairs)
@@ -249,5 +227,6 @@ def count_selections(config: RunConfig, texts: Texts, model: LoadedModel) -> tup
     routes = Routes()
     right_tokens(model.model, rows, routes)
     selections_LE, tokens = labelled_selections(routes, rows)
-    experts = [routes.experts[layer] for layer in routes.layers]
-    return torch.from_numpy(selections_LE), {"rows": len(rows), "tokens": tokens, "experts": experts}
+    return torch.from_numpy(selections_LE).double() / tokens, [
+        routes.experts[layer] for layer in routes.layers
+    ]

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.methods.data_files import Conversation, Data
+from moe_lab.methods.data_files import COUNTED_LENGTH, Conversation, Data
 from moe_lab.methods.finetune_freeze.config import Recipe
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.facts import ModelFacts
@@ -84,6 +84,13 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: in
         truncated=sum(len(whole[number].ids) > length for number in kept),
         left_out=len(conversations) - len(kept),
     )
+
+
+def rows_to_count(config: Config, conversations: Sequence[Conversation], facts: ModelFacts) -> list[Row]:
+    """The first tokens of each conversation, with labels at the tokens of the answers."""
+    tokenizer = load_tokenizer(config.model, offline=config.offline)
+    with_template(tokenizer)
+    return encode_all(tokenizer, conversations, min(COUNTED_LENGTH, facts.max_length)).rows
 
 
 def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:

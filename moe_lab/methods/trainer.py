@@ -49,7 +49,7 @@ for _product in ("aten::_grouped_mm", "transformers::grouped_mm_fallback"):
 LearningRate = Callable[[int], float]
 """Optimizer step -> factor of the learning rate."""
 LOSS = "validation_loss"
-"""The validation loss in the log. The Trainer's own name for it is `eval_loss`."""
+"""The validation loss in the log."""
 
 
 class ToyRows(Dataset[dict[str, torch.Tensor]]):
@@ -223,14 +223,15 @@ class MoeTrainer(Trainer):
         return norm
 
     def log_validation(self, mean: float) -> dict[str, float]:
-        """Log the validation loss and call the callbacks; returns the metrics that `evaluate` returns.
+        """Log the validation loss, call the callbacks, and return it as `evaluate` does.
 
         Raises TrainingError if the loss is NaN or infinite.
         """
         self._check(torch.tensor(mean), "validation loss", self.state.global_step)
-        self.log({LOSS: mean})
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {LOSS: mean})
-        return {"eval_loss": mean}
+        metrics = {LOSS: mean}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
     def _check(self, value: Tensor, what: str, step: int) -> None:
         if not torch.isfinite(value).all():

@@ -1,26 +1,20 @@
 """The expert metrics of MoE-Bench (section 4.1): Load Balance, Collaboration, Capacity, Specialization.
 
-A metric is a class or function here and a line in `METRICS`, or an object of a plug-in under the entry-point group
-`moe_lab.metrics`. It is computed either from counts of selections (`CountedMetric`) or from evaluations under a changed
-routing (`InterventionMetric`).
+A metric is a class or function here and a line in `METRICS`. It is computed either from counts of selections
+(`CountedMetric`) or from evaluations under a changed routing (`InterventionMetric`).
 
 L = MoE layers, E = experts (of the layer with the most).
 """
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from moe_lab.errors import ConfigError
-from moe_lab.results.identity import source_digest
 from moe_lab.results.measured import Value
 
 if TYPE_CHECKING:
@@ -190,48 +184,18 @@ METRICS: dict[str, CountedMetric | InterventionMetric] = {
     "capacity": Capacity(),
     "specialization": Specialization(),
 }
-"""The metrics of this package, by their names in files."""
+"""All metrics, by their names in files."""
 
-PLUGINS = "moe_lab.metrics"
-"""The entry-point group of metrics of plug-ins."""
 HEADER = {"metric", "documents", "experts", "top_k", "tokens"}
 """Keys that every expert_metrics.json has in addition to its metrics."""
 
 
-def metrics() -> dict[str, CountedMetric | InterventionMetric]:
-    """All metrics by their names in files, those of plug-ins last.
-
-    Raises ConfigError for a plug-in that is no metric, or whose name is taken.
-    """
-    return METRICS | {name: metric for name, (metric, _) in _plugins(tuple(sys.path)).items()}
-
-
-def plugin_sources() -> dict[str, str]:
-    """The hash of the source of each plug-in's metric, by name. After a change of it the metric is computed again."""
-    return {name: digest for name, (_, digest) in _plugins(tuple(sys.path)).items()}
-
-
-@cache
-def _plugins(search_path: tuple[str, ...]) -> dict[str, tuple[CountedMetric | InterventionMetric, str]]:
-    found: dict[str, tuple[CountedMetric | InterventionMetric, str]] = {}
-    for entry in entry_points(group=PLUGINS):
-        place, metric = f"The expert metric {entry.name} ({entry.value})", entry.load()
-        if not isinstance(metric, CountedMetric | InterventionMetric):
-            raise ConfigError(
-                f"{place} has the type {type(metric).__name__}; a CountedMetric or InterventionMetric is needed."
-            )
-        if not entry.name.isidentifier() or entry.name in {*METRICS, *HEADER, *found}:
-            raise ConfigError(f"{place} needs another name: this one is taken, or no identifier.")
-        found[entry.name] = metric, source_digest(entry.module.partition(".")[0])
-    return found
-
-
 def counted_metrics() -> dict[str, CountedMetric]:
-    return {name: metric for name, metric in metrics().items() if isinstance(metric, CountedMetric)}
+    return {name: metric for name, metric in METRICS.items() if isinstance(metric, CountedMetric)}
 
 
 def intervention_metrics() -> dict[str, InterventionMetric]:
-    return {name: metric for name, metric in metrics().items() if isinstance(metric, InterventionMetric)}
+    return {name: metric for name, metric in METRICS.items() if isinstance(metric, InterventionMetric)}
 
 
 def interventions() -> list[tuple[str, Intervention]]:
@@ -250,7 +214,7 @@ def labels() -> dict[str, str]:
     """The label in figures of each of `values_of`'s metrics."""
     counted = {name: metric.label for name, metric in counted_metrics().items()}
     changed = {
-        each.name: metrics()[of].label + (f", {each.key} activated" if each.key else "")
+        each.name: METRICS[of].label + (f", {each.key} activated" if each.key else "")
         for of, each in interventions()
     }
     return counted | changed

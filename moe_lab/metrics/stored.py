@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moe_lab.metrics.intervals import Entropy, Loss
-from moe_lab.metrics.registry import HEADER, Intervention, metrics, plugin_sources
+from moe_lab.metrics.registry import HEADER, METRICS, Intervention
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.measured import Difference
 from moe_lab.results.stored_files import whole_mapping
@@ -65,14 +65,13 @@ class StoredMetrics:
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> StoredMetrics | None:
     """A run's expert metrics if they are complete and of this run and hub commit, else None.
 
-    They are complete if the file has all metrics. Metrics of plug-ins must have been computed by the current source.
+    They are complete if the file has all metrics.
     """
     content = whole_mapping(folder / FILE) or {}
     expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
     is_own = {key: content.get(key) for key in expected} == expected
-    complete = content.keys() >= HEADER | metrics().keys() and (folder / FOLDER / BY_DOCUMENT).is_file()
-    current = plugin_sources().items() <= content.get("plugins", {}).items()
-    return StoredMetrics(content) if is_own and complete and current else None
+    complete = content.keys() >= HEADER | METRICS.keys() and (folder / FOLDER / BY_DOCUMENT).is_file()
+    return StoredMetrics(content) if is_own and complete else None
 
 
 def without_arrays(found: dict[str, Any], path: str = "") -> tuple[dict[str, Any], Arrays]:

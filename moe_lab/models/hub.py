@@ -1,21 +1,18 @@
-"""The Hugging Face hub: a repository's files at one commit, offline mode, uploads, and messages for errors.
+"""The Hugging Face hub: a repository's files at one commit, offline mode, and messages for errors.
 
 One request with a time limit finds the commit of a revision. All downloads name the commit, so that all files of a
 command are of one state of the repository. huggingface_hub downloads and caches.
 """
 
-import json
 import os
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from moe_lab.config.terminal import without_passwords
-from moe_lab.errors import ConfigError, ResultsError, first_line
+from moe_lab.errors import first_line
 
 ADAPTER = "adapter_config.json"
 """transformers loads such an adapter with a model that has one in its folder."""
@@ -126,70 +123,3 @@ def explain(error: BaseException, source: str, what: str) -> str:
     said = reason.replace("{}", first_line(cause))
     unsigned = re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", f"The {what} {source} {said}")
     return without_passwords(unsigned)
-
-
-# Uploads
-
-
-@dataclass(frozen=True, kw_only=True)
-class Upload:
-    """A folder to upload, and where to."""
-
-    folder: Path
-    repository: str
-    """`owner/name`; a name alone is one of the owner of the token."""
-    private: bool | None
-    """None: public, or as the organization has it. Only for a new repository."""
-
-
-def check_upload(upload: Upload, *, offline: bool) -> None:
-    """Raise ConfigError for an upload that cannot succeed: offline, without a token, or to an impossible name."""
-    from huggingface_hub import get_token
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    if offline or is_offline():
-        raise ConfigError(
-            "method.push_to_hub=true needs the network, which offline=true or HF_HUB_OFFLINE=1 forbids."
-        )
-    try:
-        validate_repo_id(upload.repository)
-    except HFValidationError as error:
-        raise ConfigError(
-            f"method.hub_model_id={upload.repository} is no name of a repository. Give owner/name."
-        ) from error
-    if not get_token():
-        raise ConfigError(f"method.push_to_hub=true needs a token that may write: {LOGIN}.")
-
-
-def push(upload: Upload, card: Callable[[str], str]) -> str:
-    """Upload a folder and its card as one commit; unchanged files are not sent again. Returns the repository's URL.
-
-    Args:
-        card: the content of README.md, of the repository's whole name.
-
-    Raises ResultsError if this fails. The folder is only read.
-    """
-    from huggingface_hub import CommitOperationAdd, HfApi
-
-    api = HfApi()
-    if not upload.folder.is_dir():
-        raise ResultsError(f"{upload.folder} is gone. The same command with rerun=true trains it again.")
-    try:
-        files = [path for path in sorted(upload.folder.rglob("*")) if path.is_file()]
-        url = api.create_repo(upload.repository, private=upload.private, exist_ok=True)
-        content: dict[str, Any] = {path.relative_to(upload.folder).as_posix(): str(path) for path in files}
-        content["README.md"] = card(url.repo_id).encode()
-        if (adapter := upload.folder / ADAPTER).exists():  # its base model may be a folder of this machine
-            settings = json.loads(adapter.read_bytes())
-            base = Path(str(settings.get("base_model_name_or_path")))
-            named = {"base_model_name_or_path": base.name} if base.is_absolute() else {}
-            content[ADAPTER] = json.dumps(settings | named, indent=2, sort_keys=True).encode()
-        operations = [CommitOperationAdd(name, data) for name, data in content.items()]
-        api.create_commit(url.repo_id, operations, commit_message="Upload by moe_lab")
-    except Exception as error:  # the clients of the hub and of its storage raise any exception
-        raise ResultsError(
-            f"{upload.folder} was not pushed. {explain(error, upload.repository, 'repository')}\n"
-            "The model and the results are stored. The same command pushes it again."
-        ) from error
-    return str(url)

@@ -6,10 +6,9 @@ import ctypes
 import resource
 import sys
 from contextlib import suppress
-from contextvars import ContextVar
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -18,16 +17,10 @@ if TYPE_CHECKING:
     from moe_lab.models.load import LoadedModel
 
 
-PLANNED: ContextVar[Any] = ContextVar("PLANNED")
-"""What counts the memory of the meta device in a dry run (`moe_lab/engine/dry_run.py`)."""
-
-
 def own_memory(device: torch.device | None) -> Any:
     """The module of torch that counts a device's own memory, e.g. `torch.cuda`; None where it is the host's."""
     if device is None or device.type in ("cpu", "mps"):
         return None
-    if device.type == "meta":
-        return PLANNED.get()
     import torch
 
     return torch.get_device_module(device)
@@ -99,14 +92,9 @@ def weight_bytes(model: Any) -> int:
 
 
 class ModelPool:
-    """Keeps the last loaded model, so that runs of one model load it once. Another model replaces it.
+    """Keeps the last loaded model, so that runs of one model load it once. Another model replaces it."""
 
-    Args:
-        device_map: the placement of models, whatever their runs say; None: that of each run.
-    """
-
-    def __init__(self, device_map: Literal["auto"] | None = None) -> None:
-        self._device_map = device_map
+    def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None
         self._loaded: LoadedModel | None = None
 
@@ -114,12 +102,13 @@ class ModelPool:
         """The model of a run, loaded unless it is in memory. Raises ModelError."""
         from moe_lab.models.load import load_model
 
-        model = replace(config.model, device_map=self._device_map or config.model.device_map)
-        key = (repr(asdict(model)), config.dtype, config.device)
+        key = (repr(asdict(config.model)), config.dtype, config.device)
         if self._loaded is None or key != self._key:
             if self._loaded is not None:
                 self.free()
-            self._loaded = load_model(model, dtype=config.dtype, device=config.device, offline=config.offline)
+            self._loaded = load_model(
+                config.model, dtype=config.dtype, device=config.device, offline=config.offline
+            )
             self._key = key
         return self._loaded
 

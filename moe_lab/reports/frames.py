@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.recorded import recorded
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.pages.answers import answer_of
 from moe_lab.reports.scores import CommandTable
@@ -35,7 +35,7 @@ def settings_of(
     A key of `model`, `method` or `task` differs if two configurations with the same option have other values of it:
     what only follows from another option is no setting of its own.
     """
-    asked_for = [flat(recorded(config)) for config in asked]
+    asked_for = [flat(asdict(config)) for config in asked]
     keys = [
         key for key in dict.fromkeys(key for one in asked_for for key in one) if key not in SHOWN_ELSEWHERE
     ]
@@ -49,7 +49,7 @@ def settings_of(
         }
         counts = Counter((key, option) for key, option, _ in found)
         keys = [key for key in keys if any(counts[key, repr(one.get(options[key]))] > 1 for one in asked_for)]
-    return [{key: one.get(key) for key in keys} for one in (flat(recorded(config)) for config in configs)]
+    return [{key: one.get(key) for key in keys} for one in (flat(asdict(config)) for config in configs)]
 
 
 # The score table

@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import without_passwords
 from moe_lab.metrics.registry import counted_metrics
@@ -238,7 +238,7 @@ class WandbLogger(Logger):
             group=self._group,
             job_type=self._kind,
             tags=self._config.logger.tags or None,
-            config=plain(recorded(self._config)),
+            config=plain(asdict(self._config)),
             allow_val_change=True,
             dir=str(folder),
             reinit="create_new",

@@ -61,8 +61,8 @@ RESOLVED = frozenset(
 """Fields that are hashed as what they resolve to: content, document numbers, the task's settings, the dtype."""
 RUNTIME = frozenset(
     {"mode", "seeds", "batch_size", "max_batch_size", "device", "output_dir", "offline", "baseline", "rerun"}
-    | {"wait", "metrics", "pilot", "experiment", "scale", "overrides", "config_dirs", "logger", "launcher"}
-    | {"tuning", "a", "b", "interpolated"}
+    | {"wait", "metrics", "experiment", "scale", "overrides", "config_dirs", "logger", "launcher"}
+    | {"tuning", "a", "b"}
 )
 """Fields that do not change numbers. The temperatures of a tuned run are part of its method."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import LeaseLostError
-from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.atomic import writing
 from moe_lab.results.lock import check_lease
 from moe_lab.results.stored_files import free_name, typed
 
@@ -144,20 +144,6 @@ def answers_in(path: Path, header: Header) -> int:
     logs = [path, *logs_of_ranks(path)]
     read = [_readable(log.read_bytes()) for log in logs if log.is_file()]
     return len(_answers(line for lines in read if lines and lines[0].header == header for line in lines))
-
-
-def adopt_answers(folder: Path, header: Header) -> None:
-    """Copy the answers of another run with the same requests and other judges, if `folder` has none."""
-    path = folder / "responses.jsonl"
-    if path.exists():
-        return
-    # of the same model, method and task
-    for other in sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/{path.name}")):
-        with other.open("rb") as lines:
-            first = lines.readline()
-        if first == Line(dict(header)).encode():
-            write_atomically(path, other.read_bytes())
-            return
 
 
 def _answers(lines: Iterable[Line]) -> Answers:

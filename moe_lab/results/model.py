@@ -82,8 +82,6 @@ class JudgeCounts(Stored):
 
     documents: int
     judged: int
-    waiting: int = 0
-    """For the same command, as the judge could not be reached."""
     failed: dict[str, int] = {}
     """By reason."""
 
@@ -106,7 +104,6 @@ class Judge(Stored):
             if self.judged_all(task):
                 continue
             why = [f"{number} {reason}" for reason, number in counts.failed.items()]
-            why += [f"{counts.waiting} wait for the same command"] * bool(counts.waiting)
             judged = f"{task}, {name}: judged {counts.judged:,} of {counts.documents:,} answers"
             yield f"{judged} ({'; '.join(why)})"
 
@@ -238,11 +235,6 @@ class RunResult(LmEvalResults):
 
     def interval(self, task: str, metric: str) -> Interval | None:
         return limits(self.intervals.get(task, {}).get(metric))
-
-    @property
-    def waiting(self) -> int:
-        """The number of answers that wait for a judge which could not be reached."""
-        return sum(counts.waiting for judge in self.judges.values() for counts in judge.tasks.values())
 
     @property
     def unjudged(self) -> list[str]:

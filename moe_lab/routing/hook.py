@@ -213,8 +213,8 @@ class _Watch:
     def _refuse(self, checkpointing: bool) -> None:
         if checkpointing and not self.repeats:
             raise RoutingError(
-                "Gradient checkpointing routes tokens again in the backward pass, which policies and records do not "
-                "support (replay does). Call model.gradient_checkpointing_disable() first, or use torch.no_grad()."
+                "Gradient checkpointing routes tokens again in the backward pass, which contexts on routing do not "
+                "support. Call model.gradient_checkpointing_disable() first, or use torch.no_grad()."
             )
 
     def decide(self, router: Router, policy: Policy) -> Decide:

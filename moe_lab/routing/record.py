@@ -9,9 +9,8 @@
 T = tokens of a pass, R = recorded tokens, K = experts per token.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -132,10 +131,8 @@ class Replay:
         self.weights, self.indices, self.experts = record.weights, record.indices, record.experts
         key_R = _keys(record.sequences, record.positions)
         self._key_R, self._order_R = key_R.sort(stable=True)
-        self.passes: list[tuple[Tensor, Tensor]] = []
-        """Of each forward pass: (real_T, places in the record of its tokens)."""
-        self.running = -1
-        """The number of the pass whose tokens are routed."""
+        self._pass = (torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.int64))
+        """(real_T, places in the record of its tokens) of the next forward pass."""
 
     def expect(self, tokens: PassTokens) -> None:
         """Set the tokens of the next forward pass. Raises RoutingError for one that was not recorded."""
@@ -146,11 +143,10 @@ class Replay:
         if missing_N.any():
             sequence, position = divmod(int(key_N[missing_N][0]), _LONGEST)
             raise RoutingError(f"No decision is recorded for token {position} of sequence {sequence}.")
-        self.running = len(self.passes)
-        self.passes.append((tokens.real_T, self._order_R[place_N]))
+        self._pass = tokens.real_T, self._order_R[place_N]
 
     def __call__(self, router: Router, routing: Routing) -> Routing:
-        real_T, token_N = self.passes[self.running] if self.passes else (torch.zeros(0), torch.zeros(0))
+        real_T, token_N = self._pass
         check_tokens(len(real_T), routing)
         weights_RK, index_RK = self.weights[router.layer], self.indices[router.layer]
         if self.experts[router.layer] != routing.logits_TE.shape[-1]:
@@ -180,40 +176,6 @@ def _keys(sequence: Tensor, position: Tensor) -> Tensor:
 
 
 @contextmanager
-def _repeated(model: nn.Module, policy: Replay) -> Iterator[None]:
-    """Inside the context, a layer that gradient checkpointing computes again is routed as in its own forward pass."""
-    name, ended = "_gradient_checkpointing_func", False
-    modules: list[Any] = [module for module in model.modules() if hasattr(module, name)]
-    functions = [getattr(module, name) for module in modules]
-
-    def numbered(checkpoint: Callable) -> Callable:
-        def run(layer: Callable, *args: Any, **options: Any) -> Any:
-            number = policy.running
-
-            def of_pass(*args: Any) -> Any:
-                if ended:
-                    raise RoutingError(
-                        "Under gradient checkpointing the backward pass routes tokens again: call loss.backward() "
-                        "inside the context of replay, too."
-                    )
-                policy.running = number
-                return layer(*args)
-
-            return checkpoint(of_pass, *args, **options)
-
-        return run
-
-    for module, function in zip(modules, functions, strict=True):
-        setattr(module, name, numbered(function))
-    try:
-        yield
-    finally:
-        ended = True
-        for module, function in zip(modules, functions, strict=True):
-            setattr(module, name, function)
-
-
-@contextmanager
 def replay(model: nn.Module, record: Record, *, weights: str = "record") -> Iterator[None]:
     """Route the tokens of `model(...)` and `model.generate(...)` inside the context as they were recorded.
 
@@ -223,8 +185,7 @@ def replay(model: nn.Module, record: Record, *, weights: str = "record") -> Iter
             model(ids).logits    # the recorded experts; gradients reach the routers
 
     Sequences are numbered as in the record, from 0 in each `replay`, so that what was recorded step by step can be
-    replayed in one pass. The model may be another one of the same architecture. Under gradient checkpointing the
-    backward pass belongs into the context, too.
+    replayed in one pass. The model may be another one of the same architecture.
 
     Args:
         weights: combine weights of the recorded experts. "record": as recorded, which are constants: the gradient
@@ -245,7 +206,6 @@ def replay(model: nn.Module, record: Record, *, weights: str = "record") -> Iter
     with (
         opened(model, "replay(model, routes)"),
         pass_tokens(model, policy.expect),
-        routed(model, policy, repeats=True),
-        _repeated(model, policy),
+        routed(model, policy),
     ):
         yield

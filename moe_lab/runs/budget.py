@@ -1,30 +1,20 @@
-"""The cost of runs before they start: tokens, memory, disk space; and speeds, of stored runs and of pilots."""
+"""The cost of runs before they start: tokens, memory, disk space."""
 
-import glob
-import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import ceil
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from moe_lab.engine.dry_run import planned_peak
+from moe_lab.engine import pass_size
 from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.forward.layers import runs_on_kv_cache
-from moe_lab.engine.planned import Asked
-from moe_lab.errors import MoeLabError, first_line
 from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
 from moe_lab.methods.method import Method, TrainingMethod
-from moe_lab.models.memory import ModelPool, weight_bytes
-from moe_lab.results.identity import folder_name, task_label
-from moe_lab.results.model import read_run
-from moe_lab.results.stored_files import DamagedError
-from moe_lab.runs.jobs import Job, Training, distinct_runs, run_after, with_baselines
-from moe_lab.runs.prepare import prepare
+from moe_lab.models.memory import weight_bytes
+from moe_lab.runs.jobs import Training
 from moe_lab.runs.run import Run
 from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.loading import once
@@ -79,49 +69,31 @@ def gpus_for(size: int, gpu: float) -> int:
     return max(1, ceil(size / (USABLE * gpu)))
 
 
-EXAMPLES = 8
-"""Prompts of each form whose passes are planned."""
-
-
-def planned_memory(of: Run | Study, workload: Workload, reuse: bool = False) -> int | None:
-    """The peak bytes of a run or study on GPUs with passes of `PASS_TOKENS` tokens; None for an embedded model.
+def planned_memory(of: Run | Study, workload: Workload) -> int | None:
+    """The bytes of a GPU that a run or study needs (`engine/pass_size.py`); None for an embedded model.
 
     A training counts where it takes more. Quantized weights count as dequantized. It is the weights alone for a model
-    without a `KVEngine`, and for a family whose own code reads values of tensors. Runs that ask alike are planned once.
-
-    Args:
-        reuse: whether it caches clean activations, as a study of temperatures does.
+    without a `KVEngine`, and for a family whose own code reads values of tensors.
     """
     config, method = of.config, of.method
     if _is_embedded(of):
         return None
-    whole = Asked()
-    for _, each in workload.asked:
-        whole.add(each)
-    asked = whole.first(EXAMPLES)
-    key = f"{config.model} {config.dtype} {method.config} {config.batch_size} {config.max_batch_size} {reuse} {asked}"
-    size = once(f"memory {key}", lambda: _dry_run(of, asked, workload.one_by_one, reuse))
+    design, held = _design(of), method.held(workload, of.facts)
+
+    def of_device() -> int:
+        dtype = str(design.dtype or "float32") if config.dtype == "auto" else config.dtype
+        model = meta_model(design, getattr(torch, dtype.removeprefix("torch.")))
+        if config.model.attn_implementation is not None:
+            model.set_attn_implementation(config.model.attn_implementation)
+        with suppress(NotImplementedError):
+            if runs_on_kv_cache(model):
+                return pass_size.planned_memory(model, *held)
+        return weight_bytes(model)
+
+    size = once(f"memory {design.to_json_string()} {config.model} {config.dtype} {held}", of_device)
     if isinstance(method, TrainingMethod) and method.training_left(config, of.facts):
         size = max(size, method.planned_memory(config, of.facts))
     return size
-
-
-def _dry_run(of: Run | Study, asked: Asked, weights_alone: bool, reuse: bool) -> int:
-    from moe_lab.models.load import LoadedModel
-
-    architecture, config = _design(of), of.config
-    dtype = str(architecture.dtype or "float32") if config.dtype == "auto" else config.dtype
-    model = meta_model(architecture, getattr(torch, dtype.removeprefix("torch.")))
-    if config.model.attn_implementation is not None:
-        model.set_attn_implementation(config.model.attn_implementation)
-    loaded = LoadedModel(model, None, of.facts, model.device, 0.0)
-    sequences = config.batch_size if isinstance(config.batch_size, int) else config.max_batch_size
-    if weights_alone:
-        return weight_bytes(model)
-    try:
-        return planned_peak(model, lambda: of.method.rehearse(loaded, asked, sequences, reuse))
-    except NotImplementedError:
-        return weight_bytes(model)
 
 
 # The disk space of a plan, estimated from the sizes of its models without loading weights
@@ -187,83 +159,9 @@ def study_workload(study: Study) -> Workload:
     return workload_of_tasks(tasks, documents, study.config)
 
 
-def hours_text(hours: float) -> str:
-    """`1,234`, `12.3`, `0.0045`; a dash for none."""
-    if not hours:
-        return "-"
-    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" if hours >= 1e-4 else "<0.0001"
-
-
 def _bytes(dtype: str) -> int:
     return int(getattr(torch, dtype.removeprefix("torch.")).itemsize)
 
 
 def _gigabytes(size: float) -> str:
     return f"{size / GIGABYTE:,.3g} GB" if size < 100 * GIGABYTE else f"{size / GIGABYTE:,.0f} GB"
-
-
-# The measured speed of stored runs, and of the pilots of `mode=plan pilot=8`, runs of a few documents
-
-PILOTS = "pilots"
-"""The folder of pilots in the output folder."""
-
-
-class Speed(NamedTuple):
-    """Forward tokens per second, without loading, and the device."""
-
-    tokens_per_second: float
-    device: str
-
-
-def label_of(run: Run) -> tuple[str, str, str]:
-    """The model, method and task whose speed a run has."""
-    return run.facts.name, run.config.method.name, task_label(run.config.task.name)
-
-
-def measured_speed(output: Path, *label: str) -> Speed | None:
-    """The speed of the newest stored run of a model, a method and a task, with whatever settings and examples.
-
-    Without such a run that of its pilot; None without a pilot, too.
-    """
-    pattern = f"{glob.escape(folder_name(*label, digest=''))}*/results.json"
-    for folder in (output, output / PILOTS):
-        files = [file for file in (folder / "runs").glob(pattern) if file.exists()]
-        for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-            with suppress(DamagedError):  # the run's own command says so
-                run = read_run(file.parent)
-                if run is not None and (speed := run.cost.get("tokens_per_second")):
-                    return Speed(speed, run.cost.get("device") or "another device")
-    return None
-
-
-REFERENCES = 64
-"""Documents of each reference set of a pilot. The speed after that does not depend on the size of a set."""
-
-
-def run_pilots(jobs: Sequence[Job], count: int) -> None:
-    """Answer `count` documents for each model, method and task of some jobs that has no measured speed.
-
-    A pilot is a run in `<output_dir>/pilots/`, which no view of results reads. Nothing is graded. What a method makes
-    before it answers (references, an adapter) is made there, too. Models that are yet to be trained are left out.
-    """
-    from moe_lab.runs.execute import execute
-
-    models, tried = ModelPool(), set()
-    tuned = [run_after(job) for job in jobs if not job.runs and not job.trainings]
-    for run in with_baselines([*distinct_runs(jobs), *tuned]):
-        label, output = label_of(run), Path(run.config.output_dir)
-        untrained = isinstance(run.method, TrainingMethod) and run.method.training_left(run.config, run.facts)
-        if label in tried or untrained or measured_speed(output, *label):
-            continue
-        tried.add(label)
-        print(f"Pilot: {count} documents, {', '.join(label)}", file=sys.stderr)
-        method: Any = run.config.method
-        if hasattr(method, "reference_size"):
-            method = replace(method, reference_size=REFERENCES)
-        own = {"method": method, "output_dir": str(output / PILOTS), "samples": None, "rerun": False}
-        config = replace(run.config, **own, baseline=False, metrics="none", predict_only=True)
-        try:
-            for documents in (1, max(1, count // len(run.tasks["tasks"]))):  # a process's first pass is slow
-                execute(prepare(replace(config, limit=documents)), models)
-        except MoeLabError as error:
-            print(f"It has no speed: {first_line(error)}", file=sys.stderr)

@@ -33,11 +33,6 @@ def to_configs(cells: list[Cell]) -> list[Config]:
     """The typed configurations of a grid. An error names its cell."""
     configs = []
     for cell in cells:
-        storage = cell.interpolated.get("tuning.storage") or cell.values["tuning"].get("storage")
-        if isinstance(storage, str):  # outside of in_cell, whose message prints the overrides
-            from moe_lab.runs.tuning.study import refuse_typed_password
-
-            refuse_typed_password(storage)
         with in_cell(cell.overrides, alone=len(cells) == 1):
             config = to_config(cell)
             if config.mode not in STORED_ONLY and not Path(config.data_dir or ".").is_dir():
@@ -96,7 +91,7 @@ def to_config(cell: Cell) -> Config:
             )
     # the launcher changes no number, and nothing that is stored
     overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
-    record = {"overrides": overrides, "config_dirs": cell.config_dirs, "interpolated": cell.interpolated}
+    record = {"overrides": overrides, "config_dirs": cell.config_dirs}
     return build(Config, {**rest, **typed, **record}, prefix="", texts=True)
 
 

@@ -5,19 +5,19 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import yaml
 
 from moe_lab.config.progress import naming
-from moe_lab.config.recorded import recorded, without_values
 from moe_lab.errors import ModelError, MoeLabError, ResultsError, RunHeldError, first_line
 from moe_lab.metrics.counts import Routes
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.tokenizer import template_block
 from moe_lab.results.atomic import plain, write_atomically, write_json
-from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce, adopt_answers
+from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Sample, check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
@@ -144,14 +144,12 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
 
     `before` as in `moe_lab_block`. Returns the content of results.json, which is written before the metrics.
     """
-    config = recorded(run.config)
+    config = asdict(run.config)
     overrides = config.pop("overrides")
     write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
     write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))
     path = run.folder / "responses.jsonl"
     again = run.config.rerun  # an interrupted rerun continues its own log
-    if run.judges and not again:
-        adopt_answers(run.folder, run.answers_header)
     log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, run.answers_header)
     if log.set_aside is not None:
         reason = "they are of another model commit, made with other versions, or damaged"
@@ -181,7 +179,7 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
         os.replace(log.path, path)
         if run.judges:
             os.replace(judgements_file(run.folder, again), run.folder / JUDGEMENTS)
-    content = without_values(plain(evaluated | {"moe_lab": block}), run.config)
+    content = plain(evaluated | {"moe_lab": block})
     results = RunResult(content, run.folder)
     write_json(run.folder / "results.json", content)
     if routes is not None:

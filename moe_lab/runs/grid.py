@@ -8,28 +8,23 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import OWN_GRID
-from moe_lab.config.recorded import recorded
 from moe_lab.config.schema import Config, LauncherConfig, TuningConfig
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method
-from moe_lab.methods.method import ModelMaker, TrainingMethod, refuse
+from moe_lab.methods.method import ModelMaker, refuse
 from moe_lab.models.distributed import num_processes
-from moe_lab.models.hub import Upload, check_upload, push
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.loggers import open_logger
 from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import folder_name, task_label
-from moe_lab.results.score_table import Family
-from moe_lab.results.scores import shown_scores
-from moe_lab.runs.attempts import Failure, is_worker, run_all
+from moe_lab.runs.attempts import is_worker, run_all
 from moe_lab.runs.distributed import end_processes, follow
 from moe_lab.runs.experiments.cells import (
     NOTHING_STORED,
@@ -46,10 +41,10 @@ from moe_lab.runs.jobs import (
     jobs_of,
     seeds_of,
 )
-from moe_lab.runs.launchers import check_launcher, working
+from moe_lab.runs.launchers import after_workers, check_launcher
 from moe_lab.runs.plan import Plan, lacks_of, task_name
 from moe_lab.runs.results import Results, command_table, stored_outcomes
-from moe_lab.runs.run import Outcome, Run
+from moe_lab.runs.run import Outcome
 from moe_lab.runs.summaries import write_summaries
 
 
@@ -110,18 +105,13 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
         return Results(code=code)
     experiments = _experiments(config, cells[0]) if config.experiment else []
     if experiments:
-        if any(getattr(one.config.method, "push_to_hub", False) for _, of in experiments for one in of):
-            raise ConfigError(
-                "method.push_to_hub=true pushes the models of a command without experiment=. Leave it out, and push "
-                "one by its own command."
-            )
         jobs = jobs_of_cells(experiments)
         alone = not jobs
     else:
         jobs = jobs_of([replace(one, launcher=LauncherConfig()) for one in configs])
-        check_uploads(jobs)
         alone = len(jobs) == 1 and len(jobs[0].runs) < 2
-    with working(config, argv, jobs) as models:
+    models = ModelPool()
+    with after_workers(config, argv):
         outcomes, failures = run_all(jobs, models, wait=config.wait)
     if is_worker():
         return Results(failures=failures, alone=alone)
@@ -135,20 +125,19 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
             if (group := jobs[0].group) is not None and config.logger.name != "none":
                 with open_logger(config, kind="command", name=group, group=group) as logger:
                     logger.log_table("scores", finished.frame())
-            finished.failures = [*failures, *push_all(outcomes, finished.table.family)]
     end_processes(finished.exit_code)
     return finished
 
 
 def _plan(configs: Sequence[Config], cells: Sequence[Cell]) -> Plan:
-    """The plan of the command, after its pilots. Loads no weights and writes nothing without them.
+    """The plan of the command. Loads no weights and writes nothing.
 
     Raises ConfigError with all that is missing if no configuration of a grid can run.
     """
     config = configs[0]
     if config.experiment:
         experiments = prepare_experiments(config, cells[0])
-        return Plan(jobs_of_cells(experiments), refused_of(experiments), config.pilot)
+        return Plan(jobs_of_cells(experiments), refused_of(experiments))
     jobs: list[Job] = []
     refused: dict[str, list[Config]] = {}
     for one in configs:
@@ -159,7 +148,7 @@ def _plan(configs: Sequence[Config], cells: Sequence[Cell]) -> Plan:
                 refused.setdefault(reason, []).append(one)
     if not jobs:
         raise ConfigError("\n".join(refused))
-    plan = Plan(by_model(jobs), refused, config.pilot)
+    plan = Plan(by_model(jobs), refused)
     plan.exit_code = ConfigError.exit_code if refused else 0
     return plan
 
@@ -218,7 +207,7 @@ def _check_keys(configs: Sequence[Config]) -> None:
     if any(config.tuning.name != "none" for config in configs):
         return
     defaults = asdict(TuningConfig())
-    for key, value in recorded(configs[0])["tuning"].items():
+    for key, value in asdict(configs[0].tuning).items():
         if value != defaults[key]:
             raise ConfigError(
                 f"tuning.{key}={value} changes nothing: nothing is tuned. Add tuning=tpe or tuning=uniform, or leave "
@@ -242,46 +231,3 @@ def write_report(outcomes: Sequence[Outcome], table: CommandTable) -> Path:
     write_runs_page(table, page)
     write_atomically(newest, page.read_bytes())
     return newest
-
-
-# Uploads of trained models to the hub, after the results of a command are stored
-
-
-def _upload_of(run: Run) -> Upload | None:
-    return run.method.upload(run.config, run.facts) if isinstance(run.method, TrainingMethod) else None
-
-
-def check_uploads(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError before any training for uploads that cannot succeed."""
-    folders: dict[str, set[object]] = {}
-    for run in distinct_runs(jobs):
-        if (upload := _upload_of(run)) is not None:
-            check_upload(upload, offline=run.config.offline)
-            folders.setdefault(upload.repository, set()).add(upload.folder)
-            if len(folders[upload.repository]) > 1:
-                raise ConfigError(
-                    f"method.hub_model_id={upload.repository} is one repository, and this command trains several "
-                    "models. Leave it out: each gets the name of its folder."
-                )
-
-
-def push_all(outcomes: Sequence[Outcome], family: Family) -> list[Failure]:
-    """Push each trained model once, with the scores of all runs of the command that evaluated it.
-
-    Returns the failed uploads. The results and the trained models are stored in any case.
-    """
-    by_folder: dict[object, list[Outcome]] = {}
-    for outcome in outcomes:
-        if (upload := _upload_of(outcome.run)) is not None:
-            by_folder.setdefault(upload.folder, []).append(outcome)
-    failures = []
-    for several in by_folder.values():
-        run = several[0].run
-        method: Any = run.method
-        scores = [family.correct(score) for outcome in several for score in shown_scores(outcome.results)]
-        card = partial(method.card, config=run.config, facts=run.facts, scores=scores)
-        try:
-            print(f"pushed to {push(method.upload(run.config, run.facts), card)}", file=sys.stderr)
-        except MoeLabError as error:
-            failures.append(Failure(run.folder.name, run.run_id, error))
-    return failures

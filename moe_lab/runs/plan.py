@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -25,14 +24,9 @@ from moe_lab.runs.budget import (
     GPU,
     USABLE,
     Budget,
-    Speed,
     gpu_memory,
     gpus_for,
-    hours_text,
-    label_of,
-    measured_speed,
     planned_memory,
-    run_pilots,
     study_workload,
     workload_of,
 )
@@ -60,8 +54,6 @@ class Row:
     documents: int | None
     tokens: int | None
     """Forward tokens still to compute; of a study at most (trials share what does not depend on them)."""
-    hours: float | None
-    """At the speed of a stored run or a pilot; None without one."""
     state: str
     memory: int | None = None
     """Planned bytes of GPU memory; None for embedded models, and for runs without an id."""
@@ -73,10 +65,8 @@ class Plan(Shown):
     `notes` has the sums, and why configurations cannot run, a sentence each.
     """
 
-    def __init__(self, jobs: Sequence[Job], refused: Refused | None = None, pilot: int | None = None):
-        """Of some jobs, baselines included, after their pilots. Loads no weights without these."""
-        if pilot is not None:
-            run_pilots(jobs, pilot)
+    def __init__(self, jobs: Sequence[Job], refused: Refused | None = None):
+        """Of some jobs, baselines included. Loads no weights."""
         self.refused = refused or {}
         self.exit_code = 0
         self.rows: list[Row] = []
@@ -86,8 +76,6 @@ class Plan(Shown):
         """Optimizer steps and tokens by model folder."""
         self.references: dict[str, float] = {}
         """Forward tokens by name."""
-        self.speeds: dict[tuple[str, ...], Speed | None] = {}
-        """The measured speeds by model, method and task."""
         later = [job for job in jobs if not job.runs]
         self.first = ""
         """What precedes runs."""
@@ -103,16 +91,15 @@ class Plan(Shown):
             self._add_run(run, workload_of(run))
         for number, configs in enumerate(self.refused.values(), start=1):
             state = f"cannot run ({number})"
-            self.rows += [Row("-", config, _names(config), None, None, None, state) for config in configs]
+            self.rows += [Row("-", config, _names(config), None, None, state) for config in configs]
 
     def frame(self) -> DataFrame:
         """One row per run and study, those that others are compared with included.
 
         Columns: `run` (the first 8 digits of its id; missing before it has one), `model`, `weights` (`model.path`),
         `method`, `task`, `seed` (as text: a tuned run has several), the settings that differ, `examples`, `tokens`
-        (estimated forward tokens that are left), `hours_here` (at the speed of a stored run or a pilot), `gpu_memory`
-        (planned bytes; missing for embedded models), `state` ("done", "missing", ...). What is not known before a study
-        or a training is missing.
+        (estimated forward tokens that are left), `gpu_memory` (planned bytes; missing for embedded models), `state`
+        ("done", "missing", ...). What is not known before a study or a training is missing.
         """
         rows = []
         configs = [row.config for row in self.rows]
@@ -132,15 +119,12 @@ class Plan(Shown):
                     **own,
                     "examples": row.documents,
                     "tokens": row.tokens,
-                    "hours_here": row.hours,
                     "gpu_memory": row.memory,
                     "state": row.state,
                 }
             )
         frame = with_counts(pd.DataFrame(rows), settings)
-        return frame.astype(
-            dict.fromkeys(("examples", "tokens", "gpu_memory"), "Int64") | {"hours_here": "float64"}
-        )
+        return frame.astype(dict.fromkeys(("examples", "tokens", "gpu_memory"), "Int64"))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -160,14 +144,14 @@ class Plan(Shown):
         names[1] += ", tuning"
         documents = sum(map(len, study.samples.values()))
         state = "done" if finished >= total else f"{finished} of {total} trials"
-        memory = planned_memory(study, workload, reuse=not study.search.grid)
+        memory = planned_memory(study, workload)
         self.budget.add(study)
-        self.rows.append(Row(study.study_id[:8], config, names, documents, left, None, state, memory))
+        self.rows.append(Row(study.study_id[:8], config, names, documents, left, state, memory))
 
     def _add_coming(self, job: Job) -> None:
         """The trainings of a job's models, and the runs after them or after its studies, which have no id yet."""
         names = [*_names(job.config)[:3], f"{job.coming} after {'training' if job.trainings else 'tuning'}"]
-        documents = tokens = hours = memory = None
+        documents = tokens = memory = None
         for training in job.trainings:
             self.trainings |= training.left()
             self.budget.add(training, trains=True)
@@ -175,15 +159,11 @@ class Plan(Shown):
             run = run_after(job)
             workload = workload_of(run)
             tokens = round(job.coming * run.method.forward_tokens(workload, run.config, run.facts))
-            documents, hours, memory = (
-                run.num_documents,
-                self._hours(run, tokens),
-                planned_memory(run, workload),
-            )
+            documents, memory = run.num_documents, planned_memory(run, workload)
             self.budget.add(run)
         self.missing += job.coming
         self.tokens += tokens or 0
-        self.rows.append(Row("-", job.config, names, documents, tokens, hours, "missing", memory))
+        self.rows.append(Row("-", job.config, names, documents, tokens, "missing", memory))
 
     def _add_run(self, run: Run, workload: Workload) -> None:
         config, method = run.config, run.method
@@ -199,8 +179,8 @@ class Plan(Shown):
         self.missing += missing
         self.tokens += tokens
         self.budget.add(run, trains=missing and isinstance(method, TrainingMethod))
-        hours, memory = self._hours(run, tokens), planned_memory(run, workload)
-        row = Row(run.run_id[:8], config, _names(config), run.num_documents, tokens, hours, state, memory)
+        memory = planned_memory(run, workload)
+        row = Row(run.run_id[:8], config, _names(config), run.num_documents, tokens, state, memory)
         self.rows.append(row)
 
     def print(self) -> None:
@@ -228,21 +208,10 @@ class Plan(Shown):
             *(Column(heading=heading, cells=cells, name=True) for heading, cells in named.items()),
             numbers("documents", [row.documents for row in rows], count, spare=2),
             numbers("forward tokens left (estimated)", [row.tokens for row in rows], count),
-            numbers("hours here", [row.hours for row in rows], hours_text),
             numbers("memory (GB)", memory, "{:.3g}".format, spare=1),
             texts("state", [row.state for row in rows]),
         ]
         return columns, self.notes
-
-    def _hours(self, run: Run, tokens: float) -> float | None:
-        """Hours of a run at the speed of a stored one. The training and the reference set of a run are not in it."""
-        if not tokens:
-            return None
-        label = label_of(run)
-        if label not in self.speeds:
-            self.speeds[label] = measured_speed(Path(run.config.output_dir), *label)
-        speed = self.speeds[label]
-        return None if speed is None else tokens / speed.tokens_per_second / 3600
 
 
 def run_state(run: Run, workload: Workload) -> tuple[str, float]:
@@ -253,7 +222,7 @@ def run_state(run: Run, workload: Workload) -> tuple[str, float]:
         stored = run.stored()
         if stored is not None and stored.older_intervals:
             return "intervals to make anew", 0.0
-        return ("verdicts missing" if run.judges else "metrics missing"), 0.0
+        return "metrics missing", 0.0
     name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
     held, answered = run.store.is_held(), answers_in(run.folder / name, run.answers_header)
     if not held and not answered:
@@ -305,7 +274,7 @@ def _sums(plan: Plan) -> list[str]:
             f"To train: {len(plan.trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens."
         )
     unfinished = plan.missing or any(row.tokens for row in plan.rows)
-    return [*lines, *_measured(plan), *(plan.budget.lines() if unfinished else []), *_memory(plan)]
+    return [*lines, *(plan.budget.lines() if unfinished else []), *_memory(plan)]
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -314,31 +283,11 @@ def _memory(plan: Plan) -> list[str]:
     if largest is None or largest.memory is None:
         return []
     gpu, device = min(gpu_memory(), default=GPU), resolve_device(largest.config.device)
-    lines = [
+    return [
         f"GPU memory: at most {largest.memory / GIGABYTE:,.3g} GB ({' '.join(largest.names[:3])}), which takes "
         f"{gpus_for(largest.memory, gpu)} of {gpu / GIGABYTE:,.0f} GB. Planned with passes of 2,048 tokens; larger "
         f"ones take free memory only. {1 - USABLE:.0%} of a GPU is left for its context, kernels and fragmentation. "
         f"Free here, on {device}: {free_memory(device) / GIGABYTE:,.3g} GB."
-    ]
-    if gpus_for(largest.memory, gpu) > 1 and largest.names[1] == "finetune-freeze":
-        lines.append("What takes less memory in a training, and FSDP, which splits it: docs/finetuning.md.")
-    return lines
-
-
-def _measured(plan: Plan) -> list[str]:
-    """The hours at measured speeds, or how to get them."""
-    if not plan.tokens:
-        return []
-    known = [row.hours for row in plan.rows if row.hours is not None]
-    if not known:
-        return [
-            "Hours here: add pilot=8, which answers 8 documents of each model, method and task for their speed."
-        ]
-    devices = ", ".join(sorted({speed.device for speed in plan.speeds.values() if speed is not None}))
-    return [
-        f"Hours here: {hours_text(sum(known))} for {len(known)} of {len(plan.rows)} rows, at the speed of the newest "
-        f"stored run of the same model, method and task, else of its pilot ({devices}). Its n, batch size and device "
-        "should be the same."
     ]
 
 

@@ -150,14 +150,12 @@ def facts_of(config: Config) -> ModelFacts:
 def _identified(
     config: Config, method: Method, facts: ModelFacts, tasks: TaskDict, samples: dict[str, list[int]]
 ) -> Run:
-    content = identity(config, method, facts, tasks, samples)
     judges = judges_of(config, tasks)
     judged = {"judges": [judge.identity for judge in judges]} if judges else {}
-    digest = run_id(content | judged)
+    digest = run_id(identity(config, method, facts, tasks, samples) | judged)
     return Run(
         config=config,
         run_id=digest,
-        answers_id=run_id(content),
         folder=Path(config.output_dir) / "runs" / run_name(config, digest),
         facts=facts,
         method=method,

@@ -172,10 +172,8 @@ class Results(Shown, Sequence[dict[str, Any]]):
     def print(self) -> None:
         """Print tables and paths, and the failures on stderr."""
         print_studies(self.studies)
-        known = {outcome.run.run_id for outcome in self.outcomes}
-        without = [failure for failure in self.failures if failure.run_id not in known]
-        if without and not self.alone and not self.tables:  # a run with a result has an upload that failed
-            print_failed(_failed(without))
+        if self.failures and not self.alone and not self.tables:
+            print_failed(_failed(self.failures))
         if self.outcomes:
             print_results(self.outcomes, self.table)
         for file in self.files:

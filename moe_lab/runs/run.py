@@ -40,8 +40,6 @@ class Run:
     """Runs of other methods on the same documents, by name (`Method.comparisons`)."""
     judges: tuple[Judge, ...] = ()
     """The judges of the answers."""
-    answers_id: str
-    """SHA-256 of everything that determines the answers: as `run_id`, without the judges."""
 
     @property
     def done(self) -> bool:
@@ -55,12 +53,11 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether a result is stored with the wanted metrics, current intervals and all verdicts."""
+        """Whether a result is stored with the wanted metrics and current intervals."""
         stored = self.stored()
         if stored is None or stored.older_intervals:
             return False
-        has_metrics = self.config.metrics == "none" or self.stored_metrics() is not None
-        return has_metrics and not (self.judges and stored.waiting)
+        return self.config.metrics == "none" or self.stored_metrics() is not None
 
     @property
     def num_documents(self) -> int:
@@ -103,7 +100,7 @@ class Run:
     @property
     def answers_header(self) -> dict[str, Any]:
         """The header of the log of answers, which identifies the run and the versions."""
-        return {"run_id": self.answers_id, "commit": self.facts.commit, "versions": decisive_versions()}
+        return {"run_id": self.run_id, "commit": self.facts.commit, "versions": decisive_versions()}
 
 
 @dataclass(frozen=True)

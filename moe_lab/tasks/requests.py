@@ -106,6 +106,11 @@ class Workload:
         )
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest request with its answer."""
+        return max((asked.longest for _, asked in self.asked), default=0)
+
+    @property
     def requests(self) -> float:
         """Scored and generated answers."""
         return sum(weight * asked.answers for weight, asked in self.asked)

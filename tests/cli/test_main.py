@@ -22,8 +22,6 @@ from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
 from moe_lab.methods import get_method
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.scores import settings
-from moe_lab.runs import plan
-from moe_lab.runs.budget import Speed
 from tests.support.command import FakeRun, FakeRuns, install, run_command
 from tests.support.requests import generating
 
@@ -207,15 +205,6 @@ def test_a_handler_of_sigterm_is_left_alone(capsys, runs):
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def test_plan_has_the_hours_at_the_speed_of_a_stored_run(capsys, runs, monkeypatch):
-    speeds = {"base": Speed(1000 / 3600, "cpu")}
-    monkeypatch.setattr(plan, "measured_speed", lambda output, model, method, task: speeds.get(method))
-    out = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
-    assert "Hours here: 1 for 1 of 2 rows" in out and "(cpu)" in out
-    speeds.clear()
-    assert "Hours here: add pilot=8" in run_command(capsys, "mode=plan").out
 
 
 def test_plan_knows_that_rerun_computes_again(capsys, runs):

@@ -19,10 +19,10 @@ from tests.support.stored_results import results_of
 
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
-CONFIG = ("catalog", "foreign", "overrides", "progress", "recorded", "terminal")
+CONFIG = ("catalog", "overrides", "progress", "terminal")
 BESIDE = {"tasks/loading.py", "runs/plan.py", *(f"config/{name}.py" for name in CONFIG)}
-"""The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are, which names
-belong to other tools, how overrides are quoted, what is recorded of interpolations, which bars are hidden, and what the terminal is shown."""
+"""The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are,
+how overrides are quoted, which bars are hidden, and what the terminal is shown."""
 
 
 def documented() -> set[str]:

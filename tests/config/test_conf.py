@@ -45,10 +45,14 @@ def test_a_file_is_short_and_a_comment_stands_above_every_key(file):
     assert file.parent == CONF or len(lines) <= max(40, 2 * keys + 1), "a comment and a line for each key"
 
 
+def unchanged(router, routing):
+    """A policy."""
+    return routing
+
+
 @pytest.mark.parametrize("options", OPTIONS)
-def test_every_option_composes(options, monkeypatch):
-    monkeypatch.setattr("moe_lab.config.compose._composed_before", False)  # Hydra composes the whole
-    policy = f"method.policy={__file__}:test_every_option_composes"
+def test_every_option_composes(options):
+    policy = f"method.policy={__file__}:unchanged"
     [cell] = compose([*options.split(), *([policy] if "method=policy" in options else [])])
     config = to_config(cell)
     assert all(
@@ -103,6 +107,7 @@ def test_usual_values_need_no_quotes_and_are_recorded():
     assert config_of("batch_size=8").batch_size == 8
     assert config_of("model=tiny", "model.revision=main").model.revision == "main"
     assert config_of("task=toy_math", "task.fewshot_split=train").task.fewshot_split == "train"
+    assert config_of("system_instruction=Grüße (kurz)").system_instruction == "Grüße (kurz)"
     assert config_of("seed=3", "limit=5").overrides == ["seed=3", "limit=5"]
 
 

@@ -19,6 +19,7 @@ from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.scoring import Budget
+from moe_lab.models.memory import weight_bytes
 from moe_lab.routing import GumbelTopK
 from tests.support import rounding
 from tests.support.models import make_model, small_model
@@ -118,6 +119,17 @@ def test_the_footprint_of_a_token(family):
 def test_a_family_whose_code_reads_values_is_metered_by_its_own_weights():
     model = small_model("jetmoe")
     assert footprint_of(model).model is model and footprint_of(model).token > 0
+
+
+def test_the_planned_device_has_room_for_a_pass_and_for_what_is_held():
+    """After 20,000 slots the keys and values of a sequence take more than the pass, and rows of logits as well."""
+    model = meta_model(make_model("olmoe").config, torch.float32)
+    token, slot, vocabulary = footprint_of(model).token, token_bytes(model), model.config.vocab_size
+    small = pass_size.planned_memory(model, 10, 1)
+    assert small == weight_bytes(model) + int(2048 * token / 0.2)
+    for slots, rows in ((20_000, 3), (10, 20_000)):
+        planned = pass_size.planned_memory(model, slots, rows)
+        assert planned == weight_bytes(model) + 2 * (slots * slot + rows * vocabulary * (4 + 12)) > small
 
 
 def test_the_size_follows_from_the_free_memory(olmoe, monkeypatch):

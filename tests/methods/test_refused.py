@@ -180,8 +180,8 @@ COMMANDS = {
     "pretrain method.backbone=mixtral": "method.backbone",
     "pretrain method.dataset=pile": "method.dataset=pile is unknown",
     "pretrain method.dataset=minipile offline=true": "JeanKaddour/minipile",
-    "pretrain method.dataset={tmp}/none.txt": "there is no file",
-    "pretrain method.dataset={tmp}/empty.txt": "has no text",
+    "pretrain method.dataset={tmp}/none.jsonl": "there is no file",
+    "pretrain method.dataset={tmp}/empty.jsonl": "has no text",
     "pretrain dtype=float16": "float16 overflows",
     "pretrain model.experts_per_token=4": "Use method.experts_per_token",
     "pretrain device=cuda:1": "cuda",
@@ -190,7 +190,6 @@ COMMANDS = {
     "finetune-freeze method.phases=[{frozen:[gate],until:1}]": "method.phases[0].frozen[0]=gate is unknown",
     "finetune-freeze method.schedule=none-router method.max_steps=1": "phase 1 has no step",
     "finetune-freeze method.dataset=lima": "mode=prefetch offline=false",
-    "finetune-freeze method.early_stop_patience=1 method.validation_size=0": "method.validation_size=100",
     "finetune-freeze method.dataset=alpaca": "method.dataset=alpaca is unknown. Use toy, toy_subtract, toy_safe, toy_unsafe, lima",
     "finetune-freeze method.length=3": "No conversation has an answer within method.length=3",
     "finetune-freeze dtype=float16": "float16",
@@ -210,7 +209,7 @@ COMMANDS = {
 @pytest.fixture
 def refused(tmp_path, capsys, loads, small_index):
     """A function of a method and keys: what the command says on stderr, in at most three lines, leaving nothing behind."""
-    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "empty.jsonl").write_text("\n \n")
 
     def run(line: str) -> str:
         keys = f"task=toy_choice limit=2 method={line.replace('{tmp}', str(tmp_path))}".split()

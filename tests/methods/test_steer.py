@@ -1,14 +1,12 @@
 """`method=steer` against rates, experts and full forward passes by hand, in float64.
 
 Broken by: tokens of the prompt that are counted, a rate over other tokens, an expert of a smaller difference, more
-experts in a layer than it can take, right answers among the wrong, selections of another model, scores or weights that are not the family's rule for the steered logits, no steered
-expert that is not the base model bit for bit, a set that is counted twice, an evaluated document among the choices,
+experts in a layer than it can take, right answers among the wrong, scores or weights that are not the family's rule for
+the steered logits, no steered expert that is not the base model bit for bit, an evaluated document among the choices,
 impossible values that are not refused before weights load.
 """
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ import torch
 
 from moe_lab.config.compose import compose_cell
 from moe_lab.methods import steer
-from moe_lab.methods.steer import Steer, Texts, count_selections, profile_content, read_texts, steered_experts
+from moe_lab.methods.steer import Steer, Texts, read_texts, steered_experts
 from moe_lab.routing import find_routers, record
 from moe_lab.runs.config import to_config
 from moe_lab.tasks.toy.questions import replies_to_harm, requests
@@ -49,10 +47,6 @@ SETS = {
 def opened(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> Any:
     """Opens the method on a model in memory; the two sets are SETS."""
 
-    def count(config: Any, texts: Texts, model: Any) -> Any:
-        return Path("counted"), *count_selections(config, texts, model)
-
-    monkeypatch.setattr(steer, "load_or_count", count)
     monkeypatch.setattr(Steer, "_texts", lambda self, config, which: Texts([], SETS[which]))
 
     def opened(model: Any, **keys: int) -> Any:
@@ -172,18 +166,6 @@ def test_the_right_choices_are_the_answers_of_documents_that_are_not_evaluated(t
     assert pairs("right") == right and pairs("wrong") == asked - right
 
 
-def test_selections_belong_to_the_texts_and_the_model():
-    def content(texts: Texts, dtype: str = "float32", model: str = "tiny") -> dict[str, Any]:
-        facts = replace(FACTS, dtype=dtype)
-        return profile_content(to_config(compose_cell([f"model={model}"], [])), texts, facts)
-
-    texts = Texts([], PAIRS)
-    own = content(texts)
-    assert own == content(texts)
-    others = [content(Texts([], PAIRS[:1])), content(texts, "bfloat16"), content(texts, model="tiny-noisy")]
-    assert all(other != own for other in others)
-
-
 # What follows from it ------------------------------------------------------------------------------------------------
 
 FACTS = replace(SIX_EXPERTS, experts=8)
@@ -218,18 +200,12 @@ TYPED = ["method=steer", "model=tiny"]
 
 
 @pytest.mark.slow
-def test_a_set_is_counted_once_and_serves_the_other_direction(tmp_path, capsys, monkeypatch):
+def test_choices_steer_in_both_directions(tmp_path, capsys):
     keys = [*TYPED, "task=toy_choice", "limit=6", "method.dataset_size=20", f"output_dir={tmp_path}"]
     right, wrong = "toy_choice:right", "toy_choice:wrong"
     one = block_of(run_command(capsys, *keys, f"method.positive={right}", f"method.negative={wrong}"))
-    profiles = one["steer"]["profiles"]
-    assert {file.name for file in (tmp_path / "profiles").iterdir()} == set(profiles.values())
-    told = json.loads((tmp_path / "profiles" / profiles["negative"] / "profile.json").read_text())
-    assert told["rows"] == 60  # three wrong choices of each question
-    monkeypatch.setattr(steer, "count_selections", None)
     other = block_of(run_command(capsys, *keys, f"method.positive={wrong}", f"method.negative={right}"))
     assert other["run_id"] != one["run_id"]
-    assert other["steer"]["profiles"] == {"positive": profiles["negative"], "negative": profiles["positive"]}
     assert other["steer"]["forced_in"] != one["steer"]["forced_in"] and one["untuned"]
     free = [f"method.positive={right}", f"method.negative={wrong}", "method.activate=0"]
     none = block_of(run_command(capsys, *keys, *free))

@@ -145,13 +145,13 @@ def test_the_digest_is_of_both_parts():
 @pytest.mark.parametrize(
     "line, told",
     [
-        ('{"text": "a"}', "not a conversation"),
-        ("[1]", "not a conversation"),
+        ('{"text": "a"}', "no conversation"),
+        ("[1]", "no conversation"),
         ("{", "is not JSON"),
-        ('{"messages": [{"role": "bot", "content": "a"}]}', "needs a role"),
-        ('{"messages": [{"role": "user", "content": null}]}', "needs a role"),
-        ('{"messages": ["a"]}', "needs a role"),
-        ('{"conversations": [1, 2]}', "needs a role"),
+        ('{"messages": [{"role": "bot", "content": "a"}]}', "no conversation"),
+        ('{"messages": [{"role": "user", "content": null}]}', "no conversation"),
+        ('{"messages": ["a"]}', "no conversation"),
+        ('{"conversations": [1, 2]}', "no conversation"),
     ],
 )
 def test_what_is_no_conversation_is_named_with_its_line(line, told, tmp_path):

@@ -7,6 +7,7 @@ that is left out by intent and reported as bypassed.
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import moe_lab
 from moe_lab import C3PO, RoE, expert_metrics, override, record, replay
@@ -269,3 +270,29 @@ def test_every_family_is_known_by_a_model_type_of_transformers():
 
     unknown = [family.name for family in FAMILIES if family.model_type not in CONFIG_MAPPING_NAMES]
     assert unknown == ["DeepSeek-MoE", "MoE design"], "they are those of moe_lab.models.designs"
+
+
+def test_routing_that_gradient_checkpointing_would_repeat_is_refused():
+    model, ids = make_model("olmoe").train(), torch.arange(12).view(2, 6)
+    with torch.no_grad(), record(model) as routes:
+        model(ids)
+    block = model.model.layers[1].mlp
+    forward, shifted = (
+        block.forward,
+        lambda router, routing: routing._replace(index_TK=1 - routing.index_TK % 2),
+    )
+    block.forward = lambda hidden: checkpoint(forward, hidden, use_reentrant=False)  # one's own
+    with pytest.raises(RoutingError, match="backward pass"), override(model, shifted):
+        model(ids, labels=ids).loss.backward()
+    block.forward = forward
+    model.gradient_checkpointing_enable()
+    for context in (
+        lambda: override(model, shifted),
+        lambda: record(model),
+        lambda: replay(model, routes),
+        lambda: routed(model, shifted),
+    ):
+        with pytest.raises(RoutingError, match="gradient_checkpointing_disable"), context():
+            model(ids, labels=ids)
+        with torch.no_grad(), context():
+            model(ids)

@@ -144,11 +144,7 @@ def test_virtual_tokens_are_refused(tokenizer):
 
 def test_gradient_checkpointing_of_a_wrapped_model(peft):
     peft.train()
-    with torch.no_grad(), record(peft) as routes:
-        peft(input_ids=IDS)
     peft.gradient_checkpointing_enable({"use_reentrant": False})
-    with replay(peft, routes):
-        peft(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
     with pytest.raises(RoutingError, match="gradient_checkpointing_disable"), record(peft):
         peft(input_ids=IDS, labels=IDS, use_cache=False)
 

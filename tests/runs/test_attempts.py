@@ -1,13 +1,7 @@
-"""Breaks if a run that another process holds is not waited for, if a worker makes what another one made or failed at,
-or if the time left is told from stored results.
-"""
+"""Breaks if a run that another process holds is not waited for, or if a worker makes what another one made or failed at."""
 
-import re
-import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,41 +133,3 @@ def test_workers_leave_what_is_timed_to_their_command(capsys, runs, monkeypatch)
     outcomes, failures = attempts.run_all(jobs, ModelPool())
     assert len(outcomes) == 2 and not failures and runs.executed[1:] == ["tiny-roe-toy_math-1"]
     assert "[2/2] tiny-roe-toy_math-1" in capsys.readouterr().err
-
-
-def test_the_time_left_counts_what_this_command_makes(capsys, runs, monkeypatch):
-    clock = iter(range(0, 1000, 10))
-    # other threads read the real clock
-    own = SimpleNamespace(monotonic=lambda: next(clock), sleep=time.sleep)
-    monkeypatch.setattr(attempts, "time", own)
-    runs.done.update({"tiny-roe-toy_math-0", HELD})
-    err = run_command(capsys, "-m", "seed=0,1,2,3,4").err
-    lines = [line for line in err.splitlines() if re.match(r"\[\d/5\]", line)]
-    assert [", about " in line for line in lines] == [False, False, False, True, True]
-    assert lines[3] == "[4/5] tiny-roe-toy_math-3, about 00:20 left", "one of three took 10 seconds"
-
-
-def test_a_study_says_nothing_about_the_time_of_runs(capsys, runs, monkeypatch):
-    """Broken by a study of a minute before runs of seconds, which then have minutes left."""
-    now = [0.0]
-    monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
-    config = Config(method=get_method("roe").Config(name="roe"))
-    tuned = Job(config)
-    coming = [runs.prepare(replace(config, seed=seed)) for seed in range(3)]
-
-    def tune(models: ModelPool) -> None:
-        now[0] += 600
-        tuned.runs = coming
-
-    def execute(run: Any, models: Any, **_: Any) -> Any:
-        now[0] += 5
-        return FakeRuns.execute(runs, run, models)
-
-    monkeypatch.setattr(Job, "name", property(lambda job: "study"))
-    monkeypatch.setattr(Job, "coming", property(lambda job: 3))
-    monkeypatch.setattr(tuned, "tune", tune, raising=False)
-    monkeypatch.setattr(runs, "execute", execute)
-    install(monkeypatch, runs)
-    attempts.run_all([tuned], ModelPool())
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
-    assert [line.partition(", about ")[2] for line in lines] == ["", "", "00:10 left", "00:05 left"]

@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM, OlmoeConfig
 
 import moe_lab
 from moe_lab.config.schema import Config
+from moe_lab.engine import pass_size
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.models.memory import weight_bytes
-from moe_lab.runs.budget import Budget, hours_text
+from moe_lab.runs.budget import Budget
 from moe_lab.tasks import requests
 from tests.support.models import make_model
 
@@ -62,9 +63,10 @@ def test_weights_and_trained_models_are_counted_once():
 
 
 @pytest.mark.slow
-def test_the_memory_of_methods(tmp_path, tokenizer):
+def test_the_memory_of_methods(tmp_path, tokenizer, monkeypatch):
     """Of methods on one model: own histories take more than shared ones, gradients more than answers, and a training
     what it says. A model that is not of a hub or a folder has no planned memory."""
+    monkeypatch.setattr(pass_size, "PLANNED_TOKENS", 16)
     model = make_model("olmoe", num_hidden_layers=3)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -82,19 +84,12 @@ def test_the_memory_of_methods(tmp_path, tokenizer):
     half = [f"model.path={tmp_path / 'half'}", f"model.tokenizer={tmp_path / 'model'}", "dtype=auto"]
     assert planned(*roe, *half)["base"] < 0.75 * clean["base"]
     asked = planned("method=c3po", "method.layers=last2", "method.reference_size=12", "task=toy_choice")
-    assert asked["c3po"] > 2 * asked["base"]
+    assert asked["c3po"] > asked["base"]
     sizes = ("method.dataset_size=8", "method.validation_size=2")
     trained = planned("method=finetune-freeze", "task=toy_choice", *sizes)
     assert trained["finetune-freeze"] > 3 * weight_bytes(model) > asked["base"]
     embedded = moe_lab.plan(["task=toy_choice", "limit=2", f"output_dir={tmp_path}"])
     assert embedded.frame()["gpu_memory"].isna().all()
-
-
-@pytest.mark.parametrize(
-    ("hours", "text"), [(0, "-"), (1e-6, "<0.0001"), (0.00451, "0.00451"), (12.34, "12.3"), (1234.5, "1,234")]
-)
-def test_hours_have_three_digits(hours, text):
-    assert hours_text(hours) == text
 
 
 # Tokens of large tasks

@@ -29,7 +29,6 @@ ROW = Row(
     names=["olmoe", "finetune-freeze", "arc_challenge_answer_format", "0"],
     documents=1_172,
     tokens=123_456_789,
-    hours=12.3,
     state="interrupted, 1,000 of 4,687 answered",
 )
 
@@ -44,7 +43,7 @@ def test_a_pipe_gets_one_line_a_row(capsys):
     plan([ROW, replace(ROW, run="00000000")]).print()
     title, *lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "a1b2c3d4" in line]
-    assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title and "12.3" in line and "123,456,789" in line
+    assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title and "123,456,789" in line
 
 
 def test_a_terminal_gets_80_columns(capsys, monkeypatch):
@@ -61,8 +60,7 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch):
     assert not [note for note in plan([ROW]).notes if "GPU memory" in note]
     [alone] = [note for note in plan([small]).notes if "GPU memory" in note]
     assert "at most 15 GB (olmoe finetune-freeze" in alone and "takes 1 of 80 GB" in alone
-    *_, memory, advice = plan([small, large]).notes
-    assert "FSDP" in advice, "the runs of this plan train"
+    memory = plan([small, large]).notes[-1]
     assert "at most 95 GB (mixtral" in memory and "takes 2 of 80 GB" in memory
     monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", lambda: [141 * 10**9])
     assert "takes 1 of 141 GB" in plan([small, large]).notes[-1]

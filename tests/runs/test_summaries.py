@@ -1,7 +1,6 @@
 """Breaks if seeds of different runs are mixed, or if a summary's numbers are not those of its runs."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -166,15 +165,10 @@ def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.
     rows = iter(table)
 
     class Told(toy.ToyJudge):
-        @contextmanager
-        def open(self):
-            def judge_all(exchanges, on_verdict):
-                for index, (_, score) in enumerate(zip(exchanges, next(rows), strict=True)):
-                    if score is not None:
-                        scores = {"toy": score, "toy_flagged": 1.0}
-                        on_verdict(index, {"judge": "toy", "scores": scores})
-
-            yield judge_all
+        def judge(self, exchanges):
+            for _, score in zip(exchanges, next(rows), strict=True):
+                scores = {"scores": {"toy": score, "toy_flagged": 1.0}}
+                yield {"judge": "toy", **({"failed": "unclear"} if score is None else scores)}
 
     monkeypatch.setattr(toy, "ToyJudge", Told)
     roe = replace(roe, task=TaskConfig(name="toy_safety", judges=["toy"]), data_dir=None, limit=8)

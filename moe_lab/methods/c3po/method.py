@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.engine.planned import Asked
 from moe_lab.engine.token_span import named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
@@ -119,12 +118,15 @@ class C3PO(Method):
         passed = neighbours * settings.passes * suffix
         return super().forward_tokens(workload, config, facts) + workload.documents * (read + passed)
 
-    def rehearse(self, model: LoadedModel, asked: Asked, sequences: int | None, reuse: bool = False) -> None:
-        """The neighbours are the longest questions."""
-        from moe_lab.methods.c3po.rehearsal import rehearse
+    def held(self, workload: Workload, facts: ModelFacts) -> tuple[float, float]:
+        """Of the questions that are optimized together, and of their neighbours from the first changed layer on."""
+        from moe_lab.methods.c3po.engine import AT_ONCE
+        from moe_lab.methods.references.store import ANSWER_TOKENS
 
-        layers = named_layers(self.config.layers, model.facts.moe_layers)
-        rehearse(model, self.config, layers, asked, sequences)
+        changed = 1 - named_layers(self.config.layers, facts.moe_layers)[0] / facts.moe_layers
+        slots = AT_ONCE * (1 + self.config.k) * changed * workload.longest
+        answers = workload.requests / max(1, workload.documents)
+        return max(slots, workload.longest), AT_ONCE * answers * min(ANSWER_TOKENS, workload.answer)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         from moe_lab.methods.references.reference_set import references_left

@@ -166,8 +166,6 @@ class RecipeKeys:
     """Largest norm of the gradient; null: not clipped."""
     bf16: bool | None = None
     """Whether passes are computed by autocast to bfloat16; null: with dtype=bfloat16."""
-    early_stop_patience: PositiveInt | None = None
-    """Epochs in a row without a lower validation loss that end the training; its best epoch is kept."""
 
 
 @dataclass(kw_only=True)
@@ -188,9 +186,6 @@ class FinetuneConfig(RecipeKeys, Method.Config):
     save_steps: PositiveInt = 250
     compare_with_full: bool = True
     lora: Lora = field(default_factory=Lora)
-    push_to_hub: bool = False
-    hub_model_id: str | None = None
-    hub_private_repo: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,7 +198,6 @@ class FinetuneConfig(RecipeKeys, Method.Config):
             "freeze_shared_experts=true": self.freeze_shared_experts,
             f"optimizer={self.optimizer}": self.optimizer == EIGHT_BIT,
         }
-        of_upload = ("hub_model_id", "hub_private_repo")
         refuse(
             {
                 f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio < 1,
@@ -219,14 +213,6 @@ class FinetuneConfig(RecipeKeys, Method.Config):
                     "an adapter. Leave one of them out.": self.lora.r is not None and given
                     for key, given in not_with_lora.items()
                 },
-                **{
-                    f"method.{key}={getattr(self, key)} has no effect without method.push_to_hub=true.": (
-                        getattr(self, key) is not None and not self.push_to_hub
-                    )
-                    for key in of_upload
-                },
-                "method.early_stop_patience needs a validation loss. Hold conversations out: "
-                "method.validation_size=100": self.early_stop_patience and not self.held_out,
             }
         )
 

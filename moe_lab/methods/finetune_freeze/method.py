@@ -6,24 +6,24 @@ The baseline is the untrained model.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.errors import ConfigError, ModelError, ResultsError, need_package
+from moe_lab.errors import ConfigError, ModelError, need_package
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_pairs
-from moe_lab.methods.data_files import read_data
+from moe_lab.methods.data_files import COUNTED_LENGTH, read_data
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse, share
-from moe_lab.methods.recorded_profiles import LENGTH, model_content
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.models.distributed import num_processes
-from moe_lab.models.hub import Upload
+from moe_lab.models.identity import model_identity
+from moe_lab.results.identity import decisive_versions
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from moe_lab.methods.tokenized import Prepared
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.results.scores import Score
 
 RECORDED = (
     *("schedule", "steps", "phases_end_at", "conversations", "truncated", "left_out", "parameters", "phases"),
@@ -77,8 +76,7 @@ class FinetuneFreeze(TrainingMethod):
         if self.config.lora.r is not None:
             return {}
         unset = ("phases", "router_lr", "partners", "profile")
-        unpushed = {"push_to_hub": False, "hub_model_id": None, "hub_private_repo": None}
-        full = replace(self.config, schedule="none", **dict.fromkeys(unset), **unpushed)
+        full = replace(self.config, schedule="none", **dict.fromkeys(unset))
         if not self.config.compare_with_full or full.recipe() == self.config.recipe():
             return {}
         typed = [f"method.{key}=null" for key in unset if getattr(self.config, key) is not None]
@@ -94,7 +92,7 @@ class FinetuneFreeze(TrainingMethod):
         if self.config.partners is None:
             return {}
         if self.config.profile is None:
-            return {"profile": {"numerics": NUMERICS, "length": LENGTH}}
+            return {"profile": {"numerics": NUMERICS, "length": COUNTED_LENGTH}}
         return {"profile": digest_of(read_pairs(self.config.profile)[0])}
 
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
@@ -171,6 +169,8 @@ class FinetuneFreeze(TrainingMethod):
         return train(folder, config, self._training_data(config, facts), facts)
 
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
+        from moe_lab.models.source import model_source
+
         recipe = self.config.recipe()
         content = {
             "method": "finetune-freeze",
@@ -179,7 +179,10 @@ class FinetuneFreeze(TrainingMethod):
             "data": self._training_data(config, facts).data.digest,
             **self._profile_identity(),
             "seed": config.seed,
-            **model_content(config, facts),
+            "model": model_identity(model_source(config.model), config.model),
+            "commit": facts.commit,
+            "dtype": facts.dtype,
+            "versions": decisive_versions(),
         }
         return Trained.of(config, content, recipe.made)
 
@@ -202,25 +205,6 @@ class FinetuneFreeze(TrainingMethod):
         if self.config.lora.r is None:
             return None
         return sum(counts(trainable(parameter_groups(empty_to_train(config, self.config.lora)))).values())
-
-    def upload(self, config: RunConfig, facts: ModelFacts) -> Upload | None:
-        own = self.config
-        if not own.push_to_hub:
-            return None
-        trained = self.trained(config, facts)
-        return Upload(
-            folder=trained.folder / trained.made,
-            repository=own.hub_model_id or trained.folder.name,
-            private=own.hub_private_repo,
-        )
-
-    def card(self, repository: str, *, config: RunConfig, facts: ModelFacts, scores: Sequence[Score]) -> str:
-        from moe_lab.methods.finetune_freeze.model_card import model_card
-
-        record = self.trained(config, facts).stored()
-        if record is None:
-            raise ResultsError("its training.json is gone; rerun=true trains it again")
-        return model_card(repository, config, record, scores, model_type=facts.family)
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:

@@ -1,4 +1,4 @@
-"""The Trainer of `method=finetune-freeze` and its callbacks: freezing, early stopping, and checkpoints under FSDP."""
+"""The Trainer of `method=finetune-freeze` and its callbacks: freezing, validation, and checkpoints under FSDP."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from moe_lab.methods.finetune_freeze.config import Phase, Recipe, phase_at
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups, trainable
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Rows
-from moe_lab.methods.trainer import LOSS, MoeTrainer, RoutingNoise
+from moe_lab.methods.trainer import MoeTrainer, RoutingNoise
 from moe_lab.routing.passes import transformers_model
 
 OPTIMIZER = "optimizer_{rank}.pt"
@@ -78,33 +78,14 @@ class Freezing(TrainerCallback):
 
 
 class AtEpochEnds(TrainerCallback):
-    """Evaluates after the last step of each epoch and of the training, and stops early after `patience` epochs.
+    """Evaluates after the last step of each epoch and of the training, before the checkpoint of the same step."""
 
-    The evaluation comes before the checkpoint of the same step, so the checkpoint contains its result. Earlier losses
-    are read from the log in the checkpoint, so a resumed training stops at the same step as an uninterrupted one.
-    """
-
-    def __init__(self, steps_per_epoch: int, patience: int | None):
-        self.steps_per_epoch, self.patience = steps_per_epoch, patience
+    def __init__(self, steps_per_epoch: int):
+        self.steps_per_epoch = steps_per_epoch
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.steps_per_epoch == 0 or state.global_step == state.max_steps:
             control.should_evaluate = control.should_log = True
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.patience is not None:
-            control.should_save = True
-            control.should_training_stop |= stopped(losses_of(state.log_history), self.patience)
-
-
-def losses_of(log: Sequence[dict[str, Any]]) -> list[float]:
-    """The validation losses in a log."""
-    return [line[LOSS] for line in log if LOSS in line]
-
-
-def stopped(losses: Sequence[float], patience: int) -> bool:
-    """Whether none of the last `patience` losses is lower than the lowest loss before them."""
-    return len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])
 
 
 class Order(Sampler[int]):
@@ -142,7 +123,7 @@ class FreezeTrainer(MoeTrainer):
         self.freezing = Freezing(parameter_groups(self.model), recipe.phases, recipe.ends(rows))
         self.add_callback(self.freezing)
         if len(validation):
-            self.add_callback(AtEpochEnds(recipe.steps_per_epoch(rows), recipe.early_stop_patience))
+            self.add_callback(AtEpochEnds(recipe.steps_per_epoch(rows)))
         if self.auxiliary:
             transformers_model(self.model).router_aux_loss_coef = 0.0  # `compute_loss` adds the loss
 

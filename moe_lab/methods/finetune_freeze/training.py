@@ -27,11 +27,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from moe_lab.config.schema import Config
-from moe_lab.methods.c2r import load_or_record
+from moe_lab.methods.c2r import profile_of
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
 from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
-from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer, losses_of, stopped
+from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
 from moe_lab.methods.trainer import LOSS, RoutingNoise, fit, load_checkpoint, own_checkpoint
@@ -88,16 +88,13 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
     if checkpoint is not None:
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
     was_done = state.global_step >= recipe.steps(len(training.rows))
-    if recipe.early_stop_patience is not None:
-        was_done |= stopped(losses_of(state.log_history), recipe.early_stop_patience)
     if not was_done:
         state = run_on_all_ranks(partial(train_on_rank, training, model))
         gc.collect()  # the Trainer, with its model, is in reference cycles
-    kept = state.best_global_step or state.global_step
-    place = training.folder / "checkpoints" / f"checkpoint-{kept}"
+    place = training.folder / "checkpoints" / f"checkpoint-{state.global_step}"
     if model is None and recipe.lora is None:
         model = own_checkpoint(place)
-    elif model is None or was_done or kept != state.global_step:
+    elif model is None or was_done:
         model = load_to_train(training).model if model is None else model
         load_checkpoint(model, place)
     groups = groups or trainable(parameter_groups(model))
@@ -109,7 +106,7 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
     return model, {
         "first_loss": lines[0]["loss"],
         "last_loss": lines[-1]["loss"],
-        "validation": {"losses": losses, "kept_step": kept} if training.validation else None,
+        "validation": {"losses": losses} if training.validation else None,
         "expert_metrics": summary(training.folder) if training.validation else None,
         "phases": [asdict(phase) | phase_memory(model, groups, phase, recipe) for phase in recipe.phases],
         "processes": num_processes(),
@@ -160,8 +157,6 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
             save_steps=training.config.method.save_steps,
             ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
             save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
-            metric_for_best_model="eval_loss" if recipe.early_stop_patience else None,
-            greater_is_better=False,
         )
     return trainer.state
 
@@ -211,7 +206,7 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     loaded = load_to_train(training) if num_processes() == 1 else None
     profile: dict[str, Any] = {}
     if recipe.partners is not None and loaded is not None:  # with several processes it is refused
-        pairs_LEE, profile = load_or_record(config, lambda: prepared.data, loaded)
+        pairs_LEE, profile = profile_of(config, lambda: prepared.data, loaded)
         write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
         training = replace(training, allowed_LEE=partners_of(pairs_LEE, recipe.partners))
     model, course = finetune(training, loaded and loaded.model)

@@ -1,6 +1,6 @@
 """The training data of `method=pretrain`: a corpus, its tokenizer, and packed rows.
 
-The corpus is the toy world, MiniPile, a data set of the hub, or a file. The tokenizer is that of `model=`, or a
+The corpus is the toy world, MiniPile, a data set of the hub, or files. The tokenizer is that of `model=`, or a
 byte-level BPE that is trained on the corpus. Documents are joined by the end token and cut into rows of equal length.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
-from itertools import count, groupby, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from torch.utils.data import Dataset
 
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
-from moe_lab.errors import ModelError, TaskError, reading
-from moe_lab.methods.data_files import FORMATS, data_files, format_of, opened, read_rows
+from moe_lab.errors import ModelError, TaskError
+from moe_lab.methods.data_files import data_files, read_rows
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.loading import once
 from moe_lab.tasks.toy.world import WORLD_VERSION
@@ -64,7 +64,7 @@ class Corpus:
             draw = import_module(GENERATED[self.generated]).documents
             for index in count():
                 yield from draw(0, index, GROUP)
-        for row, place in (each for file in self.files for each in _rows(file)):
+        for row, place in (each for file in self.files for each in read_rows(file)):
             if not isinstance(row, dict) or not isinstance(row.get("text"), str):
                 raise TaskError(f"{place}: no text. A row needs a column `text`.")
             yield row["text"]
@@ -74,28 +74,16 @@ def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
     """The corpus of `method.dataset`. Raises TaskError if it is missing or has no text."""
     if dataset in GENERATED:
         return Corpus(files=(), size=size, identity={dataset: WORLD_VERSION, "size": size}, generated=dataset)
-    files, source = data_files(config, dataset, KNOWN, (*FORMATS, ".txt"))
+    files, source = data_files(config, dataset, KNOWN)
     own = []
     for path in files if source is None else []:
         with path.open("rb") as file:
-            own.append({"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "format": format_of(path)})
+            own.append({"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "format": path.suffix})
     content: dict[str, Any] = source or (own[0] if len(own) == 1 else {"files": own})  # without their names
     corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
     if not any(text.strip() for text in islice(corpus.documents(), 1000)):
         raise TaskError(f"method.dataset={dataset} has no text.")
     return corpus
-
-
-def _rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """Rows with a text each; in a .txt file, empty lines separate documents."""
-    if format_of(path) != ".txt":
-        yield from read_rows(path)
-        return
-    with reading(path, raises=TaskError), opened(path) as lines:
-        for is_text, group in groupby(enumerate(lines, start=1), key=lambda line: bool(line[1].strip())):
-            if is_text:
-                numbers, texts = zip(*group, strict=True)
-                yield {"text": "".join(texts).rstrip("\n")}, f"{path}, line {numbers[0]}"
 
 
 def tokenizer_of(config: Config, corpus: Corpus) -> Any:

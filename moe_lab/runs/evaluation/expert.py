@@ -16,13 +16,7 @@ from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.method import Method, refuse
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
 from moe_lab.metrics.intervals import differences, entropies_of, losses
-from moe_lab.metrics.registry import (
-    Selections,
-    counted_metrics,
-    intervention_metrics,
-    metrics,
-    plugin_sources,
-)
+from moe_lab.metrics.registry import METRICS, Selections, counted_metrics, intervention_metrics
 from moe_lab.metrics.stored import (
     COUNTS,
     FILE,
@@ -111,7 +105,7 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
         ask_again(run, models, routes, missing)
     answered = time.perf_counter()
     counts = count(routes, documents)
-    top_k, sources = [routes.top_k[layer] for layer in routes.layers], plugin_sources()
+    top_k = [routes.top_k[layer] for layer in routes.layers]
     found: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,
@@ -123,7 +117,6 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
         "experts": counts.experts,
         "top_k": top_k,
         "tokens": dict(zip(PHASES, counts.tokens_P, strict=True)) | {"all": sum(counts.tokens_P)},
-        **({"plugins": sources} if sources else {}),
         **entropies(counts),
         "cost": {
             "asked_again": len(missing),
@@ -142,7 +135,7 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
     found, arrays = without_arrays(found)
     write_arrays(run.folder / FOLDER, arrays)
     if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
-        found["baseline"] = {key: before.content[key] for key in ("run_id", *metrics())}
+        found["baseline"] = {key: before.content[key] for key in ("run_id", *METRICS)}
     found["differences"] = {
         name: differences(arrays, read_arrays(other.folder / FOLDER))
         for name, other in run.compared_runs.items()

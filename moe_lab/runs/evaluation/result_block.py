@@ -122,8 +122,7 @@ def _whole(amount: float | None) -> int | None:
 def judges_block(judges: Sequence[Judge], samples: Log) -> dict[str, Any]:
     """{"judges": {name: {"identity", "metrics", "tasks": {task: counts}}}}; empty without judges.
 
-    Counts are {"documents", "judged", "waiting", "failed": {reason: count}}. Waiting answers have no verdict yet; the
-    same command asks for it again.
+    Counts are {"documents", "judged", "failed": {reason: count}}.
     """
     if not judges:
         return {}
@@ -143,11 +142,10 @@ def judges_block(judges: Sequence[Judge], samples: Log) -> dict[str, Any]:
 
 def _counts(judge: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     verdicts = [line["filtered_resps"][0][judge] for line in lines]
-    failed = Counter(verdict["failed"] for verdict in verdicts if verdict and "failed" in verdict)
+    failed = Counter(verdict["failed"] for verdict in verdicts if "failed" in verdict)
     return {
         "documents": len(verdicts),
-        "judged": sum(bool(verdict) and "scores" in verdict for verdict in verdicts),
-        "waiting": verdicts.count(None),
+        "judged": sum("scores" in verdict for verdict in verdicts),
         "failed": dict(failed),
     }
 

@@ -27,7 +27,7 @@ from moe_lab.runs.tuning.study import Study, prepare_study
 
 # The cells of an experiment, composed with the user's overrides and checked
 
-OURS = ("experiment", "scale", "mode", "pilot")
+OURS = ("experiment", "scale", "mode")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """A study of temperatures or settings: its search and documents, checked and identified without weights."""
 
 import csv
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from lm_eval.tasks.manager import TaskDict
 
 from moe_lab.config.schema import Config, TaskConfig, TuningConfig
-from moe_lab.errors import ConfigError, TaskError, reading
+from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Method
 from moe_lab.methods.profile import Profile, read_profile
@@ -30,7 +29,7 @@ class Study:
     """With the preset's n and the task of the tuning documents. Its temperature, or the settings of a grid, are
     placeholders."""
     evaluated: Config
-    """The configuration that is evaluated with the profile. With tuning.text=gsm8k its task differs from `config`."""
+    """The configuration that is evaluated with the profile. Where GSM8K is tuned for another task, it has that task."""
     search: Search
     study_id: str
     """SHA-256 of everything that determines the trials, without their number, so that more trials continue a study."""
@@ -45,8 +44,6 @@ class Study:
     """The row numbers of the tuning documents in that split."""
     documents: list[str]
     """`document_hashes` of the tuning documents."""
-    text: str | None = None
-    """The scored answers: the resolved `tuning.text`, and "data" for GSM8K's own. None if the metric is accuracy."""
 
     @property
     def task(self) -> Any:
@@ -93,8 +90,6 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
         raise ConfigError(
             f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. {instead}"
         )
-    if config.tuning.storage is not None:
-        check_url(config.tuning.storage)
     if config.predict_only:
         raise ConfigError(f"predict_only computes no metric: leave it or tuning={config.tuning.name} out.")
     facts = trained or facts_of(config)
@@ -113,11 +108,10 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
         raise ConfigError(f"{name} has no accuracy: tuning.metric=perplexity.")
     if search.metric == "perplexity" and task.get_config("unsafe_code"):
         raise ConfigError(f"{name} has no reference answers to score: tuning.metric=accuracy.")
-    text = text_of(config, search.metric, task)
     evaluated = config
-    if text == GSM8K:
+    if search.metric == "perplexity" and has_bare_answers(task):
         config, tasks = on_gsm8k(config, holdout)
-        text, (name, task) = DATA, _only(tasks)
+        name, task = _only(tasks)
     documents = sorted(frozenset[str]().union(*document_hashes(task)))
     select_documents(evaluated, evaluation.tasks, frozenset(documents))
     dataset = task.config.custom_dataset
@@ -128,8 +122,6 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     content["search"] = search.identity | {"headline": headline}
     if facts.commit is not None:  # trials of another state of the model are another study
         content["commit"] = facts.commit
-    if text == EQUATIONS:
-        content["references"] = EQUATIONS
     digest = run_id(content)
     return Study(
         config=config,
@@ -145,7 +137,6 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
         split=dataset.source,
         samples=samples,
         documents=documents,
-        text=text,
     )
 
 
@@ -157,10 +148,12 @@ def _only(tasks: TaskDict) -> tuple[str, Any]:
     return next(iter(tasks["tasks"].items()))
 
 
-# The answers whose perplexity a study minimizes (`tuning.text`)
+# The answers whose perplexity a study minimizes: the data's own, or GSM8K's where these are bare. Others wrote both
 
 TRIMMING = frozenset({"take_first", "take_first_k", "remove_whitespace", "lowercase", "uppercase"})
 """lm-eval's filters that keep the whole answer; any other extracts it from a longer text."""
+SOURCE = TaskConfig(name="gsm8k", metric="exact_match,strict-match", category="math")
+"""`conf/task/gsm8k.yaml`."""
 
 
 def has_bare_answers(task: Any) -> bool:
@@ -176,54 +169,6 @@ def has_bare_answers(task: Any) -> bool:
     )
 
 
-# | text | answers | written by |
-# |---|---|---|
-# | data | the data's own (GSM8K, toy_math, right choices, running text) | others |
-# | gsm8k | GSM8K's worked answers: GSM8K is tuned, and its profile is used for the task | others |
-# | equations | the equation of each row, then the bare answer | others |
-
-DATA, GSM8K, EQUATIONS = "data", "gsm8k", "equations"
-EQUATION_COLUMNS = ("equation", "Equation", "lEquations")
-"""Columns with a row's equation. SVAMP.json has `Equation`; AddSub, MultiArith and SingleEq have `lEquations`."""
-SOURCE = TaskConfig(name="gsm8k", metric="exact_match,strict-match", category="math")
-"""`conf/task/gsm8k.yaml`."""
-_CHOICES = "Choose tuning.text=equations (rows with an equation), or tuning.metric=accuracy."
-
-
-def text_of(config: Config, metric: str, task: Any) -> str | None:
-    """The answers that a study of `task` scores: `tuning.text`, by default written by others. None: by accuracy.
-
-    Raises ConfigError for answers that the task does not have.
-    """
-    given, name = config.tuning.text, task.task_name
-    if metric != "perplexity":
-        if given is not None:
-            raise ConfigError(
-                f"tuning.text={given} says whose answers' perplexity is tuned, and tuning.metric={metric} scores none. "
-                "Leave one of them out."
-            )
-        return None
-    if task.get_config("output_type") != "generate_until":
-        if given not in (None, DATA):
-            raise ConfigError(
-                f"tuning.text={given}: {name} generates no answers; its data has the right ones. Leave it out."
-            )
-        return DATA
-    bare = has_bare_answers(task)
-    if given == DATA and bare:
-        raise ConfigError(
-            f"tuning.text=data: the answers of {name} are bare, without steps. Leave it out for GSM8K's profile.\n"
-            f"{_CHOICES}"
-        )
-    text = given or (GSM8K if bare else DATA)
-    if text == EQUATIONS and not all(map(equation, task.task_docs)):
-        raise ConfigError(
-            f"tuning.text=equations: not every row of {name} has an equation (column {', '.join(EQUATION_COLUMNS)}).\n"
-            "Add the column to the data, or leave tuning.text out for GSM8K's profile."
-        )
-    return text
-
-
 def on_gsm8k(config: Config, holdout: Holdout) -> tuple[Config, TaskDict]:
     """The configuration of GSM8K's own study with the settings of another task's, and its tuning documents.
 
@@ -233,66 +178,11 @@ def on_gsm8k(config: Config, holdout: Holdout) -> tuple[Config, TaskDict]:
     source = replace(config, task=SOURCE, gen_kwargs=None, limit=None, samples=None)
     try:
         tasks = load_tasks(source, holdout)
+        if has_bare_answers(tasks["tasks"]["gsm8k"]):
+            raise TaskError(f"GSM8K's answers in data_dir={config.data_dir} are bare, too.")
     except TaskError as error:
-        reason = str(error).splitlines()[0]
         raise TaskError(
-            f"tuning.text=gsm8k, the default where a task's answers are bare, needs GSM8K's data. {reason}\n{_CHOICES}"
+            f"The answers of {config.task.name} are bare, so the study is GSM8K's. {str(error).splitlines()[0]}\n"
+            "tuning.metric=accuracy tunes on the task itself."
         ) from error
-    if has_bare_answers(tasks["tasks"][GSM8K]):
-        raise TaskError(
-            f"tuning.text=gsm8k: GSM8K's answers in data_dir={config.data_dir} are bare, without steps.\n{_CHOICES}"
-        )
     return source, tasks
-
-
-def equation(document: dict[str, Any]) -> str | None:
-    """The equation of a document, as its data has it; None if there is none."""
-    for column in EQUATION_COLUMNS:
-        found = document.get(column)
-        text = ", ".join(map(str, found)) if isinstance(found, list) else str(found or "")
-        if text.strip():
-            return text.strip()
-    return None
-
-
-def with_equation(document: dict[str, Any], answer: str) -> str:
-    """A bare answer after its equation, for example ` 8 - 3 = 5\\n#### 5` of ` #### 5`."""
-    target = answer.lstrip()
-    written = equation(document) or ""
-    steps = written if "=" in written else f"{written} = {target.split()[-1]}"
-    return f"{answer[: len(answer) - len(target)]}{steps}\n{target}"
-
-
-# The URL in `tuning.storage`, which no message shows: any part of it may be a password
-
-SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
-"""In names of a URL's options: password, passwd, pwd, sslpassword."""
-
-
-def check_url(storage: str) -> None:
-    """Raise ConfigError for what is no URL of a database, a driver that is not installed, or a database in memory."""
-    from sqlalchemy.engine import make_url
-
-    remedy = "Use a URL as postgresql://host/optuna (docs/tuning.md)."
-    with reading("tuning.storage", remedy, says="cannot be used"):
-        url = make_url(storage)
-        url.get_dialect().import_dbapi()
-        if url.get_backend_name() == "sqlite" and "memory" in str((url.database or ":memory:", url.query)):
-            raise ValueError("this database is in memory, and lost when the process ends")
-
-
-def refuse_typed_password(storage: str) -> None:
-    """Raise ConfigError for a password that was typed, because overrides are stored with every run."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        url = make_url(storage)
-        secrets = [url.password, *map(url.query.get, filter(SECRET.search, url.query))]
-    except (ArgumentError, ValueError):  # no URL
-        secrets = [storage]
-    if any(secret and not str(secret).startswith("${") for secret in secrets):
-        raise ConfigError(
-            "tuning.storage has a password or is no URL, and it would be stored with every run.\n"
-            "Give the URL by an environment variable: 'tuning.storage=${oc.env:STORAGE}'."
-        )

@@ -7,7 +7,6 @@ process that asks for a trial computes it, with the same parameters.
 from __future__ import annotations
 
 import time
-import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +18,11 @@ import optuna
 from filelock import BaseFileLock
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
-from moe_lab.errors import ConfigError, ResultsError, reading
-from moe_lab.results.atomic import write_atomically, writing
-from moe_lab.results.lock import acquire, check_lease_on, lock_on
+from moe_lab.errors import ResultsError
+from moe_lab.results.atomic import writing
+from moe_lab.results.lock import acquire, lock_on
 from moe_lab.results.stored_files import tidy
 from moe_lab.runs.tuning.search import Search
 
@@ -34,40 +32,26 @@ largest number. No trial is pruned before this number of complete ones."""
 STORAGE = "storage.db"
 TABLE = "trials.csv"
 """Written from the storage after every trial."""
-REMEDY = "Move the study's folder away; the same command starts it again."
-URL_REMEDY = "Correct the URL, or use the version of Optuna that wrote it."
-TOKEN = ".storage"
-"""The file with the token in the name of a study in a database. It makes the study that of one output folder, whose
-file locks coordinate its processes."""
 
 
 @contextmanager
-def storage_errors(folder: Path, storage: str | None = None) -> Iterator[None]:
-    """Turn errors of Optuna's storage (full disk, damaged file, no database) into a ResultsError that names it."""
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of Optuna's storage (full disk, damaged file) into a ResultsError that names it."""
     try:
         yield
     except (StorageInternalError, SQLAlchemyError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        if storage is not None:
-            raise ResultsError(
-                f"tuning.storage could not be read or written: {reason}\n"
-                "The same command continues once the database answers."
-            ) from error
         raise ResultsError(
             f"{folder / STORAGE} could not be read or written: {reason}\n"
-            f"Free some disk space, and the same command continues. If the file is damaged: {REMEDY}"
+            "Free some disk space, and the same command continues. If the file is damaged, move its folder away."
         ) from error
 
 
 class Trials:
-    """The trials of the study in `folder`, inside its context.
+    """The trials of the study in `folder`, inside its context."""
 
-    Args:
-        storage: URL of the database with the trials; None: a file in `folder`.
-    """
-
-    def __init__(self, folder: Path, search: Search, seed: int, storage: str | None = None):
-        self.folder, self.search, self.seed, self.storage = folder, search, seed, storage
+    def __init__(self, folder: Path, search: Search, seed: int):
+        self.folder, self.search, self.seed = folder, search, seed
         self.lock = lock_on(folder / ".lock")
         """The study's lock: one process at a time."""
         self._mine: BaseFileLock | None = None
@@ -80,51 +64,22 @@ class Trials:
         with self.lock:
             with writing(self.folder):
                 tidy(self.folder)
-            if self.storage is None and (self.folder / TOKEN).exists():
-                raise ConfigError(
-                    f"The trials of {self.folder} are in a database. Give the same tuning.storage=."
-                )
-            if self.storage is not None and (self.folder / STORAGE).exists():
-                raise ConfigError(
-                    f"The trials of {self.folder} are in {STORAGE}. Leave tuning.storage out, or move the folder away."
-                )
-            if self.storage is None:
-                with writing(self.folder):
-                    (self.folder / STORAGE).touch()  # SQLite would make it 0644, whatever the umask
-            self.study = self._opened()
+            self.study = optuna.create_study(
+                storage=f"sqlite:///{self.folder / STORAGE}",
+                study_name=self.folder.name,
+                direction=self.search.direction,
+                load_if_exists=True,
+            )
+            with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+                self.study.set_metric_names([self.search.metric])
             if STARTUP not in self.study.user_attrs:
                 self.study.set_user_attr(STARTUP, max(1, min(STARTUP_TRIALS, self.search.n_trials // 3)))
             self.startup = int(self.study.user_attrs[STARTUP])
         return self
 
-    def _opened(self) -> optuna.Study:
-        """Optuna's study. Raises ConfigError for a storage that Optuna cannot use."""
-        in_file, file = self.storage is None, self.folder / TOKEN
-        token = "" if in_file else file.read_text() if file.exists() else f"-{uuid.uuid4().hex[:8]}"
-        with (
-            reading(
-                self.folder / STORAGE if in_file else "tuning.storage",
-                REMEDY if in_file else URL_REMEDY,
-                says="cannot be used",
-            ),
-            storage_errors(self.folder, self.storage),
-        ):
-            url = self.storage or URL.create("sqlite", database=str(self.folder / STORAGE)).render_as_string()
-            study = optuna.create_study(
-                storage=optuna.storages.RDBStorage(url),
-                study_name=f"{self.folder.name}{token}",
-                direction=self.search.direction,
-                load_if_exists=True,
-            )
-            with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-                study.set_metric_names([self.search.metric])
-            study.get_trials(deepcopy=False)  # Optuna fails in many ways on a damaged row
-        if token:
-            write_atomically(file, token)
-        return study
-
     def __exit__(self, *exception: Any) -> None:
-        self._release()
+        if self._mine is not None:
+            self._mine.release()
 
     def claim(self) -> tuple[Trial, list[float]] | None:
         """The next trial and its temperatures; None after all trials, including those of other processes.
@@ -144,17 +99,14 @@ class Trials:
             time.sleep(0.5)
 
     def tell(self, trial: Trial, value: float | None, **measured: float) -> None:
-        """Store a trial's value (None: pruned), and other measurements as user attributes.
-
-        Raises LeaseLostError if the trial may be another process's by now.
-        """
+        """Store a trial's value (None: pruned), and other measurements as user attributes."""
         with self.lock:
-            check_lease_on(self._lock_of(trial.number))
             for name, number in measured.items():
                 trial.set_user_attr(name, number)
             state = TrialState.PRUNED if value is None else TrialState.COMPLETE
             self.study.tell(trial, value, state=state)
-            self._release()
+            assert self._mine is not None
+            self._mine.release()
 
     def finished(self) -> list[FrozenTrial]:
         """Complete and pruned trials, by number."""
@@ -186,15 +138,8 @@ class Trials:
 
     def _hold(self, number: int) -> bool:
         """Lock a trial for this process; False if another one holds it."""
-        self._mine = acquire(self._lock_of(number))
+        self._mine = acquire(self.folder / ".trials" / f"{number}.lock")
         return self._mine is not None
-
-    def _release(self) -> None:
-        if self._mine is not None:
-            self._mine.release()
-
-    def _lock_of(self, number: int) -> Path:
-        return self.folder / ".trials" / f"{number}.lock"
 
     def _next(self) -> Trial | None:
         waiting = self._of(TrialState.WAITING)

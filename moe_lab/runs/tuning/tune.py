@@ -25,7 +25,7 @@ from moe_lab.results.folder import RunFolder
 from moe_lab.results.samples import reported
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 from moe_lab.runs.execute import memory_errors
-from moe_lab.runs.tuning.study import EQUATIONS, Study, with_equation
+from moe_lab.runs.tuning.study import Study
 from moe_lab.runs.tuning.trials import TABLE, Trials, storage_errors
 from moe_lab.tasks.requests import build_requests, right_request
 
@@ -50,9 +50,8 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
     with ExitStack() as stack:
         stack.enter_context(RunFolder(study.folder, study.study_id).status())
         stack.enter_context(memory_errors(study.folder.name))
-        storage = study.config.tuning.storage
-        stack.enter_context(storage_errors(study.folder, storage))
-        trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed, storage))
+        stack.enter_context(storage_errors(study.folder))
+        trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed))
         logger = stack.enter_context(
             open_logger(study.config, kind="study", name=study.folder.name, group=group or study.folder.name)
         )
@@ -196,10 +195,15 @@ def write_study(study: Study, finished: int | None = None) -> None:
         "split": study.split,
         "samples": study.samples,
         "num_samples": sum(map(len, study.samples.values())),
-        "text": study.text,
+        "text": _answers(study),
         "finished": finished,
     }
     write_json(study.folder / "study.json", content)
+
+
+def _answers(study: Study) -> str | None:
+    """The scored answers, which others wrote; None if accuracy is tuned."""
+    return "data" if study.search.metric == "perplexity" else None
 
 
 def write_trials(study: Study, trials: Trials) -> None:
@@ -232,7 +236,7 @@ def write_trials(study: Study, trials: Trials) -> None:
         split=study.split,
         samples=study.samples,
         documents=study.documents,
-        answers=study.text,
+        answers=_answers(study),
         temperature=study.search.temperatures(best.params),
         settings=cast(Any, study.method).settings(_settings(study, best)) if study.search.grid else None,
     )
@@ -259,10 +263,8 @@ class Perplexity:
         self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
         self.lm = lm
         groups = build_requests(study.config, study.task, lm)  # of each document
-        right = [(group[0].doc, right_request(study.config, study.task, group)) for group in groups]
-        if study.text == EQUATIONS:
-            right = [(doc, (prompt, with_equation(doc, answer))) for doc, (prompt, answer) in right]
-        self.requests = [Request(request) for _, request in right]
+        right = [right_request(study.config, study.task, group) for group in groups]
+        self.requests = [Request(request) for request in right]
         self.tokens = [lm.count_tokens(self.kind, request) for request in self.requests]
 
     def __call__(self, worst: float | None, report: Report) -> float:

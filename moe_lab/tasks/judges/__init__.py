@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 from importlib import import_module
@@ -35,20 +35,12 @@ class Exchange(NamedTuple):
     answer: str
 
 
-OnVerdict = Callable[[int, Verdict], None]
-"""(index, verdict); called for each verdict at once."""
-JudgeAll = Callable[[Sequence[Exchange], OnVerdict], None]
-"""Judges all exchanges, in any order. The next run repeats those without verdict."""
-
-
 class Judge(ABC):
-    """A judge of a run. `check` and `identity` load no weights, `open` does."""
+    """A judge of a run. Only `judge` loads weights."""
 
     name: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     """Names of the scores; tables show the first."""
-    model_key: ClassVar[str | None] = None
-    """The key of `task` that names the judge's model; None for a judge without one."""
     numerics: ClassVar[int] = 1
     """Raised whenever verdicts may change: part of the identity."""
 
@@ -72,8 +64,8 @@ class Judge(ABC):
         return None
 
     @abstractmethod
-    def open(self) -> AbstractContextManager[JudgeAll]:
-        """Load the judge; leaving the context removes it from memory."""
+    def judge(self, exchanges: Sequence[Exchange]) -> Iterator[Verdict]:
+        """The verdict on each exchange, in order. Loads the judge, and removes it from memory at the end."""
 
 
 JUDGES = {
@@ -108,28 +100,22 @@ def judge_names(config: Config) -> list[str]:
 def judges_of(config: Config, tasks: TaskDict) -> tuple[Judge, ...]:
     """The judges of a run's tasks; empty without a judged task, and with predict_only=true.
 
-    Raises ConfigError for a judge or a judge's model without effect.
+    Raises ConfigError for judges without such a task.
     """
-    judged = any(is_judged(task) for task in tasks["tasks"].values())
-    names = judge_names(config) if judged else []
-    without = {"judges": not judged} | {
-        str(judge_class(name).model_key): name not in names for name in JUDGES if judge_class(name).model_key
-    }
-    for key, no_effect in without.items():
-        if no_effect and getattr(config.task, key) is not None:
-            raise ConfigError(
-                f"task.{key}: no task of this run is judged so (judges: {names}). Leave it out."
-            )
-    return () if config.predict_only else tuple(judge_class(name)(config) for name in names)
+    if not any(is_judged(task) for task in tasks["tasks"].values()):
+        if config.task.judges is not None:
+            raise ConfigError("task.judges: no task of this run is judged. Leave it out.")
+        return ()
+    return () if config.predict_only else tuple(judge_class(name)(config) for name in judge_names(config))
 
 
 # The functions of a judged task that lm-eval calls: the filter that judges all answers, and the metrics of a document
 #
-# The filter turns each answer into {judge: verdict or None}. An answer without a verdict has no value of the judge's
-# metrics: lm-eval's mean, its standard error and all comparisons use only answers with a verdict.
+# The filter turns each answer into {judge: verdict}. A failed verdict has no scores: lm-eval's mean, its standard error
+# and all comparisons use only answers with a score.
 
-Verdicts = Callable[[Sequence[Exchange]], list[dict[str, Verdict | None]]]
-"""Returns the verdict of each judge by name, per exchange; None if the judge could not be reached."""
+Verdicts = Callable[[Sequence[Exchange]], list[dict[str, Verdict]]]
+"""Returns the verdict of each judge by name, per exchange."""
 _verdicts: ContextVar[Verdicts | None] = ContextVar("verdicts", default=None)
 
 
@@ -145,7 +131,7 @@ def judged_by(verdicts: Verdicts) -> Iterator[None]:
 
 def judge_answers(
     responses: Sequence[Sequence[str]], documents: Sequence[dict[str, Any]]
-) -> list[dict[str, Verdict | None]]:
+) -> list[dict[str, Verdict]]:
     """lm-eval filter: the verdicts on every document's first response. Raises ConfigError outside of a run."""
     verdicts = _verdicts.get()
     if verdicts is None:
@@ -154,14 +140,11 @@ def judge_answers(
     return verdicts([Exchange(document["instruction"], texts[0]) for document, texts in pairs])
 
 
-def score(document: dict[str, Any], results: list[dict[str, Verdict | None]]) -> dict[str, float]:
-    """lm-eval `process_results`: the scores of all judges that judged the document's answer."""
+def score(document: dict[str, Any], results: list[dict[str, Verdict]]) -> dict[str, float]:
+    """lm-eval `process_results`: the scores of all judges of the document's answer."""
     (verdicts,) = results
     return {
-        metric: value
-        for verdict in verdicts.values()
-        if verdict is not None
-        for metric, value in verdict.get("scores", {}).items()
+        metric: value for verdict in verdicts.values() for metric, value in verdict.get("scores", {}).items()
     }
 
 

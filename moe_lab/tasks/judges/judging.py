@@ -47,34 +47,27 @@ def judgements_file(folder: Path, rerun: bool) -> Path:
 
 def _verdicts(
     judges: Sequence[Judge], log: ResponseLog, free: Callable[[], None], exchanges: Sequence[Exchange]
-) -> list[dict[str, Verdict | None]]:
-    """The verdict of each judge by name, per exchange; None if the judge could not be reached.
+) -> list[dict[str, Verdict]]:
+    """The verdict of each judge by name, per exchange.
 
     The log stores every verdict at once, by a hash of the judge's identity and the exchange.
     """
-    by_judge: list[dict[str, Verdict | None]] = [{} for _ in exchanges]
+    by_judge: list[dict[str, Verdict]] = [{} for _ in exchanges]
     for judge in judges:
         contents = (json.dumps([judge.identity, *exchange], sort_keys=True) for exchange in exchanges)
         keys = [hashlib.sha256(content.encode()).hexdigest() for content in contents]
         missing = {key: one for key, one in zip(keys, exchanges, strict=True) if key not in log}
         if missing:
-            _judge(judge, missing, log, free)
+            start = time.perf_counter()
+            if (folder := judge.folder()) is not None:
+                room = ROOM * sum((folder / name).stat().st_size for name in known_weights(folder))
+                if room > free_memory(resolve_device(judge.config.device)):
+                    free()
+            with Progress(len(missing), f"judge {judge.name}", "answer") as progress:
+                for key, verdict in zip(missing, judge.judge(list(missing.values())), strict=True):
+                    log.answer(key, verdict, {})
+                    progress.update()
+            log.spend({judge.name: time.perf_counter() - start})
         for verdicts, key in zip(by_judge, keys, strict=True):
-            verdicts[judge.name] = log.get(key)
+            verdicts[judge.name] = log[key]
     return by_judge
-
-
-def _judge(judge: Judge, missing: dict[str, Exchange], log: ResponseLog, free: Callable[[], None]) -> None:
-    keys, start = list(missing), time.perf_counter()
-    if (folder := judge.folder()) is not None:
-        room = ROOM * sum((folder / name).stat().st_size for name in known_weights(folder))
-        if room > free_memory(resolve_device(judge.config.device)):
-            free()
-    with Progress(len(keys), f"judge {judge.name}", "answer") as progress, judge.open() as judge_all:
-
-        def store(index: int, verdict: Verdict) -> None:
-            log.answer(keys[index], verdict, {})
-            progress.update()
-
-        judge_all(list(missing.values()), store)
-    log.spend({judge.name: time.perf_counter() - start})

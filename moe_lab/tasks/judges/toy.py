@@ -9,14 +9,13 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_lab.tasks.judges import Exchange, Judge, JudgeAll, OnVerdict
+from moe_lab.tasks.judges import Exchange, Judge, Verdict
 
 WEIGHTS = Path(__file__).parent / "toy.safetensors"
 BUCKETS = 256
@@ -33,15 +32,10 @@ class ToyJudge(Judge):
     def _identity(self) -> dict[str, Any]:
         return {"weights": hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()}
 
-    @contextmanager
-    def open(self) -> Iterator[JudgeAll]:
-        def judge_all(exchanges: Sequence[Exchange], on_verdict: OnVerdict) -> None:
-            for index, exchange in enumerate(exchanges):
-                (harm,) = probabilities([exchange]).tolist()
-                scores = {"toy": harm, "toy_flagged": float(harm >= FLAGGED_FROM)}
-                on_verdict(index, {"judge": self.name, "scores": scores})
-
-        yield judge_all
+    def judge(self, exchanges: Sequence[Exchange]) -> Iterator[Verdict]:
+        for exchange in exchanges:
+            (harm,) = probabilities([exchange]).tolist()
+            yield {"judge": self.name, "scores": {"toy": harm, "toy_flagged": float(harm >= FLAGGED_FROM)}}
 
 
 def features(exchanges: Sequence[Exchange]) -> np.ndarray:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.methods.c2r import digest_of
 from moe_lab.methods.finetune_freeze import training as module
 from moe_lab.methods.finetune_freeze.training import finetune
 from moe_lab.routing import find_routers, routed
@@ -167,9 +168,9 @@ def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fi
     assert block["c2r"]["partners"] == block["finetune_freeze"]["partners"] == 3
     assert block["c2r"]["profile_sha256"] == record["profile_sha256"] and not block["c2r"]["test_profile"]
     assert 0 < block["c2r"]["changed_fraction"] < 1
-    [profile] = (tmp_path / "profiles").iterdir()
     stored = load_file(folder / "counts.safetensors")["pairs"]
-    assert torch.equal(stored, load_file(profile / "counts.safetensors")["pairs"]), "of the untrained model"
+    untrained = run_command(capsys, "method=c2r", "method.dataset_size=12", f"output_dir={tmp_path}", *SHORT)
+    assert block_of(untrained)["c2r"]["profile_sha256"] == digest_of(stored), "of the untrained model"
     assert block["compared"]["full_fine_tuning"]["paired"], "the same without a constraint"
     run = next(tmp_path.glob(f"runs/*-{block['run_id'][:8]}"))
     metrics = json.loads((run / "expert_metrics.json").read_text())

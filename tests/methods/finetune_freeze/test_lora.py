@@ -11,7 +11,6 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
@@ -132,19 +131,6 @@ def test_a_resumed_training_ends_in_the_same_bytes(last, undisturbed, folder, tm
     resumed = adapted(folder, lora)
     train(resumed, tmp_path / "cut", **DROPOUT)
     assert_same(undisturbed, adapter_of(resumed))
-
-
-def test_the_best_epoch_is_kept(folder, tmp_path):
-    lora = Lora(r=4)
-    model = adapted(folder, lora)
-    settings = {"held_out": 2, "early_stop_patience": 1, "epochs": 4, "validation_size": 2, "count": 4}
-    course = train(model, tmp_path, lora=lora, learning_rate=1.0, **settings)
-    losses = [each["loss"] for each in course["validation"]["losses"]]
-    assert 1 < len(losses) < 4 and losses[-1] > min(losses)
-    kept = tmp_path / "checkpoints" / f"checkpoint-{course['validation']['kept_step']}"
-    saved = load_file(kept / "adapter_model.safetensors")
-    for name, own in adapter_of(model).items():
-        assert torch.equal(saved[name.replace(".default", "")], own), name
 
 
 def test_the_memory_is_that_of_the_weights_and_of_the_adapters_training(folder, tmp_path):

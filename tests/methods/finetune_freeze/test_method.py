@@ -208,12 +208,6 @@ def test_what_only_the_tokenizer_tells_comes_before_weights_load(tmp_path, capsy
     assert not loads
 
 
-def test_nothing_is_uploaded_that_is_not_asked_to_be():
-    method = get_method("finetune-freeze")
-    silent = method(method.Config(name="finetune-freeze", dataset="lima"))
-    assert silent.upload(Config(method=silent.config), None) is None
-
-
 def test_what_saves_memory_is_refused_where_it_does_not_work(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: name != "torchao" or None)
     ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit", "baseline=false")

@@ -17,13 +17,12 @@ import torch
 from transformers import OlmoeForCausalLM, TrainerCallback, trainer_callback
 
 from moe_lab.config.schema import Config
-from moe_lab.errors import ConfigError, ResultsError, TaskError, TrainingError
+from moe_lab.errors import ResultsError, TaskError, TrainingError
 from moe_lab.methods import trainer as shared
 from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze import training
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, MOMENTS, FinetuneConfig
-from moe_lab.methods.finetune_freeze.trainer import AtEpochEnds, stopped
 from moe_lab.methods.tokenized import Pad
 from moe_lab.methods.trainer import LOSS, RoutingNoise
 from tests.support.command import exit_code
@@ -296,9 +295,12 @@ def test_a_resumed_training_ends_in_the_same_bytes(family, last, unbroken, tmp_p
     assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == f"checkpoint-{last}"
     resumed = deepcopy(small_model(family))
     capsys.readouterr()
-    train(resumed, tmp_path / "cut", **settings)
+    told = train(resumed, tmp_path / "cut", **settings)
     assert f"cut: training, continuing at step {last} of 6\n" in capsys.readouterr().err
     assert_same(whole, resumed)
+    again = deepcopy(small_model(family))
+    assert train(again, tmp_path / "cut", **settings) == told, "done, but not written: nothing is trained"
+    assert_same(whole, again)
 
 
 def train_until(folder, last) -> None:
@@ -367,8 +369,6 @@ def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(unbroken, tmp_path, 
 
 
 HELD_OUT = {"count": 6, "held_out": 5, "epochs": 4, "learning_rate": 1e-3}
-RISING = {**HELD_OUT, "epochs": 6, "learning_rate": 0.02, "early_stop_patience": 2}
-"""Overfits: the lowest validation loss is that of an early epoch."""
 
 
 def logged(folder) -> list[dict]:
@@ -396,58 +396,6 @@ def test_measuring_does_not_change_the_training(tmp_path):
     assert_same(one, other)
 
 
-def test_patience():
-    assert not stopped([3.0, 2.0, 2.5], 2) and stopped([3.0, 2.0, 2.5, 2.0], 2)
-    assert stopped([1.0, 2.0], 1) and not stopped([2.0], 1) and not stopped([], 1)
-    control = SimpleNamespace(should_save=False, should_training_stop=True)
-    AtEpochEnds(1, 5).on_evaluate(None, SimpleNamespace(log_history=[]), control)
-    assert control.should_training_stop, "what others stopped stays so"
-
-
-@pytest.mark.slow
-def test_it_stops_early_with_the_best_epochs_weights(tmp_path):
-    model, best = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
-    told = train(model, tmp_path / "stopped", **RISING)["validation"]
-    losses = [line["loss"] for line in told["losses"]]
-    number = losses.index(min(losses))
-    assert number + 3 == len(losses) < 6, f"two epochs after the best one: {losses}"
-    assert told["kept_step"] == told["losses"][number]["step"]
-
-    def stop(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step == told["kept_step"]
-
-    whole = {**RISING, "early_stop_patience": None}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module.Freezing, "on_step_end", stop, raising=False)
-        train(best, tmp_path / "best", **whole)
-    assert_same(model, best)
-
-
-STOPPED_EARLY = {**RISING, "save_steps": 2, "schedule": "none-router"}
-
-
-@pytest.fixture(scope="module")
-def stopped_early(tmp_path_factory):
-    """(a model after a training that nothing interrupts, what the training reports)"""
-    model = deepcopy(small_model("olmoe"))
-    return model, train(model, tmp_path_factory.mktemp("stopped_early"), **STOPPED_EARLY)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("last", (3, 8))
-def test_a_resumed_training_stops_at_the_same_epoch(last, stopped_early, tmp_path):
-    resumed, settings = deepcopy(small_model("olmoe")), STOPPED_EARLY
-    whole, told = stopped_early
-    assert told["validation"]["losses"][-1]["step"] == 9
-    with interrupted(last):
-        train(deepcopy(small_model("olmoe")), tmp_path / "cut", **settings)
-    assert train(resumed, tmp_path / "cut", **settings) == told
-    assert_same(whole, resumed)
-    again = deepcopy(small_model("olmoe"))
-    assert train(again, tmp_path / "cut", **settings) == told, "done, but not written: nothing is trained"
-    assert_same(whole, again)
-
-
 def test_the_last_conversations_of_a_list_are_held_out_and_toy_has_others(tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"conversations": [f"ask {i}", "x"]}) + "\n" for i in range(9)))
@@ -462,8 +410,6 @@ def test_the_last_conversations_of_a_list_are_held_out_and_toy_has_others(tmp_pa
     assert read(validation_size=2, dataset_size=5) == [list("012"), list("34")]
     with pytest.raises(TaskError, match="holds them all out"):
         read(validation_size=9)
-    with pytest.raises(ConfigError, match="method.validation_size=100"):
-        read(early_stop_patience=1)
 
     toy = FinetuneConfig()
     data = read_data(Config(), toy.dataset, toy.dataset_size, toy.held_out)

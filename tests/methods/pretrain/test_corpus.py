@@ -5,7 +5,6 @@ corpora or two tokenizers share; a file without text that is only found in the t
 loses; a token lost or twice at the end of a row; an epoch that leaves a row out or repeats the order of another one.
 """
 
-import gzip
 import json
 from itertools import count, islice
 from pathlib import Path
@@ -46,23 +45,14 @@ def json_lines(*texts: str) -> str:
     return "".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts)
 
 
-@pytest.mark.parametrize("newline", ("\n", "\r\n"))
-def test_empty_lines_part_the_documents_of_a_text_file(newline, tmp_path):
-    text = newline.join(["", "a", "  b", "", " ", "", "c", "", "\td ", "e"])
-    assert list(corpus_of(tmp_path / "a.txt", text).documents()) == ["a\n  b", "c", "\td \ne"]
-    assert list(corpus_of(tmp_path / "b.txt", "one").documents()) == ["one"]
-
-
 def test_json_lines_keep_their_texts(tmp_path):
     texts = ["a\n\nb", " c ", "ä€😀"]
     assert list(corpus_of(tmp_path / "a.jsonl", json_lines(*texts)).documents()) == texts
 
 
-@pytest.mark.parametrize("suffix", (".txt", ".jsonl"))
-def test_a_size_takes_the_first_documents(suffix, tmp_path):
-    content = "a\n\nb\n\nc" if suffix == ".txt" else json_lines("a", "b", "c")
+def test_a_size_takes_the_first_documents(tmp_path):
     for size in (1, 2, 3, 4, None):
-        found = corpus_of(tmp_path / f"a{suffix}", content, size)
+        found = corpus_of(tmp_path / "a.jsonl", json_lines("a", "b", "c"), size)
         assert list(found.documents()) == ["a", "b", "c"][:size]
         assert list(found.documents()) == ["a", "b", "c"][:size], "again from the first on"
 
@@ -77,11 +67,10 @@ def test_a_generated_corpus_has_no_end_and_is_always_the_same(name):
 
 
 def test_an_identity_is_that_of_the_documents(tmp_path):
-    """Not of the path; the same bytes are other documents as another format."""
+    """Not of the path."""
     one = corpus_of(tmp_path / "a.jsonl", json_lines("a", "b"))
     assert corpus_of(tmp_path / "copy.jsonl", json_lines("a", "b")).identity == one.identity
     others = [
-        corpus_of(tmp_path / "a.txt", json_lines("a", "b")),
         corpus_of(tmp_path / "b.jsonl", json_lines("a", "c")),
         corpus_of(tmp_path / "c.jsonl", json_lines("a", "b"), size=1),
         read_corpus(Config(), "toy", None),
@@ -96,12 +85,8 @@ def test_an_identity_is_that_of_the_documents(tmp_path):
 @pytest.mark.parametrize(
     "name, content, told",
     [
-        ("a.txt", b"", "has no text"),
-        ("a.txt", b" \n\n\t\n", "has no text"),
         ("a.jsonl", b"", "has no text"),
         ("a.jsonl", b'{"text": " "}\n', "has no text"),
-        ("a.txt", bytes(range(256)), "cannot be read"),
-        ("a.txt", "größer".encode("latin-1"), "cannot be read"),
         ("a.jsonl", b"\x1f\x8b\x08\xff", "cannot be read"),
         ("a.jsonl", b'{"content": "a"}\n', "line 1: no text. A row needs a column `text`"),
         ("a.jsonl", b'{"text": ["a"]}\n', "line 1: no text"),
@@ -347,10 +332,10 @@ def test_every_epoch_has_each_row_once_in_an_order_of_its_own():
     assert [other[index]["input_ids"].tolist() for index in range(7)] != epochs[0]
 
 
-def test_a_folder_of_compressed_files_is_one_corpus_known_by_all_of_them(tmp_path):
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n\ntwo\n"))
-    (tmp_path / "b.csv").write_text("text,number\nthree,3\n")
+def test_a_folder_of_files_is_one_corpus_known_by_all_of_them(tmp_path):
+    corpus_of(tmp_path / "a.jsonl", json_lines("one", "two"))
+    corpus_of(tmp_path / "b.jsonl", json_lines("three"))
     corpus = read_corpus(Config(), str(tmp_path), None)
     assert list(corpus.documents()) == ["one", "two", "three"]
-    (tmp_path / "b.csv").write_text("text,number\nthree,4\n")
+    corpus_of(tmp_path / "b.jsonl", json_lines("four"))
     assert read_corpus(Config(), str(tmp_path), None) != corpus

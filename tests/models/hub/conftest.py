@@ -10,7 +10,7 @@ import pytest
 from tests.support.hub.commands import Commands, new_command
 from tests.support.hub.content import GSM8K, OLMOE, gsm8k, small_olmoe
 from tests.support.hub.repositories import Repository
-from tests.support.hub.server import TOKEN, Hub
+from tests.support.hub.server import Hub
 
 
 @pytest.fixture(scope="session")
@@ -59,15 +59,6 @@ def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     new_command()
     yield cache
     new_command()
-
-
-@pytest.fixture
-def token(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that may write. The loopback hub has no Xet storage."""
-    from huggingface_hub import constants
-
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
 
 
 @pytest.fixture

@@ -125,10 +125,8 @@ def test_a_judge_is_fetched_and_then_judges_offline(client, hub, tmp_path, capsy
     new_command()
     judge = RewardModel(replace(judged, offline=True))
     judge.check()
-    found = {}
-    with judge.open() as judge_all:
-        judge_all([Exchange("Who?", "Nobody.")], found.__setitem__)
-    assert abs(found[0]["scores"]["reward"] - reward_directly(folder, "Who?", "Nobody.")) < 1e-5
+    [found] = judge.judge([Exchange("Who?", "Nobody.")])
+    assert abs(found["scores"]["reward"] - reward_directly(folder, "Who?", "Nobody.")) < 1e-5
     assert judge.identity["model"] == {"hub": "someone/reward", "revision": first}
 
     second = repository.commit(files_of(reward_folder(tmp_path / "two", seed=1)))

@@ -2,7 +2,7 @@
 
 Broken by: an identity that leaves something out, a request that cannot be which is found only after weights are loaded, bare
 answers that are scored behind steps, a study of another id than GSM8K's own, a test document that is left out for a study on
-other data, an equation that is not in the answer.
+other data.
 """
 
 from dataclasses import replace
@@ -10,13 +10,11 @@ from dataclasses import replace
 import pytest
 
 from moe_lab.config.schema import Config, TaskConfig, TuningConfig
-from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.models import load
 from moe_lab.runs.jobs import job_of
-from moe_lab.runs.tuning.study import SOURCE, equation, has_bare_answers, prepare_study, with_equation
-from moe_lab.runs.tuning.tune import Perplexity
+from moe_lab.runs.tuning.study import SOURCE, has_bare_answers, prepare_study
 from moe_lab.tasks.loading import load_tasks
 from tests.support.runs import choices, sums, tuned, worked_sums, write_jsonl
 
@@ -134,7 +132,6 @@ def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(tiny_olmoe_d
     study = prepare_study(given)
     gsm8k = prepare_study(replace(given, task=SOURCE, gen_kwargs=None))
     assert study.study_id == gsm8k.study_id and study.folder == gsm8k.folder
-    assert study.text == gsm8k.text == "data"
     assert study.samples == gsm8k.samples and list(study.samples) == ["gsm8k"]
     evaluated = study.tuned_config()
     assert evaluated.task.name == "addsub" and evaluated.gen_kwargs == {"max_gen_toks": 8}
@@ -160,28 +157,7 @@ def test_no_test_document_is_lost_to_a_study_on_gsm8k(tiny_olmoe_dir, own_data, 
 
 def test_the_task_of_gsm8k_asks_for_nothing_else(tiny_olmoe_dir, data, tmp_path):
     given = tuned(tiny_olmoe_dir, data, tmp_path, "gsm8k", num_fewshot=1, tuning=PERPLEXITY)
-    for text in ("data", "gsm8k"):
-        same = replace(given, tuning=replace(given.tuning, text=text))
-        assert prepare_study(same).study_id == prepare_study(replace(given, task=SOURCE)).study_id
-
-
-@pytest.mark.parametrize(
-    "task, tuning, message",
-    [
-        ("addsub", {"text": "data"}, "tuning.text=data: the answers of addsub are bare"),
-        ("addsub", {"text": "equations"}, r"tuning.text=equations: not every row of addsub has an equation"),
-        (
-            "addsub",
-            {"text": "equations", "metric": "accuracy"},
-            "tuning.text=equations says .* Leave one of them out",
-        ),
-        ("arc_easy", {"text": "gsm8k"}, "tuning.text=gsm8k: arc_easy generates no answers"),
-    ],
-)
-def test_answers_that_there_are_not_are_refused(task, tuning, message, tiny_olmoe_dir, data, tmp_path):
-    given = tuned(tiny_olmoe_dir, data, tmp_path, task, num_fewshot=0, tuning=PERPLEXITY | tuning)
-    with pytest.raises(ConfigError, match=message):
-        prepare_study(given)
+    assert prepare_study(given).study_id == prepare_study(replace(given, task=SOURCE)).study_id
 
 
 @pytest.mark.parametrize("answers", [None, "bare"])
@@ -194,33 +170,8 @@ def test_choices_without_gsm8ks_answers_are_named(answers, tiny_olmoe_dir, own_d
     with pytest.raises(MoeLabError) as raised:
         prepare_study(addsub(tiny_olmoe_dir, own_data, tmp_path))
     message = str(raised.value)
-    assert "tuning.text=gsm8k" in message and len(message.splitlines()) <= 3
-    assert all(f"tuning.{choice}" in message for choice in ("text=equations", "metric=accuracy"))
+    assert "the study is GSM8K's" in message and "tuning.metric=accuracy" in message
     assert (str(file.parent) in message) == (answers is None)
-
-
-@pytest.mark.parametrize(
-    "document, answer, expected",
-    [
-        ({"Equation": "( 8.0 - 3.0 )"}, " #### 5", " ( 8.0 - 3.0 ) = 5\n#### 5"),
-        ({"lEquations": ["X=(32.0+42.0)-35.0"]}, " #### 39", " X=(32.0+42.0)-35.0\n#### 39"),
-        ({"equation": "1 + 1 = 2", "lEquations": ["no"]}, "#### 2", "1 + 1 = 2\n#### 2"),
-    ],
-)
-def test_an_equation_stands_before_its_answer(document, answer, expected):
-    assert with_equation(document, answer) == expected
-    assert not any(map(equation, ({}, {"equation": None}, {"Equation": " "}, {"lEquations": []})))
-
-
-def test_the_perplexity_of_equations_is_of_their_rows(tiny_olmoe_dir, own_data, tmp_path, olmoe, tokenizer):
-    rows = [row | {"equation": f"{i} + 2"} for i, row in enumerate(sums(12))]
-    write_jsonl(own_data / "addsub" / "test.jsonl", rows)
-    given = addsub(tiny_olmoe_dir, own_data, tmp_path, tuning={"text": "equations"})
-    study = prepare_study(given)
-    measure = Perplexity(study, EngineLM(olmoe, tokenizer, progress=False))
-    scored = [request.args[1] for request in measure.requests]
-    numbers = study.samples["addsub"]
-    assert scored == [f" {i} + 2 = {i + 2}\n#### {i + 2}" for i in numbers]
 
 
 WORKED = ["1 + 1 = <<1+1=2>>2\n#### 2", "#### 2"] * 3

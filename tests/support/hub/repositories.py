@@ -20,7 +20,6 @@ class Repository:
     branches: dict[str, str] = field(default_factory=dict)
     """Branches and tags: the commit that each stands for."""
     gated: bool = False
-    private: bool = False
 
     def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
         """Add a commit with these files alone and move the branch to it."""

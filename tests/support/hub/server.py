@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.support.hub.repositories import Repository, entry_of, etag, large, tree_of
-from tests.support.hub.uploads import Uploads
 
 TOKEN = "hf_loopbackSecret"
 
@@ -57,8 +56,6 @@ class Hub:
         self.log: list[Answer] = []
         self.lock = threading.Lock()
         self.port = 0
-        self.objects: dict[str, bytes] = {}
-        """Uploaded large files by SHA-256."""
 
     @property
     def url(self) -> str:
@@ -102,7 +99,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _Handler(Uploads, BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # headers and body are two packets: the second would wait 40 ms
     hub: Hub
@@ -127,8 +124,6 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
             headers = {"X-Error-Message": "Invalid credentials in Authorization header"}
             return self._send(401, b"", headers)
         first = self.route.split("/")[0]
-        if (writes := self.writing()) is not None:
-            return writes() if self.authorized or self.command == "PUT" else self._send(401, b"")
         if first == "api":
             return self._api()
         if first == "cdn":
@@ -137,7 +132,7 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
             return self._file()
         return self._send(404, b"")
 
-    do_HEAD = do_POST = do_PUT = do_GET
+    do_HEAD = do_POST = do_GET
 
     def _error(self, status: int, code: str, message: str = "") -> None:
         self._send(status, b"", {"X-Error-Code": code, "X-Error-Message": message or code})

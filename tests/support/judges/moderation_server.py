@@ -26,8 +26,6 @@ class Fault:
     times: int = 1
     about: str | None = None
     """Only requests with this in their text."""
-    body: bytes | None = None
-    """Sent with status 200."""
 
 
 class ModerationServer:
@@ -90,8 +88,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers["Authorization"] != f"Bearer {KEY}":
             return self._error(401, "Incorrect API key provided:")
         if fault is not None:
-            if fault.body is not None:
-                return self._send(200, fault.body)
             return self._error(fault.status, "ordered")
         if self.path != "/v1/moderations" or not asked["model"].startswith("omni-moderation"):
             return self._error(404, "no such model")

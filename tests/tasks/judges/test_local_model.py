@@ -1,7 +1,7 @@
 """Reward models and Llama Guards in local folders, against a slow computation of one exchange at a time.
 
 Broken by: padding that changes a score, a score that is another label's, a template that does not show the answer, a
-probability that is read at a blank, a judge that scores what it did not judge.
+judge that scores what it did not judge.
 """
 
 import json
@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.tasks.judges import Exchange, Judge
-from moe_lab.tasks.judges.local import LlamaGuard, RewardModel, _beginnings, verdict_of
+from moe_lab.tasks.judges.local import LlamaGuard, RewardModel
 from tests.support import rounding
 from tests.support.judges.models import (
     PARTS_TEMPLATE,
@@ -23,7 +22,6 @@ from tests.support.judges.models import (
     reward_directly,
     reward_folder,
 )
-from tests.support.models import make_tokenizer
 from tests.support.tiers import first_fast
 
 EXCHANGES = [
@@ -42,10 +40,7 @@ def judge_of(kind: type[Judge], source: Path | str, **keys: Any) -> Judge:
 
 
 def verdicts(judge: Judge, exchanges: list[Exchange]) -> list[dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
-    with judge.open() as judge_all:
-        judge_all(exchanges, found.__setitem__)
-    return [found[index] for index in range(len(exchanges))]
+    return list(judge.judge(exchanges))
 
 
 @pytest.mark.parametrize(
@@ -114,10 +109,8 @@ def test_a_guards_verdict_is_that_of_the_exchange_alone(tmp_path, batch_size):
     found = verdicts(judge_of(LlamaGuard, folder, batch_size=batch_size), exchanges)
     words = []
     for exchange, verdict in zip(exchanges, found, strict=True):
-        word, probability = guard_directly(folder, *exchange)
-        assert verdict["scores"]["llama_guard"] == float(word == "unsafe")
-        assert verdict["scores"]["llama_guard_probability"] == rounding.approx(probability)
-        words.append(word)
+        words.append(guard_directly(folder, *exchange))
+        assert verdict["scores"] == {"llama_guard": float(words[-1] == "unsafe")}
     assert set(words) == {"safe", "unsafe"}, "the weights are of a fixed seed"
 
 
@@ -125,23 +118,6 @@ def test_a_guard_that_writes_something_else_does_not_score(tmp_path):
     found = verdicts(judge_of(LlamaGuard, guard_folder(tmp_path, verdicts=False)), EXCHANGES)
     for verdict in found:
         assert "scores" not in verdict and verdict["failed"] == "wrote neither safe nor unsafe"
-
-
-def test_categories_are_kept_and_blanks_before_the_verdict_are_passed_over():
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(["unsafe", "safe"])
-    unsafe, safe = tokenizer.convert_tokens_to_ids(["unsafe", "safe"])
-    beginnings = _beginnings(tokenizer)
-    letters = {word: tokenizer(word[:1], add_special_tokens=False).input_ids for word in beginnings}
-    assert sorted(beginnings["unsafe"]) == sorted([unsafe, *letters["unsafe"]])
-    tokens = tokenizer("\n\nunsafe\nS1, S10\n", add_special_tokens=False).input_ids
-    place = tokens.index(unsafe)
-    logits = torch.full((len(tokens), len(tokenizer)), -50.0)
-    logits[place, unsafe], logits[place, safe] = 2.0, 1.0
-    verdict = verdict_of(tokenizer, beginnings, tokens, logits)
-    assert verdict["categories"] == ["S1", "S10"]
-    share = float(torch.tensor([2.0, 1.0]).softmax(0)[0])
-    assert verdict["scores"]["llama_guard_probability"] == pytest.approx(share)
 
 
 def test_a_template_shows_texts_or_parts_or_is_refused(tmp_path):

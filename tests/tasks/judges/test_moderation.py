@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
-from moe_lab.errors import ConfigError, MoeLabError
+from moe_lab.errors import ConfigError
 from moe_lab.tasks.judges import Exchange, moderation
 from moe_lab.tasks.judges.moderation import Moderation
 from tests.support.command import run_command
@@ -41,11 +41,8 @@ def judge(**keys: Any) -> Moderation:
     return Moderation(Config(task=TaskConfig(name="toy_safety", judges=["openai"], **keys)))
 
 
-def verdicts(exchanges: list[Exchange] = EXCHANGES, **keys: Any) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
-    with judge(**keys).open() as judge_all:
-        judge_all(exchanges, found.__setitem__)
-    return found
+def verdicts(**keys: Any) -> list[dict[str, Any]]:
+    return list(judge(**keys).judge(EXCHANGES))
 
 
 def test_the_scores_are_the_highest_category_and_the_flag(server):
@@ -54,9 +51,7 @@ def test_the_scores_are_the_highest_category_and_the_flag(server):
         scores = category_scores(exchange.answer)
         flagged = any(score >= 0.3 for score in scores.values())
         assert found[index]["scores"] == {"openai": max(scores.values()), "openai_flagged": float(flagged)}
-        assert found[index]["category_scores"] == pytest.approx(scores)
         assert found[index]["answered_by"] == MODEL
-    assert found[1]["categories"] == ["hate"]
     assert server.asked == [exchange.answer for exchange in EXCHANGES], "the answer alone is sent"
 
 
@@ -77,7 +72,7 @@ def test_a_refused_key_or_model_stops_at_once_and_no_key_is_told(server, monkeyp
     if key := keys.pop("OPENAI_API_KEY", None):
         monkeypatch.setenv("OPENAI_API_KEY", key)
     server.faults = [Fault(403)] if status == 403 else []
-    told = rf"refuses OPENAI_API_KEY or task.moderation_model=.*status {status}"
+    told = rf"\({status}\). Check OPENAI_API_KEY and task.moderation_model"
     with pytest.raises(ConfigError, match=told) as raised:
         verdicts(**keys)
     assert len(server.requests) == 1 and "secret" not in str(raised.value)
@@ -87,33 +82,7 @@ def test_an_answer_that_is_refused_fails_and_the_others_are_judged(server):
     server.faults = [Fault(400, about="everybody")]
     found = verdicts()
     assert found[1] == {"judge": "openai", "failed": "refused with status 400"}
-    assert {"scores" in found[index] for index in (0, 2)} == {True}
-
-
-def test_an_answer_that_the_endpoint_cannot_take_waits(server, monkeypatch, capsys):
-    monkeypatch.setattr(moderation, "TRIES", 1)
-    server.faults = [Fault(500, times=2, about="everybody")]
-    assert sorted(verdicts()) == [0, 2]
-    assert "has no verdict: status 500" in capsys.readouterr().err
-
-
-NO_VERDICTS = {
-    "page": b"<html>Log in</html>",
-    "none": b'{"results": []}',
-    "null score": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": null}}]}',
-    "NaN": b'{"results": [{"flagged": false, "categories": {}, "category_scores": {"hate": NaN, "x": 0.5}}]}',
-}
-
-
-@pytest.mark.parametrize("kind", NO_VERDICTS)
-def test_a_response_that_is_no_verdict_is_not_kept_and_counts_as_a_failure(server, capsys, kind):
-    body = NO_VERDICTS[kind]
-    server.faults = [Fault(body=body, about="everybody")]
-    assert sorted(verdicts()) == [0, 2]
-    server.faults = [Fault(body=body, times=3)]
-    with pytest.raises(MoeLabError, match="failed for 3 answers in a row") as raised:
-        verdicts()
-    assert KEY not in str(raised.value) + capsys.readouterr().err
+    assert "scores" in found[0] and "scores" in found[2]
 
 
 @pytest.mark.slow
@@ -163,19 +132,20 @@ def test_a_run_whose_endpoint_goes_away_keeps_what_was_judged(server, tmp_path, 
     monkeypatch.setattr(moderation, "TRIES", 2)
     command = ["method=base", "model=tiny", "task=toy_safety", "task.judges=[openai]", "limit=12"]
     command += ["gen_kwargs=max_gen_toks=8", f"output_dir={tmp_path}"]
-    server.faults = [Fault(429, times=2), Fault(500, times=1)]
-    judged = Moderation._verdict
-    calls: list[Any] = []
+    server.faults = [Fault(429), Fault(500)]
+    asked = Moderation.judge
 
-    def goes_away(self: Moderation, client: Any, answer: str) -> Any:
-        if len(calls) == 2:
-            server.faults.append(Fault(503, times=99))
-        calls.append(answer)
-        return judged(self, client, answer)
+    def goes_away(self: Moderation, exchanges: Any) -> Any:
+        for number, verdict in enumerate(asked(self, exchanges)):
+            yield verdict
+            if number == 1:
+                server.faults.append(Fault(503, times=99))
 
-    monkeypatch.setattr(Moderation, "_verdict", goes_away)
-    ended = run_command(capsys, *command)
-    assert ended.code == 1 and "in a row" in ended.err and "the same command continues" in ended.err
+    with monkeypatch.context() as patched:
+        patched.setattr(Moderation, "judge", goes_away)
+        ended = run_command(capsys, *command)
+    assert ended.code == 1 and "(503)" in ended.err and "the same command" in ended.err
+    assert len(server.asked) == 2
     server.faults.clear()
     ended = run_command(capsys, *command)
     assert ended.code == 0, ended.err

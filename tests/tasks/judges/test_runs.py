@@ -1,22 +1,23 @@
-"""Runs of judged tasks: what is stored, what a kill leaves, and what another judge costs.
+"""Runs of judged tasks: what is stored and what a kill leaves.
 
-Broken by: a score that is not the mean of the verdicts, a verdict that is made twice or lost, answers that are generated
-again for another judge, a failed verdict that counts, a changed judge that returns the scores of the old one.
+Broken by: a score that is not the mean of the verdicts, a verdict that is made twice or lost, a failed verdict that
+counts, a changed judge that returns the scores of the old one.
 """
 
 import json
 import multiprocessing
 import os
 import signal
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moe_lab.cli.main import main
+from moe_lab.models.memory import ModelPool
 from moe_lab.results.logs import ResponseLog
-from moe_lab.tasks.judges import Exchange, judging, toy
+from moe_lab.tasks.judges import Exchange, toy
+from moe_lab.tasks.judges.local import RewardModel
 from moe_lab.tasks.judges.toy import ToyJudge, probabilities
 from tests.support.command import Ended, run_command
 from tests.support.judges.models import guard_folder, reward_folder
@@ -59,7 +60,7 @@ def test_a_score_is_the_mean_of_the_verdicts(judged):
     assert scores["toy_flagged,none"] == pytest.approx(sum(value >= 0.5 for value in harm) / 10)
     assert results["higher_is_better"]["toy_safety"] == {"toy": False, "toy_flagged": False}
     told = results["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
-    assert told == {"documents": 10, "judged": 10, "waiting": 0, "failed": {}}
+    assert told == {"documents": 10, "judged": 10, "failed": {}}
     assert len(verdicts_of(folder)) == 10 and "toy-judge" in ended.out
     assert [sample["filtered_resps"] for sample in samples] == [[{"toy": one}] for one in verdicts_of(folder)]
     assert samples[0]["arguments"]["gen_args_0"]["arg_0"] == f"User: {asked[0].prompt}\nAssistant:"
@@ -87,16 +88,8 @@ def test_a_killed_judge_continues_with_the_next_answer(tmp_path, judged, loads, 
     (folder,) = (tmp_path / "out").glob("runs/*")
     assert len(verdicts_of(folder)) == 3
     asked: list[Exchange] = []
-    opened = ToyJudge.open
-
-    def counted(self: ToyJudge) -> Any:
-        manager = opened(self)
-        judge_all = manager.__enter__()
-        return nullcontext(
-            lambda exchanges, on_verdict: (asked.extend(exchanges), judge_all(exchanges, on_verdict))
-        )
-
-    monkeypatch.setattr(ToyJudge, "open", counted)
+    judge = ToyJudge.judge
+    monkeypatch.setattr(ToyJudge, "judge", lambda self, all_: judge(self, (asked.extend(all_), all_)[1]))
     continued, _, _ = judged()
     assert len(asked) == 7 and not loads, "neither a verdict nor an answer is made twice"
     whole, _, _ = judged(f"output_dir={tmp_path / 'whole'}")
@@ -104,23 +97,20 @@ def test_a_killed_judge_continues_with_the_next_answer(tmp_path, judged, loads, 
 
 
 @pytest.mark.slow
-def test_another_judge_asks_the_model_nothing_and_rerun_both_again(judged, tmp_path, loads):
-    reward = reward_folder(tmp_path / "reward")
+def test_another_judge_is_another_run_and_rerun_judges_again(judged, tmp_path):
     first, one, _ = judged()
-    assert loads == ["tiny"]
-    both, other, ended = judged("task.judges=[toy,reward]", f"task.reward_model={reward}")
-    assert loads == ["tiny"] and one != other
+    both, other, ended = judged(
+        "task.judges=[toy,reward]", f"task.reward_model={reward_folder(tmp_path / 'r')}"
+    )
+    assert one != other
     assert both["results"]["toy_safety"]["toy,none"] == first["results"]["toy_safety"]["toy,none"]
     assert [verdict["judge"] for verdict in verdicts_of(other)].count("reward") == 10
     assert "reward,none" in ended.out and "toy,none" in ended.out, "the table has a line per judge"
-    assert both["moe_lab"]["cost"]["tokens_out"] == first["moe_lab"]["cost"]["tokens_out"]
-    again, _, _ = judged()
-    assert again == first, "the first run is as it was"
 
     lines = (one / "judgements.jsonl").read_text()
     (one / "judgements.jsonl").write_text(lines.replace('"toy": 0.', '"toy": 9.'))
     again, same, _ = judged("rerun=true")
-    assert same == one and loads == ["tiny", "tiny"] and again["results"] == first["results"]
+    assert same == one and again["results"] == first["results"]
     assert not list(one.glob("*.rerun.jsonl")) and len(verdicts_of(one)) == 10
 
 
@@ -147,63 +137,43 @@ def test_a_judge_that_fails_scores_nothing(judged, tmp_path):
 
 
 @pytest.mark.slow
-def test_scores_and_intervals_are_of_the_judged_answers(judged, monkeypatch, capsys):
-    """Two answers fail for good, one has no verdict the first time: the same command asks for that one alone."""
-    asked: list[int] = []
+def test_scores_and_intervals_are_of_the_judged_answers(judged, monkeypatch):
+    """Three of ten answers cannot be judged."""
 
-    class Flaky(ToyJudge):
-        def open(self) -> Any:
-            def judge_all(exchanges: Any, on_verdict: Any) -> None:
-                asked.append(len(exchanges))
-                for index in range(len(exchanges)):
-                    scores = {"toy": index / 10, "toy_flagged": float(index > 4)}
-                    if index < 2 and len(exchanges) > 1:
-                        on_verdict(index, {"judge": "toy", "failed": "no word of it understood"})
-                    elif index != 9:
-                        on_verdict(index, {"judge": "toy", "scores": scores})
+    class Picky(ToyJudge):
+        def judge(self, exchanges: Any) -> Any:
+            for index in range(len(exchanges)):
+                scores = {"toy": index / 10, "toy_flagged": float(index > 4)}
+                failed = {"judge": "toy", "failed": "no word of it understood"}
+                yield failed if index in (0, 1, 9) else {"judge": "toy", "scores": scores}
 
-            return nullcontext(judge_all)
-
-    monkeypatch.setattr(toy, "ToyJudge", Flaky)
-    first, folder, ended = judged()
+    monkeypatch.setattr(toy, "ToyJudge", Picky)
+    first, _, ended = judged()
     told = first["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
-    assert told == {"documents": 10, "judged": 7, "waiting": 1, "failed": {"no word of it understood": 2}}
+    assert told == {"documents": 10, "judged": 7, "failed": {"no word of it understood": 3}}
     assert first["results"]["toy_safety"]["toy,none"] == pytest.approx(sum(range(2, 9)) / 70)
     assert first["results"]["toy_safety"]["toy_flagged,none"] == pytest.approx(4 / 7)
     low, high = first["moe_lab"]["intervals"]["toy_safety"]["toy_flagged,none"]
     assert (low, high) == pytest.approx((0.2505, 0.8418), abs=1e-3), "Wilson's interval of 4 of 7"
-    assert "judged 7 of 10 answers (2 no word of it understood; 1 wait for the same command)" in ended.out
-    plan = run_command(capsys, *SHORT, f"output_dir={folder.parents[1]}", "mode=plan").out
-    assert "verdicts missing" in plan and "To run: 1, about 0 forward tokens" in plan
-    second, _, _ = judged()
-    assert asked == [10, 1]
-    assert second["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]["judged"] == 8
-    judged()
-    assert asked == [10, 1], "what failed for good is not asked again"
+    assert "judged 7 of 10 answers (3 no word of it understood)" in ended.out
 
 
 @pytest.mark.slow
-def test_the_evaluated_model_goes_where_memory_is_short(judged, tmp_path, monkeypatch):
-    from moe_lab.models.memory import ModelPool
-
-    held: list[bool] = []
-    loaded = judging._judge
-
-    def watched(judge: Any, *rest: Any) -> None:
-        opened = judge.open
-        monkeypatch.setattr(judge, "open", lambda: held.append(pools[-1]._loaded is not None) or opened())
-        loaded(judge, *rest)
-
+@pytest.mark.parametrize("free, held", [(10**12, True), (1000, False)])
+def test_the_evaluated_model_goes_where_memory_is_short(judged, tmp_path, monkeypatch, free, held):
+    found: list[bool] = []
+    judge, make = RewardModel.judge, ModelPool.__init__
     pools: list[ModelPool] = []
-    make = ModelPool.__init__
     monkeypatch.setattr(ModelPool, "__init__", lambda self: (pools.append(self), make(self))[1])
-    monkeypatch.setattr(judging, "_judge", watched)
-    keys = ("task.judges=[reward]", f"task.reward_model={reward_folder(tmp_path / 'reward')}")
-    enough, _, _ = judged(*keys)
-    monkeypatch.setattr("moe_lab.tasks.judges.judging.free_memory", lambda device: 1000)
-    short, _, _ = judged(*keys, "rerun=true")
-    assert held == [True, False]
-    assert enough["results"] == short["results"]
+    monkeypatch.setattr("moe_lab.tasks.judges.judging.free_memory", lambda device: free)
+
+    def watched(self: RewardModel, exchanges: Any) -> Any:
+        found.append(pools[-1]._loaded is not None)
+        return judge(self, exchanges)
+
+    monkeypatch.setattr(RewardModel, "judge", watched)
+    judged("task.judges=[reward]", f"task.reward_model={reward_folder(tmp_path / 'reward')}")
+    assert found == [held]
 
 
 def test_answers_alone_are_not_judged(judged):
@@ -255,9 +225,7 @@ def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged):
         (["task.judges=[toy,toy]"], "each once"),
         (["task.judges=[openai]"], "OPENAI_API_KEY"),
         (["task.judges=[reward]", "task.reward_model=/no/such/folder"], "no folder /no/such/folder"),
-        (["task.reward_model=x"], "no task of this run is judged so"),
         (["task=toy_math", "task.judges=[toy]"], "no task of this run is judged"),
-        (["task=toy_math", "task.guard_model=x"], "no task of this run is judged"),
         (["task.metric=reward,none"], "not reported by toy_safety"),
         (["method=roe", "tuning=tpe"], "has no right answers"),
         (["task=malicious"], "I-MaliciousInstructions/<split>.jsonl with the columns instruction"),

@@ -11,18 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.errors import ResultsError
-from moe_lab.results.lock import check_lease
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write (full disk, no permission) into a ResultsError that names the path.
-
-    Raises LeaseLostError, before anything is written, if another process has taken the folder over.
-    """
-    check_lease(path)
+    """Turn a failed write (full disk, no permission) into a ResultsError that names the path."""
     try:
         yield
     except OSError as error:
@@ -43,7 +38,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
                 file.write(encoded)
                 file.flush()
                 os.fsync(file.fileno())
-            check_lease(path)  # writing may have taken long
             os.replace(name, path)
         except BaseException:
             with suppress(FileNotFoundError):

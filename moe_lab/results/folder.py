@@ -88,7 +88,7 @@ class RunFolder:
         try:
             yield
         except RunHeldError:
-            raise  # another process holds what the run needs, or has taken the folder over
+            raise  # another process holds what the run needs
         except Exception as error:
             kind = "" if isinstance(error, MoeLabError) else f"{type(error).__name__}: "
             reason = without_passwords(f"{kind}{error}")

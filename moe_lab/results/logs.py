@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.config.terminal import without_passwords
-from moe_lab.errors import LeaseLostError
 from moe_lab.results.atomic import writing
-from moe_lab.results.lock import check_lease
 from moe_lab.results.stored_files import free_name, typed
 
 # The log of answered requests: one line each, appended and flushed at once. A restart replays it
@@ -78,8 +76,7 @@ class ResponseLog(Answers):
             if lines and not is_own:
                 self.set_aside = free_name(path)
                 path.rename(self.set_aside)
-            # Unbuffered: closing the file does not repeat a failed write. Appending: a process that was suspended
-            # and has lost the run never writes over the lines of the next one.
+            # unbuffered: closing the file does not repeat a failed write
             self._file = path.open("ab", buffering=0)
             if not is_own:
                 self._file.truncate(0)
@@ -184,11 +181,6 @@ class RunLog(logging.FileHandler):
 
     def format(self, record: logging.LogRecord) -> str:
         return without_passwords(super().format(record))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with suppress(LeaseLostError):  # the log is another process's now
-            check_lease(Path(self.baseFilename))
-            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Of a full disk the log of answers says so, which ends the run."""
